@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from torch import Tensor
 
+from flower_graph.config.partition import PartitionSection
 from flower_graph.data.partition.client_graphs import ClientGraph, split_nodes
 from flower_graph.data.partition.ego_networks import partition_egos
 from flower_graph.data.partition.overlapping import OverlappingGraph
@@ -139,9 +140,7 @@ def relay(device: torch.device, users: int, features: int, active: int) -> Progr
 
 def egos(device: torch.device, clients: int, nodes: int) -> Program:
     """FedSCem without messages, masks and alignment: train, average, fuse, evaluate."""
-    partition = SimpleNamespace(
-        hops=2, clients=clients, min_nodes=5, seed=0, split="per-client", ratios=RATIOS
-    )
+    partition = PartitionSection(clients=clients, min_nodes=5, seed=0, ratios=RATIOS)
     networks = partition_egos(_generated(0, nodes, homophily=0.8), partition, 0)
     cohort = EgoCohort(networks, EgoSettings(FEATURES, CLASSES), device=device)
     chosen = cohort.choose([ego.client for ego in networks])

@@ -36,7 +36,7 @@ from benchmarks.measure import (
 )
 from flower_graph import NodeClient, SplitGradientRelay
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.data.sources.generators import SparseGraph, csbm_sparse
+from flower_graph.data import Graph, csbm_sparse
 from flower_graph.models import build_server_model
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
@@ -54,7 +54,7 @@ LARGE = ((100_000, 10), (1_000_000, 10))
 QUICK_LARGE = ((1_000, 10), (4_000, 10))
 
 
-def server_data(graph: SparseGraph, labelled: int = 140) -> SimpleNamespace:
+def server_data(graph: Graph, labelled: int = 140) -> SimpleNamespace:
     """Return the server's data of a graph: no features, and few labels to learn from."""
     node = torch.arange(graph.y.numel())
     train, is_even = node < labelled, node % 2 == 0
@@ -75,10 +75,7 @@ def build(users: int, form: str, rows: Path | None = None) -> tuple[AnyRelay, In
     kind = SummedGradientRelay if form == SUMMED else SplitGradientRelay
     more = {"feature_dropout": 0.5, "learning_rate": 0.03} if form == SUMMED else {}
     strategy = kind(server_data(graph), model, latent_size=HIDDEN, evaluate_every=every, **more)
-    x = torch.sparse_csr_tensor(
-        graph.indptr.int(), graph.indices, graph.values, (users, FEATURES), check_invariants=False
-    )
-    numbers = torch.arange(users)
+    x, numbers = graph.x, torch.arange(users)
 
     def client_fn(context: Context) -> NodeClient | CommonLayerClient:
         if form == SUMMED:

@@ -9,7 +9,6 @@ DOUBLE = torch.float64
 
 
 def normal(seed: int, *shape: int) -> Tensor:
-    """Draw standard normal float64 numbers."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
 
 

@@ -54,7 +54,6 @@ class _Files(LoadFileScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Deal out the tests where files are asked for."""
     return _Files(config, log) if config.getvalue("dist") == "loadfile" else None
 
 

@@ -24,7 +24,6 @@ def run_blocks(
 
 
 def script(path: Path) -> ModuleType:
-    """Import a script that is in no package."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

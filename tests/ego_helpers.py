@@ -110,7 +110,6 @@ class PlainClient(PlainNet):
         return torch.cat([model.first[has].reshape(-1), model.rest])
 
     def embed(self) -> Tensor:
-        """Return ``[n_c, h]``."""
         h = self.ego.x
         for layer in self.layers:
             h = layer(h, self.ego.edge_index).relu()
@@ -147,7 +146,6 @@ class PlainClient(PlainNet):
 
 
 def average(clients: Sequence[PlainClient]) -> ModelWeights:
-    """Average the clients' full models, as FedAvg does."""
     models = [client.model(client.ego.x.to_dense()) for client in clients]
     first, rest = (torch.stack([getattr(m, part) for m in models]) for part in ("first", "rest"))
     return ModelWeights(first.mean(0), rest.mean(0))

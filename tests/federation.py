@@ -26,7 +26,7 @@ from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedscem import ego_secrets
+from flower_graph.strategies.fedscem import cohort_client as ego_host
 from flower_graph.wire.keys import CONFIG, SERVER_ROUND
 
 sys.path.insert(0, str(Path(__file__).parent / "frozen"))
@@ -57,7 +57,6 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """The method as a reader knows it."""
         app = self.config.partition("/")[0]
         return NAMES.get(app, app)
 
@@ -67,15 +66,12 @@ class Setup:
         return FEWEST_PARTIES if self.load().strategy.distrusts else 1
 
     def with_(self, *overrides: str, **changes: Any) -> Setup:
-        """Change settings."""
         return replace(self, overrides=(*self.overrides, *overrides), **changes)
 
     def load(self, *overrides: str) -> RunConfig:
-        """Load the config."""
         return load_config(self.config, [*self.overrides, *overrides])
 
     def run(self, out: Path, *overrides: str, **how: Any) -> Done:
-        """Run it with one SuperNode for each client, or as many as ``how`` says."""
         return run(self.load(*overrides), out, **{"supernodes": self.supernodes, **how})
 
 
@@ -104,53 +100,40 @@ METHODS = {
     )
     for key, (config, small, supernodes) in FROZEN.items()
 }
-PLAIN = ("strategy.aggregation=plain", "strategy.alignment=plain")
-# What of a method is a path of its own through the server or the client
+PLAIN = "aggregation=plain alignment=plain"
+SECURE, BASELINE = {"final": "train.sum_unmask"}, {"final": "evaluate", "late": 0}
+# What of a method is a path of its own through the server or the client: keys of its strategy
 VARIANTS = {
-    "nfedgnn, averaged": METHODS["nfedgnn"].with_(
-        "strategy.share=averaged", "strategy.average_every=2"
-    ),
-    "nfedgnn, summed": METHODS["nfedgnn"].with_(
-        "strategy.share=summed", "strategy.reg_weight=null", final="train.add_up"
-    ),
-    "fedscem, plain": METHODS["fedscem"].with_(*PLAIN, final="train"),
-    "fedscem, aligned in the clear": METHODS["fedscem"].with_("strategy.alignment=plain"),
-    "fedscem, secure, untrusted": METHODS["fedscem"].with_("strategy.trust=malicious-server"),
-    "fedscem, minus": METHODS["fedscem"].with_("strategy.variant=minus"),
-    "fedscem, batches": METHODS["fedscem"].with_(
-        *PLAIN, "strategy.batch_size=3", "strategy.variant=iter", final="train"
-    ),
-    "fedscem, shared": METHODS["fedscem"].with_(
-        "strategy.model_sharing=fedavg", "strategy.resolution=1e-6"
-    ),
-    **{
-        f"fedscem, {name}": METHODS["fedscem"].with_(f"strategy.name={name}", final=final, late=0)
-        for name, final in (
-            ("self-training", "train"),
-            ("fedavg", "evaluate"),
-            ("local-sage", "evaluate"),
-            ("fed-sage", "evaluate"),
-        )
-    },
-    "fedscem, median": METHODS["fedscem"].with_(
-        "strategy.name=fedavg", "strategy.robust=median", final="evaluate", late=0
-    ),
-    "fedgls, median": METHODS["fedgls"].with_("strategy.robust=median"),
-    "fedgls, proto": METHODS["fedgls"].with_("strategy.name=fedproto"),
-    "fedgls, alone": METHODS["fedgls"].with_("strategy.name=local-gnn-knn"),
-    "fedgls, reset": METHODS["fedgls"].with_("strategy.optimiser=reset"),
-    "deepwalk, alone": METHODS["deepwalk"].with_("strategy.name=local"),
-    "deepwalk, consensus": METHODS["deepwalk"].with_("strategy.alignment=consensus"),
-    "deepwalk, secure": METHODS["deepwalk"].with_(
-        "strategy.alignment=secure", final="train.sum_unmask"
-    ),
-    "deepwalk, secure, untrusted": METHODS["deepwalk"].with_(
-        *("partition.clients=6", "partition.private_share=0.1"),
-        *("strategy.alignment=secure", "strategy.trust=malicious-server"),
-        supernodes=6,
-        final="train.sum_unmask",
-    ),
+    name: METHODS[name.partition(",")[0]].with_(
+        *(f"strategy.{one}" for one in words.split()), **how
+    )
+    for name, words, how in (
+        ("nfedgnn, averaged", "share=averaged average_every=2", {}),
+        ("nfedgnn, summed", "share=summed reg_weight=null", {"final": "train.add_up"}),
+        ("fedscem, plain", PLAIN, {"final": "train"}),
+        ("fedscem, aligned in the clear", "alignment=plain", {}),
+        ("fedscem, secure, untrusted", "trust=malicious-server", {}),
+        ("fedscem, minus", "variant=minus", {}),
+        ("fedscem, batches", f"{PLAIN} batch_size=3 variant=iter", {"final": "train"}),
+        ("fedscem, shared", "model_sharing=fedavg resolution=1e-6", {}),
+        ("fedscem, self-training", "name=self-training", {"final": "train", "late": 0}),
+        ("fedscem, fedavg", "name=fedavg", BASELINE),
+        ("fedscem, local-sage", "name=local-sage", BASELINE),
+        ("fedscem, fed-sage", "name=fed-sage", BASELINE),
+        ("fedscem, median", "name=fedavg robust=median", BASELINE),
+        ("fedgls, median", "robust=median", {}),
+        ("fedgls, proto", "name=fedproto", {}),
+        ("fedgls, alone", "name=local-gnn-knn", {}),
+        ("fedgls, reset", "optimiser=reset", {}),
+        ("deepwalk, alone", "name=local", {}),
+        ("deepwalk, consensus", "alignment=consensus", {}),
+        ("deepwalk, secure", "alignment=secure", SECURE),
+    )
 }
+VARIANTS["deepwalk, secure, untrusted"] = VARIANTS["deepwalk, secure"].with_(
+    *("partition.clients=6", "partition.private_share=0.1", "strategy.trust=malicious-server"),
+    supernodes=6,
+)
 ALL = METHODS | VARIANTS
 
 
@@ -181,8 +164,6 @@ ONCE = tried(name for name in METHODS if name != "deepwalk")  # for what no mode
 
 @dataclass(frozen=True)
 class Done:
-    """A run that ended, and what is left of it."""
-
     out: Path
     result: dict[str, Any]
     reports: list[RoundReport]
@@ -190,7 +171,6 @@ class Done:
 
     @property
     def accuracies(self) -> list[float]:
-        """Test accuracy of every round."""
         return [report.test_accuracy for report in self.reports]
 
     @property
@@ -201,12 +181,10 @@ class Done:
 
     @property
     def who(self) -> list[Participation]:
-        """Who took part, by round."""
         return [Participation.from_record(report.participation) for report in self.reports]
 
     @property
     def kept(self) -> dict[str, torch.Tensor]:
-        """What is left at the end: the server's weights, the clients' embeddings."""
         files = sorted(self.out.glob("weights.safetensors"))
         kept = {name: value for file in files for name, value in load_file(file).items()}
         for file in sorted(self.out.glob("embeddings/*.npz")):
@@ -246,7 +224,6 @@ def run(
 
 
 def good(partition: int, server_round: int, message_type: str) -> str:
-    """Let nothing go wrong."""
     return "good"
 
 
@@ -304,19 +281,16 @@ class Federation(InProcessGrid):
         self._round, self._is_trained = 0, False
 
     def word(self, node_id: int, server_round: int, message_type: str) -> str:
-        """Say what happens to a message."""
         partition = int(self.contexts[node_id].node_config["partition-id"])
         return self.faults(partition, server_round, message_type)
 
     def get_node_ids(self) -> list[int]:
-        """Start anew whom it is time for; return who is connected in the round that comes."""
         for partition in self._restarts.pop(self.done, []):
             self._restart(partition)
         connected = super().get_node_ids()
         return [n for n in connected if self.word(n, self._round + 1, "connect") != "gone"]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Deliver the messages, or what is left of them."""
         self._replies.update(self._late)
         self._late, ids, kind = {}, [], ""
         for message in messages:
@@ -331,20 +305,17 @@ class Federation(InProcessGrid):
         return [one for one in ids if one]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Hand over replies, and some of them again."""
         replies = super().pull_messages(message_ids)
         if replies:
             replies, self._again = replies + self._again, []
         return replies
 
     def _handle(self, message: Message, context: Context) -> Message:
-        """Note what the client was sent and what it answers."""
         reply = super()._handle(message, context)
         self.exchanged.append((message, reply))
         return reply
 
     def word_of(self, message: Message, server_round: int) -> Word:
-        """Say what happens to a message; to a SuperNode that left, nothing does."""
         meta = message.metadata
         if meta.dst_node_id not in self.contexts:
             return "unknown"
@@ -376,8 +347,6 @@ class Federation(InProcessGrid):
         return numbers[0]
 
     def _fail(self, message: Message) -> str:
-        """Let the client fail before it begins."""
-
         def broken(*_: Any) -> Message:
             raise OSError("the disk is full")
 
@@ -404,7 +373,6 @@ class Federation(InProcessGrid):
         self.killed += 1
 
     def _restart(self, partition: int) -> None:
-        """End a SuperNode and start it anew: memory and context are gone."""
         old = next(c for c in self.contexts.values() if c.node_config["partition-id"] == partition)
         forget_live(old.run_id, old.node_id)
         del self.contexts[old.node_id]
@@ -425,7 +393,7 @@ def forget_live(*key: int) -> None:
     """Forget what this process keeps of a run's clients, or of one node: run id, node id."""
     kept_by: list[dict[Any, Any]] = [state._LIVE, state._FIXED]
     if len(key) == 2:  # a SuperNode that ends takes its secrets with it
-        kept_by.append(ego_secrets._LIVE)
+        kept_by.append(ego_host._LIVE)
     for kept in kept_by:
         for one in [one for one in kept if one[: len(key)] == key]:
             del kept[one]

@@ -13,7 +13,6 @@ from flower_graph.ops.similarity import SparseRows
 
 
 def sparse(x: Tensor) -> SparseRows:
-    """Take the entries of a matrix that are not zero."""
     row, col = x.nonzero(as_tuple=True)
     return SparseRows(row, col, x[row, col], (x.shape[0], x.shape[1]))
 
@@ -49,7 +48,6 @@ def slow_adjacency(similarity: Tensor, near: list[list[int]]) -> Tensor:
 
 
 def normalised(a: Tensor) -> Tensor:
-    """Add the self-loops and normalise (18)."""
     a = a + torch.eye(len(a), dtype=a.dtype)
     root = a.sum(1).rsqrt()
     return root[:, None] * a * root[None]

@@ -17,7 +17,6 @@ N, CLASSES = 600, 3
 
 
 def _edges(y: Tensor, alike: float, gen: torch.Generator, degree: int = 8) -> Tensor:
-    """Draw pairs of nodes, a share of them within a class."""
     n = y.numel()
     count = n * degree // 2
     source = torch.randint(n, (count,), generator=gen)
@@ -33,7 +32,6 @@ def _edges(y: Tensor, alike: float, gen: torch.Generator, degree: int = 8) -> Te
 
 
 def _dense(y: Tensor, strength: float, gen: torch.Generator, features: int = 24) -> Tensor:
-    """Draw numbers of either sign, whose means differ a little from class to class."""
     centres = torch.randn(CLASSES, features, generator=gen)
     return strength * centres[y] + torch.randn(y.numel(), features, generator=gen)
 
@@ -59,30 +57,20 @@ def alike(x: str = "dense", **changes: Any) -> Data:
     return Data(**{"x": features, "edge_index": both, "y": y, **changes})
 
 
-def two_components() -> Data:
-    """Cut the edges between the first half of the nodes and the second."""
+def with_edges(kept: Callable[[Tensor, Tensor], Tensor]) -> Data:
+    """Keep some of its edges."""
     data = alike()
-    source, target = data.edge_index
-    data.edge_index = data.edge_index[:, (source < N // 2) == (target < N // 2)]
-    return data
-
-
-def one_direction() -> Data:
-    """Give each edge once."""
-    data = alike()
-    data.edge_index = data.edge_index[:, : data.edge_index.size(1) // 2]
+    data.edge_index = data.edge_index[:, kept(*data.edge_index)]
     return data
 
 
 def gaps() -> Data:
-    """Call the classes 0, 5 and 100."""
     data = alike()
     data.y = torch.tensor([0, 5, 100])[data.y]
     return data
 
 
 def _random(y: Tensor, strength: float, edges: Tensor | None = None) -> Data:
-    """Make a graph whose edges tell nothing."""
     gen = torch.Generator().manual_seed(11)
     pairs = _edges(y, 0.0, gen) if edges is None else edges
     return Data(x=_dense(y, strength, gen), edge_index=torch.cat([pairs, pairs.flip(0)], 1), y=y)
@@ -122,8 +110,9 @@ ALIKE: dict[str, Callable[[], Data]] = {
     "dense": alike,
     "sparse": lambda: alike("sparse"),
     "counts": lambda: alike("counts"),
-    "two components": two_components,
-    "one direction": one_direction,
+    # Without the edges between the first half of the nodes and the second; each edge once
+    "two components": lambda: with_edges(lambda s, t: (s < N // 2) == (t < N // 2)),
+    "one direction": lambda: with_edges(lambda s, t: torch.arange(len(s)) < len(s) // 2),
     "gaps": gaps,
 }
 OTHERS: dict[str, Callable[[], Data]] = {

@@ -106,8 +106,6 @@ def still_member(
 
 
 class Outcome(NamedTuple):
-    """What a run in process gave."""
-
     reports: list[RoundReport]
     weights: dict[str, Any]
     strategy: Any
@@ -147,7 +145,6 @@ def run(
     skipped: bool = False,
     **client: Any,
 ) -> Outcome:
-    """Run members in process, by default one at each SuperNode."""
     grid = make_grid(members, supernodes or len(members), **client)
     how = {"rounds": rounds, "resume": resume, "skipped": skipped}
     return start(grid, strategy or ProcrustesAlignment(), **how)
@@ -193,7 +190,6 @@ def run_secure(
     strategy: SecureConsensus | None = None,
     **how: Any,
 ) -> Outcome:
-    """Run the secure form in process."""
     return run(members, rounds=rounds, strategy=strategy or SecureConsensus(), secure=True, **how)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,36 +91,21 @@ Weights = dict[tuple[int, int], ModelWeights]  # client and number of the model
 
 
 def weights_of(cohort: StructureCohort) -> Weights:
-    """Every client's models as dense ones; rows of features that it lacks are zero."""
-    (first, rest), batch, found = cohort.weights.weights(), cohort.batch, {}
-    for place, client in enumerate(batch.clients):
-        rows = slice(batch.row_ptr[place], batch.row_ptr[place + 1])
-        whole = torch.zeros(batch.num_features, first.shape[1])
-        whole[batch.feature[rows]] = first[rows]
-        kind = int(cohort.kinds[place])
-        found[client, kind] = ModelWeights(whole, rest[place].clone())
-    return found
+    """Every client's models as dense ones; rows of features that it lacks are the first ones."""
+    networks = zip(cohort.batch.clients, cohort.kinds.tolist(), strict=True)
+    return {network: deepcopy(cohort.weights.model(at)) for at, network in enumerate(networks)}
 
 
-def learners_of(cohort: StructureCohort, what: str = "weight") -> dict[int, list[Tensor]]:
-    """φ of every graphless client, or its Adam's moment: a part for each layer, dense as above."""
-    if cohort.learners is None:
-        return {}
-    state, settings = cohort.learners.tensors(), cohort.settings.learner
-    ptr, found = cohort.batch.row_ptr, {}
-    start = ptr[cohort.with_edges]
-    for number, client in enumerate(cohort.clients[cohort.with_edges :]):
-        place = cohort.with_edges + number
-        feature = cohort.batch.feature[ptr[place] : ptr[place + 1]]
-        own = state[f"{what}.first"][ptr[place] - start : ptr[place + 1] - start]
-        whole = torch.zeros(cohort.batch.num_features, own.shape[1])
-        whole[feature] = own
-        parts = list(whole.T)
-        if settings.encoder == "mlp":
-            w = settings.width
-            rest = state.get(f"{what}.rest", torch.empty(0, 0))
-            parts = [whole, *(rest[number].view(-1, w, w) if rest.numel() else ())]
-        found[client] = [part.clone() for part in parts]
+def learners_of(cohort: StructureCohort) -> dict[int, list[Tensor]]:
+    """φ of every graphless client: a part for each layer, dense as above."""
+    learners, found = cohort.learners, {}
+    if learners is None:
+        return found
+    w, is_mlp = learners.settings.width, learners.settings.encoder == "mlp"
+    for place, client in enumerate(learners.batch.clients):
+        model = learners.model(place)
+        layers = [model.first, *model.rest.view(-1, w, w)] if is_mlp else model.first.T
+        found[client] = [part.clone() for part in layers]
     return found
 
 

@@ -136,13 +136,6 @@ def test_dropout_acts_in_training_alone(name: str):
     assert torch.equal(model(x, UNDIRECTED), model(x, UNDIRECTED))
 
 
-def test_no_edges_at_all():
-    nothing = torch.zeros(2, 0, dtype=torch.int64)
-    for name in SIZES:
-        model = build_server_model(name, **OPTIONS).eval()
-        assert torch.isfinite(model(normal(N, model.latent_size), nothing)).all()
-
-
 @pytest.mark.parametrize("name", SIZES)
 def test_initial_weights_depend_on_the_seed_alone(name: str):
     torch.manual_seed(11)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import isfinite
-from typing import NamedTuple
+from operator import attrgetter
 
 import pandas as pd
 
 from flower_graph.apps.parallel import loaded
-from flower_graph.apps.reproduce.rows import BEST, Row, as_figure
+from flower_graph.apps.reproduce.rows import BEST, Results, Row, all_rows
 from flower_graph.apps.reproduce.table import LAST, TEST, VALIDATION, WITHIN, Figure, Line, Paper
 from flower_graph.records.rounds import merit
 from flower_graph.report.significance import MOST_CHANCE, differences, holm, paired
@@ -38,66 +38,44 @@ is taken (**bold**); no choice looked at a test {metric}. *Rounds* are those run
 *ended*: validation had stopped improving in all of them. All figures: `choices` in `runs.json.xz`.
 """
 
-
-class Form(NamedTuple):
-    """How a figure is written: heading, factor, format, and whether its deviation stands behind."""
-
-    label: str
-    scale: float
-    spec: str
-    spread: bool = True
-
-
+# How a figure is written: heading, format, and whether its deviation stands behind
 FORMS = {
-    TEST: Form("test", 1, ".3f"),
-    LAST: Form("last", 1, ".3f"),
-    VALIDATION: Form("best validation", 1, ".3f"),
-    "rounds": Form("rounds", 1, ".0f", spread=False),
-    "steps-a-client": Form("steps", 1, ".0f", spread=False),
-    "MiB-a-client": Form("MiB up", 1, ",.3f", spread=False),
-    "uplink-mib": Form("MiB of all users", 1, ",.2f", spread=False),
-    "seconds-per-round": Form("s a round", 1, ".3g", spread=False),
-    "run-seconds": Form("s a run", 1, ".1f", spread=False),
-    "peak-mib": Form("memory, MiB", 1, ",.4g", spread=False),
-    **{name: Form(name, 1, ".1f", spread=False) for name in ("nodes", "edges")},
-    **{name: Form(name.replace("-", " "), 1, ".1f") for name in ("degree", "true-degree")},
-    "epsilon-of-a-round": Form("epsilon of a round", 1, ",.4g", spread=False),
-    "noise-multiplier": Form("noise / sensitivity", 1, ".3g", spread=False),
-    **{f"test-{one}-at-best-val": Form(one.upper(), 1, ".3f") for one in SCORES[1:]},
-    **{f"test-{one}-at-best-val": Form(one.upper(), 1, ".2f") for one in VALUE_SCORES},
-    **{f"{BEST}{one}": Form("best validation", 1, ".2f") for one in VALUE_SCORES},
+    TEST: ("test", ".3f", True),
+    LAST: ("last", ".3f", True),
+    VALIDATION: ("best validation", ".3f", True),
+    "rounds": ("rounds", ".0f", False),
+    "steps-a-client": ("steps", ".0f", False),
+    "MiB-a-client": ("MiB up", ",.3f", False),
+    "uplink-mib": ("MiB of all users", ",.2f", False),
+    "seconds-per-round": ("s a round", ".3g", False),
+    "run-seconds": ("s a run", ".1f", False),
+    "peak-mib": ("memory, MiB", ",.4g", False),
+    **{name: (name, ".1f", False) for name in ("nodes", "edges")},
+    **{name: (name.replace("-", " "), ".1f", True) for name in ("degree", "true-degree")},
+    "epsilon-of-a-round": ("epsilon of a round", ",.4g", False),
+    "noise-multiplier": ("noise / sensitivity", ".3g", False),
+    **{f"test-{one}-at-best-val": (one.upper(), ".3f", True) for one in SCORES[1:]},
+    **{f"test-{one}-at-best-val": (one.upper(), ".2f", True) for one in VALUE_SCORES},
+    **{f"{BEST}{one}": ("best validation", ".2f", True) for one in VALUE_SCORES},
 }
 
 
-def form_of(figure: Figure, scale: float) -> Form:
-    """Return how a figure is written; accuracies are shares or, at scale 100, percent."""
-    if figure.over and any(one in figure.of for one in VALUE_SCORES):
-        return Form(figure.name.replace("-", " "), 1, "+.2f")
-    if figure.over:
-        return Form(figure.name.replace("-", " "), 100, "+.1f")
-    form = FORMS.get(figure.name, Form(figure.name.replace("-", " "), 1, ".3f"))
-    in_percent = scale > 1 and form.spec == ".3f" and "precision" not in figure.name
-    return form._replace(scale=scale, spec=".1f") if in_percent else form
-
-
 def make_page(
-    paper: Paper,
-    lines: Sequence[Line],
-    rows: Sequence[Row],
-    missing: Sequence[str] = (),
-    pictures: Sequence[str] = (),
+    paper: Paper, results: Results, missing: Sequence[str] = (), pictures: Sequence[str] = ()
 ) -> str:
     """Write the whole page; a table without rows is not on it."""
+    lines = paper.lines
     how = HOW.format(choices=" ([choices.md](choices.md))" * any(line.has_choice for line in lines))
     parts = [f"# {paper.title}", *filter(None, [paper.notes.strip()]), how]
-    parts += settings_shown(paper, lines)
+    parts += settings_shown(paper)
     several = len({line.names[0] for line in lines}) > 1
-    for table, data in dict.fromkeys((line.table, line.names[0]) for line in lines):
-        here = [line for line in lines if (line.table, line.names[0]) == (table, data)]
-        of_rows = [row for row in rows if (row["table"], row["data"]) == (table, data)]
-        if of_rows:
-            parts.append(f"## {table}, {data}" if several else f"## {table}")
-            parts += _section(here, of_rows, paper.scale)
+    for place in dict.fromkeys((line.table, line.names[0]) for line in lines):
+        here = {
+            line: results.get(line, []) for line in lines if place == (line.table, line.names[0])
+        }
+        if any(here.values()):
+            parts.append(f"## {', '.join(place)}" if several else f"## {place[0]}")
+            parts += _section(here, paper.scale)
     if pictures:
         drawn = ", ".join(f"`{name}`" for name in pictures)
         parts += ["## Pictures", f"`flower-graph reproduce` draws {drawn}."]
@@ -106,23 +84,23 @@ def make_page(
     return "\n\n".join(parts) + "\n"
 
 
-def settings_shown(paper: Paper, lines: Sequence[Line]) -> list[str]:
+def settings_shown(paper: Paper) -> list[str]:
     """Write a table of settings for each model, as the configs have them now."""
     parts = []
     for model, names in paper.settings.items():
-        of_model = [line for line in lines if line.model == model and not line.trained]
-        found = []
-        for data, config in dict.fromkeys((line.data, line.config) for line in of_model):
-            value: object = loaded(config)
-            found.append([data, f"`{config}`", *(_setting(value, name) for name in names)])
+        of_model = [line for line in paper.lines if line.model == model and not line.trained]
+        places = dict.fromkeys((line.data, line.config) for line in of_model)
+        found = [
+            [data, f"`{config}`", *(_setting(loaded(config), name) for name in names)]
+            for data, config in places
+        ]
         if found:
             parts.append(markdown(pd.DataFrame(found, columns=["data", "config", *names])))
     return parts
 
 
-def _setting(value: object, name: str) -> str:
-    for part in name.split("."):
-        value = getattr(value, part)
+def _setting(config: object, name: str) -> str:
+    value = attrgetter(name)(config)
     values = value if isinstance(value, list) else [value]
     return ", ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in values)
 
@@ -130,118 +108,113 @@ def _setting(value: object, name: str) -> str:
 # Tables ------------------------------------------------------------------------------------------
 
 
-def _section(lines: Sequence[Line], rows: Sequence[Row], scale: float) -> list[str]:
+def _section(results: Results, scale: int) -> list[str]:
     """Write the tables of one data set: of plain figures, and one for each kind of their keys."""
-    figures = [as_figure(figure) for line in lines for figure in line.figures]
-    names = {figure.name for figure in figures}
-    figures += [Figure(r["metric"]) for r in rows if r["metric"] not in names]  # measured
-    kinds: dict[str, dict[tuple[str, str], Figure]] = {}
-    for figure in figures:
-        kind = next(iter(figure.keys), "")
-        kinds.setdefault(kind, {}).setdefault((figure.name, str(figure.keys)), figure)
-    tables = {kind: _table(lines, [*some.values()], rows, scale) for kind, some in kinds.items()}
-    return [
-        part
-        for kind, table in tables.items()
-        for part in ([BUDGETS] if kind == "within" and table else []) + table
-    ]
+    wanted = [figure for line in results for figure in line.wanted]
+    wanted += [figure for line, of_line in results.items() if line.measure for figure, _ in of_line]
+    kinds: dict[str, dict[str, Figure]] = {}
+    for figure in wanted:
+        kinds.setdefault(next(iter(figure.keys), ""), {}).setdefault(figure.label, figure)
+    parts = []
+    for kind, figures in kinds.items():
+        if table := _table(results, figures, scale):
+            parts += [BUDGETS, table] if kind == "within" else [table]
+    return parts
 
 
-def _table(
-    lines: Sequence[Line], figures: Sequence[Figure], rows: Sequence[Row], scale: float
-) -> list[str]:
+def _table(results: Results, figures: Mapping[str, Figure], scale: int) -> str:
     """Write a table with a row for each line, or for each group that was measured of it."""
-    records, columns = list[dict[str, str]](), list[str]()
-    for line in lines:
-        of_line = _of(rows, {**dict(zip(PLACE, line.names, strict=True)), **line.keys})
-        for group in dict.fromkeys(r.get("group") for r in of_line):
-            here = [r for r in of_line if r.get("group") == group]
-            cells = _cells(figures, here, scale)
+    keys = [*(key for line in results for key in line.keys), "group", "clients"]
+    labels = [name for one in map(_heading, figures.values()) for name in (one, PAPERS + one)]
+    columns = ["method", "model", *keys, *labels, MEMORY, "settings", "n"]
+    records = []
+    for line, of_line in results.items():
+        for group in dict.fromkeys(row.get("group") for _, row in of_line):
+            here = {figure.label: row for figure, row in of_line if row.get("group") == group}
+            cells = {}
+            for label, figure in figures.items():
+                row = here.get(label)
+                if row and isfinite(row["mean"]):
+                    cells[_heading(figure)] = written(figure, row, scale)
+                    if row["paper"] is not None:
+                        cells[PAPERS + _heading(figure)] = _of_paper(figure, row, scale)
+                    if row.get("paper-gpu-memory-percent"):
+                        cells[MEMORY] = f"{row['paper-gpu-memory-percent']:.2f}"
             if cells:
-                about = {**line.keys, **{key: here[0][key] for key in GROUP if key in here[0]}}
-                about = {"method": line.names[2] + marks(here), "model": line.model, **about}
-                tried = [s[s.rfind(".", 0, s.find("=")) + 1 :] for s in _chosen(line, here[0])]
-                end = {"settings": " ".join(tried), "n": str(len(here[0]["seeds"]))}
-                records.append({**about, **cells, **(end if not line.measure else {})})
-                columns = [*dict.fromkeys([*columns, *about])]
-    labels = [label for one in figures for label in (label_of(one), _paper_label(one))]
-    if any(figure.name == WITHIN for figure in figures) and records:
-        best = {label_of(one): winner(_of(rows, {"metric": WITHIN, **one.keys})) for one in figures}
+                first = next(iter(here.values()))
+                cells |= {"method": line.names[2] + marks(here.values()), "model": line.model}
+                cells |= {key: first[key] for key in keys if key in first}
+                if not line.measure:
+                    cells["n"] = str(len(first["seeds"]))
+                if line.has_choice:
+                    chosen = first["settings"]["overrides"][len(line.settings) :]
+                    names = [one[one.rfind(".", 0, one.find("=")) + 1 :] for one in chosen]
+                    cells["settings"] = " ".join(names)
+                records.append(cells)
+    if records and any(one.name == WITHIN for one in figures.values()):
+        rows = [row for row in all_rows(results) if row["metric"] == WITHIN]
+        best = {
+            _heading(one): winner([row for row in rows if one.keys.items() <= row.items()])
+            for one in figures.values()
+        }
         records.append({"method": "*Best*", **best})
-    others = [name for record in records for name in record]
-    order = [*dict.fromkeys([*columns, *(name for name in labels if name in others), *others])]
-    order = [*(one for one in order if one not in END), *(one for one in END if one in others)]
-    frame = pd.DataFrame(records, columns=order).replace("", None).dropna(axis=1, how="all")
-    if frame.get("model", pd.Series()).nunique() < 2:
-        frame = frame.drop(columns="model", errors="ignore")
-    return [markdown(frame)] if len(frame) else []
+    if not records:
+        return ""
+    frame = pd.DataFrame(records, columns=[*dict.fromkeys(columns)])
+    frame = frame.replace("", None).dropna(axis=1, how="all")
+    return markdown(frame if frame["model"].nunique() > 1 else frame.drop(columns="model"))
 
 
-PLACE, GROUP, END = ("data", "model", "method"), ("group", "clients"), ("settings", "n")
+PAPERS, MEMORY = "paper's ", "paper, % of GPU memory"
 
 
-def _of(rows: Sequence[Row], wanted: Mapping[str, object]) -> list[Row]:
-    return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
-
-
-def _chosen(line: Line, row: Row) -> list[str]:
-    """Return what was chosen for a line whose method may try several settings."""
-    laid: list[str] = row["settings"]["overrides"][len(line.settings) :]
-    return laid if line.has_choice else []
-
-
-def label_of(figure: Figure) -> str:
-    """Return the heading of a figure's column."""
+def _heading(figure: Figure) -> str:
     if figure.name == WITHIN:
         return str(figure.keys["within"])
-    return ", ".join([form_of(figure, 1).label, *map(str, figure.keys.values())])
+    name = FORMS[figure.name][0] if figure.name in FORMS else figure.name.replace("-", " ")
+    return ", ".join([name, *map(str, figure.keys.values())])
 
 
-def _paper_label(figure: Figure) -> str:
-    return f"paper's {label_of(figure)}"
+def _form(figure: Figure, scale: int) -> tuple[float, str, bool]:
+    """Return factor, format, and whether a deviation stands behind; see ``FORMS``."""
+    # Accuracies are shares or, at scale 100, percent; differences of them are points
+    if figure.over:
+        return (
+            (1, "+.2f", True)
+            if any(one in figure.of for one in VALUE_SCORES)
+            else (100, "+.1f", True)
+        )
+    _, spec, spread = FORMS.get(figure.name, ("", ".3f", True))
+    is_percent = scale > 1 and spec == ".3f" and "precision" not in figure.name
+    return (scale, ".1f", spread) if is_percent else (1, spec, spread)
 
 
-def _cells(figures: Sequence[Figure], rows: Sequence[Row], scale: float) -> dict[str, str]:
-    """Write the figures of one line, and the paper's beside."""
-    cells = {}
-    for figure in figures:
-        form = form_of(figure, scale)
-        for row in _of(rows, {"metric": figure.name, **figure.keys})[:1]:
-            if isfinite(row["mean"]) and not (figure.keys == {} and {*row} & {*KEYED}):
-                cells[label_of(figure)] = written(row, form)
-                if row["paper"] is not None:
-                    cells[_paper_label(figure)] = _of_paper(row, form)
-                if row.get("paper-gpu-memory-percent"):
-                    cells["paper, % of GPU memory"] = f"{row['paper-gpu-memory-percent']:.2f}"
-    return cells
-
-
-KEYED = ("within", "iteration", "classifier")
-
-
-def written(row: Row, form: Form) -> str:
+def written(figure: Figure, row: Row, scale: int) -> str:
     """Write a row's mean, with the deviation where there are several seeds, and the test."""
-    text = format(form.scale * row["mean"], form.spec)
-    if form.spread and len(row["seeds"]) > 1:
-        text += f" ± {format(form.scale * row['std'], form.spec.lstrip('+'))}"
+    factor, spec, spread = _form(figure, scale)
+    text = format(factor * row["mean"], spec)
+    if spread and len(row["seeds"]) > 1:
+        text += f" ± {format(factor * row['std'], spec.lstrip('+'))}"
     if "p" not in row:
         return text
     chance, corrected = (NONE if row[key] is None else f"{row[key]:.2g}" for key in ("p", "holm"))
     return f"{text} (p {chance}, Holm {corrected}, {row['agree']} of {len(row['values'])})"
 
 
-def _of_paper(row: Row, form: Form) -> str:
+def _of_paper(figure: Figure, row: Row, scale: int) -> str:
+    factor, spec, _ = _form(figure, scale)
     # A paper prints one digit more than a share of the nodes needs
-    spec = ".4f" if form.spec == ".3f" else form.spec
-    text = format(form.scale * row["paper"], spec)
+    text = format(factor * row["paper"], ".4f" if spec == ".3f" else spec)
     return text + (f" ± {row['paper-std']:.4f}" if "paper-std" in row else "")
 
 
 def winner(rows: Sequence[Row]) -> str:
     """Name the method with the best mean, and those that do not differ from it significantly."""
-    best = max(rows, key=lambda row: merit(measure_of(row), row["mean"]), default=None)
-    if best is None:
+    if not rows:
         return NONE
+    # `mse` of `test-mse-at-best-val`
+    metric = rows[0].get("metric", "").removeprefix("test-").removesuffix("-at-best-val")
+    best = max(rows, key=lambda row: merit(metric, row["mean"]))
     others = [row for row in rows if row is not best]
     near = [
         row["method"] + cut_off([row])
@@ -259,12 +232,7 @@ def _chance(best: Row, other: Row) -> float | None:
     return chance
 
 
-def measure_of(row: Row) -> str:
-    """Return the metric that a row is a figure of: `mse` of `test-mse-at-best-val`."""
-    return str(row.get("metric", "")).removeprefix("test-").removesuffix("-at-best-val")
-
-
-def marks(rows: Sequence[Row]) -> str:
+def marks(rows: Collection[Row]) -> str:
     """Return remarks behind a method's name about how its rows were run."""
     seeds = sorted({seed for row in rows for seed in row.get("best_last", ())})
     last = f", best in the last round with seed {', '.join(map(str, seeds))}" if seeds else ""
@@ -272,7 +240,7 @@ def marks(rows: Sequence[Row]) -> str:
     return cut_off(rows) + last + (f", at most {left_out} left out" if left_out else "")
 
 
-def cut_off(rows: Sequence[Row]) -> str:
+def cut_off(rows: Iterable[Row]) -> str:
     """Name the number of rounds if some run had not stopped improving."""
     rounds = [row["settings"]["rounds"] for row in rows if row.get("ended") is False]
     return f", {max(rounds)} rounds" if rounds else ""
@@ -291,7 +259,7 @@ def choices_page(choices: Sequence[Row], lines: Sequence[Line]) -> str:
             "row": row["where"],
             "settings": f"{'**' * row['taken']}{' '.join(row['tried']) or 'as it ships'}"
             + "**" * row["taken"],
-            "best validation": written(row, form_of(Figure(row["metric"]), 1)),
+            "best validation": written(Figure(row["metric"]), row, 1),
             "seeds": ", ".join(map(str, row["seeds"])),
             "rounds": ", ".join(map(str, row["rounds"])),
             "ended": "yes" if row["ended"] else "no",

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from flower_graph.apps.reproduce.rows import Row
+from flower_graph.apps.reproduce.rows import Results, Row, all_rows
 from flower_graph.apps.reproduce.runs import AXES, Curves, Store, runs_of
-from flower_graph.apps.reproduce.table import Line, Picture, function
+from flower_graph.apps.reproduce.table import TEST, Paper, Picture, function
 from flower_graph.report.plots import (
     CurveSet,
     Interval,
@@ -24,11 +24,10 @@ from flower_graph.report.plots import (
 )
 
 AXES_NAMES = ("rounds", "local steps of a client", "MiB that a client sends")
-Options = Mapping[str, Any]  # of a ``Picture``, and its data sets
 
 
 class Shown(NamedTuple):
-    """The runs of one line, as functions of pictures take them."""
+    """The runs and the rows of one line, as functions of pictures take them."""
 
     table: str
     data: str
@@ -36,50 +35,46 @@ class Shown(NamedTuple):
     method: str
     centralised: bool
     runs: dict[int, Curves]
+    rows: list[Row]
 
 
-def draw(
-    out: Path,
-    pictures: Sequence[Picture],
-    lines: Sequence[Line],
-    rows: Sequence[Row],
-    store: Store,
-) -> list[str]:
+Drawing = Sequence[Shown]
+Options = Mapping[str, Any]  # of a ``Picture``, and its data sets
+
+
+def draw(out: Path, paper: Paper, results: Results, store: Store) -> list[str]:
     """Draw pictures, and return the names of those for which there was anything."""
     names = []
-    for picture in pictures:
+    present = dict.fromkeys(line.data for line in paper.lines)
+    for picture in paper.pictures:
         draw_it = KINDS[picture.kind] if picture.kind in KINDS else function(picture.kind)
-        for path, data in _files(out, picture, lines):
-            shown = [*_shown(picture, data, lines, store)]
-            if draw_it(path, shown, rows, {**picture.options, "data": data}):
+        data = [name for name in picture.data or present if name in present]
+        if picture.group not in paper.tables:
+            continue
+        for of_file in [[one] for one in data] if "{data}" in picture.file else [data]:
+            path = out / picture.file.replace("{data}", "".join(of_file[:1]).lower())
+            shown = [*_shown(picture, of_file, results, store)]
+            options = {**picture.options, "data": of_file}
+            if draw_it(path, shown, all_rows(results), options):
                 names.append(path.name)
     return names
 
 
-def _files(
-    out: Path, picture: Picture, lines: Sequence[Line]
-) -> Iterator[tuple[Path, Sequence[str]]]:
-    """List the files of a picture: a single one, or one for each data set."""
-    present = [*dict.fromkeys(line.data for line in lines)]
-    data = [name for name in picture.data or present if name in present]
-    for names in [[one] for one in data] if "{data}" in picture.file else [data]:
-        yield out / picture.file.replace("{data}", "".join(names[:1]).lower()), names
-
-
 def _shown(
-    picture: Picture, data: Sequence[str], lines: Sequence[Line], store: Store
+    picture: Picture, data: Sequence[str], results: Results, store: Store
 ) -> Iterator[Shown]:
     for name in data:
         for table, methods in picture.tables.items():
-            here = [line for line in lines if (line.table, line.data) == (table, name)]
+            here = [line for line in results if (line.table, line.data) == (table, name)]
             for method in methods or dict.fromkeys(line.method for line in here):
                 for line in here:
                     if line.method == method:
-                        shown, runs = line.names, runs_of(line, store)
-                        yield Shown(table, *shown, bool(line.trained), runs)
+                        rows = [row for _, row in results[line]]
+                        runs = runs_of(line, store)
+                        yield Shown(table, *line.names, bool(line.trained), runs, rows)
 
 
-def curves(path: Path, shown: Sequence[Shown], rows: Sequence[Row], options: Options) -> bool:
+def curves(path: Path, shown: Drawing, _: object, options: Options) -> bool:
     """Draw accuracy and loss by round, a panel for each data set, a curve for each method."""
     panels: dict[str, dict[str, CurveSet]] = {}
     reference: dict[str, float] = {}
@@ -95,77 +90,75 @@ def curves(path: Path, shown: Sequence[Shown], rows: Sequence[Row], options: Opt
     return bool(panels)
 
 
-def intervals(path: Path, shown: Sequence[Shown], rows: Sequence[Row], options: Options) -> bool:
-    """Draw means with deviations, a panel for each data set, and the paper's figures beside."""
+def intervals(path: Path, shown: Drawing, _: object, options: Options) -> bool:
+    """Draw means with deviations, a panel for each data set, and the paper's figures beside.
+
+    ``also`` has more points of a method: their names, and the figures that they show.
+    """
     panels: dict[str, dict[str, Interval]] = {}
-    for data in options["data"]:
-        for name, wanted in options["points"].items():
-            place = {"data": data, **options["rows"], **(wanted or {"method": name})}
-            for row in [row for row in rows if place.items() <= _flat(row).items()][:1]:
-                one = Interval(row["mean"], row["std"], row["paper"])
-                panels.setdefault(data, {})[name] = one
+    for one in shown:
+        points = {one.method: options.get("metric", TEST)} | options.get("also", {}).get(
+            one.method, {}
+        )
+        for name, metric in points.items():
+            for row in [row for row in one.rows if row["metric"] == metric][:1]:
+                interval = Interval(row["mean"], row["std"], row["paper"])
+                panels.setdefault(one.data, {}).setdefault(name, interval)
     if panels:
-        plot_intervals(path, panels, label=options["label"])
+        plot_intervals(path, panels, label=options.get("label", "test accuracy"))
     return bool(panels)
 
 
-def _flat(row: Row) -> Row:
-    return {key: value for key, value in row.items() if not isinstance(value, list | dict)}
-
-
-def matrices(path: Path, shown: Sequence[Shown], rows: Sequence[Row], options: Options) -> bool:
+def matrices(path: Path, shown: Drawing, _: object, options: Options) -> bool:
     """Draw a matrix of figures by two settings, a panel for each metric, all on one scale."""
+    y, x = options["axes"]
+    rows = [row for one in shown for row in one.rows]
+    sides = {name: [*dict.fromkeys(row[name] for row in rows)] for name in (y, x)}
     panels = {}
-    (vertical, ys), (horizontal, xs) = options["axes"].items()
     for metric, name in options["metrics"].items():
-        place = {**options["rows"], "metric": metric}
-        here = [
-            r for r in rows if r["data"] in options["data"] and place.items() <= _flat(r).items()
-        ]
-        mean = {(r[vertical], r[horizontal]): r["mean"] for r in here}
+        mean = {(row[y], row[x]): row["mean"] for row in rows if row["metric"] == metric}
         if any(map(isfinite, mean.values())):
-            panels[name] = [[mean.get((y, x), nan) for x in xs] for y in ys]
+            panels[name] = [[mean.get((v, h), nan) for h in sides[x]] for v in sides[y]]
     if panels:
-        sides = {"rows": (vertical, ys), "columns": (horizontal, xs)}
-        plot_matrices(path, panels, **sides, label=options["label"])
+        columns = (x, sides[x])
+        plot_matrices(path, panels, rows=(y, sides[y]), columns=columns, label=options["label"])
     return bool(panels)
 
 
-def axes(path: Path, shown: Sequence[Shown], rows: Sequence[Row], options: Options) -> bool:
-    """Draw accuracy by rounds, by local steps and by bytes sent, a curve for each method."""
-    # Of many methods those at stake are `marked`, and the others grey
+def axes(path: Path, shown: Drawing, _: object, options: Options) -> bool:
+    """Draw accuracy by rounds, by local steps and by bytes sent, a curve for each method.
+
+    Of many methods those at stake are ``marked``, and the others grey.
+    """
     panels: dict[str, dict[str, Spent]] = {}
     for one in shown:
         trained = [curves for curves in one.runs.values() if curves.up and not one.centralised]
         for axis, label in zip(AXES, AXES_NAMES, strict=True) if trained else ():
             spent = max((curves.spent(axis) for curves in trained), key=len)
-            lines = Spent(spent, [curves.best_so_far for curves in trained])
             name = one.method if one.data in options["data"] else f"{one.method}, {one.data}"
-            panels.setdefault(label, {})[name] = lines
+            drawn = Spent(spent, [curves.best_so_far for curves in trained])
+            panels.setdefault(label, {})[name] = drawn
     if panels:
         plot_spent(path, panels, options.get("marked", ()))
     return bool(panels)
 
 
-def budgets(path: Path, shown: Sequence[Shown], rows: Sequence[Row], options: Options) -> bool:
-    """Draw accuracy by privacy budget, a panel for each model."""
+def budgets(path: Path, shown: Drawing, _: object, options: Options) -> bool:
+    """Draw accuracy by privacy budget, a panel for each model; lines without one are levels."""
     panels: dict[str, Panel] = {}
-    for row in rows:
-        if (row["table"], row["metric"]) == ("Privacy", options["metric"]):
-            panel = panels.setdefault(f"{row['data']}, {row['model']}", Panel({}, {}))
-            if row["epsilon"]:
-                panel.budgets[row["epsilon"]] = row["values"]
+    noisy = "with noise"
+    for one in shown:
+        for row in [row for row in one.rows if row["metric"] == TEST]:
+            panel = panels.setdefault(f"{one.data}, {one.model}", Panel({}, {}))
+            if row.get("epsilon"):
+                panel.budgets[row["epsilon"]], noisy = row["values"], one.method
             else:
-                panel.levels[row["method"]] = row["values"]
+                panel.levels[one.method] = row["values"]
     if panels:
-        plot_budgets(path, panels, noisy=options["noisy"])
+        plot_budgets(path, panels, noisy=noisy)
     return bool(panels)
 
 
 KINDS: dict[str, Callable[..., bool]] = {
-    "axes": axes,
-    "budgets": budgets,
-    "curves": curves,
-    "intervals": intervals,
-    "matrices": matrices,
+    one.__name__: one for one in (axes, budgets, curves, intervals, matrices)
 }

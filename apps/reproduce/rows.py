@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter, methodcaller
 from statistics import fmean, stdev
+from types import MappingProxyType
 from typing import Any
 
 from flower_graph.apps.parallel import loaded, worker_pool
@@ -18,6 +21,7 @@ from flower_graph.apps.reproduce.table import (
     WITHIN,
     Figure,
     Line,
+    Settings,
     function,
 )
 from flower_graph.errors import ConfigError
@@ -32,24 +36,23 @@ STRUCTURE = ("precision", "recall", "homophily", "degree", "true-homophily", "tr
 BEST = "best-val-"  # begins the name of a figure, which ends with its metric
 
 Row = Tree
-BySeed = Mapping[int, float]
+Results = dict[Line, list[tuple[Figure, Row]]]  # the rows of each line, with what they are of
 
 
-def make_rows(lines: Sequence[Line], store: Store) -> list[Row]:
+def make_rows(lines: Sequence[Line], store: Store) -> Results:
     """Make the rows of all runs that were done, with p values corrected (Holm)."""
-    rows = []
+    results: Results = {}
     for line in lines:
-        runs = runs_of(line, store)
-        for figure in map(as_figure, line.figures if runs else ()):
-            made = _row_of(line, figure, runs, lines, store)
-            rows += [made] if made else []
-    correct(rows)
-    return rows
+        if runs := runs_of(line, store):
+            made = [(figure, _row_of(line, figure, runs, lines, store)) for figure in line.wanted]
+            results[line] = [(figure, row) for figure, row in made if row]
+    correct(all_rows(results))
+    return results
 
 
-def as_figure(figure: str | Figure) -> Figure:
-    """Return a figure that a line names."""
-    return Figure(figure) if isinstance(figure, str) else figure
+def all_rows(results: Results) -> list[Row]:
+    """List the rows of all lines."""
+    return [row for of_line in results.values() for _, row in of_line]
 
 
 def _row_of(
@@ -60,12 +63,8 @@ def _row_of(
     values, tested = _values(line, figure, runs, keys, store), dict[str, Any]()
     paper = line.paper.get(figure.label)
     if figure.over:
-        place = (line.table, line.names[0], line.keys)
-        others = [
-            other
-            for other in lines
-            if (other.table, other.names[0], other.keys) == place and other.method == figure.over
-        ]
+        place = (line.table, line.names[0], line.keys, figure.over)
+        others = [o for o in lines if (o.table, o.names[0], o.keys, o.method) == place]
         if not others:
             return None
         other = min(others, key=lambda other: other.model != line.model)
@@ -76,14 +75,11 @@ def _row_of(
         tested = paired([*values.values()]) if values else {}
     if not any(map(math.isfinite, values.values())):
         return None
-    settings = settings_of_rows(line, store)
-    made = row(line, figure.name, values, settings, paper)
-    made |= {**keys, **line.also.get(figure.name, {})}
-    return made | to_the_end(line, {seed: runs[seed] for seed in values}, settings) | tested
+    made = row(line, figure.name, values, _settings(line, store), paper, runs)
+    return {**made, **keys, **line.also.get(figure.name, {}), **tested}
 
 
-def settings_of_rows(line: Line, store: Store) -> tuple[str, ...]:
-    """Return the settings of a line, with those that were chosen."""
+def _settings(line: Line, store: Store) -> tuple[str, ...]:
     return (*line.settings, *(chosen(line, store) or line.choices[0]))
 
 
@@ -93,17 +89,18 @@ def _values(
     name = figure.of or figure.name
     if name not in FIGURES:
         raise ConfigError(f"figure: {name!r} is not one of {', '.join(FIGURES)}")
-    config = loaded(line.config, settings_of_rows(line, store))
-    values = {seed: FIGURES[name](curves, keys, config) for seed, curves in runs.items()}
+    config = loaded(line.config, _settings(line, store))
+    values = {seed: figure_of(name, curves, keys, config) for seed, curves in runs.items()}
     return {seed: value for seed, value in values.items() if value is not None}
 
 
 def row(
     line: Line,
     metric: str,
-    values: BySeed,
-    settings: Sequence[str],
+    values: Mapping[int, float],
+    settings: Settings,
     paper: float | None = None,
+    runs: Mapping[int, Curves] = MappingProxyType({}),
 ) -> Row:
     """Make one row; every paper's table has this form."""
     data, model, method = line.names
@@ -125,6 +122,7 @@ def row(
             "rounds": line.rounds or loaded(line.config, (*settings,)).rounds,
             "centralised": bool(line.trained),
         },
+        **to_the_end(line, {seed: runs[seed] for seed in values if seed in runs}, (*settings,)),
     }
 
 
@@ -135,14 +133,11 @@ def to_the_end(line: Line, runs: Mapping[int, Curves], settings: tuple[str, ...]
         return {}  # nothing is trained
     config = loaded(line.config, settings)
     patience, most = config.patience, line.rounds or config.rounds
+    still = [seed for seed, each in runs.items() if not each.ended(patience or PATIENCE)]
     # Of what patience ended, the round that was on its way may be the best by a little.
-    ended = all(
-        each.ended(patience or PATIENCE) or (patience and len(each.val_accuracy) < most)
-        for each in curves
-    )
+    ended = all(patience and len(runs[seed].val_accuracy) < most for seed in still)
     left_out = max(each.left_out for each in curves)
-    last = [s for s, each in runs.items() if ended and not each.ended(patience or PATIENCE)]
-    more = {"left_out": left_out, "best_last": last}
+    more = {"left_out": left_out, "best_last": still if ended else []}
     summary = {"rounds": [len(each.val_accuracy) for each in curves], "ended": ended}
     return summary | {key: value for key, value in more.items() if value}
 
@@ -157,28 +152,32 @@ def choices(lines: Sequence[Line], store: Store) -> list[Row]:
             if curves and runs[0].key not in rows:
                 metric = BEST + next(iter(curves.values())).metric
                 best = {seed: found.best_val for seed, found in curves.items()}
-                made = row(line, metric, best, runs[0].overrides) | {**line.keys}
-                made |= to_the_end(line, curves, runs[0].overrides) | {"where": line.words}
+                made = row(line, metric, best, runs[0].overrides, runs=curves) | {**line.keys}
                 only = [one for one in choice if any(one not in c for c in line.choices)]
-                rows[runs[0].key] = made | {"tried": only, "taken": choice == taken}
+                made |= {"where": line.words, "tried": only, "taken": choice == taken}
+                rows[runs[0].key] = made
     return [*rows.values()]
 
 
-def measured_rows(lines: Sequence[Line]) -> list[Row]:
+def measured_rows(lines: Sequence[Line]) -> Results:
     """Make the rows that are measured directly, while nothing else is running."""
-    rows = []
+    results: Results = {}
     for line in lines:
         if line.measure:
             seed, rounds = line.seeds[0], [f"rounds={line.rounds}"] if line.rounds else []
             settings = [*line.settings, f"seed={seed}", *rounds]
             with worker_pool(1) as pool:
-                task = pool.submit(_measure, line.measure, line.config, settings)
-                for keys, figures in task.result():
-                    for metric, value in figures.items():
-                        made = row(line, metric, {seed: value}, line.settings)
-                        made |= {"paper": line.paper.get(metric), **line.keys, **keys}
-                        rows.append({**made, **line.also.get(metric, {})})
-    return rows
+                groups = pool.submit(_measure, line.measure, line.config, settings).result()
+            results[line] = [
+                (
+                    Figure(metric),
+                    row(line, metric, {seed: value}, line.settings, line.paper.get(metric))
+                    | {**line.keys, **keys, **line.also.get(metric, {})},
+                )
+                for keys, figures in groups
+                for metric, value in figures.items()
+            ]
+    return results
 
 
 def _measure(name: str, config: str, overrides: Sequence[str]) -> Any:
@@ -187,19 +186,19 @@ def _measure(name: str, config: str, overrides: Sequence[str]) -> Any:
 
 def missing_runs(lines: Sequence[Line], store: Store) -> list[str]:
     """List the lines that lack runs of some seeds."""
-    counts = {line.words: (len(runs_of(line, store)), len(line.seeds)) for line in lines}
-    measured = {line.words for line in lines if line.measure}
+    counts = {
+        line.words: (len(runs_of(line, store)), len(line.seeds))
+        for line in lines
+        if not line.measure
+    }
     return [
         f"{words}: {done} of {wanted} runs"
         for words, (done, wanted) in counts.items()
-        if done < wanted and words not in measured
+        if done < wanted
     ]
 
 
 # Figures of one run ------------------------------------------------------------------------------
-
-# By the keys of its row and the run's config; none where the run has none
-Kind = Callable[[Curves, Tree, Any], float | None]
 
 
 def _within(curves: Curves, keys: Tree, config: Any) -> float | None:
@@ -213,19 +212,16 @@ def _within(curves: Curves, keys: Tree, config: Any) -> float | None:
     return curves.best_so_far[reached - 1] if reached else None
 
 
-def _micro_f1(curves: Curves, keys: Tree, config: Any) -> float | None:
+def _micro_f1(curves: Curves, keys: Tree, config: Any, *, is_sum: bool = False) -> float | None:
     """Return the micro-F1 of an iteration, or of a classifier after the last round."""
     if "classifier" not in keys:
         return _at(curves.test_accuracy, keys)
+    clients = config.partition.clients
     values = curves.judged.get(keys["classifier"], {}).get("test", [])
-    if len(values) != config.partition.clients:
+    if len(values) != clients:
         return None
-    return values[keys["client"] - 1] if "client" in keys else fmean(values)
-
-
-def _sum_of_micro_f1(curves: Curves, keys: Tree, config: Any) -> float | None:
-    mean = _micro_f1(curves, keys, config)
-    return None if mean is None else mean * config.partition.clients
+    mean = values[keys["client"] - 1] if "client" in keys else fmean(values)
+    return mean * clients if is_sum else mean
 
 
 def _at(values: Sequence[float], keys: Tree) -> float:
@@ -234,42 +230,40 @@ def _at(values: Sequence[float], keys: Tree) -> float:
     return values[index] if values else math.nan
 
 
-def _last_of(axis: str) -> Kind:
-    return lambda curves, keys, config: next(iter(curves.spent(axis)[-1:]), None)
+def _precision(curves: Curves, keys: Tree, config: Any, *, name: str) -> float:
+    return _at(curves.alignment.get(name, []), keys)
 
 
-def _score(metric: str, role: str) -> Kind:
-    return lambda curves, keys, config: curves.score(metric, role)
+def _budget(curves: Curves, keys: Tree, config: Any, *, name: str) -> float:
+    return float(str(spent(config.privacy, config.rounds)[name]))
 
 
-def _alignment(name: str) -> Kind:
-    return lambda curves, keys, config: _at(curves.alignment.get(name, []), keys)
-
-
-def _structure(name: str) -> Kind:
-    return lambda curves, keys, config: curves.structure.get(name)
-
-
-def _budget(name: str) -> Kind:
-    return lambda curves, keys, config: float(str(spent(config.privacy, config.rounds)[name]))
-
-
-FIGURES: dict[str, Kind] = {
-    TEST: lambda curves, keys, config: curves.test_at_best_val,
-    LAST: lambda curves, keys, config: curves.test_accuracy[-1],
-    VALIDATION: lambda curves, keys, config: curves.val_accuracy[curves.best_round],
-    "val-accuracy-last": lambda curves, keys, config: curves.val_accuracy[-1],
-    "seconds-per-round": lambda curves, keys, config: curves.seconds_per_round,
-    "run-seconds": lambda curves, keys, config: curves.run_seconds,
-    "rounds": lambda curves, keys, config: len(curves.test_accuracy),
-    WITHIN: _within,
-    **{f"{axis}-a-client": _last_of(axis) for axis in AXES[1:]},
-    "uplink-mib": lambda curves, keys, config: sum(curves.bytes_up.values()) / 2**20,
-    **{f"test-{name}-at-best-val": _score(name, "test") for name in SCORES[1:]},
-    **{f"best-val-{name}": _score(name, "val") for name in SCORES[1:]},
-    "micro-f1": _micro_f1,
-    "sum-of-micro-f1": _sum_of_micro_f1,
-    **{f"precision-{k}": _alignment(f"precision-{k}") for k in (1, 5, 10)},
-    **{name: _structure(name) for name in STRUCTURE},
-    **{name: _budget(name) for name in ("epsilon-of-a-round", "noise-multiplier")},
+PLAIN: dict[str, Callable[[Curves], float | None]] = {  # figures of the run alone
+    TEST: attrgetter("test_at_best_val"),
+    LAST: lambda curves: curves.test_accuracy[-1],
+    VALIDATION: methodcaller("score", "accuracy", "val"),
+    "val-accuracy-last": lambda curves: curves.val_accuracy[-1],
+    "seconds-per-round": attrgetter("seconds_per_round"),
+    "run-seconds": attrgetter("run_seconds"),
+    "rounds": lambda curves: len(curves.test_accuracy),
+    "steps-a-client": lambda curves: curves.steps[-1] if curves.steps else None,
+    "MiB-a-client": lambda curves: curves.up[-1] / 2**20 if curves.up else None,
+    "uplink-mib": lambda curves: sum(curves.bytes_up.values()) / 2**20,
+    **{f"test-{one}-at-best-val": methodcaller("score", one, "test") for one in SCORES[1:]},
+    **{f"{BEST}{one}": methodcaller("score", one, "val") for one in SCORES[1:]},
 }
+KEYED: dict[str, Callable[[Curves, Tree, Any], float | None]] = {  # of the row's keys or the config
+    WITHIN: _within,
+    "micro-f1": _micro_f1,
+    "sum-of-micro-f1": partial(_micro_f1, is_sum=True),
+    **{f"precision-{k}": partial(_precision, name=f"precision-{k}") for k in (1, 5, 10)},
+    **{name: partial(_budget, name=name) for name in ("epsilon-of-a-round", "noise-multiplier")},
+}
+FIGURES = (*PLAIN, *STRUCTURE, *KEYED)
+
+
+def figure_of(name: str, curves: Curves, keys: Tree, config: Any) -> float | None:
+    """Return a figure of a run by the keys of its row and the run's config; None if it has none."""
+    if name in STRUCTURE:
+        return curves.structure.get(name)
+    return KEYED[name](curves, keys, config) if name in KEYED else PLAIN[name](curves)

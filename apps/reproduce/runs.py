@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, median
@@ -24,9 +23,9 @@ from flower_graph.engine.machine import peak_memory
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport, merit
-from flower_graph.storage.files import plain, write_packed, write_text
-from flower_graph.storage.reading import Tree, read_json, read_packed, reading
-from flower_graph.storage.writing import make_folder, remove, remove_empty
+from flower_graph.storage.files import append_line, write_packed
+from flower_graph.storage.reading import Tree, read_lines, read_packed, reading
+from flower_graph.storage.writing import remove
 from flower_graph.wire.keys import ACCURACY, ROLES
 
 RUNS = "runs.json.xz"  # what `reproduce` keeps: rows, choices and runs
@@ -45,6 +44,7 @@ class Run(NamedTuple):
 
     @property
     def settings(self) -> RunConfig:
+        """The config with the settings laid over it."""
         return _with_seed(self.config, self.overrides, self.seed, self.rounds)
 
     @property
@@ -92,7 +92,7 @@ class Curves:
 
     @property
     def merits(self) -> list[float]:
-        """What decides, so that more is better; NaN is worst."""
+        """What decides after each round, so that more is better; NaN is worst."""
         merits = [merit(self.metric, value) for value in self.validation]
         return [-math.inf if math.isnan(value) else value for value in merits]
 
@@ -100,6 +100,12 @@ class Curves:
     def best_round(self) -> int:
         """Index of the first round with the best validation."""
         return self.merits.index(max(self.merits))
+
+    def score(self, metric: str, role: str) -> float | None:
+        """Return a metric in the round of the best validation, if the run reports it."""
+        accuracy = {"val": self.val_accuracy, "test": self.test_accuracy}
+        values = ({ACCURACY: accuracy} | self.scores).get(metric, {}).get(role)
+        return None if values is None else values[self.best_round]
 
     @property
     def best_val(self) -> float:
@@ -111,11 +117,6 @@ class Curves:
         """Test accuracy in the round of the best validation."""
         return self.test_accuracy[self.best_round]
 
-    def score(self, metric: str, role: str) -> float | None:
-        """Return a metric other than the accuracy in the best round, if the run reports it."""
-        values = self.scores.get(metric, {}).get(role)
-        return None if values is None else values[self.best_round]
-
     def ended(self, patience: int) -> bool:
         """Return whether validation had stopped improving."""
         return len(self.val_accuracy) > self.best_round + patience
@@ -123,8 +124,8 @@ class Curves:
     @property
     def best_so_far(self) -> list[float]:
         """Test accuracy after each round, at the best validation accuracy until then."""
-        best, merits = list(accumulate(self.merits, max)), self.merits
-        return [self.test_accuracy[merits.index(value)] for value in best]
+        merits = self.merits
+        return [self.test_accuracy[merits.index(best)] for best in accumulate(merits, max)]
 
     def spent(self, axis: str) -> Sequence[float]:
         """Return what was spent after each round; empty for runs of older versions."""
@@ -192,34 +193,34 @@ def steps_of(config: RunConfig) -> tuple[int, float]:
     return method.num_clients(config), method.local_steps(config)
 
 
-def read_curves(stored: Mapping[str, object]) -> Curves:
-    """Read the curves of a kept run; null stands for a number that was not finite."""
-
-    def number(value: object) -> Any:
-        if isinstance(value, list):
-            return [number(item) for item in value]
-        if isinstance(value, dict):
-            return {key: number(item) for key, item in value.items()}
-        return math.nan if value is None else value
-
-    names = {one.name for one in fields(Curves)}  # An older version had more
-    read: Tree = {key: number(value) for key, value in stored.items() if key in names}
-    return Curves(**read)
-
-
 def costs(config: RunConfig) -> list[tuple[dict[str, object], dict[str, float]]]:
     """Measure time and memory of a config's rounds, in a process of its own."""
     seconds = [report.seconds for report in simulate_whole(config)[0]]
     return [({}, {"seconds-per-round": median(seconds), "peak-mib": peak_memory() / 2**20})]
 
 
-def _short(value: object) -> object:
-    """Round numbers to six digits, to keep the files of the runs small."""
+# What is kept ------------------------------------------------------------------------------------
+
+
+def _each(change: Any, value: Any) -> Any:
+    """Change the numbers of nested values; null stands for a number that was not finite."""
     if isinstance(value, dict):
-        return {key: _short(item) for key, item in value.items()}
+        return {key: _each(change, item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_short(item) for item in value]
+        return [_each(change, item) for item in value]
+    return change(value)
+
+
+def _short(value: object) -> object:
+    """Round to six digits, to keep the file of the runs small."""
     return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def read_curves(stored: Mapping[str, object]) -> Curves:
+    """Read the curves of a kept run."""
+    names = {one.name for one in fields(Curves)}  # an older version had more
+    known = {key: value for key, value in stored.items() if key in names}
+    return Curves(**_each(lambda value: math.nan if value is None else value, known))
 
 
 def settings_kept(config: RunConfig) -> dict[str, object]:
@@ -228,79 +229,57 @@ def settings_kept(config: RunConfig) -> dict[str, object]:
     return settings_of(config) | ({"data.name": path.name} if path else {})
 
 
-def is_same(kept: Mapping[str, object], now: Mapping[str, object]) -> bool:
-    """Return whether a kept run had today's settings."""
-    # A setting that one of them lacks is newer than the run, or became a constant since.
-    return all(now.get(key, value) == value for key, value in kept.items())
-
-
 class Store:
-    """The runs of an output folder: one file of all, and beside it one of each that came since.
+    """The runs of an output folder: one file of all, and beside it the runs that came since.
 
-    A run that ends is a file in ``runs`` until ``write`` puts it into the one file, so that a
+    A run that ends is a line of ``runs.jsonl`` until ``write`` puts it into the one file, so that a
     ``reproduce`` that is stopped loses no run. What tells runs apart are their settings.
     """
 
     def __init__(self, out: Path) -> None:
-        self.out, self.fresh = out, out / "runs"
+        self.out, self.fresh = out, out / "runs.jsonl"
         self.kept: dict[Run, Tree] = {}
-        self._taken: list[Path] = []
-        self._found: dict[Run, Curves | None] = {}
         if (path := out / RUNS).exists():
             with reading(path, OutputError, "not what `reproduce` keeps"):
-                self.kept = {_run_of(stored): stored for stored in read_packed(path)["runs"]}
+                self._take(read_packed(path)["runs"])
         self.collect()
 
+    def _take(self, runs: Sequence[Tree]) -> None:
+        self._found: dict[Run, Curves | None] = {}
+        for one in runs:
+            place = one | {"overrides": (*one["overrides"],)}
+            self.kept[Run(**{name: place[name] for name in Run._fields})] = one
+
     def collect(self) -> None:
-        """Read the files of runs that came since."""
-        for path in sorted(self.fresh.glob("*.json")):
-            with reading(path, OutputError, "not a kept run"):
-                stored = read_json(path)
-                curves = _short(asdict(thinned(read_curves(stored["curves"]))))
-                self.kept[_run_of(stored)] = stored | {"curves": curves}
-            self._taken.append(path)
-        self._found = {}
-        self.__dict__.pop("_alike", None)
+        """Read the runs that came since."""
+        with reading(self.fresh, OutputError, "not kept runs"):
+            self._take(read_lines(self.fresh) if self.fresh.exists() else [])
 
     def write(self, rows: Sequence[Tree], choices: Sequence[Tree]) -> None:
-        """Write the file, with what was made of the runs; remove those that came since."""
-        order = sorted(self.kept, key=lambda run: json.dumps(run))
-        runs = [self.kept[run] for run in order]
+        """Write the file, with what was made of the runs."""
+        runs = [self.kept[run] for run in sorted(self.kept, key=json.dumps)]
         write_packed(self.out / RUNS, {"rows": rows, "choices": choices, "runs": runs})
-        for path in self._taken:
-            remove(path)
-        self._taken = []
-        remove_empty(self.fresh)
-
-    @cached_property
-    def _alike(self) -> dict[tuple[object, ...], list[Run]]:
-        """Runs by what is cheap to compare."""
-        result: dict[tuple[object, ...], list[Run]] = {}
-        for run in self.kept:
-            result.setdefault((run.config, run.seed, run.rounds, run.trained), []).append(run)
-        return result
+        if self.fresh.exists():
+            remove(self.fresh)
 
     def get(self, run: Run) -> Curves | None:
         """Return the curves of a run that was kept with the settings of today's config."""
         if run not in self._found:
-            settings = settings_kept(run.settings)
-            among = self._alike.get((run.config, run.seed, settings["rounds"], run.trained), [])
-            among = sorted(among, key=lambda kept: kept.overrides != run.overrides)
-            same = (self.kept[one] for one in among)
-            stored = next((s for s in same if is_same(s.get("settings", {}), settings)), None)
-            with reading(self.out / RUNS, OutputError, "not a kept run"):
-                self._found[run] = read_curves(stored["curves"]) if stored else None
-        return self._found[run]
+            now = settings_kept(run.settings)
+            place = (run.config, run.seed, now["rounds"], run.trained)
+            among = [k for k in self.kept if (k.config, k.seed, k.rounds, k.trained) == place]
+            for kept in sorted(among, key=lambda kept: kept.overrides != run.overrides):
+                settings = self.kept[kept].get("settings", {})
+                # A setting that one lacks is newer than the run, or became a constant since.
+                if all(now.get(key, value) == value for key, value in settings.items()):
+                    with reading(self.out / RUNS, OutputError, "not a kept run"):
+                        self._found[run] = read_curves(self.kept[kept]["curves"])
+                    break
+        return self._found.setdefault(run, None)
 
     def left(self, runs: Iterable[Run]) -> list[Run]:
         """List the runs that were not kept, each once."""
         return [*{run.key: run for run in runs if self.get(run) is None}.values()]
-
-
-def _run_of(stored: Tree) -> Run:
-    return Run(
-        **{name: stored[name] for name in Run._fields} | {"overrides": (*stored["overrides"],)}
-    )
 
 
 # The runs of lines --------------------------------------------------------------------------------
@@ -346,50 +325,35 @@ def stages(groups: Iterable[Sequence[Line]], store: Store) -> Iterator[list[Run]
     """List the runs by group and seed, so that an early stop leaves whole seeds; choices first."""
     for lines in groups:
         trained = [line for line in lines if not line.measure]
-        for seed in dict.fromkeys(
-            seed for line in trained for seed in line.choosers if line.has_choice
-        ):
-            among = [run for line in trained for runs in tried(line).values() for run in runs]
+        among = [run for line in trained for runs in tried(line).values() for run in runs]
+        for seed in dict.fromkeys(run.seed for run in among):
             yield [run for run in among if run.seed == seed]
         for seed in dict.fromkeys(seed for line in trained for seed in line.seeds):
             yield [run_of(line, seed, store) for line in trained if seed in line.seeds]
 
 
-def run_stages(stages: Iterable[Sequence[Run]], store: Store, after: Callable[[], None]) -> None:
-    """Run one stage after the other; call ``after`` at the end of each."""
-    is_written = False
-    for stage in stages:
-        if runs := store.left(stage):
-            is_written = True
-            make_folder(store.fresh)
-            try:
-                _run_stage(runs, store.fresh)
-            finally:
-                store.collect()
-                after()
-    if not is_written:
-        after()
-
-
-def _run_stage(runs: Sequence[Run], folder: Path) -> None:
+def run_all(runs: Sequence[Run], store: Store) -> None:
     """Do some runs, as many at a time as there are cores, and print the result of each."""
     groups: dict[object, list[Run]] = {}  # baselines of the same settings share their work
     for run in runs:
         groups.setdefault(run[:4] if run.trained else run, []).append(run)
     number = 0
     tasks = [(group,) for group in groups.values()]
-    for (group,), reached, left in in_parallel(partial(_run, folder=folder), tasks):
-        for run, words in zip(group, reached, strict=True):
-            number += 1
-            print(
-                f"{number}/{len(runs)}  {run.config} {' '.join(run.overrides)} {run.trained} seed "
-                f"{run.seed}: test {words} at the best validation; the others of this table and "
-                f"seed take about {time_left(left)}",
-                flush=True,
-            )
+    try:
+        for (group,), reached, left in in_parallel(partial(_run, file=store.fresh), tasks):
+            for run, words in zip(group, reached, strict=True):
+                number += 1
+                print(
+                    f"{number}/{len(runs)}  {run.config} {' '.join(run.overrides)} {run.trained} "
+                    f"seed {run.seed}: test {words} at the best validation; the others of this "
+                    f"table and seed take about {time_left(left)}",
+                    flush=True,
+                )
+    finally:
+        store.collect()
 
 
-def _run(runs: Sequence[Run], folder: Path) -> list[str]:
+def _run(runs: Sequence[Run], file: Path) -> list[str]:
     """Do runs with the same config and seed, keep them, and say what each reached."""
     config = runs[0].settings
     baselines = cache(lambda: method_of(config).baselines(config))
@@ -406,11 +370,8 @@ def _run(runs: Sequence[Run], folder: Path) -> list[str]:
             curves = _baseline(run.trained, baselines(), config)
         curves.run_seconds = time.perf_counter() - started
         stored = run._asdict() | {"rounds": config.rounds, "settings": settings_kept(config)}
-        stored |= {"curves": _short(asdict(curves))}
-        name = hashlib.blake2b(json.dumps(run).encode(), digest_size=8).hexdigest()
-        write_text(folder / f"{name}.json", json.dumps(plain(stored)) + "\n")
-        value = curves.score(curves.metric, "test")
-        reached.append(f"{curves.metric} {curves.test_at_best_val if value is None else value:.3f}")
+        append_line(file, stored | {"curves": _each(_short, asdict(thinned(curves)))})
+        reached.append(f"{curves.metric} {curves.score(curves.metric, 'test'):.3f}")
     return reached
 
 

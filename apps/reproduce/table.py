@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from runpy import run_path
+from types import MappingProxyType
 from typing import Any
 
 from flower_graph.config.rules import nearest
@@ -18,16 +20,22 @@ from flower_graph.errors import ConfigError
 from flower_graph.method.registry import known_apps, method_named
 
 TEST, LAST, VALIDATION = "test-accuracy-at-best-val", "test-accuracy-last", "best-val-accuracy"
+PLAIN = [TEST, LAST, VALIDATION, "rounds"]
 WITHIN, END = "test-accuracy-within", "the end"
 BASELINES = {  # methods without a GNN, by the name of their lines
-    "own commonest class": "majority-per-client",
-    "regression on all features": "logistic-regression",
-    "label propagation": "label-propagation",
+    name: {"trained": trained, "figures": [TEST], "tries": [()], "alone": [()]}
+    for name, trained in {
+        "own commonest class": "majority-per-client",
+        "regression on all features": "logistic-regression",
+        "label propagation": "label-propagation",
+    }.items()
 }
 _, REGRESSION, PROPAGATION = BASELINES
+READ = "How to read this: [README.md](README.md)."
 MOST_TRIED = 4  # settings of a method, and as many that only it has
 
 Settings = Sequence[str]
+Methods = Mapping[str, Mapping[str, Any]]  # fields of the lines of each
 
 
 @dataclass(frozen=True)
@@ -91,8 +99,8 @@ class Line:
     """
 
     table: str
-    data: str
-    method: str
+    data: str = ""
+    method: str = ""
     config: str
     seeds: Sequence[int]
     model: str = "GCN"
@@ -127,6 +135,11 @@ class Line:
         return len(self.choices) > 1
 
     @property
+    def wanted(self) -> list[Figure]:
+        """The figures of the line."""
+        return [Figure(one) if isinstance(one, str) else one for one in self.figures]
+
+    @property
     def words(self) -> str:
         """The place of the line in words."""
         data, model, method = self.names
@@ -134,10 +147,53 @@ class Line:
         return ", ".join(filter(None, [self.table, data, model, *keys, method]))
 
 
-def baselines(line: Line) -> list[Line]:
-    """List the lines beside another that nobody needs to train a GNN for."""
-    how: dict[str, Any] = {"figures": [TEST], "paper": {}, "also": {}, "tries": [()], "alone": [()]}
-    return [replace(line, method=name, trained=one, **how) for name, one in BASELINES.items()]
+def grid(
+    line: Line,
+    data: Sequence[str] | Mapping[str, int],
+    methods: Methods | Callable[[str], Methods],
+    gains: Sequence[tuple[Figure, Sequence[str]]] = (),
+    budgets: Sequence[Figure] = (),
+    last: Settings = (),
+    over: Mapping[str, Mapping[Any, Settings]] = MappingProxyType({}),
+    **fields: Any,
+) -> list[Line]:
+    """List a line for each data set, values that are varied, and method.
+
+    Parameters
+    ----------
+    line : Line
+        What all have, but for ``fields``; ``{data}`` in its config stands for the data set.
+    data : sequence of str, or mapping
+        The data sets; a number is of the settings that each method may try there.
+    methods : mapping, or function of the data set
+        By method the fields of its lines: settings come behind those of ``line``, a list of the
+        paper's accuracies is by data set, and figures stand in the place of all others.
+    gains, budgets : sequences
+        Figures behind the others: those that the named methods have, and those that all have.
+    last : sequence of str
+        Settings behind those of the methods.
+    over : mapping
+        What is varied: by key of the lines its values, with the settings that each stands for.
+    """
+    line, lines = replace(line, **fields), []
+    varied = [[(key, value) for value in values] for key, values in over.items()]
+    for number, name in enumerate(data):
+        ours = methods(name) if callable(methods) else methods
+        for keys, (method, more) in product(map(dict, product(*varied)), ours.items()):
+            own: dict[str, Any] = {"config": line.config, "tries": line.tries, **more}
+            own["config"] = own["config"].format(data=name.lower())
+            own["settings"] = [*line.settings, *own.get("settings", ()), *last]
+            own["settings"] += [one for key, value in keys.items() for one in over[key][value]]
+            if "figures" not in own:
+                tested = [figure for figure, having in gains if method in having]
+                own["figures"] = [*line.figures, *tested, *budgets]
+            if isinstance(own.get("paper"), list):
+                own["paper"] = {TEST: own["paper"][number]}
+            if isinstance(data, Mapping):
+                own["tries"] = own["tries"][: data[name]]
+            own["keys"] = {**line.keys, **keys}
+            lines.append(replace(line, data=name, method=method, **own))
+    return lines
 
 
 @dataclass(frozen=True)
@@ -179,6 +235,16 @@ class Paper:
     settings: Mapping[str, Sequence[str]] = field(default_factory=dict)
     scale: int = 1
 
+    @property
+    def lines(self) -> list[Line]:
+        """The lines of all tables, each once."""
+        return [*dict.fromkeys(line for lines in self.tables.values() for line in lines)]
+
+    @property
+    def asked(self) -> list[Sequence[Line]]:
+        """The groups that are run; the page has the others too, if their runs are there."""
+        return [lines for name, lines in self.tables.items() if name not in self.on_request]
+
 
 def papers() -> dict[str, str]:
     """Return the tables of all methods by name: shipped ones, or paths of files."""
@@ -189,35 +255,27 @@ def papers() -> dict[str, str]:
 def read_paper(name: str) -> Paper:
     """Import a shipped paper's tables, or the user's own."""
     shipped = papers()
-    path = name if name.endswith((".py", ".yaml", ".yml")) else shipped.get(name)
+    path = name if name.endswith(".py") else shipped.get(name)
     if path is None:
         close = nearest(name, [*shipped])
         hint = f"did you mean {close!r}?" if close else f"there are {', '.join(shipped)}"
         raise ConfigError(f"paper: {name!r} is unknown; {hint} (a file of your own ends in .py)")
-    if path.endswith((".yaml", ".yml")):
-        raise ConfigError(f"paper: {path}: tables are Python; write PAPER = Paper(...) in a .py")
-    if not path.endswith(".py"):
-        path = path.replace("-", "_")
-        values = vars(import_module(f"flower_graph.apps.reproduce.papers.{path}"))
-    elif Path(path).is_file():
-        try:
+    try:
+        if path.endswith(".py"):
             values = run_path(path)
-        except Exception as error:  # any error of the user's file
-            raise ConfigError(f"paper: {path}: {type(error).__name__}: {error}") from error
-    else:
-        raise ConfigError(f"paper: {path}: there is no such file")
-    paper = values.get("PAPER")
-    if not isinstance(paper, Paper):
+        else:
+            values = vars(import_module(f"{__package__}.papers.{path.replace('-', '_')}"))
+    except Exception as error:  # any error of the user's file
+        raise ConfigError(f"paper: {path}: {type(error).__name__}: {error}") from error
+    if not isinstance(paper := values.get("PAPER"), Paper):
         raise ConfigError(f"paper: {path}: it has no PAPER that is a Paper")
     return paper
 
 
 def check(paper: Paper) -> None:
     """Refuse lines whose seed chooses, and methods that try more settings than others."""
-    for name, lines in paper.tables.items():
-        chosen = (
-            [] if name in paper.on_request else [line for line in lines if line.choices != [()]]
-        )
+    for lines in paper.asked:
+        chosen = [line for line in lines if line.choices != [()]]
         for line in chosen:
             if {*line.choosers} & {*line.seeds}:
                 raise ConfigError(
@@ -228,8 +286,8 @@ def check(paper: Paper) -> None:
             count, own = len(line.tries), len(line.alone)
             if not 1 <= own <= MOST_TRIED or not 1 <= count <= MOST_TRIED or count != most:
                 raise ConfigError(
-                    f"{name}: {line.words}: tries has {count} settings, alone {own}; each method "
-                    f"must try as many, at least 1 and at most {MOST_TRIED}"
+                    f"{line.words}: tries has {count} settings, alone {own}; each method must try "
+                    f"as many, at least 1 and at most {MOST_TRIED}"
                 )
 
 

@@ -138,10 +138,8 @@ def _handler(
     def handle(message: Message, context: Context) -> Message:
         client = client_fn(context)
         if not isinstance(client, NumPyClient):
-            raise TypeError(
-                f"client_fn must return a flwr.client.NumPyClient (without .to_client()), "
-                f"got {type(client).__name__}"
-            )
+            kind = type(client).__name__
+            raise TypeError(f"client_fn: {kind}, must be a NumPyClient (without .to_client())")
         _refuse_less(client, context)
         return answer(client, message)
 
@@ -164,14 +162,9 @@ def _refuse_less(client: NumPyClient, context: Context) -> None:
     except ValueError as error:
         # Logged for the SuperNode's user: the server must not learn paths.
         LOG.error("%s", error)
-        raise RefusedError(
-            "this SuperNode has a key of its own, or should have: its node config's "
-            f"{', '.join(given)} cannot be used; its own log says why"
-        ) from None
-    raise RefusedError(
-        "this SuperNode has a key of its own (identity-key) and takes part in no run whose "
-        "clients trust the server, as this one's do"
-    )
+        keys = ", ".join(given)
+        raise RefusedError(f"node config: {keys}: unusable; the SuperNode's log says why") from None
+    raise RefusedError("identity-key: this SuperNode joins no run whose clients trust the server")
 
 
 def _train(method: str, client: NumPyClient, message: Message) -> Message:
@@ -332,9 +325,7 @@ def _take_over(file: Path, context: Context, key: StateKey | None) -> None:
         if in_memory:
             LOG.warning("%s; going on with what Flower has in memory", error)
             return
-        raise StateLostError(
-            f"client {node_name(context)}: its state is lost: {error}; remove the file and the "
-            "client begins anew"
-        ) from error
+        words = f"client {node_name(context)}: its state is lost: {error}"
+        raise StateLostError(f"{words}; remove the file to begin anew") from error
     if handled > in_memory:
         context.state = state

@@ -307,10 +307,8 @@ class ModuleClient(NumPyClient):
         with torch.no_grad():
             for (name, value), values in zip(local.items(), parameters, strict=True):
                 if tuple(value.shape) != values.shape:
-                    raise ValueError(
-                        f"{name} has shape {values.shape}, expected {tuple(value.shape)}: server "
-                        "and clients must have the same module"
-                    )
+                    wanted = f"expected {tuple(value.shape)} as in the clients' module"
+                    raise ValueError(f"{name} has shape {values.shape}, {wanted}")
                 # A mean of counters is no whole number.
                 came = torch.from_numpy(values)
                 value.copy_(came if value.is_floating_point() else came.double().round())

@@ -49,7 +49,6 @@ LOG = logging.getLogger(__name__)
 SMALL_BYTES = 1 << 20
 VERSION = "state-version"  # key of the version among the tensors of a saved file
 CONTEXT, SAVED, PROCESS = "context", "saved", "process"  # where the tensors are
-CHANGING = -1  # the version of an object that a message is changing
 KEPT_AT_CLIENT = 3  # the server may fall back to the one before the last two are complete
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
@@ -77,18 +76,12 @@ class StateStore:
         self._folder = (own or default_folder()) / f"run-{context.run_id}"
         self._file = self._folder / f"{name}-{node}.safetensors"
         self._found = 0  # version of the loaded tensors
+        self._before: tuple[int, object, str] | None = None  # in ``_LIVE``, before this message
 
     @property
     def version(self) -> int:
         record = self._context.state.config_records.get(self._name)
         return 0 if record is None else int(record["version"])  # type: ignore[arg-type]
-
-    def expect(self) -> None:
-        if not self.version:
-            raise StateLostError(
-                f"client {self._key[1]}: its state of this run is gone, as Flower keeps it in "
-                "memory; name a state-dir in the node's config"
-            )
 
     def is_due(self, resume: Resume) -> bool:
         """Whether the server names a checkpoint that is not loaded yet."""
@@ -109,15 +102,14 @@ class StateStore:
         kind, mark = str(record["kind"]), str(record["token"])
         if kind == SAVED:
             mark = self._mark()
-        version, live, own = _LIVE.get(self._key, (CHANGING, None, ""))
+        version, live, own = _LIVE.get(self._key, (0, None, ""))
         # If Flower restored an old context, a version may exist twice, but not a mark.
         if version >= self.version and (kind == PROCESS or own == mark):
             self._found = version
             return live
         if kind == PROCESS:
-            half = "left half changed by a message that failed"
-            what = "kept in a process that is gone" if live is None else half
-            raise StateLostError(f"client {self._key[1]}: its state was {what}")
+            why = "kept in a process that is gone, or left half changed by a message that failed"
+            raise StateLostError(f"client {self._key[1]}: its state was {why}")
         if kind == CONTEXT:
             self._found = self.version
             arrays = self._context.state.array_records[f"{self._name}-tensors"]
@@ -135,14 +127,13 @@ class StateStore:
         return cast(T, _FIXED[self._key])
 
     def begin(self) -> None:
-        """Mark the object as being changed; ``commit`` unmarks it."""
-        if self._key in _LIVE:
-            _LIVE[self._key] = (CHANGING, *_LIVE[self._key][1:])
+        """Forget the object, which a message changes, until ``commit`` or ``undo``."""
+        self._before = _LIVE.pop(self._key, None)
 
     def undo(self, live: object) -> None:
         """Undo ``begin``: the tensors are as before, and ``live`` works on them."""
-        if self.version and self._key in _LIVE:
-            _LIVE[self._key] = (self._found, live, _LIVE[self._key][2])
+        if self.version and self._before is not None:
+            _LIVE[self._key] = (self._found, live, self._before[2])
 
     def commit(self, live: object, tensors: Tensors) -> None:
         from flwr.app import ArrayRecord, ConfigRecord
@@ -187,10 +178,8 @@ class StateStore:
             raise StateLostError(f"client {self._key[1]}: its state is lost: {error}") from error
         self._found = int(tensors.pop(VERSION, torch.tensor(-1)))
         if self._found < self.version:
-            raise StateLostError(
-                f"client {self._key[1]}: its state {self._file} is at version {self._found}, "
-                f"expected version {self.version}"
-            )
+            versions = f"version {self._found}, expected version {self.version}"
+            raise StateLostError(f"client {self._key[1]}: its state {self._file}: {versions}")
         return tensors
 
 
@@ -241,8 +230,8 @@ class CohortState(Generic[T]):
     @contextmanager
     def opened(self, makers: Makers[T], *, follows: bool = False) -> Iterator[T]:
         """Yield the object. Keep its changes only if the block ends without an error."""
-        if follows:  # the server says that there were earlier messages
-            self.store.expect()
+        if follows and not self.store.version:  # the server says that there were earlier messages
+            raise StateLostError("its state of this run is gone; name a state-dir in node-config")
         live, tensors = self._open(makers)
         before = {name: tensor.clone() for name, tensor in tensors.items() if self._copies}
         self.store.begin()

@@ -126,9 +126,7 @@ class ValueTask(NodeTask):
     def place(self, graph: LocalGraph, device: torch.device) -> GraphOnDevice:
         targets = graph.targets if isinstance(graph, ClientGraph) else None
         if targets is None:
-            raise DataError(
-                f"client {graph.client} has no numbers of nodes, which are to be learnt"
-            )
+            raise DataError(f"client {graph.client}: its nodes have no numbers (task: values)")
         placed, scaled = placed_on(graph, device), self.scale.apply(targets).to(device)
         # No classes, so that a loss about classes fails
         return placed._replace(y=torch.full_like(placed.y, -1), targets=scaled)

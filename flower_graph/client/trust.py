@@ -72,10 +72,8 @@ def trust_of(context: Context, *, hides: bool = False) -> TrustSettings:
     if settings is None:
         folder, partition = _folder(context.run_id), str(context.node_config.get(PARTITION, ""))
         if not partition.isdigit() or not (folder / partition).is_file():
-            raise RefusedError(
-                "clients of this run do not trust the server, and this SuperNode has no key of its "
-                f"own: name {IDENTITY_KEY} and {REGISTRY} in its node config"
-            )
+            words = f"name {IDENTITY_KEY} and {REGISTRY} in its node config"
+            raise RefusedError(f"this SuperNode has no key of its own: {words}")
         files = {IDENTITY_KEY: folder / partition, REGISTRY: folder / REGISTRY_FILE}
         named = {key: str(file) for key, file in files.items()}
         settings = TrustSettings.of({**context.node_config, **named}, context.run_id)

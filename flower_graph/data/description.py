@@ -4,26 +4,27 @@ Files, folders of clients, constructors and Python all use it. Each change to th
 for users. Data that cannot be understood raise a ``DataError`` with place, index, value and remedy.
 ``docs/reference/configuration.md`` has the table of accepted data.
 
-Constructors check their data and convert nothing. Clients are built anew for every message, so data
-that passed are remembered: by their tensors' memory, as long as it exists and is not written.
+Constructors check their data and convert nothing. Clients are built anew for every message, so
+graphs that passed are remembered, as long as they exist and no tensor of them is written into.
 """
 
 from __future__ import annotations
 
 import logging
-import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from flower_graph.config.common import MEAN, REFUSE
-from flower_graph.data.gaps import NO_GAPS, PLAIN, Columns, Gaps, Uses
+from flower_graph.data.gaps import NO_GAPS, PLAIN, Columns, Gaps, Uses, align
 from flower_graph.data.graph import PARTS, Graph, HeldGraph, check_dense_size, to_undirected
 from flower_graph.data.labels import (
     DENSE,
@@ -88,10 +89,16 @@ def tell(place: str, notes: Sequence[str], level: int = logging.INFO) -> None:
             LOG.log(logging.WARNING if isinstance(note, Caution) else level, "%s: %s", place, note)
 
 
-def by_place(columns: Columns, whose: str = "its features") -> str:
-    """Return the warning that features without names are taken in the order of others'."""
-    shown = ", ".join({}.fromkeys(columns.names))
-    return Caution(f"{whose} have no names, and columns are taken in this order: {shown:.200}")
+def by_columns(where: str, x: Tensor, own: Columns | None, common: Columns | None) -> Tensor:
+    """Order features ``[n, f]`` by a run's columns; say so if one of both has no names."""
+    if own is not None and common is not None:
+        return align(x, own, common)
+    named = common if own is None else own
+    if named is not None:
+        whose, shown = "the run's" if common is None else "its", ", ".join({}.fromkeys(named.names))
+        note = f"{whose} features have no names, and columns are taken in this order: {shown:.200}"
+        tell(where, [Caution(note)])
+    return x
 
 
 def as_graph(
@@ -153,8 +160,8 @@ def read_graph(
         train,
         val,
         test,
-        classes=labels.classes,
         names=found.names,
+        classes=labels.classes,
         notes=(*getattr(data, "notes", ()), *found.notes, *labels.notes),
         columns=found.columns,
         targets=found.targets,
@@ -189,19 +196,13 @@ def check_masks(graph: Graph) -> None:
 def check_parts(masks: Mapping[str, Tensor], y: Tensor, names: Sequence[str] | None = None) -> None:
     """Check that all nodes of masks have a label, and that none is in two masks."""
     for part, mask in masks.items():
-        wrong = mask & (y < 0)
-        if wrong.any():
-            node = int(wrong.nonzero()[0])
-            name = f" ({names[node]})" if names else ""
-            raise DataError(
-                f"{part}: node {node}{name} has no label, as {int(wrong.sum())} of its nodes: "
-                f"take them out of it, such as by {part} &= y >= 0"
-            )
+        if (nodes := (mask & (y < 0)).nonzero().flatten().tolist()) != []:
+            name = f"{nodes[0]} ({names[nodes[0]]})" if names else nodes[0]
+            why = f"node {name} has no label, as {len(nodes)} of its nodes"
+            raise DataError(f"{part}: {why}: take them out of it, such as by {part} &= y >= 0")
     for (first, left), (second, right) in combinations(masks.items(), 2):
-        both = left & right
-        if both.any():
-            node = int(both.nonzero()[0])
-            raise DataError(f"{first} and {second} overlap in {int(both.sum())} nodes, as {node}")
+        if (nodes := (left & right).nonzero().flatten().tolist()) != []:
+            raise DataError(f"{first} and {second} overlap in {len(nodes)} nodes, as {nodes[0]}")
 
 
 def check_kind(data: object) -> None:
@@ -209,9 +210,7 @@ def check_kind(data: object) -> None:
     if type(data).__name__ == "HeteroData":
         raise DataError(f"is a HeteroData: {ONE_KIND}")
     if hasattr(data, "to_data_list"):
-        raise DataError(
-            "is a Batch: save each graph of batch.to_data_list() in a folder of clients"
-        )
+        raise DataError("is a Batch: save each graph of to_data_list() in a folder of clients")
 
 
 def describe_graph(
@@ -330,9 +329,12 @@ def read_edges(edge_index: object, num_nodes: int, notes: list[str]) -> Tensor:
 def check_edges(edge_index: Tensor, num_nodes: int) -> None:
     """Check that edges are pairs of existing nodes."""
     shape = list(edge_index.shape)
-    if edge_index.layout != torch.strided:
-        raise DataError(f"edge_index is {edge_index.layout}: must be pairs of nodes [2, E]")
-    if edge_index.dim() != 2 or shape[0] != 2 or not is_whole(edge_index):
+    if (
+        edge_index.layout != torch.strided
+        or edge_index.dim() != 2
+        or shape[0] != 2
+        or not is_whole(edge_index)
+    ):
         remedy = "; use edge_index.t()" if len(shape) == 2 and shape[1] == 2 else ""
         remedy = remedy if is_whole(edge_index) else "; use edge_index.long()"
         raise DataError(f"edge_index is {edge_index.dtype} {shape}: must be int64 [2, E]{remedy}")
@@ -363,20 +365,31 @@ def read_mask(part: str, mask: object, n: int, notes: list[str]) -> Tensor | Non
     return given.bool()
 
 
+def filled_masks(
+    masks: Mapping[str, Tensor | None], y: Tensor, names: Sequence[str] | None = None
+) -> dict[str, Tensor]:
+    """Return one split's checked masks ``[n]``, empty where there is none."""
+    result = {}
+    for part, mask in masks.items():
+        result[part] = torch.zeros_like(y, dtype=torch.bool) if mask is None else mask
+        if result[part].dim() != 1:
+            raise DataError(f"{part} is {list(result[part].shape)}: must be bool [{len(y)}]")
+    check_parts(result, y, names)
+    return result
+
+
 def _made_features(how: str, n: int, edges: Tensor | None, notes: list[str]) -> Tensor:
-    if how == "degree":
-        degrees = (
-            torch.zeros(n, dtype=torch.int64) if edges is None else edges[0].bincount(minlength=n)
-        )
-        note = f"no features: each node's degree stands for them, 0 to {DEGREES - 1} or more"
-        notes.append(Caution(note))
-        return torch.nn.functional.one_hot(degrees.clamp(max=DEGREES - 1), DEGREES).float()
+    if how not in ("degree", "one-hot"):
+        raise DataError("the graph has no x: set data.no_features=degree or one-hot")
     if how == "one-hot":
         check_dense_size(n, n, "data.no_features=degree takes less.")
-        note = "no features: each node's number stands for them, one of as many as nodes"
-        notes.append(Caution(note))
-        return torch.eye(n)
-    raise DataError("the graph has no x: set data.no_features=degree or one-hot")
+        number, width, what = torch.arange(n), n, "number stands for them, one of as many as nodes"
+    else:
+        ends = torch.empty(0, dtype=torch.int64) if edges is None else edges[0]
+        number, width = ends.bincount(minlength=n).clamp(max=DEGREES - 1), DEGREES
+        what = f"degree stands for them, 0 to {DEGREES - 1} or more"
+    notes.append(Caution(f"no features: each node's {what}"))
+    return torch.nn.functional.one_hot(number, width).float()
 
 
 def _names(names: object, n: int) -> tuple[str, ...] | None:
@@ -385,10 +398,12 @@ def _names(names: object, n: int) -> tuple[str, ...] | None:
     result = tuple(str(name) for name in listed("names", names))
     if len(result) != n:
         raise DataError(f"{len(result)} names for {n} nodes: must be one a node")
-    if len(set(result)) < n:
-        index = {name: row for row, name in enumerate(result)}
-        row, name = next((row, name) for row, name in enumerate(result) if index[name] != row)
-        raise DataError(f"the name {name!r} is there twice: nodes {row} and {index[name]}")
+    name, times = Counter(result).most_common(1)[0]
+    if times > 1:
+        row = result.index(name)
+        raise DataError(
+            f"the name {name!r} is there twice: nodes {row} and {result.index(name, row + 1)}"
+        )
     return result
 
 
@@ -483,9 +498,9 @@ def _by_edge(given: Tensor, weight: Tensor, edges: Tensor, n: int) -> tuple[Tens
 
 # Checks of data that constructors are given -------------------------------------------------------
 
-HELD = ("y", "edge_index", *PARTS)  # besides x, which a data folder's reader makes anew
 LAYOUTS = (torch.strided, torch.sparse_csr)
-_fit: dict[tuple[object, ...], tuple[weakref.ref[object], ...]] = {}
+# Graphs that passed, and how often their tensors had been written into by then
+_fit: WeakKeyDictionary[HeldGraph, list[int]] = WeakKeyDictionary()
 
 
 class ServerGraph(NamedTuple):
@@ -509,15 +524,10 @@ def server_graph(data: Any) -> ServerGraph:
     y = y.clamp(min=-1)
     check_labels(y)
     edges = read_edges(data.edge_index, y.numel(), notes)
-    given = as_tensor("edge_index", data.edge_index).long()
-    edges = given if _is_whole(given, edges) else edges  # their order is the caller's
-    masks = {}
-    for part in PARTS:
-        mask = read_mask(part, getattr(data, part, None), y.numel(), notes)
-        if mask is not None and mask.dim() != 1:
-            raise DataError(f"{part} is of {mask.size(1)} splits: must be bool [n]")
-        masks[part] = torch.zeros_like(y, dtype=torch.bool) if mask is None else mask
-    check_parts(masks, y)
+    own = as_tensor("edge_index", data.edge_index).long()
+    edges = own if _is_whole(own, edges) else edges  # their order is the caller's
+    given = {part: read_mask(part, getattr(data, part, None), y.numel(), notes) for part in PARTS}
+    masks = filled_masks(given, y)
     tell("data", notes)
     return ServerGraph(edges, y, {part.partition("_")[0]: mask for part, mask in masks.items()})
 
@@ -525,18 +535,16 @@ def server_graph(data: Any) -> ServerGraph:
 def check_clients(graphs: Iterable[HeldGraph]) -> None:
     """Check clients' graphs without converting them; ``DataError`` names the client."""
     for graph in graphs:
-        with saying(f"client {graph.client}"):
-            check_rows(graph.x)
-            tensors = [getattr(graph, name) for name in HELD]
-            if graph.y.shape != graph.x.shape[:1] or not _is_fit(tensors):
+        written = [one._version for one in vars(graph).values() if isinstance(one, Tensor)]
+        if _fit.get(graph) != written:
+            with saying(f"client {graph.client}"):
+                check_rows(graph.x)
                 _check_client(graph)
-                _remember(tensors)
+            _fit[graph] = written
 
 
 def check_rows(x: Tensor) -> None:
     """Check features of users: a finite float32 matrix, dense or CSR."""
-    if _is_fit([x]):
-        return
     if x.dim() != 2 or x.dtype != torch.float32 or x.layout not in LAYOUTS:
         raise DataError(f"x is {x.dtype} {list(x.shape)}: must be float32 [n, f], dense or CSR")
     values = x if x.layout == torch.strided else x.values()
@@ -545,25 +553,24 @@ def check_rows(x: Tensor) -> None:
         dense = x if x.layout == torch.strided else x.to_dense()
         row, column = (~torch.isfinite(dense)).nonzero()[0].tolist()
         raise DataError(f"x[{row}, {column}] is {dense[row, column].item()}: must be finite")
-    _remember([x])
 
 
 def _check_client(graph: HeldGraph) -> None:
-    n, y = int(graph.x.shape[0]), graph.y
-    if y.dtype != torch.int64 or y.shape != (n,):
-        raise DataError(f"y is {y.dtype} {list(y.shape)}: must be int64 [{n}], -1 without a label")
-    check_labels(y)
+    n, masks = len(graph.x), {part: getattr(graph, part) for part in PARTS}
+    for name, value, kind in (
+        ("y", graph.y, torch.int64),
+        *((part, mask, torch.bool) for part, mask in masks.items()),
+    ):
+        if value.dtype != kind or value.shape != (n,):
+            raise DataError(f"{name} is {value.dtype} {list(value.shape)}: must be {kind} [{n}]")
+    check_labels(graph.y)
     if graph.edge_index is not None:
         check_edges(graph.edge_index, n)
         if not _is_whole(graph.edge_index, to_undirected(graph.edge_index, n)):
             raise DataError(
                 "edge_index must have every edge once in each direction: see data.to_undirected"
             )
-    masks = {part: getattr(graph, part) for part in PARTS}
-    for part, mask in masks.items():
-        if mask.dtype != torch.bool or mask.shape != (n,):
-            raise DataError(f"{part} is {mask.dtype} {list(mask.shape)}: must be bool [{n}]")
-    check_parts(masks, y)
+    check_parts(masks, graph.y)
 
 
 def _is_whole(edges: Tensor, wanted: Tensor) -> bool:
@@ -571,33 +578,3 @@ def _is_whole(edges: Tensor, wanted: Tensor) -> bool:
         return False
     n = 1 + int(edges.max()) if edges.numel() else 1
     return torch.equal((edges[0] * n + edges[1]).sort().values, wanted[0] * n + wanted[1])
-
-
-def _parts(tensors: Iterable[Tensor | None]) -> Iterator[Tensor]:
-    for one in tensors:
-        if one is not None and one.layout == torch.strided:
-            yield one
-        elif one is not None:
-            yield from (one.crow_indices(), one.col_indices(), one.values())
-
-
-def _key(tensors: Iterable[Tensor | None]) -> tuple[object, ...]:
-    found: list[object] = []
-    for one in _parts(tensors):
-        place = id(one.untyped_storage()), one.storage_offset(), one.shape, one.stride()
-        found += [*place, one.dtype, one._version]
-    return tuple(found)
-
-
-def _is_fit(tensors: Iterable[Tensor | None]) -> bool:
-    return _key(tensors) in _fit
-
-
-def _remember(tensors: Iterable[Tensor | None]) -> None:
-    tensors = list(tensors)
-    key = _key(tensors)
-
-    def forget(_: object) -> None:
-        _fit.pop(key, None)
-
-    _fit[key] = tuple(weakref.ref(one.untyped_storage(), forget) for one in _parts(tensors))

@@ -13,7 +13,7 @@ from torch import Tensor
 from flower_graph.config.common import PRESENCE, PRESENCE_ROW, ROW, STANDARDISE
 from flower_graph.data.gaps import Columns, fill_gaps
 from flower_graph.errors import DataError
-from flower_graph.ops.graph import csr_tensor, pointers
+from flower_graph.ops.graph import csr_tensor, pointers, row_entries
 from flower_graph.storage.reading import Tree
 
 if TYPE_CHECKING:
@@ -176,27 +176,18 @@ class WholeGraph(Protocol):
     y: Tensor
 
 
-class HeldGraph(Protocol):
+class HeldGraph:
     """One client's graph: the attributes that all methods' graphs have, as in ``ClientGraph``."""
 
-    @property
-    def client(self) -> int: ...
-    @property
-    def nodes(self) -> Tensor: ...
-    @property
-    def x(self) -> Tensor: ...
-    @property
-    def y(self) -> Tensor: ...
-    @property
-    def edge_index(self) -> Tensor | None: ...
-    @property
-    def train_mask(self) -> Tensor: ...
-    @property
-    def val_mask(self) -> Tensor: ...
-    @property
-    def test_mask(self) -> Tensor: ...
-    @property
-    def called(self) -> tuple[str, ...] | None: ...
+    client: int
+    nodes: Tensor
+    x: Tensor
+    y: Tensor
+    edge_index: Tensor | None
+    train_mask: Tensor
+    val_mask: Tensor
+    test_mask: Tensor
+    called: tuple[str, ...] | None
 
 
 def called(graphs: Sequence[HeldGraph]) -> Tensor | list[str]:
@@ -227,7 +218,7 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     # x [n, f]
     if x.layout == torch.strided:
         return x[rows]
-    place, entry = row_entries(x.crow_indices().long(), rows)
+    place, entry = row_entries(x.crow_indices(), rows)
     columns, values = x.col_indices()[entry], x.values()[entry]
     local = pointers(place, rows.numel()).to(columns.dtype)
     return csr_tensor(local, columns, values, (rows.numel(), x.size(1)))
@@ -242,15 +233,6 @@ def row_range(x: Tensor, rows: slice) -> Tensor:
     first, last = int(start[0]), int(start[-1])
     columns, values = x.col_indices()[first:last], x.values()[first:last]
     return csr_tensor(start - first, columns, values, (rows.stop - rows.start, x.size(1)))
-
-
-def row_entries(start: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """List the entries of rows of a CSR matrix: their index in ``rows``, and their position."""
-    counts = start[rows + 1] - start[rows]
-    place = torch.repeat_interleave(counts)
-    # Counts up within each row, from its first entry.
-    first = start[rows] - (counts.cumsum(0) - counts)
-    return place, torch.arange(place.numel()) + first[place]
 
 
 class Neighbours(NamedTuple):

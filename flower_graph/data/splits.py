@@ -46,10 +46,6 @@ def random_split(
     any node are passed over. ``DataError`` if a class, or the rest after the training nodes, has
     too few nodes.
     """
-    counts = {"train_per_class": train_per_class, "num_val": num_val, "num_test": num_test}
-    for key, count in counts.items():
-        if count < 1:
-            raise DataError(f"data.{key} = {count}: must be at least 1")
     classes = []
     for label in range(num_classes):
         members = (y == label).nonzero().flatten()
@@ -61,10 +57,8 @@ def random_split(
     chosen, is_left = torch.cat(classes), y >= 0
     is_left[chosen] = False
     rest = is_left.nonzero().flatten()
-    if rest.numel() < num_val + num_test:
-        raise DataError(
-            f"data.num_val + data.num_test = {num_val + num_test}: {rest.numel()} left; {ADVICE}"
-        )
+    if (left := rest.numel()) < (wanted := num_val + num_test):
+        raise DataError(f"data.num_val + data.num_test = {wanted}: {left} left; {ADVICE}")
     rest = rest[torch.randperm(rest.numel(), generator=generator)]
     return masks_of(y.numel(), [chosen, rest[:num_val], rest[num_val : num_val + num_test]])
 
@@ -77,12 +71,9 @@ def can_be_split(y: Tensor, ratios: Sequence[float]) -> bool:
 def labelled_split(y: Tensor, ratios: Sequence[float], *, generator: torch.Generator) -> Masks:
     """Draw three shares of the nodes with a label, whatever their class: ``round(share * n)`` each.
 
-    Shares are above 0, in sum at most 1. ``DataError`` if not, or if a share is less than one node.
+    Shares are in sum at most 1. ``DataError`` if a share is less than one node.
     """
     shares, labelled = [float(share) for share in ratios], (y >= 0).nonzero().flatten()
-    # `not > 0` rather than `<= 0`, so that NaN is refused too.
-    if len(shares) != 3 or any(not share > 0 for share in shares) or sum(shares) > 1 + 1e-9:
-        raise DataError(f"data.ratios = {shares}: must be three above 0, in sum at most 1")
     parts = cut_by_shares(labelled[torch.randperm(len(labelled), generator=generator)], shares)
     if not all(map(len, parts)):
         raise DataError(f"data.ratios = {shares} leaves a part of {len(labelled)} nodes empty")
@@ -91,18 +82,11 @@ def labelled_split(y: Tensor, ratios: Sequence[float], *, generator: torch.Gener
 
 def stratified_split(y: Tensor, ratios: Sequence[float], *, generator: torch.Generator) -> Masks:
     """Draw three shares of the nodes of each class; a share may be 0."""
-    shares = [float(share) for share in ratios]
-    # What is good rather than what is bad, so that NaN is refused too.
-    good = len(shares) == 3 and all(share >= 0 for share in shares) and 0 < sum(shares) <= 1 + 1e-9
-    if not good:
-        raise DataError(
-            f"partition.ratios = {shares}: must be three, not below 0, in sum above 0, at most 1"
-        )
     parts: list[list[Tensor]] = [[], [], []]
     for label in y[y >= 0].unique().tolist():
         members = (y == label).nonzero().flatten()
         order = members[torch.randperm(members.numel(), generator=generator)]
-        for part, members in zip(parts, cut_by_shares(order, shares), strict=True):
+        for part, members in zip(parts, cut_by_shares(order, ratios), strict=True):
             part.append(members)
     nobody = torch.empty(0, dtype=torch.int64)
     return masks_of(y.numel(), [torch.cat([nobody, *part]) for part in parts])
@@ -120,11 +104,8 @@ def check_roles(client: int, masks: Masks, ratios: Sequence[float]) -> None:
     """Check that a client has nodes in every role that is to have some."""
     for role, mask, share in zip(ROLE_WORDS, masks, ratios, strict=True):
         if share > 0 and not mask.any():
-            raise DataError(
-                f"client {client}: none of its {mask.numel()} nodes is for {role}, with "
-                f"partition.ratios = {list(ratios)}: give this role a larger share, or the client "
-                "more labelled nodes"
-            )
+            none = f"none of its {mask.numel()} nodes is for {role}"
+            raise DataError(f"client {client}: {none}, with partition.ratios = {list(ratios)}")
 
 
 def select_column(masks: Masks, seed: int) -> Masks:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.ops.adam import BETAS, EPS, fused_step_
-from flower_graph.ops.graph import weighted_sums
+from flower_graph.ops.graph import pointers, row_entries, weighted_sums
 
 # Numbers (rows times h) that a step handles at a time: small enough that the working tensors stay
 # in cache, large enough that threads have something to share.
@@ -71,51 +71,30 @@ def pack_csr(
     """Build active rows from features in compressed sparse row form."""
     # ptr, feature, value [n + 1]
     if bias:
-        n = ptr.numel() - 1
-        user = torch.repeat_interleave(torch.arange(n, dtype=torch.int32), ptr.diff())
-        # Row k of user i moves down by the i bias rows of the users before it.
-        place = torch.arange(feature.numel()) + user
-        bias_place = ptr[1:] + torch.arange(n)
-        total = feature.numel() + n
-        wide_feature = torch.full((total,), num_features, dtype=torch.int32)
-        wide_value = torch.ones(total)
-        wide_feature[place] = feature.to(torch.int32)
-        wide_value[place] = value.float()
-        ptr = ptr.clone()
-        ptr[1:] = bias_place + 1
-        feature, value, num_features = wide_feature, wide_value, num_features + 1
+        # A user's bias comes after its rows.
+        ptr = ptr + torch.arange(ptr.numel())
+        is_own = torch.ones(int(ptr[-1]), dtype=torch.bool)
+        is_own[ptr[1:] - 1] = False
+        every = torch.full(is_own.shape, num_features, dtype=torch.int32)
+        feature = every.masked_scatter_(is_own, feature.to(torch.int32))
+        value = torch.ones(is_own.shape).masked_scatter_(is_own, value.float())
+        num_features += 1
     return ActiveRows(ptr.to(torch.int32), feature.to(torch.int32), value.float(), num_features)
 
 
 def pack(x: Tensor, *, bias: bool = False) -> ActiveRows:
     """Build active rows from a dense feature matrix."""
     # x [n, f]
-    index = x.nonzero()
-    ptr = torch.zeros(x.shape[0] + 1, dtype=torch.int64)
-    ptr[1:] = torch.bincount(index[:, 0], minlength=x.shape[0]).cumsum(0)
-    value = x[index[:, 0], index[:, 1]]
-    return pack_csr(ptr, index[:, 1], value, x.shape[1], bias=bias)
+    row, column = x.nonzero(as_tuple=True)
+    return pack_csr(pointers(row, len(x)), column, x[row, column], x.shape[1], bias=bias)
 
 
 def take(rows: ActiveRows, users: Tensor) -> tuple[ActiveRows, Tensor]:
     """Select some users."""
     # users [p]
-    users = users.long().to(rows.ptr.device)
-    start = rows.ptr[users].long()
-    count = rows.ptr[users + 1].long() - start
-    ptr = torch.zeros(users.numel() + 1, dtype=torch.int64, device=users.device)
-    ptr[1:] = count.cumsum(0)
-    local = torch.arange(users.numel(), device=users.device)
-    user = torch.repeat_interleave(local, count)
-    row = torch.arange(user.numel(), device=users.device)
-    place = row - ptr[user] + start[user]
-    part = ActiveRows(
-        ptr.to(torch.int32),
-        rows.feature[place],
-        rows.value[place],
-        rows.num_features,
-    )
-    return part, place
+    user, place = row_entries(rows.ptr, users.long().to(rows.ptr.device))
+    ptr = pointers(user, users.numel())
+    return ActiveRows(ptr, rows.feature[place], rows.value[place], rows.num_features), place
 
 
 def project(rows: ActiveRows, weight: Tensor) -> Tensor:

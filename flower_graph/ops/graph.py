@@ -77,11 +77,11 @@ def sorted_edges(edge_index: Tensor, n: int) -> SortedEdges | None:
     return SortedEdges(pointers(source, n), target.to(torch.int32))
 
 
-def csr(row: Tensor, col: Tensor, value: Tensor, n: int) -> Tensor:
-    """Build a CSR matrix from entries in any order."""
-    # row, col, value [e]
+def csr(row: Tensor, col: Tensor, value: Tensor, rows: int, columns: int | None = None) -> Tensor:
+    """Build a CSR matrix from entries in any order; square by default."""
     order = torch.argsort(row, stable=True)
-    return csr_tensor(pointers(row, n), col[order].to(torch.int32), value[order], (n, n))
+    size = rows, rows if columns is None else columns
+    return csr_tensor(pointers(row, rows), col[order].to(torch.int32), value[order], size)
 
 
 def pointers(index: Tensor, n: int) -> Tensor:
@@ -89,6 +89,16 @@ def pointers(index: Tensor, n: int) -> Tensor:
     ptr = torch.zeros(n + 1, dtype=torch.int64, device=index.device)
     ptr[1:] = torch.bincount(index, minlength=n).cumsum(0)
     return ptr.to(torch.int32)
+
+
+def row_entries(ptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """List the entries of rows of a CSR matrix: their index in ``rows``, and their position."""
+    # ptr [n + 1], rows [m]
+    first, count = ptr[rows].long(), (ptr[rows + 1] - ptr[rows]).long()
+    place = torch.arange(rows.numel(), device=rows.device).repeat_interleave(count)
+    # Counts up within each row, from its first entry.
+    first -= count.cumsum(0) - count
+    return place, torch.arange(place.numel(), device=rows.device) + first[place]
 
 
 def csr_tensor(ptr: Tensor, col: Tensor, value: Tensor, size: tuple[int, int]) -> Tensor:
@@ -262,20 +272,12 @@ def _part_of_product(matrix: Tensor, rows: Tensor, x: Tensor) -> Tensor:
     if not _is_few(matrix, rows):
         return _product(matrix, x)
     # rows [m]; every entry of a row counts, 0 or not: the order of its sum is the whole product's
-    entry, ptr = _entries(matrix, rows)
+    place, entry = row_entries(matrix.crow_indices(), rows)
+    ptr = pointers(place, rows.numel()).to(matrix.crow_indices().dtype)
     col, value = matrix.col_indices()[entry], matrix.values()[entry]
     result = x.new_zeros(matrix.shape[0], x.shape[1])
     result[rows] = _product(csr_tensor(ptr, col, value, (rows.numel(), matrix.shape[1])), x)
     return result
-
-
-def _entries(matrix: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the positions of some rows' entries, and where each row begins among these."""
-    first = matrix.crow_indices()
-    count = (first[rows + 1] - first[rows]).long()
-    ptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
-    place = torch.arange(int(ptr[-1]), device=rows.device)
-    return place + (first[rows].long() - ptr[:-1]).repeat_interleave(count), ptr.to(first.dtype)
 
 
 def _is_few(matrix: Tensor, rows: Tensor) -> bool:
@@ -290,7 +292,7 @@ def columns_of(matrix: Tensor, rows: Tensor) -> Tensor | None:
     if not _is_few(matrix, rows):
         return None
     is_there = torch.zeros(matrix.shape[1], dtype=torch.bool, device=rows.device)
-    is_there[matrix.col_indices()[_entries(matrix, rows)[0]].long()] = True
+    is_there[matrix.col_indices()[row_entries(matrix.crow_indices(), rows)[1]].long()] = True
     return is_there.nonzero().flatten()
 
 
@@ -301,6 +303,18 @@ def propagate(graph: Adjacency, x: Tensor, rows: Tensor | None = None) -> Tensor
     if rows is None:
         return _SparseProduct.apply(x, graph.matrix, graph.transpose)  # type: ignore[no-any-return, no-untyped-call]
     return _PartProduct.apply(x, graph.matrix, graph.transpose, rows)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def sampled_products(ptr: Tensor, col: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Compute some entries of ``left @ right^T``."""
+    # ptr, col [n + 1], left, right [n, h]
+    n, m, e = left.shape[0], right.shape[0], col.numel()
+    if e > n * m:  # PyTorch's operator knows no more entries than the matrix has places
+        row = torch.arange(n, device=col.device).repeat_interleave(ptr.diff())
+        return (left[row] * right[col]).sum(1)
+    places = csr_tensor(ptr, col, left.new_zeros(e), (n, m))
+    products: Tensor = torch.sparse.sampled_addmm(places, left, right.T).values()
+    return products
 
 
 class LaplacianTerm(NamedTuple):

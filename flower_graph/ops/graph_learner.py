@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flower_graph.ops.context import Saved
-from flower_graph.ops.graph import Adjacency, csr_tensor, propagate
+from flower_graph.ops.graph import Adjacency, csr_tensor, propagate, sampled_products
 from flower_graph.ops.grouped import group_sizes, grouped_linear
-from flower_graph.ops.similarity import SparseRows, ordered, sampled_products
+from flower_graph.ops.links import contains
+from flower_graph.ops.similarity import SparseRows, ordered
 
 
 def attentive_encode(x: SparseRows, weights: Tensor) -> SparseRows:
@@ -154,10 +155,9 @@ def edge_agreement(learned: Tensor, true: Tensor, y: Tensor, ptr: list[int]) -> 
         return counts.sum(1), counts[:, 1] + counts[:, 2], counts[:, 2]
 
     learned_key, true_key = (row * n + col for row, col in (learned, true))
-    sentinel = learned_key.new_full((1,), n * n)  # larger than any key
-    found_key = torch.cat([learned_key, sentinel])[torch.searchsorted(learned_key, true_key)]
     true_owner = owner.index_select(0, true[0])
-    both = torch.bincount(true_owner[found_key == true_key], minlength=clients).double()
+    found = true_owner[contains(learned_key, true_key)]
+    both = torch.bincount(found, minlength=clients).double()
     result, found_known, found_alike = count(learned, owner.index_select(0, learned[0]))
     wanted, true_known, true_alike = count(true, true_owner)
     return {

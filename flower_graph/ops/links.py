@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flower_graph.ops.graph import pointers, row_entries
+
 ROLES = 3  # training, validation, test: the numbers of roles are 0, 1, 2
 HITS = (20, 50)
 STEPS = 2**20  # in which reciprocal ranks are counted, so that their sums are exact
@@ -177,12 +179,7 @@ def _shared(edge_index: Tensor, num_nodes: int, pairs: Tensor, weight: Tensor) -
     # edge_index: both directions
     numbers = (edge_index[0] * num_nodes + edge_index[1]).unique()
     source, target = ends(numbers, num_nodes)  # sorted by source
-    degree = torch.bincount(source, minlength=num_nodes)
-    start = degree.cumsum(0) - degree
-    count = degree[pairs[0]]
-    owner = torch.arange(pairs.shape[1]).repeat_interleave(count)
-    first = count.cumsum(0) - count
-    place = start[pairs[0]][owner] + torch.arange(len(owner)) - first[owner]
+    owner, place = row_entries(pointers(source, num_nodes), pairs[0])
     middle = target[place]
     is_common = contains(numbers, middle * num_nodes + pairs[1][owner])
     total = weight.new_zeros(pairs.shape[1])
@@ -197,9 +194,14 @@ def auc_of_scores(scores: Tensor, is_edge: Tensor) -> float:
     _, place = scores.unique(return_inverse=True)
     own = torch.bincount(place[is_edge], minlength=int(place.max()) + 1 if len(place) else 0)
     others = torch.bincount(place[~is_edge], minlength=len(own))
-    pairs = int(own.sum()) * int(others.sum())
-    below = others.cumsum(0) - others
-    return float((own * (below + others / 2)).sum() / pairs) if pairs else math.nan
+    return float(area_of(own, others))
+
+
+def area_of(own: Tensor, others: Tensor) -> Tensor:
+    """Return the area under the ROC curve from counts by score, the lowest first; NaN if none."""
+    # own, others [..., scores]: nodes with the label and without it; ties count half
+    below = others.cumsum(-1) - others
+    return (own * (below + others / 2)).sum(-1) / (own.sum(-1) * others.sum(-1))
 
 
 def average_precision(scores: Tensor, is_edge: Tensor) -> float:

@@ -8,8 +8,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from flower_graph.ops.graph import csr_tensor, pointers
-
 MEMORY = 10  # pairs of steps and changes of the gradient, as in scikit-learn
 Loss = Callable[[Tensor], tuple[float, Tensor]]  # value and gradient at some weights
 
@@ -27,8 +25,8 @@ def fit(
     """Minimise ``mean cross-entropy + |W|^2 / (2 C n)``: scikit-learn's loss divided by ``C n``."""
     # x [n, f] dense or CSR, y [n], strength C; result [f + 1, k], the last row the bias, which is
     # not penalised. As scikit-learn, it stops where no entry of the gradient exceeds `tolerance`.
-    n, turned = x.shape[0], transposed(x)
-    chosen = torch.arange(n), y
+    n, chosen = x.shape[0], (torch.arange(len(x)), y)
+    turned = x.t() if x.layout == torch.strided else x.t().to_sparse_csr()
 
     def loss(weights: Tensor) -> tuple[float, Tensor]:
         logs = torch.log_softmax(scores(x, weights), 1)
@@ -47,17 +45,6 @@ def scores(x: Tensor, weights: Tensor) -> Tensor:
     """Give every row's score for every class, ``[n, k]``."""
     result: Tensor = x @ weights[:-1]
     return result + weights[-1]
-
-
-def transposed(x: Tensor) -> Tensor:
-    """Transpose a matrix, dense or CSR, in its own form."""
-    if x.layout == torch.strided:
-        return x.t()
-    rows, columns = x.shape
-    row, column = torch.repeat_interleave(x.crow_indices().long().diff()), x.col_indices().long()
-    order = column.argsort(stable=True)
-    ptr = pointers(column, columns)
-    return csr_tensor(ptr, row[order].to(torch.int32), x.values()[order], (columns, rows))
 
 
 def descend(loss: Loss, weights: Tensor, steps: int, tolerance: float) -> Tensor:

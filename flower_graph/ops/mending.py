@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flower_graph.ops.graph import pointers, row_entries
+
 
 class Impaired(NamedTuple):
     """The visible part of a graph with hidden nodes, and the visible nodes' missing neighbours."""
@@ -64,15 +66,14 @@ def mended_edges(edge_index: Tensor, num_nodes: int, parent: Tensor) -> Tensor:
 def nearest_hidden(generated: Tensor, slot: Slots, graph: Impaired, x: Tensor) -> Tensor:
     """Find for each generated neighbour the nearest of its parent's hidden neighbours."""
     # generated [r, f], x [n, f]
-    first = graph.missing.cumsum(0) - graph.missing
-    many = graph.missing[slot.parent]
-    row, choice = slots(many)
-    candidate = graph.hidden[first[slot.parent[row]] + choice]
+    ptr = pointers(graph.parent, graph.missing.numel())
+    row, entry = row_entries(ptr, slot.parent)
+    candidate = graph.hidden[entry]
     distance = (x[candidate] - generated.detach()[row]).square_().sum(1)
-    best = torch.full((many.numel(),), torch.inf, device=x.device)
+    best = torch.full(slot.parent.shape, torch.inf, device=x.device)
     best = best.scatter_reduce(0, row, distance, "amin")
     hit = (distance == best[row]).nonzero().flatten().flip(0)  # flipped: the first is written last
-    result = torch.empty_like(many)
+    result = torch.empty_like(slot.parent)
     result[row[hit]] = candidate[hit]
     return result
 

@@ -56,10 +56,8 @@ def noise_multiplier(epsilon: float, delta: float, rounds: int) -> float:
     least, most = LEAST, MOST
     lowest = accounted(most, delta, rounds)
     if lowest > epsilon:
-        raise ConfigError(
-            f"privacy.epsilon: {epsilon:g} is less than Flower's accountant can prove at "
-            f"privacy.delta: {delta:g}; at least {lowest:.2g}"
-        )
+        words = f"privacy.epsilon: {epsilon:g} cannot be proven at privacy.delta: {delta:g}"
+        raise ConfigError(f"{words}; at least {lowest:.2g}")
     for _ in range(HALVINGS):
         middle = math.sqrt(least * most)
         if accounted(middle, delta, rounds) > epsilon:
@@ -107,9 +105,8 @@ def announce_privacy(config: RunConfig, *, measures: bool = True) -> None:
     """Log the budget once, and which figures of clients the run will lack."""
     privacy = config.privacy
     if privacy.is_on:
-        LOG.info(
-            "privacy: epsilon %g at delta %g, %s", privacy.epsilon, privacy.delta, privacy.form
-        )
+        budget = privacy.epsilon, privacy.delta, privacy.form
+        LOG.info("privacy: epsilon %g at delta %g, %s", *budget)
     if privacy.withholds and measures:
         LOG.warning(
             "privacy.measurements=withhold: clients keep accuracies and losses to themselves, and "

@@ -290,7 +290,4 @@ _ONE_EACH = "give each client a SuperNode of its own"
 
 
 def _shared(clients: Sequence[object]) -> str:
-    return (
-        f"clients {list(clients)!s:.60} share a SuperNode, and Flower clips and noises a reply "
-        f"as one client's; {_ONE_EACH}"
-    )
+    return f"clients {list(clients)!s:.60} share a SuperNode; {_ONE_EACH}"

@@ -18,7 +18,8 @@ Integers = NDArray[np.int64]
 Clients = Collection[int] | Integers
 
 MOST_CLIENTS = 1 << 24  # in what is read: each takes some ten bytes
-_RANGES = re.compile(r"\d{1,18}(-\d{1,18})?(,\d{1,18}(-\d{1,18})?)*", re.ASCII)
+# A client's number is an int64, which a SuperNode claims: it has up to 19 digits.
+_RANGES = re.compile(r"\d{1,19}(-\d{1,19})?(,\d{1,19}(-\d{1,19})?)*", re.ASCII)
 UNKNOWN, ANSWERED, FAILED, LEFT_OUT = range(4)  # the states of a client in a round
 NOT_DRAWN, NOT_CONNECTED = "not drawn", "not connected"
 NOT_READY = "its keys for the sum did not come in time"
@@ -187,7 +188,10 @@ def _ends(text: str) -> tuple[Integers, Integers]:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     if not _RANGES.fullmatch(text):
         raise ValueError(f"{brief(text)} is no list of clients' numbers")
-    ends = np.array(text.replace("-", ",").split(","), np.int64)
+    listed = [int(number) for number in text.replace("-", ",").split(",")]
+    if max(listed) > np.iinfo(np.int64).max:
+        raise ValueError(f"{brief(text)} has a number beyond 64 bits")
+    ends = np.array(listed, np.int64)
     if (ends[1:] <= ends[:-1]).any():
         raise ValueError(f"{brief(text)} is not in order")
     marks = np.frombuffer(text.encode(), np.uint8)
@@ -203,9 +207,11 @@ def _listed(first: Integers, last: Integers) -> Integers:
     return result
 
 
-def numbers(text: str) -> list[int]:
-    """Read the text of ``ranges`` as a list."""
-    listed: list[int] = _listed(*_ends(text)).tolist()
+def numbers(text: str, most: int = MOST_CLIENTS) -> list[int]:
+    """Read the text of ``ranges`` as a list; ``ValueError`` if it is none, or has too many."""
+    first, last = _ends(text)
+    _check_count(first, last, most)
+    listed: list[int] = _listed(first, last).tolist()
     return listed
 
 
@@ -224,8 +230,12 @@ def check_records(records: Iterable[Mapping[str, Any]]) -> None:
             raise ValueError(f"participation: {brief(bad[0])} is no reason")
         _ends(record["asked"])
     first, last = _known(records)
-    if (count := sum((last - first + 1).tolist())) > MOST_CLIENTS:
-        raise ValueError(f"{count:,} clients are more than {MOST_CLIENTS:,}")
+    _check_count(first, last, MOST_CLIENTS)
+
+
+def _check_count(first: Integers, last: Integers, most: int) -> None:
+    if (count := sum((last - first).tolist()) + first.size) > most:
+        raise ValueError(f"{count:,} clients are more than {most:,}")
 
 
 def _known(records: Iterable[Mapping[str, object]]) -> tuple[Integers, Integers]:
@@ -241,7 +251,7 @@ def _known(records: Iterable[Mapping[str, object]]) -> tuple[Integers, Integers]
 def _merged(first: Integers, last: Integers) -> tuple[Integers, Integers]:
     order = np.argsort(first, kind="stable")
     first, last = first[order], np.maximum.accumulate(last[order])
-    begins = np.append(True, first[1:] > last[:-1] + 1)
+    begins = np.append(True, first[1:] - 1 > last[:-1])
     return first[begins], last[np.append(begins[1:], True)]
 
 

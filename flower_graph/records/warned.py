@@ -37,11 +37,9 @@ def counted_warnings() -> Iterator[None]:
         LIBRARY.removeHandler(counting)
         for kind, count in counting.counts.items():
             if count > MOST_TOLD:
+                shown = count, MOST_TOLD, counting.last[kind]
                 LOG.warning(
-                    "%d warnings as this one in the run, of which %d were shown: %s",
-                    count,
-                    MOST_TOLD,
-                    counting.last[kind],
+                    "%d warnings as this one in the run, of which %d were shown: %s", *shown
                 )
 
 

@@ -36,6 +36,7 @@ from flower_graph.server.averaging_replies import (
     Checked,
     Combined,
     RoundSoFar,
+    Wanted,
     check_replies,
     checked_model,
 )
@@ -114,10 +115,8 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         # This class decides which nodes to wait for and to ask; Flower takes all that it is given.
         super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1, **more)
         if checkpoint_every and self.fraction_evaluate < 1:
-            raise ValueError(
-                f"fraction_evaluate is {self.fraction_evaluate:g}: clients save a checkpoint when "
-                "they measure, so all must be asked to; set it to 1, or checkpoint_every to 0"
-            )
+            share = f"fraction_evaluate: {self.fraction_evaluate:g}"
+            raise ValueError(f"{share}; must be 1 with checkpoint_every: {checkpoint_every}")
         self.session = Session(
             NamedClients() if self.personal else Membership(),
             min_nodes=min_nodes,
@@ -355,10 +354,8 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         if not self._round.is_averaged:
             if self.central_noise is not None or self.robust is not None:
                 unused = "central_noise" if self.robust is None else f"average: {self.robust.name}"
-                raise ValueError(
-                    f"{type(self).__name__}.combine does not use ReportedFedAvg.combine, so that "
-                    f"{unused} has no effect; it can do without only where none is set"
-                )
+                made = f"{type(self).__name__}.combine without ReportedFedAvg.combine"
+                raise ValueError(f"{unused} has no effect with {made}")
             contents = [reply.message.content for reply in replies]
             self._round.trained = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
         if combined is None or isinstance(combined, ArrayRecord):
@@ -366,9 +363,8 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         if not combined or not all(isinstance(key, int) for key in combined):
             return checked_model(cast(Arrays, combined), self.arrays, "combine")
         if not self.personal:
-            raise ValueError(
-                f"{type(self).__name__}.combine gives arrays by client: it needs personal = True"
-            )
+            kind = type(self).__name__
+            raise ValueError(f"{kind}.combine gives arrays by client: it needs personal = True")
         by_client = cast(Mapping[int, Arrays], combined)
         if strangers := sorted(by_client.keys() - set(self.session.members.everyone())):
             raise ValueError(f"combine: arrays for clients {strangers!s:.60}, unknown here")
@@ -427,8 +423,8 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         """Check the replies; note and log every node and client that is left out."""
         most = partial(self.most_examples, training=model is not None)
         rows = None if asked is None or self.is_weighted_sum else asked
-        about = model, self.session.timeout, most, self.extras(), self.counted, rows
-        checked = check_replies(self._round.sent, replies, *about)
+        wanted, timeout = Wanted(model, self.extras(), self.counted), self.session.timeout
+        checked = check_replies(self._round.sent, replies, wanted, timeout, most, rows)
         where = "evaluate: " if model is None else ""
         named = [replace(entry, reason=where + entry.reason) for entry in checked.rejected]
         self.session.leave_out(named)

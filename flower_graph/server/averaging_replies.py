@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +53,14 @@ Form = frozenset[tuple[str, int]]  # each metric's name and length; -1 for a sin
 Place = tuple[int, int | None]  # a SuperNode, and the client where it answers with a row for each
 
 
+class Wanted(NamedTuple):
+    """What a reply must have."""
+
+    model: ArrayRecord | None  # whose names and shapes its arrays have; None: it measures
+    extras: Mapping[str, tuple[int, ...]] = MappingProxyType({})  # shapes of further arrays
+    counted: tuple[int, str] = NOT_COUNTED  # number of classes, and the kind of counts
+
+
 class Checked(NamedTuple):
     """The checked replies of one exchange."""
 
@@ -66,17 +75,14 @@ class Checked(NamedTuple):
 def check_replies(
     sent: Sequence[Message],
     replies: Iterable[Message],
-    model: ArrayRecord | None,
+    wanted: Wanted,
     timeout: float,
     most_examples: Callable[[int], int | None] = lambda node: None,
-    extras: Mapping[str, tuple[int, ...]] | None = None,
-    counted: tuple[int, str] = NOT_COUNTED,
     rows: Mapping[int, Sequence[int]] | None = None,
 ) -> Checked:
     """Leave out replies that cannot be averaged.
 
-    ``extras`` has the shapes of further arrays, ``counted`` the number of classes and the kind of
-    counts, ``rows`` the clients whose rows each SuperNode must send.
+    ``rows`` has the clients whose rows each SuperNode must send.
     """
     rows = rows or {}
     node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
@@ -94,11 +100,10 @@ def check_replies(
     reasons = {node: f"no reply within {timeout:g} s" for node in asked if node not in came}
     order = [node for node in asked if node in came]
     order += sorted(came.keys() - set(asked))
-    about = model, extras or {}, counted
     parts: dict[Place, Message] = {}
     for node in order:
         clients = rows.get(node, ())
-        if why := _misfit(came[node], *about, len(clients) or 1):
+        if why := _misfit(came[node], wanted, len(clients) or 1):
             reasons[node] = why
             continue
         try:
@@ -109,7 +114,7 @@ def check_replies(
         parts |= {(node, client): one for client, one in own.items()}
         if not own:
             parts[node, clients[0] if clients else None] = came[node]
-    bad = {place: why for place, one in parts.items() if (why := _problem(one, *about))}
+    bad = {place: why for place, one in parts.items() if (why := _problem(one, wanted))}
     several = {at: clients_of(one) for at, one in parts.items() if at[0] in rows and at not in bad}
     bad |= {at: f"it speaks for {n} clients; one was asked" for at, n in several.items() if n > 1}
     bad |= _too_heavy({at: one for at, one in parts.items() if at not in bad}, most_examples)
@@ -141,42 +146,34 @@ def client_reasons(reply: Message, hosted: Mapping[int, Sequence[int]]) -> dict[
     return {pair[0]: pair[1] for pair in pairs if pair is not None and pair[0] in local}
 
 
-def _misfit(
-    reply: Message,
-    model: ArrayRecord | None,
-    extras: Mapping[str, tuple[int, ...]],
-    counted: tuple[int, str],
-    clients: int,
-) -> str | None:
-    most = clients * _most_bytes(model, extras, counts_size(*counted))
+def _misfit(reply: Message, wanted: Wanted, clients: int) -> str | None:
+    numbers = sum(map(math.prod, wanted.extras.values())) + counts_size(*wanted.counted)
+    # float64 where float32 would do
+    model = 0 if wanted.model is None else 2 * wanted.model.count_bytes()
+    most = clients * (reply_bytes(numbers) + model)
     if (problem := too_large(reply, size_of(reply), most) or no_content(reply)) is not None:
         return problem
     if clients > 1 and ROWS not in (reply.content.config_records.get(CONFIG) or ()):
         return f"it answers with one mean for {clients} clients; a row for each was asked for"
     try:
-        if model is not None:
-            _check_names(reply.content, model, extras)
+        if wanted.model is not None:
+            _check_names(reply.content, wanted.model, wanted.extras)
     except MalformedReplyError as error:
         return unreadable(error)
     return None
 
 
-def _problem(
-    reply: Message,
-    model: ArrayRecord | None,
-    extras: Mapping[str, tuple[int, ...]],
-    counted: tuple[int, str],
-) -> str | None:
+def _problem(reply: Message, wanted: Wanted) -> str | None:
     try:
         metrics = _check_metrics(reply.content)
         _check_sums(metrics)
-        if model is None:
+        if wanted.model is None:
             for name, value in metrics.items():
                 if not np.isfinite(np.asarray(value, np.float64)).all():
                     raise MalformedReplyError(f"{name} is {brief(value, 40)}")
-            read_counts(reply.content, *counted)
+            read_counts(reply.content, *wanted.counted)
         else:
-            _check_arrays(reply.content, model, extras)
+            _check_arrays(reply.content, wanted.model, wanted.extras)
     except Exception as error:
         return unreadable(error)
     return None
@@ -188,9 +185,8 @@ def _check_metrics(content: RecordDict) -> MetricRecord:
         raise MalformedReplyError(f"{len(records)} metric records, expected 1")
     weight = records[0].get(NUM_EXAMPLES)
     if not (isinstance(weight, (int, float)) and 0 < weight <= MAX_WEIGHT):
-        raise MalformedReplyError(
-            f"{NUM_EXAMPLES} is {brief(weight, 40)}, must be a positive number"
-        )
+        words = f"{NUM_EXAMPLES} is {brief(weight, 40)}, must be a positive number"
+        raise MalformedReplyError(words)
     return records[0]
 
 
@@ -205,14 +201,6 @@ def _too_heavy(
         if most is not None and weight > most:
             result[node, client] = f"{NUM_EXAMPLES} is {weight}, its SuperNode has {most}"
     return result
-
-
-def _most_bytes(
-    model: ArrayRecord | None, extras: Mapping[str, tuple[int, ...]], counts: int
-) -> int:
-    allowed = reply_bytes(sum(math.prod(shape) for shape in extras.values()) + counts)
-    # float64 where float32 would do
-    return allowed if model is None else allowed + 2 * model.count_bytes()
 
 
 def _check_sums(metrics: MetricRecord) -> None:
@@ -240,9 +228,8 @@ def _check_names(
     names = list(records[ARRAYS])
     if names != list(model):
         # Clients read arrays by position, and the first reply's order would become the mean's.
-        raise MalformedReplyError(
-            f"arrays {brief(names, 80)}, expected {list(model)!s:.80} in order"
-        )
+        wanted = f"{list(model)!s:.80} in order"
+        raise MalformedReplyError(f"arrays {brief(names, 80)}, expected {wanted}")
 
 
 def _check_arrays(
@@ -253,9 +240,8 @@ def _check_arrays(
     for name, wanted in model.items():
         value = read_array(content, ARRAYS, name, tuple(wanted.shape))
         if not np.can_cast(np.dtype(wanted.dtype), value.dtype):
-            raise MalformedReplyError(
-                f"{ARRAYS}/{name} has type {value.dtype}, expected {wanted.dtype}"
-            )
+            types = f"{value.dtype}, expected {wanted.dtype}"
+            raise MalformedReplyError(f"{ARRAYS}/{name} has type {types}")
 
 
 def _odd_ones(replies: dict[Place, Message]) -> dict[Place, str]:

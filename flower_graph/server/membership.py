@@ -137,10 +137,7 @@ class Membership:
     def enrolled(self, node: int, answer: Answered) -> None:
         """Record a newcomer's weight, and warn if its clients begin anew."""
         if not answer.clients:
-            LOG.warning(
-                "node %d does not say which clients it hosts: it takes part as one unknown client",
-                node,
-            )
+            LOG.warning("node %d names no clients: it takes part as one unknown client", node)
         elif answer.handled == 0 and not self.absent.isdisjoint(answer.clients):
             LOG.warning("node %d has no state of this run: its clients begin anew", node)
         if answer.most_examples is not None:
@@ -195,13 +192,8 @@ class Membership:
     def _read(self, node: int, content: RecordDict) -> object:
         if (version := other_version(content)) and version not in self._told:
             self._told.add(version)
-            LOG.warning(
-                "node %d has flower-graph %s, the server %s: with the same version everywhere "
-                "results can be repeated",
-                node,
-                version,
-                __version__,
-            )
+            words = "node %d has flower-graph %s, the server %s: results may differ"
+            LOG.warning(words, node, version, __version__)
         return self.read(node, content)
 
     def note(self, rejected: Iterable[Rejected]) -> None:
@@ -340,12 +332,8 @@ class Membership:
         total = sum(self.examples.values())
         for node, local in self.examples.items():
             if len(self.examples) > 1 and local > MOSTLY * total:
-                LOG.warning(
-                    "node %d says that it has %d of %d examples: the mean is its own",
-                    node,
-                    local,
-                    total,
-                )
+                words = "node %d says that it has %d of %d examples: the mean is its own"
+                LOG.warning(words, node, local, total)
 
 
 class NamedClients(Membership):

@@ -57,14 +57,10 @@ def make_robust(kind: type[S], robust: Robust, *args: object, **options: Any) ->
 def too_few(robust: Robust, answers: int) -> str:
     """Return why an average of so few answers protects nobody, or an empty string."""
     if robust.name == KRUM and answers < (needed := 2 * robust.num_malicious + 3):
-        return (
-            f"krum with strategy.num_malicious={robust.num_malicious} needs {needed} clients, "
-            f"{answers} answered"
-        )
+        named = f"strategy.num_malicious={robust.num_malicious}"
+        return f"krum with {named} needs {needed} clients, {answers} answered"
     if robust.name == TRIMMED_MEAN and not int(robust.beta * answers):
-        return (
-            f"trimmed-mean with strategy.beta={robust.beta:g} leaves out none of {answers} clients"
-        )
+        return f"strategy.beta={robust.beta:g} leaves out none of {answers} clients"
     if robust.name == MEDIAN and answers < 3:
         return f"the median of {answers} clients is their mean"
     return ""

@@ -358,9 +358,8 @@ class RoundLoop(Strategy):
                 session.members.bound = dict(state[BOUND])
                 kept.resume = Resume(str(state["run"]), server_round, secrets.token_hex(8))
             except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-                raise CheckpointError(
-                    f"{kept.folder}, round {server_round}: does not fit this run: {error}"
-                ) from error
+                where = f"{kept.folder}, round {server_round}"
+                raise CheckpointError(f"{where}: does not fit this run: {error}") from error
             self.best.last = server_round
             return self.rejoin()
 

@@ -113,12 +113,7 @@ def save_server(folder: Path, server_round: int, state: dict[str, object]) -> bo
     try:
         save_client(path, tensors, "")
     except OSError as error:
-        LOG.warning(
-            "round %d: no checkpoint: %s cannot be written: %s; the run goes on",
-            server_round,
-            path,
-            error,
-        )
+        LOG.warning("round %d: no checkpoint: %s: %s", server_round, path, error)
         return False
     oldest = complete_rounds(folder)[-KEPT:][0]
     for old in rounds_of(folder.glob("round-*")):
@@ -153,10 +148,7 @@ def _taken_out(value: object, name: str, tensors: dict[str, Tensor]) -> object:
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "fiub":
         value = torch.from_numpy(np.array(value))
     if not isinstance(value, Tensor):
-        raise CheckpointError(
-            f"{name[1:]}: {type(value).__name__}; a checkpoint takes numbers, strings, arrays, and "
-            "lists and dicts of them; set checkpoint_every=0"
-        )
+        raise CheckpointError(f"{name[1:]}: no checkpoint can hold a {type(value).__name__}")
     tensors[number] = value.detach().clone()  # no two share their memory
     return {kind: number}
 
@@ -190,10 +182,7 @@ def last_round(folder: Path) -> int:
     """Return the last round with a complete checkpoint; ``CheckpointError`` if there is none."""
     rounds = complete_rounds(folder)
     if not rounds:
-        raise CheckpointError(
-            f"{folder}: no complete checkpoint is there to resume from; a run keeps some with "
-            "checkpoint_every=N"
-        )
+        raise CheckpointError(f"{folder}: no complete checkpoint (checkpoint_every) is there")
     return rounds[-1]
 
 

@@ -191,10 +191,8 @@ class FolderLock:
             file.seek(0)
             who = file.read().strip() or "a run that has just begun"
             file.close()
-            raise OutputError(
-                f"output folder {folder}: another run writes there ({who}); wait for its end, or "
-                "choose another folder"
-            ) from None
+            words = f"output folder {folder}: another run writes there ({who})"
+            raise OutputError(words) from None
         except OSError as error:  # some network file systems have no locks
             LOG.warning("%s cannot be locked (%s): see that no other run uses it", folder, error)
         return file
@@ -234,10 +232,8 @@ def own_folder(folder: Path, place: Path | None = None) -> None:
         status = path.lstat()
         why = "belongs to another user" if status.st_uid != os.getuid() else ""
         if why or status.st_mode & stat.S_ISVTX:
-            raise StateLostError(
-                f"{path} {why or 'is for all users'}; name another folder: by state-dir in the "
-                f"node's config, or where that is not set by the environment's {STATE_VARIABLE}"
-            )
+            words = f"{path} {why or 'is for all users'}; name another folder by state-dir or"
+            raise StateLostError(f"{words} {STATE_VARIABLE}")
         private_folder(path)
         if path == (place or folder.parent):
             return

@@ -56,9 +56,8 @@ def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[np.g
     """Read Flower's ``Array`` as an ndarray, by default without a copy."""
     if array.stype != SType.NUMPY:
         described = brief(array.stype)
-        raise MalformedReplyError(
-            f"array {name!r} is serialised as {described}, not {SType.NUMPY!r}"
-        )
+        words = f"array {name!r} is serialised as {described}, not {SType.NUMPY!r}"
+        raise MalformedReplyError(words)
     try:
         shape, fortran, dtype, offset = _read_header(_head(array.data))
     except Exception as error:  # hostile bytes make the parser raise almost anything
@@ -72,9 +71,8 @@ def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[np.g
     expected = int(np.prod(shape, dtype=object)) * dtype.itemsize  # no overflow in Python's int
     if len(array.data) - offset != expected:
         result = len(array.data) - offset
-        raise MalformedReplyError(
-            f"array {name!r} holds {result} bytes, its shape needs {expected}"
-        )
+        words = f"array {name!r} holds {result} bytes, its shape needs {expected}"
+        raise MalformedReplyError(words)
     order: Literal["F", "C"] = "F" if fortran else "C"
     try:
         view: NDArray[np.generic] = np.ndarray(shape, dtype, array.data, offset, order=order)
@@ -131,10 +129,8 @@ def read_array(
     if not finite:
         raise MalformedReplyError(f"{record}/{key} has NaN or infinite values in float32")
     if limit is not None and value.size and (largest := largest_size(value)) > limit:
-        raise MalformedReplyError(
-            f"{record}/{key} has a number of size {largest:g}, at most {limit:g} is possible; "
-            "if many clients send such, lower the learning rate"
-        )
+        words = f"{record}/{key} has a number of size {largest:g}"
+        raise MalformedReplyError(f"{words}, at most {limit:g} is possible")
     return value
 
 
@@ -252,8 +248,6 @@ def plain_value(key: str, value: object) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if not isinstance(value, (bool, int, float, str, bytes)):
-        raise TypeError(
-            f"value of {key!r} must be a number, str, bytes, bool or a list of one of these, "
-            f"got {type(value).__name__}"
-        )
+        kind = type(value).__name__
+        raise TypeError(f"{key!r}: {kind}; must be a number, str, bytes, bool or a list of such")
     return value

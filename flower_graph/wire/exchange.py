@@ -168,18 +168,11 @@ class Exchange:
         while len(nodes := sorted(self.grid.get_node_ids())) < min_nodes:
             now = time.monotonic()
             if (left := deadline - now) <= 0:
-                raise NoClientsError(
-                    f"{len(nodes)} of at least {min_nodes} nodes connected within {timeout:g} s: "
-                    "start more SuperNodes, set strategy.min_nodes lower, or strategy.timeout "
-                    "higher"
-                )
+                words = f"{len(nodes)} of at least {min_nodes} nodes connected within {timeout:g} s"
+                raise NoClientsError(f"{words} (strategy.min_nodes, strategy.timeout)")
             if now >= word:
-                LOG.warning(
-                    "waiting for %d SuperNodes, %d connected; %.0f s left",
-                    min_nodes,
-                    len(nodes),
-                    left,
-                )
+                words = "waiting for %d SuperNodes, %d connected; %.0f s left"
+                LOG.warning(words, min_nodes, len(nodes), left)
                 word = now + NEXT_WORD
             time.sleep(min(wait, left))
             wait = _longer(wait)

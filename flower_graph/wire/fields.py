@@ -266,9 +266,8 @@ class Ragged(Shaped[Sequence[IntArray]]):
         )
         numbers = unpack_integers(value, self.key)
         if numbers.size != sum(sizes) or min(sizes, default=0) < 0:
-            raise MalformedReplyError(
-                f"{self.key}: {numbers.size} numbers for parts of {brief(sizes)}"
-            )
+            parts = brief(sizes)
+            raise MalformedReplyError(f"{self.key}: {numbers.size} numbers for parts of {parts}")
         return split_rows(numbers, sizes)
 
 
@@ -288,10 +287,9 @@ class Sizes(Exact):
         rows = reading.sizes["n"]
         is_split = (sizes >= 0).all() and (sizes <= rows).all() and sizes.sum() == rows
         if sizes.size != clients or not is_split:
-            raise MalformedReplyError(
-                f"{self.key}: {brief(sizes[:60].tolist())}: sizes of {clients} clients are "
-                f"expected, {rows} in all"
-            )
+            found = brief(sizes[:60].tolist())
+            words = f"expected sizes of {clients} clients, {rows} in all"
+            raise MalformedReplyError(f"{self.key}: {found}; {words}")
         return sizes
 
 

@@ -22,6 +22,7 @@ from flower_graph.wire.arrays import (
     decode_array,
     encode_array,
     metric_records,
+    plain_value,
     record_of,
     reply_slots,
 )
@@ -138,8 +139,7 @@ def _joined(records: Sequence[MetricRecord]) -> MetricRecord:
         for record in records:
             value = record[name]
             values += value if isinstance(value, list) else [value]
-        is_mixed = {type(value) for value in values} == {int, float}
-        joined[name] = [float(value) for value in values] if is_mixed else values
+        joined[name] = plain_value(name, values)
     return joined
 
 

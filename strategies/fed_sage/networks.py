@@ -12,14 +12,14 @@ numbers, and the neighbours share the map from codes to features: 34 thousand we
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import ClassVar, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flower_graph.ops.graph import Adjacency, csr_tensor, gcn_adjacency, pointers, propagate
+from flower_graph.ops.graph import Adjacency, csr, csr_tensor, gcn_adjacency, propagate
 from flower_graph.ops.mending import (
     Impaired,
     Slots,
@@ -64,7 +64,6 @@ class Convolution(nn.Module):
         self.bias = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, x: Tensor, graph: Adjacency) -> Tensor:
-        """Return ``[n, b]`` from features ``[n, a]``."""
         return propagate(graph, self.lin(x)) + self.bias
 
 
@@ -73,8 +72,6 @@ class NeighbourGenerator(nn.Module):
 
     Parameters
     ----------
-    convolution : type
-        Class of the encoder's layers.
     features : int
         Numbers of a node.
     seed : int
@@ -83,18 +80,18 @@ class NeighbourGenerator(nn.Module):
 
     client: Tensor
 
-    def __init__(self, convolution: type[nn.Module], features: int, seed: int) -> None:
+    def __init__(self, features: int, seed: int) -> None:
         super().__init__()
         self.seed = seed
-        self.conv1 = convolution(features, ENCODER_HIDDEN)
-        self.conv2 = convolution(ENCODER_HIDDEN, LATENT)
+        self.conv1 = Convolution(features, ENCODER_HIDDEN)
+        self.conv2 = Convolution(ENCODER_HIDDEN, LATENT)
         self.number = nn.Linear(LATENT, 1)
         self.lin1 = nn.Linear(LATENT, GENERATOR_HIDDEN)
         self.lin2 = nn.Linear(GENERATOR_HIDDEN, NEIGHBOURS * CODE)
         self.lin3 = nn.Linear(CODE, features)
         self.register_buffer("client", torch.tensor(UNTRAINED))
 
-    def encode(self, x: Tensor, graph: object) -> Tensor:
+    def encode(self, x: Tensor, graph: Adjacency) -> Tensor:
         """Encode nodes, ``[n, latent]``."""
         z: Tensor = torch.relu(self.conv2(torch.relu(self.conv1(x, graph)), graph))
         return z
@@ -112,7 +109,7 @@ class NeighbourGenerator(nn.Module):
         draw = generator(self.seed, "noise", purpose, client, epoch)
         return torch.randn(len(x), LATENT, generator=draw).to(x)
 
-    def forward(self, x: Tensor, graph: object) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, graph: Adjacency) -> tuple[Tensor, Tensor]:
         """Return features ``[r, f]`` of new neighbours, and the node each hangs on, ``[r]``."""
         z = self.encode(x, graph)
         slot = slots(self.counts(self.numbers(z)))
@@ -141,17 +138,13 @@ class MendingModel(nn.Module):
         Of the generator's noise.
     """
 
-    convolution: ClassVar[type[nn.Module]] = Convolution
-    # Makes of edges what its layers take
-    prepared: ClassVar[Callable[..., object]] = staticmethod(gcn_adjacency)
-
     def __init__(self, features: int, hidden: int, classes: int, seed: int) -> None:
         super().__init__()
         sizes = {"features": features, "hidden": hidden, "classes": classes}
         self.arguments: dict[str, object] = {**sizes, "seed": seed}
-        self.generator = NeighbourGenerator(self.convolution, features, seed)
-        self.conv1 = self.convolution(features, hidden)
-        self.conv2 = self.convolution(hidden, hidden)
+        self.generator = NeighbourGenerator(features, seed)
+        self.conv1 = Convolution(features, hidden)
+        self.conv2 = Convolution(hidden, hidden)
         self.classifier = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -159,14 +152,14 @@ class MendingModel(nn.Module):
         return self.classify(x.shape[0], *self.mend(x, edge_index))
 
     @torch.no_grad()
-    def mend(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, object]:
+    def mend(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Adjacency]:
         """Return features of real and generated nodes, and the graph that they make."""
         n = x.shape[0]
-        made, parent = self.generator(x, self.prepared(edge_index, n))
-        graph = self.prepared(mended_edges(edge_index, n, parent), n + parent.numel())
+        made, parent = self.generator(x, gcn_adjacency(edge_index, n))
+        graph = gcn_adjacency(mended_edges(edge_index, n, parent), n + parent.numel())
         return torch.cat([x, made]), graph
 
-    def classify(self, n: int, x: Tensor, graph: object) -> Tensor:
+    def classify(self, n: int, x: Tensor, graph: Adjacency) -> Tensor:
         """Return logits ``[n, k]`` of the real nodes, which come first."""
         hidden = torch.relu(self.conv2(torch.relu(self.conv1(x, graph)), graph))
         logits: Tensor = self.classifier(hidden[:n])
@@ -178,7 +171,7 @@ class TrainedModel(MendingModel):
 
     def __init__(self, features: int, hidden: int, classes: int, seed: int) -> None:
         super().__init__(features, hidden, classes, seed)
-        self._mended: tuple[Tensor, Tensor, object] | None = None
+        self._mended: tuple[Tensor, Tensor, Adjacency] | None = None
         for name, purpose in DRAWN_FOR.items():
             _draw(self.get_submodule(name), generator(seed, "sage", purpose))
         nn.init.ones_(self.generator.number.bias)
@@ -246,7 +239,7 @@ def generator_loss(model: MendingModel, graph: ImpairedGraph, noise: Tensor) -> 
     distance = (made[is_true] - graph.x[nearest]).square().sum()
     parent = slot.parent.where(slot.slot < count[slot.parent], -1)
     edges = mended_edges(graph.impaired.edge_index, n, parent)
-    mended = model.prepared(edges, n + parent.numel())
+    mended = gcn_adjacency(edges, n + parent.numel())
     logits = model.classify(n, torch.cat([graph.rest, made]), mended)
     number_loss = functional.smooth_l1_loss(numbers, missing.to(numbers.dtype))
     return number_loss + distance / n + class_loss(logits, graph.y, graph.trains)
@@ -267,8 +260,7 @@ def distance_gradient(
     # generated [r, f], author [r], x [n, f], clients [c]
     gradient = torch.empty_like(generated)
     row, column = x.nonzero(as_tuple=True)
-    begin, size = pointers(row, x.shape[0]), (x.shape[0], x.shape[1])
-    features = csr_tensor(begin, column.to(torch.int32), x[row, column], size)
+    features = csr(row, column, x[row, column], *x.shape)
     step = max(1, TABLE // max(x.shape[0], 1))
     for first in range(0, generated.shape[0], step):
         part = slice(first, first + step)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_softmax
 
 from flower_graph.audit.attacks import (
     Audit,
@@ -44,16 +45,15 @@ def read(exchanges: Sequence[Exchange], nodes: Sequence[int]) -> dict[int, list[
     """Return each client's models of all rounds (the GNN, if there are two models)."""
     result: dict[int, list[Sent]] = {node: [] for node in nodes}
     for one in of_kind(exchanges, "train"):
-        if keys.ARRAYS not in one.reply.array_records:
-            continue
-        first, rest = (
-            (array_of(one.request, keys.ARRAYS, key), array_of(one.reply, keys.ARRAYS, key))
-            for key in ("gnn-first", "gnn-rest")
-        )
-        result[one.node].append(Sent(first, rest))
+        if keys.ARRAYS in one.reply.array_records:
+            first, rest = (
+                (array_of(one.request, keys.ARRAYS, key), array_of(one.reply, keys.ARRAYS, key))
+                for key in ("gnn-first", "gnn-rest")
+            )
+            result[one.node].append(Sent(first, rest))
     if silent := [index for index, node in enumerate(nodes) if not result[node]]:
         raise ValueError(f"no model of client {silent[0]} was recorded; one round is needed")
-    return {index: result[node] for index, node in enumerate(nodes)}
+    return dict(enumerate(result.values()))
 
 
 def attack(
@@ -63,15 +63,15 @@ def attack(
     order = sorted(sent)
     # How far each feature's row of the first layer moved, over all rounds, [c, f]; and how far the
     # last layer's bias moved towards each class, [c, k]
-    steps = [_steps([one.first for one in sent[client]]) for client in order]
-    moved = np.stack([np.linalg.norm(of_client, axis=2).sum(0) for of_client in steps])
-    steps = [_steps([one.rest for one in sent[client]]) for client in order]
-    pulls = np.stack([of_client[:, -classes:].sum(0) for of_client in steps])
+    moved = np.stack([np.linalg.norm(_steps(sent[c], "first"), axis=2).sum(0) for c in order])
+    pulls = np.stack([_steps(sent[c], "rest")[:, -classes:].sum(0) for c in order])
     present = np.stack([(truth[client].x != 0).any(0) for client in order])
     train = [truth[client].y[truth[client].train & (truth[client].y >= 0)] for client in order]
     counts = np.stack([np.bincount(y, minlength=classes) for y in train])
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    result = [
+    scores = [_confidence(sent[client][-1], truth[client], classes) for client in order]
+    trained = [truth[client].train[truth[client].y >= 0] for client in order]
+    return [
         ranking("which features a client's nodes have", moved, present),
         # Both relative to the other clients, since what all have in common tells nothing about one.
         ranking(
@@ -79,16 +79,18 @@ def attack(
             pulls - pulls.mean(0),
             shares > shares.mean(0),
         ),
+        ranking(
+            "whether a node whose features and class are known was trained on",
+            np.concatenate(scores),
+            np.concatenate(trained),
+        ),
     ]
-    scores = [_confidence(sent[client][-1], truth[client], classes) for client in order]
-    trained = [truth[client].train[truth[client].y >= 0] for client in order]
-    name = "whether a node whose features and class are known was trained on"
-    return [*result, ranking(name, np.concatenate(scores), np.concatenate(trained))]
 
 
-def _steps(parts: Sequence[tuple[Floats, Floats]]) -> NDArray[np.float64]:
+def _steps(sent: Sequence[Sent], part: str) -> NDArray[np.float64]:
     """Return by how much a part of the model changed in each round."""
-    return np.stack([after - before for before, after in parts]).astype(float)
+    before, after = np.array([getattr(one, part) for one in sent], float).swapaxes(0, 1)
+    return after - before  # type: ignore[no-any-return]
 
 
 def _confidence(sent: Sent, truth: Truth, classes: int) -> NDArray[np.float64]:
@@ -96,12 +98,10 @@ def _confidence(sent: Sent, truth: Truth, classes: int) -> NDArray[np.float64]:
     # The attacker has no edges, so it runs the two layers as an MLP.
     first, rest = sent.first[1].astype(float), sent.rest[1].astype(float)
     width = first.shape[1]
-    bias, weight = rest[:width], rest[width : width + width * classes].reshape(width, classes)
+    bias, weight = rest[:width], rest[width:-classes].reshape(width, classes)
     logits = np.maximum(truth.x @ first + bias, 0) @ weight + rest[-classes:]
-    logits -= logits.max(1, keepdims=True)
-    log_share = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     labelled = np.flatnonzero(truth.y >= 0)
-    result: NDArray[np.float64] = log_share[labelled, truth.y[labelled]]
+    result: NDArray[np.float64] = log_softmax(logits, 1)[labelled, truth.y[labelled]]
     return result
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flower_graph.config.rules import Rule, choice
-from flower_graph.ops.graph import Adjacency, csr_tensor, pointers
+from flower_graph.ops.graph import Adjacency, csr
 from flower_graph.ops.graph_learner import (
     attentive_encode,
     distinct_edges,
@@ -39,27 +39,14 @@ LEARNER: dict[str, Rule] = {
 
 
 @built_with(features=WIDTH, hidden=WIDTH, classes=WIDTH, dropout=SHARE)
-class MLP(nn.Module):
-    """Two-layer MLP, called as a GNN is.
+class MLP(GCN):
+    """Two-layer MLP, called as a GNN is: the GCN on a graph without edges."""
 
-    Parameters
-    ----------
-    features, hidden, classes : int
-        Widths of input, hidden layer and output.
-    dropout : float
-        Dropout on the hidden layer; in training mode alone.
-    """
-
-    def __init__(self, features: int, hidden: int, classes: int, dropout: float = 0.5) -> None:
-        super().__init__()
-        self.dropout = dropout
-        self.lin1 = nn.Linear(features, hidden)
-        self.lin2 = nn.Linear(hidden, classes)
-
-    def forward(self, x: Tensor, edge_index: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, edge_index: Tensor | None = None, edge_weight: Tensor | None = None
+    ) -> Tensor:
         """Return logits ``[n, k]`` from features ``[n, f]``; edges are not used."""
-        x = functional.dropout(functional.relu(self.lin1(x)), self.dropout, self.training)
-        return self.lin2(x)  # type: ignore[no-any-return]
+        return super().forward(x, torch.empty((2, 0), dtype=torch.int64, device=x.device))
 
 
 @built_with(features=WIDTH, **LEARNER)
@@ -123,7 +110,7 @@ class GraphLearner(nn.Module):
         if not len(self.linears):
             rows = SparseRows(row, col, x[row, col], shape)
             return rows if self.weight is None else attentive_encode(rows, self.weight)
-        entries = csr_tensor(pointers(row, shape[0]), col.to(torch.int32), x[row, col], shape)
+        entries = csr(row, col, x[row, col], *shape)
         first, *deeper = [cast("nn.Linear", linear).weight.T for linear in self.linears]
         width = first.shape[1]
         rest = torch.stack(deeper)[None] if deeper else first.new_zeros(1, 0, width, width)

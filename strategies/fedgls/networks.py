@@ -188,9 +188,11 @@ class GraphLearners(StackedWeights):
         tensors: Tensors | None = None,
     ) -> None:
         local = take_graphs(batch, range(places.start, places.stop))
+        first = initial_learner(batch.num_features, settings)
         if tensors is None:
-            tensors = stacked_state(local, [initial_learner(batch.num_features, settings)])
+            tensors = stacked_state(local, [first])
         super().__init__(tensors, local)
+        self.start_from(first, replace=False)
         self.settings, self._x = settings, _sparse_rows(local.x.matrix)
         starts = torch.tensor(local.ptr, device=self._x.row.device)
         self._entry_ptr = torch.searchsorted(self._x.row, starts).tolist()
@@ -223,7 +225,7 @@ class GraphLearners(StackedWeights):
         first, rest = self.weights()
         sums = group_sum(first.sum(1), self.batch.row_ptr) + rest.sum(1)
         if places := (~sums.isfinite()).nonzero().flatten().tolist():
-            self.restart(places, initial_learner(self.batch.num_features, how))
+            self.restart(places, *self._start)
         return value
 
     def neighbours(self) -> Tensor:

@@ -36,14 +36,6 @@ from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.strategies.nfedgnn.cohort_client import UsersClient
-from flower_graph.strategies.nfedgnn.common_layer import (
-    CommonLayer,
-    Layer,
-    LinearLayer,
-    ModuleLayer,
-    bounded,
-)
-from flower_graph.strategies.nfedgnn.kept import common_model
 from flower_graph.strategies.nfedgnn.messages import (
     Advance,
     CommonEnrolment,
@@ -58,7 +50,15 @@ from flower_graph.strategies.nfedgnn.messages import (
     MaskedEnrolment,
     SumReply,
 )
-from flower_graph.strategies.nfedgnn.users import UserSettings
+from flower_graph.strategies.nfedgnn.users import (
+    CommonLayer,
+    Layer,
+    LinearLayer,
+    ModuleLayer,
+    UserSettings,
+    bounded,
+    common_model,
+)
 from flower_graph.wire.keys import SUM_STATE
 from flower_graph.wire.numpy_client import Answer, Config, Parameters
 

@@ -45,7 +45,6 @@ from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.round import Reason, Skipped
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SecureSum
-from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.storage.reading import StateDict, Tree
 from flower_graph.strategies.ppfl.claims import (
     ABSENT,
@@ -62,7 +61,7 @@ from flower_graph.strategies.ppfl.claims import (
     find_slots,
     layout_of,
 )
-from flower_graph.strategies.ppfl.config import CONSENSUS
+from flower_graph.strategies.ppfl.config import CONSENSUS, PRECISIONS
 from flower_graph.strategies.ppfl.messages import (
     FloatArray,
     IntArray,
@@ -70,8 +69,7 @@ from flower_graph.strategies.ppfl.messages import (
     PublicRequest,
     SumOrder,
 )
-from flower_graph.strategies.ppfl.server_state import PRECISIONS, ByClient, mean_of
-from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment
+from flower_graph.strategies.ppfl.strategy import ByClient, ProcrustesAlignment, mean_of
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.counts import as_counts, counts_size
 from flower_graph.wire.exchange import Replies
@@ -131,7 +129,7 @@ class CommonMean:
         self.made = int(state["made"])
 
 
-class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment):
+class SecureConsensus(ProcrustesAlignment):
     """The server: adds up embeddings that clients have rotated, and sends the mean back.
 
     All SuperNodes are asked in every iteration: sums over changing clients could be compared.
@@ -238,11 +236,8 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
             holders, fewest = len(held), max(self._least, fewest_parties(len(held)))
             nodes = agreed_nodes(held, self._least) if held else self.mean.nodes
         if holders > 1 and not nodes.size:
-            raise ValueError(
-                f"no public node has {fewest} holders among {holders}, of which some may be "
-                "missing: its sum could be one client's own embedding; lower dropout, or align in "
-                "the clear"
-            )
+            why = "a sum could be one client's embedding; lower dropout, or align in the clear"
+            raise ValueError(f"no public node has {fewest} holders among {holders}: {why}")
         return nodes, claims
 
     def read(self, node: int, content: RecordDict) -> PublicReply:

@@ -25,38 +25,166 @@ nodes and can take targets.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.ops import align_pairs, consensus
+from flower_graph.ops import (
+    align_pairs,
+    alignment_precision,
+    consensus,
+    orthogonal_procrustes,
+)
 from flower_graph.records.participation import NOT_DRAWN, Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
+from flower_graph.server.membership import Membership
 from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
-from flower_graph.strategies.ppfl.config import CONSENSUS, LAST, LEAVE_OUT, PAIRS
-from flower_graph.strategies.ppfl.messages import PublicReply, PublicRequest
-from flower_graph.strategies.ppfl.server_state import (
-    DISAGREEMENT,
-    ByClient,
-    PublicMembership,
-    PublicServerState,
-    mean_of,
-    measure_alignment,
+from flower_graph.storage.reading import StateDict
+from flower_graph.strategies.ppfl.claims import SignedClaims
+from flower_graph.strategies.ppfl.config import CONSENSUS, LAST, LEAVE_OUT, PAIRS, PRECISIONS
+from flower_graph.strategies.ppfl.messages import (
+    EmbeddingEnrolment,
+    FloatArray,
+    IntArray,
+    PublicReply,
+    PublicRequest,
 )
 from flower_graph.wire.counts import added, counts_size
 from flower_graph.wire.exchange import Rejected, Replies
+from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CHECKPOINT, CONFIG, LOSS, ROLES, RUN_TOKEN, SERVER_ROUND
 from flower_graph.wire.ledger import reply_bytes
+
+LOG = logging.getLogger(__name__)
+MEASURED_PAIRS = 12  # ordered pairs whose alignment is measured in a round: all, up to 4 clients
+TRIED_PAIRS = 1000  # of these some may share no node; all, up to 32 clients
+DISAGREEMENT = "disagreement"
+ByClient = dict[str, dict[int, float]]  # measurements by name and client
+
+
+class PublicMembership(Membership):
+    """The clients of each SuperNode: their public nodes, last embeddings and next means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embeddings: dict[int, FloatArray] = {}  # [p, d] by client
+        self.targets: dict[int, FloatArray] = {}  # [p, d] by client
+        self.ids: dict[int, IntArray] = {}  # of each client's public nodes
+        self.dimension = 0  # dimension of all embeddings; 0 before the first enrolment
+        self.begun: set[int] = set()  # clients that have answered a round
+        self.measured: ByClient = {}  # of the last round with an answer
+        self.claims: SignedClaims | None = None  # where clients do not trust the server
+
+    def question(self, resume: Resume) -> RecordDict:
+        return RecordDict({CONFIG: ConfigRecord(resume.to_config())})
+
+    def read(self, node: int, content: RecordDict) -> EmbeddingEnrolment:
+        return EmbeddingEnrolment.read(content)
+
+    def unasked(self) -> None:
+        """Leave out SuperNodes that do not name their public nodes."""
+
+    def in_order(
+        self, answers: Mapping[int, EmbeddingEnrolment]
+    ) -> list[tuple[int, EmbeddingEnrolment]]:
+        """Choose the commonest dimension of embeddings if none is known yet."""
+        if not self.dimension:
+            counts = Counter(d for answer in answers.values() for d in answer.dimensions)
+            self.dimension = max(counts, key=lambda d: (counts[d], -d), default=0)
+        return super().in_order(answers)
+
+    def refusal(self, answer: EmbeddingEnrolment) -> str:
+        if self.claims is not None and (why := self.claims.take(answer)):
+            return why
+        claims = zip(answer.clients, answer.nodes, answer.dimensions, strict=True)
+        for client, nodes, dimension in claims:
+            # Its embeddings and means are in the order of these nodes.
+            if not np.array_equal(self.ids.get(client, nodes), nodes):
+                return f"client {client} has other public nodes than before: ids must stay the same"
+            if dimension != self.dimension:
+                return (
+                    f"client {client} has embeddings of {dimension} numbers, the others of "
+                    f"{self.dimension}; all must have the same"
+                )
+        return ""
+
+    def enrolled(self, node: int, answer: EmbeddingEnrolment) -> None:
+        lost = sorted(self.begun & set(answer.clients)) if answer.handled == 0 else []
+        for client in lost:
+            self.begun.remove(client)
+            self.embeddings.pop(client, None)
+            self.targets.pop(client, None)
+        if lost:
+            LOG.warning("node %d has lost its state: clients %s begin anew", node, lost)
+        self.ids |= dict(zip(answer.clients, answer.nodes, strict=True))
+
+    def take(
+        self,
+        requests: Mapping[int, PublicRequest],
+        replies: Mapping[int, PublicReply],
+        wants_embeddings: bool,
+    ) -> tuple[ByClient, dict[int, str]]:
+        """Return what clients measured, and the clients that are left out, with the reason."""
+        measured, failed = ByClient(), dict[int, str]()
+        for node, reply in replies.items():
+            failed |= reply.left_out
+            figures = {**reply.judged, LOSS: reply.loss, DISAGREEMENT: reply.disagreement}
+            for index, client in enumerate(requests[node].clients):
+                x = reply.embeddings[index]
+                if client in failed or (x is None and wants_embeddings):
+                    continue
+                for name, values in figures.items():
+                    measured.setdefault(name, {})[client] = values[index]
+                if x is not None:
+                    self.embeddings[client] = x
+        self.begun |= measured.get(LOSS, {}).keys()
+        self.measured = measured or self.measured
+        return measured, failed
+
+    def state_dict(self) -> dict[str, object]:
+        book = {
+            name: {client: torch.from_numpy(rows) for client, rows in kept.items()}
+            for name, kept in (("embeddings", self.embeddings), ("targets", self.targets))
+        }
+        ids = {client: torch.from_numpy(nodes) for client, nodes in self.ids.items()}
+        session = {"ids": ids, "dimension": self.dimension, "begun": sorted(self.begun)}
+        return {"strategy": {"book": book, "judged": self.measured}, "session": session}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        book, session = state["strategy"]["book"], state["session"]
+        self.embeddings, self.targets = (
+            {int(client): rows.numpy() for client, rows in book[name].items()}
+            for name in ("embeddings", "targets")
+        )
+        self.measured = dict(state["strategy"]["judged"])
+        self.ids = {int(client): nodes.numpy() for client, nodes in session["ids"].items()}
+        self.dimension, self.begun = int(session["dimension"]), set(session["begun"])
+
+    def stacked(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Stack the embeddings of some clients, node by node."""
+        ids = [self.ids[client] for client in clients]
+        every = np.unique(np.concatenate(ids))
+        slots = [torch.from_numpy(np.searchsorted(every, nodes)) for nodes in ids]
+        width = self.embeddings[clients[0]].shape[1]
+        x = torch.zeros(len(clients), every.size, width)
+        held = torch.zeros(len(clients), every.size, dtype=torch.bool)
+        for index, (client, slot) in enumerate(zip(clients, slots, strict=True)):
+            x[index, slot] = torch.from_numpy(self.embeddings[client])
+            held[index, slot] = True
+        return x, held, slots
 
 
 class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
@@ -102,10 +230,10 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         if absent not in (LEAVE_OUT, LAST):
             raise ValueError(f"absent: {absent!r} is neither {LEAVE_OUT!r} nor {LAST!r}")
         self.alignment, self.rotations_only, self.absent = alignment, rotations_only, absent
-        self.clients = PublicServerState()
+        self.clients = PublicMembership()
         super().__init__(
             Session(
-                PublicMembership(self.clients),
+                self.clients,
                 min_nodes=min_nodes,
                 participation=participation,
                 seed=seed,
@@ -265,3 +393,35 @@ class LocalEmbedding(ProcrustesAlignment):
 
     def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
         return {}
+
+
+def mean_of(values: Iterable[float]) -> float:
+    """Return the mean of all numbers that are not NaN; NaN without any."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan
+
+
+def measure_alignment(
+    x: Tensor, held: Tensor, rotations_only: bool, rng: torch.Generator
+) -> dict[str, float]:
+    """Return how often aligned embeddings of the same node are near (Figures 3 to 6)."""
+    # x, held [m, u, d]
+    result: list[Mapping[int, float]] = []
+    for source, target in islice(draw_pairs(x.shape[0], rng), TRIED_PAIRS):
+        common = held[source] & held[target]
+        if not common.any():
+            continue
+        a, b = x[source, common], x[target, common]
+        turn = orthogonal_procrustes(a, b, rotations_only=rotations_only)
+        result.append(alignment_precision(a, b, turn))
+        if len(result) == MEASURED_PAIRS:
+            break
+    return {name: mean_of([one[k] for one in result]) for name, k in PRECISIONS.items() if result}
+
+
+def draw_pairs(count: int, rng: torch.Generator) -> Iterator[tuple[int, int]]:
+    """Draw the ordered pairs of different numbers below ``count``, each once, one at a time."""
+    # Thousands of clients have more pairs than fit into memory.
+    for distance in (1 + torch.randperm(max(count - 1, 0), generator=rng)).tolist():
+        for source in torch.randperm(count, generator=rng).tolist():
+            yield source, (source + distance) % count

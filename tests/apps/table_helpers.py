@@ -88,23 +88,20 @@ def curves_of_run(run: Run) -> Curves:
 
 
 class MadeUp(Store):
-    """A store that has every run but those of some seeds."""
+    """A store that has every run."""
 
-    lacks: tuple[int, ...] = ()
-
-    def get(self, run: Run) -> Curves | None:
-        return None if run.seed in self.lacks else curves_of_run(run)
+    def get(self, run: Run) -> Curves:
+        return curves_of_run(run)
 
 
 def leave(folder: Path, run: Run, settings: dict[str, object] | None = None) -> None:
-    """Leave a run's file, as of a command that was stopped before it wrote the one file."""
+    """Leave a run's line, as of a command that was stopped before it wrote the one file."""
     kept = run._asdict() | {
         "settings": settings_kept(run.settings) if settings is None else settings
     }
     curves = {"cross_entropy": [1.0], "val_accuracy": [0.5], "test_accuracy": [0.5]}
-    (folder / "runs").mkdir(exist_ok=True)
-    name = f"{run.seed}.json"
-    (folder / "runs" / name).write_text(json.dumps(kept | {"curves": curves}))
+    with (folder / "runs.jsonl").open("a") as file:
+        file.write(json.dumps(kept | {"curves": curves}) + "\n")
 
 
 def written(out: Path, what: str = "rows") -> list[dict[str, Any]]:

@@ -102,7 +102,7 @@ def test_check_says_what_each_method_can_do_and_writes_only_what_is_asked(
     assert {*tmp_path.rglob("*")} == before
     assert "30 nodes, 30 edges, 2.0 neighbours a node" in shown
     assert re.search(r"nfedgnn/own-graph\n  clients    30 users", shown)
-    assert re.search(r"fedgls/own-graph\n  cannot     .*graph.neighbours = 10", shown)
+    assert re.search(r"fedgls/own-graph\n  cannot     .*graph.neighbours: 10", shown)
     assert "warning    30 nodes are few" in shown
     assert main([*words, "--out", "found"]) == 0
     assert {path.name for path in (tmp_path / "found").iterdir()} == {"check.json", "check.png"}

@@ -1,11 +1,13 @@
 """Keys and the registry by the commands, and what a run then accepts and refuses."""
 
+import numpy as np
 import pytest
 
 from flower_graph.apps.cli.main import main
 from flower_graph.errors import IdentityError
 from flower_graph.secure.channel import new_key
-from flower_graph.secure.parties.identity import Binding, TrustSettings
+from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.messages import BindReply
 
 PARTIES = 6
 
@@ -34,14 +36,15 @@ def settings(key="key-0", registry="registry.json"):
 
 def bound(one, clients):
     """Give what a SuperNode sends when it enrols."""
-    said = Binding(b"run", one.identity.party, clients, new_key()[1], bytes(32))
-    return said, said.sign(one.identity)
+    key, blank = np.frombuffer(new_key()[1], np.uint8), np.zeros(32, np.uint8)
+    said = BindReply(b"run", one.identity.party, np.array(clients), key, blank, blank[:0])
+    return said.signed(one.identity, one.block_cap)
 
 
 def test_all_who_are_in_the_registry_verify_each_other(folder, capsys):
     for party in range(PARTIES):
-        said, signature = bound(settings(f"key-{party}"), (2 * party, 2 * party + 1))
-        said.verify(settings().registry, signature)
+        said = bound(settings(f"key-{party}"), (2 * party, 2 * party + 1))
+        said.verify(settings().registry)
     command("registry", "show", "registry.json")
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].startswith("6 SuperNodes, 6 ")
@@ -54,7 +57,7 @@ def test_the_command_adds_rotates_and_revokes(folder, capsys):
         command("identity", "new", name)
     command("registry", "add", "registry.json", "key-6.pub", "--clients", "12-13")
     command("registry", "rotate", "registry.json", 3, "key-3-new.pub")
-    said, signature = bound(settings("key-3-new"), (6, 7))
+    said = bound(settings("key-3-new"), (6, 7))
     capsys.readouterr()
     command("registry", "revoke", "registry.json", 5)
     shown = capsys.readouterr().out
@@ -63,9 +66,9 @@ def test_the_command_adds_rotates_and_revokes(folder, capsys):
         with pytest.raises(IdentityError, match=key):
             settings(key)
     with pytest.raises(IdentityError):  # signed under another version
-        said.verify(settings().registry, signature)
-    said, signature = bound(settings("key-6"), (12, 13))
-    said.verify(settings().registry, signature)
+        said.verify(settings().registry)
+    said = bound(settings("key-6"), (12, 13))
+    said.verify(settings().registry)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from scipy.stats import ttest_rel
 from table_helpers import K3, K7, K9, grid_lines, own_lines, report, run_lines, written
 
 from flower_graph.apps.reproduce import runs
-from flower_graph.apps.reproduce.page import form_of, marks, winner
+from flower_graph.apps.reproduce.page import marks, winner
 from flower_graph.apps.reproduce.page import written as written_as
-from flower_graph.apps.reproduce.rows import FIGURES, to_the_end
+from flower_graph.apps.reproduce.rows import figure_of, to_the_end
 from flower_graph.apps.reproduce.runs import Curves, curves_of
 from flower_graph.apps.reproduce.table import TEST, WITHIN, Figure
 from flower_graph.config.common import RunConfig
@@ -146,23 +146,16 @@ CURVES = Curves([1.0] * 4, [0.1, 0.4, 0.3, math.nan], [0.2, 0.6, 0.9, 0.7])
 CURVES.steps, CURVES.up = [2.0, 4.0, 6.0, 8.0], [2.0**20 * n for n in range(1, 5)]
 
 
-@pytest.mark.parametrize(
-    ("within", "figure"),
-    [
-        ("1 rounds", 0.2),
-        ("3 rounds", 0.6),
-        ("100 rounds", 0.6),
-        ("1 steps", None),  # the first round takes more
-        ("4 steps", 0.6),
-        ("1.5 MiB", 0.2),
-        ("the end", 0.6),
-    ],
-)
-def test_accuracy_within_a_budget(within: str, figure: float | None) -> None:
-    assert FIGURES[WITHIN](CURVES, {"within": within}, None) == figure
+def test_accuracy_within_a_budget() -> None:
+    figures = {
+        **{"1 rounds": 0.2, "3 rounds": 0.6, "100 rounds": 0.6, "4 steps": 0.6},
+        **{"1 steps": None, "1.5 MiB": 0.2, "the end": 0.6},  # the first round takes more steps
+    }
+    for within, figure in figures.items():
+        assert figure_of(WITHIN, CURVES, {"within": within}, None) == figure
     for wrong in ("3 hours", "few steps"):
         with pytest.raises(ConfigError, match=f"within: '{wrong}'"):
-            FIGURES[WITHIN](CURVES, {"within": wrong}, None)
+            figure_of(WITHIN, CURVES, {"within": wrong}, None)
 
 
 def test_of_errors_the_least_is_the_best_round() -> None:
@@ -172,20 +165,12 @@ def test_of_errors_the_least_is_the_best_round() -> None:
     assert curves.score("mse", "test") == 2.5 and not curves.ended(2)
 
 
-@pytest.mark.parametrize(("patience", "ended"), [(1, True), (2, True), (3, False)])
-def test_a_run_has_ended_if_validation_did_not_improve(patience: int, ended: bool) -> None:
-    assert CURVES.ended(patience) is ended
-
-
 def test_what_patience_ended_has_ended_even_if_the_round_on_its_way_was_better() -> None:
+    assert [CURVES.ended(patience) for patience in (1, 2, 3)] == [True, True, False]
     better = Curves([1.0] * 4, [0.1, 0.4, 0.3, 0.5], [0.2] * 4)
     for patience, most, ended in ((2, 9, True), (2, 4, False), (0, 9, False)):
-        line = own_lines(rounds=most)[0]
-        assert to_the_end(line, {7: better}, (f"patience={patience}",)) == {
-            "rounds": [4],
-            "ended": ended,
-            **({"best_last": [7]} if ended else {}),
-        }
+        found = to_the_end(own_lines(rounds=most)[0], {7: better}, (f"patience={patience}",))
+        assert found == {"rounds": [4], "ended": ended} | ({"best_last": [7]} if ended else {})
 
 
 def test_clients_that_are_not_asked_spend_nothing() -> None:
@@ -193,8 +178,8 @@ def test_clients_that_are_not_asked_spend_nothing() -> None:
     reports[0].asked = 1
     curves = curves_of(reports, {}, clients=2, local_steps=4)
     assert (curves.steps, curves.up) == ([2.0, 6.0], [2.0**20, 2.0**21])
-    assert FIGURES["steps-a-client"](curves, {}, None) == 6.0
-    assert FIGURES["MiB-a-client"](Curves([1.0], [0.1], [0.2]), {}, None) is None
+    assert figure_of("steps-a-client", curves, {}, None) == 6.0
+    assert figure_of("MiB-a-client", Curves([1.0], [0.1], [0.2]), {}, None) is None
 
 
 def test_differences_are_tested_by_pairs() -> None:
@@ -206,10 +191,10 @@ def test_differences_are_tested_by_pairs() -> None:
     assert paired([0.1]) == {"p": None, "agree": 1} and paired([0.0, 0.0])["p"] is None
     assert paired([0.1, math.nan])["p"] is None
     row = {"mean": 0.0475, "std": 0.045, "values": differences, "seeds": [0, 1, 2, 3], **result}
-    gain = form_of(Figure("gain", TEST, "other"), 100)
-    assert written_as({**row, "holm": 0.26}, gain) == "+4.8 ± 4.5 (p 0.13, Holm 0.26, 3 of 4)"
-    change = form_of(Figure("change", "test-mse-at-best-val", "other"), 1)
-    raw = written_as({**row, "holm": 0.26}, change)
+    gain = Figure("gain", TEST, "other")
+    assert written_as(gain, {**row, "holm": 0.26}, 100) == "+4.8 ± 4.5 (p 0.13, Holm 0.26, 3 of 4)"
+    change = Figure("change", "test-mse-at-best-val", "other")
+    raw = written_as(change, {**row, "holm": 0.26}, 1)
     assert raw == "+0.05 ± 0.04 (p 0.13, Holm 0.26, 3 of 4)"
 
 

@@ -182,16 +182,6 @@ def test_a_client_without_actions_answers_training_alone() -> None:
         ask(app, "train.fit")
 
 
-def test_an_action_that_the_app_registers_itself_stays() -> None:
-    app = make_client_app(lambda _: Recorder(([ONE], 7, {})))
-
-    @app.train("align")
-    def mine(message: Message, context: Context) -> Message:
-        return Message(RecordDict({"mine": ConfigRecord()}), reply_to=message)
-
-    assert list(ask(app, "train.align")) == ["mine"]
-
-
 @pytest.mark.parametrize(
     ("kind", "result", "match"),
     [

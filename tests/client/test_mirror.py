@@ -11,27 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from flower_graph import handed
 from flower_graph.client.resident import ray_workers as mirror
 from flower_graph.client.resident.ray_workers import Change, Folders, Mirror
 from flower_graph.errors import OutputError
-
-
-def test_what_was_taken_over_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handed, "_TAKEN", {})
-    made: list[int] = []
-
-    def make() -> int:
-        made.append(1)
-        return len(made)
-
-    with handed.noted() as things:
-        assert handed.handed_over("count", make) == 1
-    assert handed.handed_over("count", make) == 2
-    assert things == {"count": 1}
-    handed.take_over(things)
-    assert handed.handed_over("count", make) == 1
-    assert len(made) == 2
 
 
 class Called:

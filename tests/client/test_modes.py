@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from federation import METHODS
 
-from flower_graph.errors import StateLostError
 from flower_graph.storage.files import own_folder, private_folder
 from flower_graph.storage.writing import new_file, replaced
 
@@ -55,15 +54,6 @@ def test_a_file_that_others_hold_open_is_not_written_into(tmp_path: Path) -> Non
     link.symlink_to(other)
     os.close(new_file(link))
     assert not link.is_symlink() and other.read_text() == "theirs"
-
-
-def test_a_folder_for_all_users_is_no_place_for_state(tmp_path: Path) -> None:
-    place = tmp_path / "tmp"
-    place.mkdir()
-    place.chmod(0o1777)
-    with pytest.raises(StateLostError, match="state-dir"):
-        own_folder(place / "run-1")
-    assert stat.S_IMODE(place.stat().st_mode) == 0o1777
 
 
 def test_folders_that_are_made_on_the_way_are_closed(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from flwr.serverapp.strategy import FedAvg, FedProx
+from flwr.serverapp.strategy import FedAvg
 from structure_helpers import toy_clients
 from torch import Tensor, nn
 from torch.nn import functional
@@ -136,18 +136,6 @@ def test_what_is_measured_is_the_mean_over_clients():
     assert reports[0].asked == reports[0].answered == len(GRAPHS)
 
 
-def test_flowers_fedprox_draws_clients_back():
-    class Proximal(ModuleFedAvg, FedProx):
-        """FedProx with reports."""
-
-    settings = SETTINGS._replace(local_epochs=5)
-    plain, _ = run(1, settings=settings)
-    drawn, _ = run(1, settings=settings, kind=Proximal, proximal_mu=100.0)
-    first = first_module(Net, 3).state_dict()["head.weight"].numpy()
-    moved = [abs(one.weights()["head.weight"] - first).max() for one in (plain, drawn)]
-    assert moved[1] < moved[0]
-
-
 class Scaled(ModuleClient):
     """Says besides how large its head is."""
 
@@ -229,12 +217,6 @@ def test_flowers_own_mean_is_one_of_those_who_have_such_a_number():
         for role in ("train", "val", "test"):
             assert said[role] == pytest.approx(getattr(report, f"{role}_accuracy"))
         assert not [name for name in said if name.startswith("has-")]
-
-
-def test_graphs_are_checked():
-    """What else is refused of them, ``test_structure_cohort.py`` shows."""
-    with pytest.raises(ValueError, match="all"):
-        ModuleClient(None, [GRAPHS[0], GRAPHS[0]], Net, SETTINGS)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("more", [-1, 1])

@@ -158,17 +158,6 @@ def test_a_context_that_was_taken_back(
     assert StateStore(context, NAME).version == (3 if count == 16 and not folder else 4)
 
 
-def test_once_builds_once_per_client(run_id: int, place: Path):
-    first, second = (StateStore(context_of(run_id, place, node), NAME) for node in (1, 2))
-    built: list[int] = []
-
-    def build() -> int:
-        built.append(len(built))
-        return built[-1]
-
-    assert [first.once(build), first.once(build), second.once(build)] == [0, 0, 1]
-
-
 def test_drop_removes_everything(run_id: int, place: Path):
     contexts = [context_of(run_id, place, node) for node in (1, 2)]
     for context in contexts:
@@ -203,23 +192,6 @@ def test_forget_run_removes_all_its_clients(run_id: int, place: Path):
 
 
 # In a folder of the SuperNode's own --------------------------------------------------------------
-
-
-def test_a_file_of_its_own_outlasts_the_supernode(run_id: int, tmp_path: Path):
-    context = context_of(run_id, str(tmp_path))
-    start(context, some(LARGE))
-    add(context, 1.0)
-    assert context.state.config_records[NAME]["kind"] == "saved"
-    assert not context.state.array_records
-    # Another process, under another id, that was given the context's records.
-    again = Context(run_id, 4, context.node_config, context.state, {})
-    assert torch.equal(kept(again)["weight"], torch.ones(LARGE))
-    add(again, 2.0)
-    assert kept(again)["step"].dtype == torch.int32
-    (path,) = tmp_path.rglob("*.*")
-    assert path.stat().st_mode & 0o777 == 0o600
-    StateStore(again, NAME).drop()
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("own", [True, False])

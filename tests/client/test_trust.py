@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import stat
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,7 @@ from flwr.app import Context, RecordDict
 
 from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties, trust_of
-from flower_graph.config.schema import check_settings, section
-from flower_graph.errors import ConfigError, RefusedError
+from flower_graph.errors import RefusedError
 from flower_graph.method.trust import OpenedSums
 from flower_graph.secure.node_config import FEWEST_PARTIES, MALICIOUS_SERVER
 from flower_graph.storage.files import default_folder
@@ -57,30 +56,6 @@ def test_a_supernode_without_a_key_takes_no_part(partition: int | str, run_id: i
 def test_keys_of_a_simulation_go_with_the_run() -> None:
     forget_run(RUN)
     assert not [*default_folder().rglob("*")]
-
-
-@dataclass
-class Run:
-    """A config with nothing but the section."""
-
-    strategy: OpenedSums = section(OpenedSums)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"trust": "nobody"}, "strategy.trust: 'nobody'"),
-        ({"registry": "keys.json"}, "strategy.registry: keys.json"),
-        ({"trust": MALICIOUS_SERVER}, "strategy.participation: 0.5"),
-    ],
-)
-def test_settings_of_trust_are_refused_that_no_run_can_have(
-    changes: dict[str, str], message: str
-) -> None:
-    section = replace(OpenedSums(participation=0.5), **changes)
-    with pytest.raises(ConfigError, match=message):
-        check_settings(Run(section))
-        section.refuse_trust({"participation": "compared"})
 
 
 def test_only_clients_that_do_not_trust_the_server_need_keys() -> None:

@@ -47,13 +47,14 @@ def test_extremes_of_homophily_hold_exactly_and_edges_are_simple(
 def test_every_node_has_exactly_the_active_features(features: int, active: int) -> None:
     # More nodes than are drawn at a time.
     graph = csbm_sparse(70_000, 2, degree=1.0, features=features, active=active)
-    rows = graph.indices.view(70_000, active)
-    assert torch.equal(graph.indptr, torch.arange(70_001) * active)
+    rows = graph.x.col_indices().view(70_000, active)
+    assert graph.x.shape == (70_000, features)
+    assert graph.x.crow_indices().tolist() == [active * row for row in range(70_001)]
     assert (rows.diff(dim=1) > 0).all()  # ascending, so distinct
     assert rows.min() >= 0
     assert rows.max() < features
-    assert torch.equal(graph.values, torch.ones(70_000 * active))
-    assert (graph.indices.dtype, graph.values.dtype) == (torch.int32, torch.float32)
+    assert torch.equal(graph.x.values(), torch.ones(70_000 * active))
+    assert (rows.dtype, graph.x.dtype) == (torch.int32, torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,8 @@ def test_the_signal_changes_features_alone_and_has_a_usual_value() -> None:
 def test_dense_and_sparse_form_are_the_same_graph() -> None:
     arguments: dict[str, Any] = {"degree": 5.0, "features": 20, "active": 6, "seed": 9}
     sparse, dense = csbm_sparse(50, 3, **arguments), csbm(50, 3, **arguments)
-    parts = (part.numpy() for part in (sparse.values, sparse.indices, sparse.indptr))
+    x = sparse.x
+    parts = (part.numpy() for part in (x.values(), x.col_indices(), x.crow_indices()))
     csr = csr_matrix(tuple(parts), shape=(50, 20))
     assert torch.equal(torch.from_numpy(csr.toarray()), dense.x)
     assert torch.equal(sparse.edge_index, dense.edge_index)
@@ -91,9 +93,9 @@ def test_the_seed_decides_and_the_global_generator_does_not() -> None:
     before = torch.get_rng_state()
     first, again, other = (csbm_sparse(200, 2, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(before, torch.get_rng_state())
-    for part in ("edge_index", "y", "indices"):
-        assert torch.equal(getattr(first, part), getattr(again, part))
-        assert not torch.equal(getattr(first, part), getattr(other, part))
+    parts = ([one.edge_index, one.y, one.x.col_indices()] for one in (first, again, other))
+    for mine, same, others in zip(*parts, strict=True):
+        assert torch.equal(mine, same) and not torch.equal(mine, others)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from flower_graph.engine.graph_batch import (
     draw_kept,
     draw_mask,
     evaluate,
-    node_losses,
     pack_graphs,
     take_graphs,
     turn_of,
@@ -151,14 +150,6 @@ def test_weights_that_are_no_numbers_show_in_the_loss_of_that_client_alone():
     logits[3] = math.nan
     loss = evaluate(batch(), logits).loss
     assert loss.isnan().tolist() == [False, True, True]
-
-
-def test_losses_of_nodes_want_a_gradient():
-    logits = LOGITS.clone().requires_grad_()
-    node_losses(batch(), logits)[3].backward()
-    assert logits.grad is not None
-    torch.testing.assert_close(logits.grad[3], torch.tensor([0.5, -0.5]))
-    assert not logits.grad[[0, 1, 2, 4, 5, 6]].any()
 
 
 # Dropout -----------------------------------------------------------------------------------------

@@ -1,28 +1,401 @@
-"""A grid on which one SuperNode answers as an attacker would, and what came of it."""
+"""Malformed replies: what hypothesis makes of a real reply's records, keys, types and shapes.
+
+A mutation says where it strikes and what it does there, and is applied to the reply of a run; a
+real reply of the same kind is all that is needed to draw mutations from.
+"""
 
 from __future__ import annotations
 
 import logging
+import pickle
 import re
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from io import BytesIO
 from typing import Any
+from unittest.mock import patch
 
-from federation import Federation, round_of
-from flwr.app import Error, Message, RecordDict
-from mutations import Mutation
+import numpy as np
+from federation import ALL, METHODS, Federation, round_of
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
+from flower_graph.apps.run import client_app
 from flower_graph.client.state import IN_PROCESS
 from flower_graph.flower_compat import stamp
+from flower_graph.method.registry import method_of
+from flower_graph.records.participation import Participation
+from flower_graph.records.rounds import RoundReport
 from flower_graph.wire.arrays import own_records as copied
+from flower_graph.wire.exchange import Exchange
+
+Change = Callable[[RecordDict], Any]
+STYPE = "numpy.ndarray"
+DTYPES = (
+    *(">f4", ">f8", "<f2", "<f8", "<f16", "<c16", "?"),
+    *("<U8", "|S4", "<M8[s]", "<i8", "<u8", "|V8"),
+)
+SHAPES = ("empty", "one less", "twice", "0-d", "one axis more", "flat")
+ODD_NUMBERS = (float("nan"), float("inf"), -float("inf"), 1e9, -1e9, 1e30, 1e300)
+NAMES = st.text(st.characters(codec="utf-8"), max_size=12)
+INTEGERS = st.sampled_from((-1, 0, -(2**63), 2**63 - 1, 10**9, 7))
+FLOATS = st.sampled_from((*ODD_NUMBERS, -1.0, 0.5))
+SCALARS = st.one_of(INTEGERS, FLOATS)
+VALUES = {
+    MetricRecord: st.one_of(SCALARS, st.lists(INTEGERS, max_size=3), st.lists(FLOATS, max_size=3)),
+    ConfigRecord: st.one_of(
+        *(SCALARS, st.booleans(), NAMES, st.binary(max_size=40)),
+        *(st.lists(INTEGERS, max_size=3), st.lists(NAMES, max_size=3), st.lists(st.booleans())),
+    ),
+}
+
+
+class Named:
+    """Something that is done to a reply: where it strikes, and what it does there."""
+
+    where: str
+    what: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Mutation(Named):
+    """One way to spoil a reply; ``apply`` changes its content in place."""
+
+    where: str
+    what: str
+    apply: Change = field(compare=False, repr=False)
+    claims: int = 0  # clients that it says are here besides those that are
+
+
+class Called:
+    """Is pickled as a call."""
+
+    def __init__(self, function: Any, *args: Any) -> None:
+        self.call = function, args
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def evil(path: str) -> Called:
+    """Would make a file if it were unpickled."""
+    return Called(open, path, "w")
+
+
+def pickled_array(path: str = "unpickled") -> bytes:
+    """The bytes that ``numpy.save`` writes for objects: a header, then a pickle."""
+    stream = BytesIO()
+    np.save(stream, np.array([evil(path)], dtype=object), allow_pickle=True)
+    return stream.getvalue()
+
+
+def objects(path: str = "unpickled") -> Array:
+    return Array("object", (1,), STYPE, pickled_array(path))
+
+
+# Arrays ------------------------------------------------------------------------------------------
+
+
+def raw(array: Array, **changes: Any) -> Array:
+    parts = {name: getattr(array, name) for name in ("dtype", "shape", "stype", "data")} | changes
+    return Array(**parts)
+
+
+def with_value(array: Array, value: float) -> Array:
+    values = array.numpy().copy()
+    if values.dtype.kind != "f":  # words of a ring, or counts
+        values = values.astype(np.float64)
+    values.reshape(-1)[0:1] = value
+    with np.errstate(over="ignore"):
+        return Array(values)
+
+
+def with_header(array: Array, shape: tuple[int, ...], dtype: str) -> Array:
+    """Claim a shape and a type in the header and beside it, with the bytes as they were."""
+    header = BytesIO()
+    descr = {"descr": dtype, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, descr)
+    return Array(str(np.dtype(dtype)), shape, STYPE, header.getvalue() + array.data[128:])
+
+
+def reshaped(array: Array, way: str) -> Array:
+    values = array.numpy()
+    rows = values.reshape(-1) if values.ndim == 0 else values
+    flat = values.reshape(-1) if values.ndim > 1 else values.reshape(-1, 1)
+    zero, twice = np.zeros((), values.dtype), np.concatenate([rows, rows])
+    made = (rows[:0], rows[:-1], twice, zero, values[None], flat)
+    return Array(made[SHAPES.index(way)])
+
+
+def array_changes() -> st.SearchStrategy[tuple[str, Callable[[Array], Array]]]:
+    sizes = st.lists(st.sampled_from((0, 1, 5, 1000, 2**31, 2**40, -1, -4)), max_size=3)
+    draws = (
+        st.sampled_from(DTYPES).map(lambda d: (f"type {d}", lambda a: Array(a.numpy().astype(d)))),
+        st.sampled_from(ODD_NUMBERS).map(lambda v: (f"value {v:g}", lambda a: with_value(a, v))),
+        st.sampled_from(SHAPES).map(lambda w: (f"shape {w}", lambda a: reshaped(a, w))),
+        st.tuples(sizes.map(tuple), st.sampled_from(("<f4", "|V0", "|O", "<f8"))).map(
+            lambda s: (f"claims {s[0]} of {s[1]}", lambda a: with_header(a, *s))
+        ),
+        sizes.map(tuple).map(lambda s: (f"says {s}", lambda a: raw(a, shape=s))),
+        NAMES.map(lambda t: (f"says type {t!r}", lambda a: raw(a, dtype=t))),
+        NAMES.map(lambda t: (f"serialised as {t!r}", lambda a: raw(a, stype=t))),
+        st.integers(0, 140).map(lambda n: (f"cut to {n} bytes", lambda a: raw(a, data=a.data[:n]))),
+        st.integers(1, 300).map(
+            lambda n: (f"{n} bytes more", lambda a: raw(a, data=a.data + bytes(n)))
+        ),
+        st.binary(max_size=64).map(lambda b: (f"bytes {b.hex()}", lambda a: raw(a, data=b))),
+        st.just(("a pickle", lambda a: raw(a, data=pickle.dumps(evil("unpickled"))))),
+        st.just(("objects", lambda _: objects())),
+    )
+    return st.one_of(*draws)
+
+
+# Entries, records --------------------------------------------------------------------------------
+
+
+def replaced(record: str, key: str, change: Callable[[Any], Any]) -> Change:
+    def apply(content: RecordDict) -> None:
+        content[record][key] = change(content[record][key])
+
+    return apply
+
+
+def moved(key: str, name: str, record: str = "") -> Change:
+    def apply(content: RecordDict) -> None:
+        holder: Any = content[record] if record else content
+        holder[name] = holder.pop(key)
+
+    return apply
+
+
+def byte_changes() -> st.SearchStrategy[tuple[str, Callable[[bytes], bytes]]]:
+    """Draw what is done to bytes that hold numbers, keys or shares."""
+
+    def flip(place: int) -> Callable[[bytes], bytes]:
+        def change(data: bytes) -> bytes:
+            at = place % max(1, len(data))
+            return data[:at] + bytes(b ^ 0x80 for b in data[at : at + 1]) + data[at + 1 :]
+
+        return change
+
+    return st.one_of(
+        st.integers(0, 40).map(lambda n: (f"cut to {n} bytes", lambda d: d[:n])),
+        st.integers(1, 40).map(lambda n: (f"{n} bytes more", lambda d: d + bytes(n))),
+        st.integers(0, 400).map(lambda n: (f"bit flipped in byte {n}", flip(n))),
+        st.just(("twice", lambda d: d + d)),
+        st.just(("zeros", lambda d: bytes(len(d)))),
+        st.just(("ones", lambda d: b"\xff" * len(d))),
+        st.just(("first eight again", lambda d: d[:8] * (len(d) // 8))),
+    )
+
+
+@st.composite
+def mutations(draw: Any, example: RecordDict) -> Mutation:
+    record = draw(st.sampled_from(sorted(example)))
+    keys = sorted(example[record])
+    if not keys or draw(st.integers(0, 9)) == 0:
+        return _of_record(draw, record)
+    key = draw(st.sampled_from(keys))
+    where, value = f"{record}/{key}", example[record][key]
+    way = draw(st.integers(0, 9))
+    if way == 0:
+        return Mutation(where, "gone", lambda content: content[record].pop(key))
+    if way == 1:
+        name = draw(NAMES)
+        return Mutation(where, f"named {name!r}", moved(key, name, record))
+    if isinstance(value, Array):
+        what, change = draw(array_changes())
+    elif isinstance(value, bytes) and way < 7:
+        what, change = draw(byte_changes())
+    else:
+        found = draw(VALUES[type(example[record])])
+        what, change = f"is {found!r}", lambda _: found
+    return Mutation(where, what, replaced(record, key, change))
+
+
+def _of_record(draw: Any, record: str) -> Mutation:
+    kinds = (ArrayRecord, MetricRecord, ConfigRecord)
+    other = dict(zip(("empty arrays", "empty metrics", "empty"), kinds, strict=True))
+    way = draw(st.sampled_from(["gone", "named", *other]))
+    if way == "gone":
+        return Mutation(record, "gone", lambda content: content.pop(record))
+    if way == "named":
+        name = draw(NAMES.filter(lambda name: name != record))
+        return Mutation(record, f"named {name!r}", moved(record, name))
+
+    def swap(content: RecordDict) -> None:
+        content.pop(record, None)
+        content[record] = other[way]()
+
+    return Mutation(record, f"is {way}", swap)
+
+
+def drawn(example: RecordDict, count: int) -> list[Mutation]:
+    """Let hypothesis draw different mutations, the same each time."""
+    found: dict[str, Mutation] = {}
+
+    @settings(
+        max_examples=4 * count,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(mutations(example))
+    def collect(mutation: Mutation) -> None:
+        found.setdefault(mutation.name, mutation)
+
+    collect()
+    return list(found.values())[:count]
+
+
+# By hand -----------------------------------------------------------------------------------------
+
+
+def added(where: str, what: str, name: str, make: Callable[[], Any]) -> Mutation:
+    """Send one record more."""
+    return Mutation(where, what, lambda content: content.update({name: make()}))
+
+
+def by_hand(example: RecordDict) -> list[Mutation]:
+    """What nobody draws by chance."""
+
+    found = [
+        added("crowd", "40,000 keys", "crowd",
+              lambda: ConfigRecord({f"key-{n}": "x" * 30 for n in range(40_000)})),
+        Mutation("all", "nothing", lambda content: content.clear()),
+        added("arrays", "3 MB", "arrays", lambda: ArrayRecord({"x": Array(np.zeros(3 << 17))})),
+        added("config", "3 MB", "more", lambda: ConfigRecord({"x": "x" * (3 << 20)})),
+        added("metrics", "3 MB", "more", lambda: MetricRecord({"x": [0.0] * (3 << 17)})),
+    ]  # fmt: skip
+    if any(who(record) for record in example.values()):
+        found += [invented(how, count) for how, count in (("few", 4), ("many", 1000))]
+    found += [often(record, key) for record in sorted(example) for key in _lists(example[record])]
+    for record in sorted(example):
+        for key, value in sorted(example[record].items()):
+            where = f"{record}/{key}"
+            changes: dict[str, Callable[[Any], Any]] = {}
+            if isinstance(value, Array):
+                changes = {"objects": lambda _: objects(), "1 GB claimed": claimed}
+                changes |= {"all 1e9": _all_large, "other words": _other_words}
+            elif isinstance(value, bytes):
+                changes = {"words": lambda _: "\x1b[2J\u202e"}
+            elif isinstance(value, int):
+                changes = {"one more": lambda n: n + 1}
+            for what, change in changes.items():
+                found.append(Mutation(where, what, replaced(record, key, change)))
+    return found
+
+
+def claimed(array: Array) -> Array:
+    return with_header(array, (1 << 28,), "<f4")
+
+
+def _other_words(array: Array) -> Array:
+    """Well-formed, and wrong: the same type and shape."""
+    values = array.numpy()
+    return Array(np.array(np.flip(values)) if values.dtype.kind == "f" else ~values)
+
+
+def _all_large(array: Array) -> Array:
+    values = array.numpy()
+    if values.dtype.kind == "f":
+        return Array(np.full_like(values, 1e9))
+    return Array(np.full(values.shape, 10**9, np.int64))
+
+
+# Client numbers, accusations, proofs -------------------------------------------------------------
+
+WHO = ("users", "clients", "sum-clients", "align-clients", "mask-clients", "present")
+FIXED = ("-run", "flower-graph", "weight-shape", "sum-channel-key")  # not one for each client
+OFTEN = 900_000  # bytes: fewer than any reply may have
+
+
+def _lists(record: Any) -> list[str]:
+    return [key for key in sorted(record) if isinstance(record[key], (bytes, list)) and record[key]]
+
+
+def often(record: str, key: str) -> Mutation:
+    """Say the same again as often as a reply has room."""
+
+    def again(value: Any) -> Any:
+        size = len(value) * (1 if isinstance(value, bytes) else 8)
+        return value * max(2, OFTEN // size)
+
+    return Mutation(f"{record}/{key}", "as often as there is room", replaced(record, key, again))
+
+
+def who(record: Any) -> str | None:
+    found = [key for key in WHO if isinstance(record.get(key), (bytes, list)) and record[key]]
+    return found[0] if found else None
+
+
+def invented(what: str, count: int, first: int = 10**6, *, instead: bool = False) -> Mutation:
+    """Speak for clients that nobody has, or that are another's; all else is repeated for them."""
+
+    def apply(content: RecordDict) -> None:
+        named = [(record, key) for record in content.values() if (key := who(record))]
+        if not named:
+            raise KeyError("clients")
+        for record, key in named:
+            _speak_for(record, key, np.arange(first, first + count), instead)
+
+    named = f"{what}, in their own place" if instead else what
+    return Mutation("clients", named, apply, count)
+
+
+def _speak_for(record: Any, key: str, numbers: Any, instead: bool) -> None:
+    own = record[key]
+    size = len(own) // 8 if isinstance(own, bytes) else len(own)
+    more = numbers.astype("<i8").tobytes() if isinstance(own, bytes) else numbers.tolist()
+    for other in [one for one in _lists(record) if not one.endswith(FIXED) and one != key]:
+        each = max(1, len(record[other]) // size)
+        rows = record[other][-each:] * len(numbers)
+        record[other] = rows if instead else record[other] + rows
+    record[key] = more if instead else own + more
+
+
+def accusing(own: int, others: list[int], times: int = 1) -> Mutation:
+    """Say of others that their packets do not open."""
+    pairs = np.array([(own, other) for other in others] * times, "<i8").tobytes()
+
+    def apply(content: RecordDict) -> None:
+        config = content["config"]
+        config["mask-refused"] = config["mask-clients"][:0] + pairs  # KeyError where there is none
+
+    return Mutation("config/mask-refused", f"{len(others)} of them, {times} times", apply)
+
+
+def leaving_out(others: list[int]) -> Mutation:
+    def apply(content: RecordDict) -> None:
+        config = content["config"]
+        key = "mask-left-out" if "mask-clients" in config else "left-out"
+        if not {"mask-clients", "present"} & config.keys():
+            raise KeyError("mask-clients")
+        config[key] = [f"{other}:a number is too large" for other in others]
+
+    return Mutation("config/left-out", "others", apply)
+
+
+def withholding(content: RecordDict) -> None:
+    content["config"]["unmask-kinds"] = bytes(len(content["config"]["unmask-kinds"]))
+    content["config"]["unmask-shares"] = b""
+
 
 NASTY = "\x1b[31mround 1: all is well\r\nround 2: \u202eall is well\x00" + "x" * 5000
 # By name: what is done around the content of a reply
 ENVELOPES = (
-    *("an error", "the round before", "the round after", "no round", "another's name"),
+    *("the round before", "the round after", "no round", "another's name"),
     *("to another's message", "to no message", "no content", "a replay", "another's content"),
     *("twice", "500 times"),
 )
@@ -44,19 +417,15 @@ TIMES = {"twice": 1, "500 times": 499}
 
 
 @dataclass(frozen=True)
-class Around:
+class Around(Named):
     """An attack on what is around a reply's content."""
 
-    way: str
+    what: str
     where: str = "envelope"
-
-    @property
-    def name(self) -> str:
-        return f"{self.where}: {self.way}"
 
 
 @dataclass(frozen=True)
-class Told:
+class Told(Named):
     """An error in place of the reply."""
 
     what: str
@@ -64,11 +433,8 @@ class Told:
     reason: str = field(repr=False)
     where: str = "error"
 
-    @property
-    def name(self) -> str:
-        return f"{self.where}: {self.what}"
 
-
+LOST = Told("lost", 0, "lost")  # stands for a reply that never comes, so that nobody waits
 Attack = Mutation | Around | Told
 Key = tuple[str, int]  # type of a message, and the how-manieth of this type it is
 
@@ -77,8 +443,8 @@ class HostileGrid(Federation):
     """Spoils replies of the SuperNode in place 1.
 
     ``plan`` says which: by type of message, and the how-manieth of its type. ``None`` stands for
-    a reply that never comes; an error is sent instead, so that nobody waits. With ``new_id`` it
-    comes back under another id, without what it kept, whenever it has attacked.
+    a reply that never comes. With ``new_id`` it comes back under another id, without what it kept,
+    whenever it has attacked.
 
     What the server does between two exchanges is weighed: its processor time, and the memory that
     it takes at most, beyond the replies themselves.
@@ -161,13 +527,11 @@ class HostileGrid(Federation):
             if reply.has_content():
                 self.examples[key] = copied(reply.content)
             return
-        attack, self._has_struck = self.plan[key], True
-        if attack is None:
-            self._replies[number] = Message(Error(0, "lost"), reply_to=message)
-            self._number(self._replies[number])
-        elif isinstance(attack, Told):
-            self._replies[number] = Message(Error(attack.code, attack.reason), reply_to=message)
-            self._number(self._replies[number])
+        attack, self._has_struck = self.plan[key] or LOST, True
+        if isinstance(attack, Told):
+            reply = Message(Error(attack.code, attack.reason), reply_to=message)
+            self._replies[number] = reply
+            self._number(reply)
         elif not reply.has_content():
             self.failed.append(key)
         elif isinstance(attack, Mutation):
@@ -179,16 +543,13 @@ class HostileGrid(Federation):
             else:
                 reply.content = spoilt
         else:
-            self._around(attack.way, number, message, ids)
+            self._around(attack.what, number, message, ids)
 
     def _around(self, way: str, number: str, message: Message, ids: list[str]) -> None:
         reply, kind = self._replies[number], message.metadata.message_type
         group = int(message.metadata.group_id or 0)
         others = [node for node in self.contexts if node != self.hostile]
-        if way == "an error":
-            self._replies[number] = Message(Error(7, NASTY), reply_to=message)
-            self._number(self._replies[number])
-        elif way in ("the round before", "the round after", "no round"):
+        if way in ("the round before", "the round after", "no round"):
             step = {"the round before": -1, "the round after": 1}.get(way)
             reply.metadata.group_id = "" if step is None else str(group + step)
         elif way == "another's name":
@@ -207,30 +568,213 @@ class HostileGrid(Federation):
             self._again += [reply] * TIMES[way]
 
 
-class Listener(logging.Handler):
-    """Notes every warning."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def listening(run: Callable[[], Any]) -> tuple[Any, list[str]]:
     """Run something and return what it logged as warnings too; nothing is printed."""
-    log, listener = logging.getLogger("flower_graph"), Listener()
+    log, lines, listener = logging.getLogger("flower_graph"), [], logging.Handler(logging.WARNING)
+    listener.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     before = log.propagate
     log.addHandler(listener)
     log.propagate = False
     try:
-        return run(), listener.lines
+        return run(), lines
     finally:
         log.removeHandler(listener)
         log.propagate = before
 
 
 def fit_for_a_log(line: str) -> bool:
-    """Whether a line can do a log no harm."""
     return line.isprintable() and len(line) < 1000 and not re.search(r"[\r\n\x1b]", line)
+
+
+Plan = Mapping[Key, Attack | None]
+FIGURES = (
+    *("loss", "cross_entropy", "regulariser", "train_accuracy", "val_accuracy", "test_accuracy"),
+    *("asked", "answered"),
+)
+SHORT = 3  # rounds of a run with one attack
+CAMPAIGN = 5  # and of one in which a SuperNode attacks all the time
+TIMEOUT = 0.05
+
+
+@dataclass
+class Attacked:
+    """What a run with a hostile SuperNode left.
+
+    ``named`` has for each round what its report says of that SuperNode or its clients;
+    ``excluded`` are clients whose fault in a secure sum is proven: they take part no more.
+    """
+
+    grid: HostileGrid
+    reports: list[RoundReport]
+    weights: dict[str, Any]
+    log: list[str]
+    clients: Sequence[int]
+    error: BaseException | None = None
+    excluded: frozenset[int] = frozenset()
+    members: frozenset[int] = frozenset()  # clients that the server knows at the end
+
+    @property
+    def answered(self) -> set[int]:
+        """Clients whose answer was used in one of the last two rounds: one may be skipped."""
+        last = [Participation.from_record(one.participation) for one in self.reports[-2:]]
+        return set[int]().union(*(one.answered for one in last))
+
+    @property
+    def figures(self) -> np.ndarray:
+        return np.array([[getattr(r, name) for name in FIGURES] for r in self.reports], float)
+
+    @property
+    def named(self) -> dict[int, list[str]]:
+        found: dict[int, list[str]] = {}
+        for report in self.reports:
+            for entry in report.rejected:
+                is_node = entry.get("node") in self.grid.names
+                if is_node or entry.get("client") in self.clients:
+                    found.setdefault(report.round, []).append(entry["reason"])
+        return found
+
+    @property
+    def logged(self) -> list[str]:
+        """Lines of the log that say why the SuperNode was left out."""
+        names = [str(name) for name in self.grid.names]
+        own = [line for line in self.log if any(name in line for name in names)]
+        return [line for line in own if "left out" in line or "takes no part" in line]
+
+    def same(self, other: Attacked, atol: float) -> bool:
+        if self.figures.shape != other.figures.shape or self.weights.keys() != other.weights.keys():
+            return False
+        pairs = [(np.asarray(w), np.asarray(other.weights[k])) for k, w in self.weights.items()]
+        pairs.append((self.figures, other.figures))
+        return all(
+            one.shape == two.shape and np.allclose(one, two, rtol=0, atol=atol, equal_nan=True)
+            for one, two in pairs
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """A method under attack; the clients at the SuperNode in place 1 are hostile.
+
+    ``late`` rounds pass before a report tells of an exchange. ``atol`` is by how much numbers of
+    two runs may differ: 0, but where masks are drawn by chance.
+    """
+
+    name: str
+    build: Callable[[], tuple[Any, Any]]  # makes app and strategy
+    supernodes: int
+    late: int = 0
+    atol: float = 0.0
+
+    def run(self, plan: Plan, rounds: int = SHORT, *, new_id: bool = False) -> Attacked:
+        """Run it; an exception that ends the run is in ``error``."""
+        return self._run(plan, rounds, self.clean.clients, new_id=new_id)
+
+    @cached_property
+    def clean(self) -> Attacked:
+        found = self._run({}, SHORT)
+        assert found.error is None, found.error
+        return found
+
+    @cached_property
+    def honest(self) -> frozenset[int]:
+        return self.clean.members - set(self.clean.clients)
+
+    @cached_property
+    def reference(self) -> Attacked:
+        """A run without attacks whose costs count: what is done once per process is done."""
+        return self.run({}, CAMPAIGN)
+
+    def _run(
+        self, plan: Plan, rounds: int, clients: Sequence[int] = (), *, new_id: bool = False
+    ) -> Attacked:
+        app, strategy = self.build()
+        grid = HostileGrid(app, num_supernodes=self.supernodes, plan=plan, new_id=new_id)
+        reports: list[RoundReport] = []
+        send = Exchange.send
+
+        def noting(exchange: Exchange, requests: Any, **how: Any) -> Any:
+            """Tell the grid how large replies may be."""
+            kind = how.get("message_type", "train")
+            grid.limits[kind] = max(grid.limits.get(kind, 0), how.get("max_reply_bytes") or 0)
+            return send(exchange, requests, **how)
+
+        def go() -> BaseException | None:
+            try:
+                with patch.object(Exchange, "send", noting):
+                    strategy.start(
+                        grid, num_rounds=rounds, timeout=TIMEOUT, on_round=reports.append
+                    )
+            except Exception as error:
+                return error
+            finally:
+                grid.weigh()
+            return None
+
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+        error, log = listening(go)
+        weights = {k: np.asarray(v) for k, v in strategy.weights().items()} if not error else {}
+        sums = getattr(strategy, "sums", None) or getattr(strategy.session, "sums", None)
+        excluded = frozenset[int](sums.server.excluded) if sums and not error else frozenset[int]()
+        hosted = strategy.session.members.clients
+        clients = clients or hosted.get(grid.hostile, ())
+        members = frozenset(client for local in hosted.values() for client in local)
+        return Attacked(grid, reports, weights, log, clients, error, excluded, members)
+
+    def in_round(self, kind: str, number: int) -> list[int]:
+        """Which messages of a type a round without attacks has."""
+        sent = self.clean.grid.rounds
+        return [place for (k, place), at in sent.items() if (k, at) == (kind, number)]
+
+    @cached_property
+    def rounds(self) -> list[str]:
+        kinds = dict.fromkeys(kind for kind, _ in self.clean.grid.rounds)
+        return [k for k in kinds if all(self.in_round(k, n) for n in range(1, SHORT + 1))]
+
+    @cached_property
+    def setup(self) -> list[str]:
+        """Types of those that come before the first."""
+        kinds = [kind for (kind, number), at in self.clean.grid.rounds.items() if number == 1 >= at]
+        before = [k for k in kinds if sum(len(self.in_round(k, n)) for n in (0, 1)) > 1]
+        return [kind for kind in kinds if kind not in self.rounds or kind in before]
+
+    def first(self, kind: str) -> int:
+        """Number of the message whose attack the first round's report tells of."""
+        return self.in_round(kind, 1 + self.late)[-1]
+
+    def round_of(self, key: Key) -> int:
+        """The round whose report tells of a message."""
+        kind, number = key
+        return max(1, number - self.first(kind) + 1) if kind in self.rounds else 1
+
+
+def registered(name: str, *words: str, atol: float = 0.0) -> Method:
+    """Give a method of the federation, under some settings."""
+    setup = ALL[name].with_(*words)
+    config = setup.load()
+
+    def build() -> tuple[Any, Any]:
+        return client_app(config, None), method_of(config).build_strategy(config, None)
+
+    return Method(name, build, setup.supernodes, setup.late, atol)
+
+
+FINE = "strategy.resolution=1e-6"
+ONCE = "judge.every=99"  # nothing of what clients send is evaluated in between
+NFEDGNN = registered("nfedgnn")
+# One of six may vanish, and one of the five that an attacker leaves
+BORNE = "strategy.dropout=0.3"
+FEDSCEM = registered("fedscem", FINE, BORNE, "strategy.alignment=plain", atol=1e-4)
+PSI = registered("fedscem", FINE, BORNE, atol=1e-4)
+PLAIN = registered("fedscem, plain")
+FEDGLS = registered("fedgls")
+PPFL = registered("gat", ONCE)
+SECURE = registered("deepwalk, secure", ONCE, atol=1e-3)
+# All that are registered, and what of a method is a path of its own through the server
+CORPUS = {name: registered(name) for name in METHODS if name not in ("fedscem", "deepwalk", "gat")}
+CORPUS |= {"fedscem": PSI, "deepwalk": registered("deepwalk", ONCE), "gat": PPFL}
+CORPUS |= {
+    "nfedgnn, averaged": registered("nfedgnn, averaged"),
+    "fedscem, plain alignment": FEDSCEM,
+    "fedscem, plain": PLAIN,
+    "deepwalk, secure": SECURE,
+}

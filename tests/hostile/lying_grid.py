@@ -21,7 +21,6 @@ from flower_graph.secure.channel import new_key
 from flower_graph.secure.parties.alignment import ProvedEvaluateRequest, ProvedUnionRequest
 from flower_graph.secure.parties.messages import (
     EpochRequest,
-    ListReply,
     ListRequest,
     Ready,
     RevealRequest,
@@ -30,7 +29,6 @@ from flower_graph.secure.parties.messages import (
 from flower_graph.secure.parties.proofs import public_of
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
-    SEED,
     KeyRequest,
     PrepareRequest,
     UnmaskRequest,
@@ -44,14 +42,11 @@ Change = Callable[[Entries, int], dict[str, Any]]  # of entries, and the place i
 Told = tuple[str, Message]  # the kind of a lie, and the lie
 WAIT = 600.0  # seconds for the answers to lies
 TOLD_OTHERWISE = "others saw something else"
-# Lies that are more than one message with other entries
-REPEATED = ("keys of a round again", "a vector of a round again")
-SIGNED, TWO_LISTS = "another list, which can be", "different lists to different holders"
-REFUSALS = {
-    REPEATED[0]: "not newer than",
-    REPEATED[1]: "not after|masked already",
-    TWO_LISTS: TOLD_OTHERWISE,
-}
+# Of a round that is under way, asked once more: what for, the entry of its message, the refusal
+REPEATED = (
+    ("keys of a round again", "prepare-run", "not newer than"),
+    ("a vector of a round again", "mask-ready", "not after|masked already"),
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,6 @@ class Lie:
 
 
 def changed(kind: Any, change: Callable[[Any], Any]) -> Change:
-    """Change one of the messages that travel together."""
     return lambda entries, _: {**entries, **change(kind.from_config(dict(entries))).to_config()}
 
 
@@ -76,65 +70,43 @@ def only(kind: Any, change: Callable[[Any], Any]) -> Change:
     return lambda entries, _: change(kind.from_config(dict(entries))).to_config()
 
 
-def own_key(message: Any) -> Any:
-    """Put the server's own key in place of the first partner's."""
-    keys = np.array(message.channel_keys)
-    keys[0] = np.frombuffer(new_key()[1], np.uint8)
-    return replace(message, channel_keys=keys)
-
-
-def fewer(message: Any) -> Any:
-    """Name one as not ready."""
-    ready = np.array(message.ready)
-    ready[np.flatnonzero(ready)[-1]] = False
-    return replace(message, ready=ready)
-
-
-def left_out(entries: Entries, place: int) -> dict[str, Any]:
-    """Leave out whom the list is for."""
-    request = ListRequest.from_config(dict(entries))
-    return without(request, place).to_config()
-
-
-def without(request: ListRequest, place: int) -> ListRequest:
-    listed = np.array(request.listed)
-    listed[place] = False
-    return replace(request, listed=listed)
-
-
-def flipped(name: str) -> Callable[[Any], Any]:
-    """Change one bit of the first row."""
+def edited(name: str, edit: Callable[[np.ndarray], Any]) -> Callable[[Any], Any]:
+    """Edit a copy of an array of a message."""
 
     def change(message: Any) -> Any:
         rows = np.array(getattr(message, name))
-        rows[0, 0] ^= 1
+        edit(rows)
         return replace(message, **{name: rows})
 
     return change
 
 
-def halves(message: Any) -> Any:
-    """Name as vanished who stands at two places of the circle."""
-    listed = np.array(message.listed)
-    listed[[0, listed.size // 2]] = False
-    return replace(message, listed=listed)
+def struck(*places: int) -> Callable[[Any], Any]:
+    """Strike places off a list."""
+    return edited("listed", lambda listed: np.put(listed, places, False))
 
 
-def alone(message: Any) -> Any:
-    """Name nobody but one as there."""
-    listed = np.zeros_like(message.listed)
-    listed[np.flatnonzero(message.listed)[0]] = True
-    return replace(message, listed=listed)
+def flipped(name: str) -> Callable[[Any], Any]:
+    """Change one bit of the first row."""
+    return edited(name, lambda rows: np.bitwise_xor.at(rows, (0, 0), 1))
 
 
-def mask_keys(request: UnmaskRequest) -> UnmaskRequest:
-    return replace(request, kinds=np.full_like(request.kinds, MASK_KEY))
+def left_out(entries: Entries, place: int) -> dict[str, Any]:
+    """Leave out whom the list is for."""
+    return only(ListRequest, struck(place))(entries, place)
 
 
-def unsigned(signed: Signatures) -> Signatures:
-    return replace(signed, signatures=np.zeros_like(signed.signatures))
+def own_key(name: str) -> Callable[[Any], Any]:
+    """Put the server's own key in place of the first partner's."""
+    return edited(name, lambda rows: np.copyto(rows[0], np.frombuffer(new_key()[1], np.uint8)))
 
 
+fewer = edited("ready", lambda ready: np.put(ready, np.flatnonzero(ready)[-1], False))
+# Two at opposite places of the circle have vanished, or all but one
+halves = edited("listed", lambda listed: np.put(listed, [0, listed.size // 2], False))
+alone = edited("listed", lambda listed: np.put(listed, np.flatnonzero(listed)[1:], False))
+mask_keys = edited("kinds", lambda kinds: kinds.fill(MASK_KEY))
+unsigned = edited("signatures", lambda rows: rows.fill(0))
 SUMS = (
     Lie(
         "a semi-honest sum",
@@ -154,7 +126,7 @@ SUMS = (
         "own commitment is not on the list"),
     Lie("a seed of its own", "epoch-run", changed(EpochRequest, flipped("seeds")),
         "committed to another seed"),
-    Lie("a channel key of its own", "epoch-run", changed(EpochRequest, own_key),
+    Lie("a channel key of its own", "epoch-run", changed(EpochRequest, own_key("channel_keys")),
         "binding is not signed"),
     Lie("threshold lowered", "prepare-run",
         only(PrepareRequest, lambda m: replace(m, threshold=1)), "threshold 1"),
@@ -181,7 +153,6 @@ def in_the_clear(entries: Entries, place: int) -> dict[str, Any]:
 
 
 def own_answers(request: ProvedUnionRequest) -> ProvedUnionRequest:
-    """Answer in the first key-holder's place, with a key of the server's own."""
     share = ids.scalar(b"the server's own", b"key", 0)
     keys, points = np.array(request.keys), np.array(request.points)
     keys[0] = np.frombuffer(public_of(share), np.uint8)
@@ -190,7 +161,6 @@ def own_answers(request: ProvedUnionRequest) -> ProvedUnionRequest:
 
 
 def guesses(request: ProvedEvaluateRequest) -> ProvedEvaluateRequest:
-    """Have other points evaluated than a client sent."""
     return replace(request, points=request.points[::-1])
 
 
@@ -223,14 +193,11 @@ class LyingGrid:
         self.said: dict[str, str | None] = {}
         self._parties: list[int] = []  # of the epoch
         self._first: dict[tuple[int, str], Message] = {}  # by SuperNode and what is asked
-        self._signed: dict[int, np.ndarray] = {}  # by party
-        self._other: tuple[int, ListRequest] | None = None  # who signed another list, and which
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.grid, name)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Lie to those whom the messages are for, then send them."""
         honest = list(messages)
         for one in honest:
             entries = entries_of(one.content)
@@ -239,24 +206,8 @@ class LyingGrid:
             for name in ("prepare-run", "mask-ready"):
                 if name in entries:
                     self._first.setdefault((one.metadata.dst_node_id, name), one)
-        self._send([*self._due(honest), *self._repeated(honest), *self._two_lists(honest)])
+        self._send([*self._due(honest), *self._repeated(honest)])
         return self.grid.push_messages(honest)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Keep what is signed."""
-        replies = list(self.grid.pull_messages(message_ids))
-        for reply in replies:
-            found = {} if reply.has_error() else entries_of(reply.content)
-            if "list-signature" in found:
-                party = self._row(reply.metadata.src_node_id)[0]
-                self._signed[party] = ListReply.from_config(found).signature
-        return replies
-
-    def _row(self, node: int) -> tuple[int, list[int]]:
-        """Return whose SuperNode it is, and its partners, as it was told."""
-        entries = entries_of(self._first[node, "prepare-run"].content)
-        request = PrepareRequest.from_config(entries)
-        return int(request.clients[0]), request.partners[0].tolist()
 
     def _due(self, honest: Sequence[Message]) -> list[Told]:
         """Lie to these messages, to one SuperNode after the other."""
@@ -266,12 +217,19 @@ class LyingGrid:
             if to:
                 self._left.remove(lie)
                 one = to[len(found) % len(to)]
-                node = one.metadata.dst_node_id
-                known = (node, "prepare-run") in self._first and self._parties
-                place = self._parties.index(self._row(node)[0]) if known else 0
-                entries = lie.change(entries_of(one.content), place)
-                found.append((lie.kind, like(one, entries, lie.message_type)))
+                entries = lie.change(entries_of(one.content), self._place(one))
+                found.append(
+                    (lie.kind, like(one, {CONFIG: ConfigRecord(entries)}, lie.message_type))
+                )
         return found
+
+    def _place(self, message: Message) -> int:
+        """Return the place in the epoch of whom a message is for; 0 where there is none yet."""
+        before = self._first.get((message.metadata.dst_node_id, "prepare-run"))
+        if before is None or not self._parties:
+            return 0
+        request = PrepareRequest.from_config(entries_of(before.content))
+        return self._parties.index(int(request.clients[0]))
 
     @staticmethod
     def _is_for(lie: Lie, entries: Entries) -> bool:
@@ -280,44 +238,13 @@ class LyingGrid:
     def _repeated(self, honest: Sequence[Message]) -> list[Told]:
         """Ask once more for the keys and the vector of a round that is under way."""
         lists = [one for one in honest if "list-run" in entries_of(one.content)]
-        if not lists or REPEATED[0] in self.said:
+        if not lists or REPEATED[0][0] in self.said:
             return []
         found = []
-        for name, kind, one in zip(("prepare-run", "mask-ready"), REPEATED, lists, strict=False):
+        for (kind, name, _), one in zip(REPEATED, lists, strict=False):
             before = self._first[one.metadata.dst_node_id, name]
-            found.append((kind, like(before, entries_of(before.content))))
+            found.append((kind, like(before, {})))
         return found
-
-    def _two_lists(self, honest: Sequence[Message]) -> list[Told]:
-        """Have one sign a list of its own; then ask it for shares with the others' signatures."""
-        lists = [one for one in honest if "list-run" in entries_of(one.content)]
-        if lists and self._other is None:
-            victim = lists[-1]
-            party, _ = self._row(victim.metadata.dst_node_id)
-            request = ListRequest.from_config(entries_of(victim.content))
-            places = np.flatnonzero(request.listed)
-            gone = int(places[places != self._parties.index(party)][0])
-            self._other = victim.metadata.dst_node_id, without(request, gone)
-            return [(SIGNED, like(victim, self._other[1].to_config()))]
-        if self._other is None or TWO_LISTS in self.said:
-            return []
-        (node, request), model = self._other, honest[0]
-        if not any("unmask-run" in entries_of(one.content) for one in honest):
-            return []
-        party, row = self._row(node)
-        listed = {self._parties[place] for place in np.flatnonzero(request.listed)}
-        kinds = [SEED if partner in listed else MASK_KEY for partner in row]
-        asked = UnmaskRequest(
-            request.run_id,
-            request.server_round,
-            len(listed),
-            np.array([party]),
-            np.array([kinds], np.uint8),
-        )
-        columns = [column for column, partner in enumerate(row) if partner in self._signed]
-        signed = Signatures(np.array(columns), np.stack([self._signed[row[c]] for c in columns]))
-        message = like(model, asked.to_config() | signed.to_config(), to=node)
-        return [(TWO_LISTS, message)]
 
     def _send(self, lies: Sequence[Told]) -> None:
         """Send lies and wait for all answers."""
@@ -331,15 +258,12 @@ class LyingGrid:
             time.sleep(0.05 if ids else 0)
 
 
-def like(
-    message: Message, entries: Entries, message_type: str | None = None, to: int | None = None
-) -> Message:
-    """Write a message with other entries, of another type or for another SuperNode."""
+def like(message: Message, records: Mapping[str, Any], message_type: str | None = None) -> Message:
+    """Write a message with other records, or of another type."""
     about = message.metadata
-    records = {name: record for name, record in message.content.items() if name != CONFIG}
     return Message(
-        RecordDict(records | {CONFIG: ConfigRecord(dict(entries))}),
-        about.dst_node_id if to is None else to,
+        RecordDict({**message.content, **records}),
+        about.dst_node_id,
         message_type or about.message_type,
         group_id=about.group_id,
     )
@@ -347,7 +271,7 @@ def like(
 
 def unrefused(said: Mapping[str, str | None], lies: Iterable[Lie] = SUMS) -> dict[str, str | None]:
     """Return the lies that were not tried or not refused for what they are, with what was said."""
-    wanted = {lie.kind: lie.says for lie in lies} | REFUSALS
+    wanted = {lie.kind: lie.says for lie in lies} | {kind: says for kind, _, says in REPEATED}
     return {
         kind: said.get(kind, "not tried")
         for kind, says in wanted.items()

@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import logging
+import os
+import re
+import tracemalloc
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from attack_helpers import peak
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from hostile_grid import evil, objects, with_header
 
-from flower_graph.errors import MalformedReplyError, brief, one_line
-from flower_graph.server.averaging_replies import check_replies
+from flower_graph import ClientGraph
+from flower_graph.apps.run import run
+from flower_graph.data import as_graph
+from flower_graph.errors import (
+    ConfigError,
+    DataError,
+    MalformedReplyError,
+    brief,
+    one_line,
+)
+from flower_graph.method import load_config, method_of
+from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum.messages import sum_bytes
+from flower_graph.server.averaging_replies import Wanted, check_replies
 from flower_graph.server.membership import Membership
 from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.fedgls.networks import StructureSettings, initial_models
+from flower_graph.strategies.fedscem.cohort import EgoSettings
+from flower_graph.strategies.fedscem.cohort import initial_weights as first_of
 from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment
+from flower_graph.wire.arrays import decode_array, read_array
 from flower_graph.wire.averaging import Enrolment, Trained
 from flower_graph.wire.exchange import MAX_NAMED, Gathering, Rejected, few, log_rejected
-from flower_graph.wire.ledger import ENROLMENT, ROOM, reply_bytes, size_of
+from flower_graph.wire.ledger import ENROLMENT, ROOM, count_bytes, reply_bytes, setup_bytes, size_of
 
 MB = 1 << 20
 
@@ -32,55 +57,77 @@ def exchange(answer: Any) -> tuple[Message, Message]:
     return message, reply
 
 
-def refused(answer: Any, most: int = ROOM) -> tuple[str, int]:
-    """Give the reason why a reply is refused, and what that cost."""
+def cheap(work: Callable[[], Any], most: int = MB) -> Any:
+    """Return what work returns, or the text of its ``ValueError``: it takes so little memory."""
+    tracemalloc.start()
+    try:
+        found = work()
+    except ValueError as error:
+        found = str(error)
+    finally:
+        used = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert used < most
+    return found
+
+
+def refused(answer: Any, most: int = ROOM) -> str:
+    """Give the reason why a reply is refused, which costs little."""
     message, reply = exchange(answer)
     gathering = Gathering[Any](1, lambda node, content: pytest.fail("it was read"), most)
     gathering.open[message.metadata.message_id] = message.metadata.dst_node_id
-    _, used = peak(lambda: gathering.take(reply, size_of(reply), {}))
+    cheap(lambda: gathering.take(reply, size_of(reply), {}))
     (entry,) = gathering.replies.rejected
-    return entry.reason, used
+    return entry.reason
+
+
+def refused_by_averaging(answer: Any) -> str:
+    """Likewise by Flower's averaging."""
+    message, reply = exchange(answer)
+    model = ArrayRecord({"x": Array(np.zeros((2, 3), np.float32))})
+    checked = cheap(lambda: check_replies([message], [reply], Wanted(model), 1.0))
+    assert checked.usable == []
+    return str(checked.rejected[0].reason)
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "\n", "\U0001d54f", " "])
 def test_an_errors_text_is_part_of_the_reply(letter: str) -> None:
-    text = letter * (50 * MB)
-    said, used = refused(Error(0, text))
-    assert said == f"error reply of {50 * MB} characters, at most {ROOM} bytes allowed"
-    assert used < MB
-    message, reply = exchange(Error(0, text))
-    checked, used = peak(lambda: check_replies([message], [reply], None, 1.0))
-    assert checked.rejected[0].reason.startswith("error reply of ")
-    assert used < MB
+    error = Error(0, letter * (50 * MB))
+    said = f"error reply of {50 * MB} characters, at most {ROOM} bytes allowed"
+    assert refused(error) == said
+    assert refused_by_averaging(error).startswith("error reply of ")
 
 
 @pytest.mark.parametrize("size", [MB, 50 * MB])
 def test_a_line_is_made_of_a_texts_end(size: int) -> None:
     text = "Traceback\n" * (size // 10) + "ValueError: why"
-    line, used = peak(lambda: one_line(text))
-    assert line == "ValueError: why"
-    assert used < MB
+    assert cheap(lambda: one_line(text)) == "ValueError: why"
 
 
-def names_of_records(size: int) -> RecordDict:
-    return RecordDict({"x" * size: ConfigRecord({"a": 1})})
-
-
-def array_with_a_shape(size: int) -> RecordDict:
-    array = Array("float32", tuple([1] * (size // 8)), "numpy.ndarray", b"")
+def with_array(dtype: str = "float32", shape: tuple[int, ...] = (1,)) -> RecordDict:
+    array = Array(dtype, shape, "numpy.ndarray", b"")
     return RecordDict({"arrays": ArrayRecord({"x": array})})
 
 
-def array_with_a_type(size: int) -> RecordDict:
-    array = Array("f" * size, (1,), "numpy.ndarray", b"")
-    return RecordDict({"arrays": ArrayRecord({"x": array})})
+def large(megabytes: int) -> RecordDict:
+    values = Array(np.zeros((megabytes, MB // 4), np.float32))
+    metrics = MetricRecord({"num-examples": 1})
+    return RecordDict({"arrays": ArrayRecord({"x": values}), "metrics": metrics})
 
 
-@pytest.mark.parametrize("make", [names_of_records, array_with_a_shape, array_with_a_type])
+@pytest.mark.parametrize("make", [
+    lambda size: RecordDict({"x" * size: ConfigRecord({"a": 1})}),
+    lambda size: with_array(shape=tuple([1] * (size // 8))),
+    lambda size: with_array("f" * size),
+])  # fmt: skip
 def test_names_and_descriptions_count(make: Any) -> None:
-    said, used = refused(make(20 * MB))
-    assert "bytes, at most" in said
-    assert used < MB
+    assert "bytes, at most" in refused(make(20 * MB))
+
+
+def test_a_reply_of_200_mb_is_refused_without_a_copy() -> None:
+    said = refused(large(200), reply_bytes(1000))
+    assert said.startswith("reply of 2097") and said.endswith(f"{reply_bytes(1000)} allowed")
+    assert "at most" in refused_by_averaging(large(200))
 
 
 LARGE: dict[str, Any] = {
@@ -95,9 +142,8 @@ LARGE: dict[str, Any] = {
 @pytest.mark.parametrize("kind", LARGE)
 def test_a_value_is_quoted_without_writing_all_of_it(kind: str) -> None:
     value = LARGE[kind]
-    said, used = peak(lambda: brief(value))
+    said = cheap(lambda: brief(value), MB // 10)
     assert 0 < len(said) <= 60
-    assert used < MB // 10
     if kind in ("text", "list"):
         assert said == repr(value[:100])[:60]
 
@@ -111,23 +157,15 @@ def test_a_small_value_is_quoted_as_it_is(value: object) -> None:
 def test_messages_quote_briefly(value: Any) -> None:
     content = RecordDict({"config": ConfigRecord({"clients": value})})
 
-    def read() -> None:
-        with pytest.raises(ValueError, match="clients"):
-            Enrolment.read(content)
-
-    _, used = peak(read)
-    assert used < MB
+    assert "clients" in cheap(lambda: Enrolment.read(content))
 
 
 def test_who_is_there_has_a_limit() -> None:
     """61 MiB of ids are refused unread; what is allowed costs a few times its size."""
-    said, used = refused(claim(61 * MB), ENROLMENT)
-    assert "at most" in said
-    assert used < MB
+    assert "at most" in refused(claim(61 * MB), ENROLMENT)
     allowed = claim(8 * MB)
-    answer, used = peak(lambda: EmbeddingEnrolment.read(allowed))
+    answer = cheap(lambda: EmbeddingEnrolment.read(allowed), 6 * 8 * MB)
     assert answer.nodes[0].size == MB
-    assert used < 6 * 8 * MB
 
 
 def claim(size: int) -> RecordDict:
@@ -169,3 +207,172 @@ def test_lines_of_a_reply_are_bounded() -> None:
     with pytest.raises(MalformedReplyError, match="left-out"):
         Trained.read(content)
     assert reply_bytes() == ROOM
+
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = [
+    path for part in ("flower_graph", "strategies", "apps") for path in (ROOT / part).rglob("*.py")
+]
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "|V0", "|S1000000000", "<f8"])
+@pytest.mark.parametrize("shape", [(1 << 28,), (1 << 14, 1 << 14), (1 << 62, 1 << 62), (-1, -4)])
+def test_a_claim_of_a_gigabyte_costs_nothing(dtype: str, shape: tuple[int, ...]) -> None:
+    array = with_header(Array(np.zeros(4, np.float32)), shape, dtype)
+    content = RecordDict({"arrays": ArrayRecord({"x": array})})
+    assert "x" in cheap(lambda: read_array(content, "arrays", "x", (4,)))
+
+
+def test_a_head_that_is_too_long_to_be_one() -> None:
+    data = b"\x93NUMPY\x02\x00" + (1 << 30).to_bytes(4, "little") + b"{" * 1000
+    array = Array("float32", (4,), "numpy.ndarray", data)
+    assert "not in NumPy's format" in cheap(lambda: decode_array("x", array))
+
+
+def test_pickles_are_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    array = objects()
+    np.load(BytesIO(array.data), allow_pickle=True)  # the trap works
+    assert (tmp_path / "unpickled").exists()
+    os.unlink(tmp_path / "unpickled")
+    assert "needs pickle; refused" in cheap(lambda: decode_array("x", array))
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        array.numpy()  # Flower's own way
+    torch.save({"x": evil("unpickled")}, tmp_path / "saved.pt")
+    with pytest.raises(Exception, match="eights"):
+        torch.load(tmp_path / "saved.pt", weights_only=True)
+    assert not (tmp_path / "unpickled").exists()
+
+
+def nodes_of(*kinds: type) -> Iterator[tuple[str, Any]]:
+    for path in CODE:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, kinds):
+                yield f"{path.name}:{getattr(node, 'lineno', 0)}", node
+
+
+def test_no_code_unpickles() -> None:
+    picklers = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
+    found = [
+        place
+        for place, node in nodes_of(ast.Import, ast.ImportFrom)
+        if picklers & {*(alias.name for alias in node.names), getattr(node, "module", "")}
+        and not place.startswith("pickled.py:")  # its error alone
+    ]
+    found += [place for place, node in nodes_of(ast.Call) if not _is_safe(node)]
+    assert found == []
+
+
+def _is_safe(call: ast.Call) -> bool:
+    name = ast.unparse(call.func)
+    given = {word.arg: ast.unparse(word.value) for word in call.keywords}
+    if given.get("allow_pickle", "False") != "False":
+        return False
+    if name in ("np.load", "numpy.load"):
+        return "allow_pickle" in given
+    return name != "torch.load" or given.get("weights_only") == "True"
+
+
+@pytest.mark.parametrize("load", ["np.load(f)", "torch.load(f)"])
+@pytest.mark.parametrize("given", ["", ", allow_pickle=True", ", weights_only=False"])
+def test_the_search_for_unsafe_calls_finds_them(load: str, given: str) -> None:
+    call = ast.parse(load.replace("(f", f"(f{given}"), mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert not _is_safe(call)
+
+
+def test_every_exchange_bounds_its_replies() -> None:
+    unbounded = []
+    for place, node in nodes_of(ast.Call):
+        words = {word.arg for word in node.keywords}
+        sends = isinstance(node.func, ast.Attribute) and node.func.attr == "send"
+        is_exchange = sends and {"server_round", "timeout"} <= words
+        if is_exchange and "max_reply_bytes" not in words:
+            unbounded.append(place)
+    assert unbounded == []
+
+
+def test_limits_leave_room_for_what_was_asked() -> None:
+    assert reply_bytes(1000, 3) > ROOM + 8 * 1000
+    assert setup_bytes(10) > setup_bytes() > 1000 * ROOM / 100
+    assert sum_bytes([], []) == ROOM
+
+
+def test_a_crowd_of_entries_is_counted() -> None:
+    crowd = RecordDict({"config": ConfigRecord({f"{n:06d}": "x" * 94 for n in range(20_000)})})
+    assert count_bytes(crowd) == 2_000_000 > reply_bytes()
+
+
+TINY = [
+    "app=fedgls", "data.name=csbm", "data.nodes=40", "data.classes=2", "data.num_features=8",
+    "data.active=3", "partition.clients=2", "partition.method=random", "save=none",
+    "checkpoint_every=2", "strategy.name=fed-gnn",
+]  # fmt: skip
+
+
+def test_a_second_resume_never_leaves_rounds_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second resume of a run with two rounds begins before the first has read its folder."""
+    short, long, more = (load_config("fedgls/cora", [*TINY, f"rounds={n}"]) for n in (2, 4, 6))
+    out, resumed = tmp_path / "run", list[bool]()
+    run(short, out)
+    method = type(method_of(long))
+    baselines = method.baselines
+
+    def other_first(self: Any, config: Any) -> Any:
+        if not resumed:
+            resumed.append(True)
+            run(long, out, resume=True)
+        return baselines(self, config)
+
+    monkeypatch.setattr(method, "baselines", other_first)
+    run(more, out, resume=True)
+    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_ring_for_numbers_that_no_float_can_scale() -> None:
+    with pytest.raises(ValueError, match=r"1e\+300.*resolution 1e-300"):
+        Ring.fit(10, 1e300, 1e-300)
+    assert Ring.fit(10, 1e-300, 1e-300).word == 32
+    with pytest.raises(ConfigError, match=r"strategy.resolution: 1e-300"):
+        load_config("fedscem/cora", ["strategy.limit=1e300", "strategy.resolution=1e-300"])
+
+
+def graph_with(label: int) -> ClientGraph:
+    y = torch.tensor([0, 1, label])
+    parts = ("train_mask", "val_mask", "test_mask")
+    masks = {part: torch.full((3,), part == parts[0]) for part in parts}
+    edges = torch.tensor([[0, 1], [1, 0]])
+    return ClientGraph(0, torch.arange(3), torch.ones(3, 2), y, edges, None, **masks)
+
+
+def test_a_label_that_is_no_class_is_named() -> None:
+    from flower_graph.data.description import check_clients, server_graph
+
+    with pytest.raises(DataError, match=r"client 0.*\[2\]"):
+        check_clients([graph_with(10**12)])
+    with pytest.raises(DataError, match=r"y\[2\]"):
+        server_graph(graph_with(10**12))
+    check_clients([graph_with(99_999)])
+
+
+@pytest.mark.parametrize("make", ["as_graph", "structure", "ego"])
+def test_a_billion_classes_are_refused_before_anything_is_made(make: str) -> None:
+    makes = {
+        "as_graph": lambda: as_graph(graph_with(2), num_classes=10**9),
+        "structure": lambda: initial_models(StructureSettings(2, 10**9)),
+        "ego": lambda: first_of(EgoSettings(2, 10**9)),
+    }
+    assert re.search("num_classes.*1000000000.*100000", cheap(makes[make], MB))
+
+
+def test_a_servers_word_of_classes_is_checked_by_clients() -> None:
+    from flower_graph.strategies.fedscem.messages import (
+        read_settings,
+        write_settings,
+    )
+
+    with pytest.raises(ValueError, match=r"num-classes.*1000000000"):
+        read_settings(write_settings(EgoSettings(2, 10**9)))

@@ -5,11 +5,21 @@ This is a part of the corpus; ``run_corpus.py`` tries all of it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import ego_strategy_helpers
 import numpy as np
 import pytest
-from attacked_runs import (
+import structure_helpers
+from ego_helpers import SETTINGS, toy_egos
+from federation import ALL, METHODS, VARIANTS, Federation, Setup, tried
+from flwr.app import Array
+from hostile_grid import (
     CORPUS,
     FEDGLS,
+    FEDSCEM,
     FINE,
     NFEDGNN,
     PLAIN,
@@ -18,28 +28,55 @@ from attacked_runs import (
     SECURE,
     SHORT,
     TIMEOUT,
+    Around,
+    Attacked,
     Method,
+    Mutation,
+    drawn,
+    fit_for_a_log,
+    invented,
+    moved,
     registered,
+    replaced,
 )
-from corpus import Tally, attacks_on, campaigns, some_of, try_all, try_campaigns, try_each
-from federation import ALL, tried
-from hostile_grid import Around, fit_for_a_log
-from mutations import Mutation, drawn, invented
-from run_corpus import FORMS, run, totals
+from plain_structure import FEDGLS as NAME
+from run_corpus import (
+    FORMS,
+    Tally,
+    attacks_on,
+    campaigns,
+    run,
+    some_of,
+    totals,
+    try_all,
+    try_campaigns,
+    try_each,
+)
+from structure_helpers import settings_of, toy_clients
 
-from flower_graph.errors import AlignmentError
-from flower_graph.method.registry import known_apps
+from flower_graph.apps.run import client_app
+from flower_graph.client.state import forget_run
+from flower_graph.data.folders.members import Member
+from flower_graph.data.folders.party import assigned
+from flower_graph.errors import AlignmentError, MembershipError
+from flower_graph.method.registry import known_apps, method_of
+from flower_graph.records.rounds import RoundReport
+from flower_graph.secure.align.server import AlignmentServer
+from flower_graph.server.membership import Admission
+from flower_graph.strategies.fedgls.strategy import StructureFedAvg
+from flower_graph.strategies.fedscem.baselines import EgoFedAvg, EgoModelClient
+from flower_graph.strategies.fedscem.messages import SUMMED_NAMES
 
 
 def check(tallies: dict[str, Tally]) -> None:
     """Hold what became of attacks against what must become of any."""
     for tally in tallies.values():
-        assert tally.crashed == {}
-        assert (tally.evicted, tally.costly) == ({}, {})
-        assert tally.differs == []  # from the run in which the reply never came
-        assert len(tally.refused) + len(tally.harmless) + len(tally.taken) == tally.tried > 0
-        assert all(fit_for_a_log(why) or "; " in why for why in tally.refused.values())
-    assert any(tally.refused for tally in tallies.values())
+        # It differs from the run in which the reply never came
+        bad = {verdict: tally[verdict] for verdict in ("crashed", "evicted", "costly", "differs")}
+        assert not any(bad.values()), bad
+        assert sum(len(tally[one]) for one in ("refused", "harmless", "taken")) == tally.tried > 0
+        assert all(fit_for_a_log(why) or "; " in why for why in tally["refused"].values())
+    assert any(tally["refused"] for tally in tallies.values())
 
 
 @pytest.mark.parametrize("name", tried(CORPUS, ("nfedgnn", "fedscem, plain")))
@@ -69,17 +106,14 @@ def test_the_corpus_is_the_same_each_time_and_large_enough() -> None:
 def test_an_attack_that_does_nothing_is_found_harmless() -> None:
     nothing = Mutation("nowhere", "nothing", lambda content: None)
     tally = try_each(NFEDGNN, "train", [nothing])
-    assert (tally.harmless, tally.refused) == (["nowhere: nothing"], {})
+    assert [*tally["harmless"]] == ["nowhere: nothing"] and not tally["refused"]
 
 
 def test_an_attack_that_is_not_noticed_is_found_out() -> None:
-    def half(content: object) -> None:
-        array = content["arrays"]["relay"]  # type: ignore[index]
-        content["arrays"]["relay"] = type(array)(array.numpy() / 2)  # type: ignore[index]
-
+    half = replaced("arrays", "relay", lambda array: Array(array.numpy() / 2))
     quiet = Mutation("arrays/relay", "half", half)
     tally = try_each(NFEDGNN, "train", [quiet])
-    assert tally.taken == ["arrays/relay: half"]
+    assert [*tally["taken"]] == ["arrays/relay: half"]
 
 
 def test_a_reply_that_never_comes_is_as_good_as_an_error() -> None:
@@ -99,12 +133,12 @@ def test_numbers_that_no_client_can_have_are_refused(method: Method, value: floa
     record = next(name for name in example if name in ("arrays", "sums"))
     key = next(iter(example[record]))
 
-    def spoil(content: object) -> None:
-        array = content[record][key]  # type: ignore[index]
+    def spoilt(array: Array) -> Array:
         values = array.numpy().astype(np.float64)
         values.reshape(-1)[-1] = value
-        content[record][key] = type(array)(values)  # type: ignore[index]
+        return Array(values)
 
+    spoil = replaced(record, key, spoilt)
     outcome = method.run({("train", 2): Mutation("x", "y", spoil)}, SHORT)
     assert outcome.error is None
     assert method.round_of(("train", 2)) in outcome.named
@@ -112,9 +146,7 @@ def test_numbers_that_no_client_can_have_are_refused(method: Method, value: floa
 
 
 def test_one_supernode_alone_does_not_decide_how_large_weights_are() -> None:
-    def huge(content: object) -> None:
-        content["config"]["weight-shape"] = [1 << 20, 200]  # type: ignore[index]
-
+    huge = replaced("config", "weight-shape", lambda _: [1 << 20, 200])
     outcome = NFEDGNN.run({("query", 1): Mutation("config", "huge", huge)}, SHORT)
     assert outcome.error is None
     others = 90 - len(NFEDGNN.clean.clients)
@@ -144,14 +176,25 @@ HALF = registered("fedscem", FINE, "strategy.dropout=0.4", atol=1e-4)
 def test_attacks_on_sums_that_bear_few_drop_outs() -> None:
     hard = [one for one in campaigns(HALF) if one.where == "train.unmask"]
     tally = try_campaigns(HALF, some_of(hard, 6))
-    assert (tally.crashed, tally.evicted, tally.costly) == ({}, {}, {})
-    assert tally.refused
+    assert not any(tally[one] for one in ("crashed", "evicted", "costly"))
+    assert tally["refused"]
+
+
+def test_a_key_holder_that_is_excluded_has_the_others_aligned_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Client 1, at the hostile SuperNode, holds a share of the key, cheats in a sum and is lost
+    monkeypatch.setattr(AlignmentServer, "_draw_holders", lambda _, free, n: sorted(free)[:n])
+    cheats = "train.unmask: config/prepare-seed-commitments: wrong, then lost"
+    [campaign] = [one for one in campaigns(PSI) if one.name == cheats]
+    found = PSI.run(campaign.plan, 5)
+    assert found.error is None and 1 in found.excluded
+    assert not any(report.skipped for report in found.reports[-2:])
+    assert found.reports[-1].asked == found.reports[-1].answered == 5
 
 
 def test_metrics_under_another_name_do_not_end_flowers_averaging() -> None:
-    def rename(content: object) -> None:
-        content["other"] = content.pop("metrics")  # type: ignore[attr-defined,index]
-
+    rename = moved("metrics", "other")
     outcome = FEDGLS.run({("train", 2): Mutation("metrics", "named other", rename)}, SHORT)
     assert outcome.error is None
     assert "metrics are not as in the other replies" in outcome.named[2][0]
@@ -162,3 +205,208 @@ def test_a_wrong_table_in_every_union_ends_a_run_before_its_first_round() -> Non
     words = next(one for one in tables if "other words" in one.name)
     outcome = PSI.run({("train.union", number): words for number in range(1, 40)}, 1)
     assert isinstance(outcome.error, AlignmentError) and outcome.reports == []
+
+
+ROUNDS, CLIENTS, HIDDEN = 5, 6, 6
+READERS = 5  # clients that share a node with another
+
+
+def embeddings(words: np.ndarray[Any, Any]) -> int:
+    """How many words of a vector are embeddings, of all slots."""
+    slots = (words.size - len(SUMMED_NAMES)) // (HIDDEN + 1)
+    return slots * HIDDEN
+
+
+def odd_words(words: np.ndarray[Any, Any]) -> None:
+    words[: embeddings(words)] += 1  # a bit that no number has: noticed by whoever holds the slot
+
+
+def large_words(words: np.ndarray[Any, Any]) -> None:
+    words[: embeddings(words)] += words.dtype.type(1 << (8 * words.itemsize - 3))
+
+
+def attacked(method: Any, change: Any, rounds: list[int]) -> Attacked:
+    def poisoned(array: Array) -> Array:
+        """Change the embeddings alone: what was measured stays as it is."""
+        words = array.numpy().copy()
+        change(words)
+        return Array(words)
+
+    attack = Mutation("sums/total", "poisoned", replaced("sums", "total", poisoned))
+    # The vector of round t comes with the t-th message.
+    found: Attacked = method.run({("train", number): attack for number in rounds}, ROUNDS)
+    assert found.error is None
+    assert found.grid.failed == []
+    return found
+
+
+def alone(outcome: Attacked) -> dict[int, list[str]]:
+    return {
+        report.round: said
+        for report in outcome.reports
+        if (said := [one["reason"] for one in report.rejected if "went on alone" in one["reason"]])
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "change"), [(FEDSCEM, odd_words), (PSI, large_words)], ids=["in the clear", "pads"]
+)
+def test_one_poisoned_round(method: Any, change: Any) -> None:
+    found, clean = attacked(method, change, [2]), method.run({}, ROUNDS)
+    assert alone(found).keys() == {2}
+    (why,) = alone(found)[2]
+    assert why.startswith(f"{READERS} of {CLIENTS} clients could not read the means")
+    assert found.named == {}  # nobody is named: it cannot be known who it was
+    # The round before is as ever, and afterwards everybody is there and fuses again.
+    assert np.allclose(found.figures[0], clean.figures[0], atol=method.atol)
+    assert [report.answered for report in found.reports] == [CLIENTS] * ROUNDS
+    assert np.isnan(found.reports[1].regulariser)
+    assert all(np.isfinite(report.regulariser) for report in found.reports if report.round != 2)
+    # The log of every SuperNode says it, and that of the server.
+    said = [line for line in found.log if line.startswith("round 2: ")]
+    assert sum("cannot be read and are not used" in line for line in said) == READERS
+    assert sum("could not read the means" in line for line in said) == 1
+
+
+@pytest.mark.parametrize("method", [FEDSCEM, PSI], ids=["in the clear", "pads"])
+def test_every_round_poisoned_is_self_training(method: Any) -> None:
+    found = attacked(method, odd_words, list(range(1, ROUNDS + 1)))
+    assert alone(found).keys() == set(range(1, ROUNDS + 1))
+    assert np.isnan([report.regulariser for report in found.reports]).all()
+    losses = [report.cross_entropy for report in found.reports]
+    assert losses == sorted(losses, reverse=True)  # they train all the same
+
+
+def test_a_wholly_wrong_vector_skips_the_round_and_no_more() -> None:
+    def all_words(words: np.ndarray[Any, Any]) -> None:
+        words += 1
+
+    found = attacked(FEDSCEM, all_words, [3])
+    # What round 3's vectors say of round 2 is lost, and so are the means of round 3.
+    assert [bool(report.skipped) for report in found.reports] == [False, True, False, False, False]
+    assert "a client's part of the sum was not as agreed" in found.reports[1].skipped
+    assert [report.answered for report in found.reports] == [6, 0, 6, 6, 6]
+    assert np.isnan(found.reports[2].regulariser)
+    assert np.isfinite([report.cross_entropy for report in found.reports[2:]]).all()
+
+
+def test_a_poisoned_consensus_skips_the_round_and_no_more() -> None:
+    # Once a mean of millions had been handed out, no client's embeddings fitted any more.
+    other = replaced("arrays", "masked-sum", lambda array: Array(~array.numpy()))
+    words = Mutation("arrays/masked-sum", "other words", other)
+    found = SECURE.run({("train", 2): words}, ROUNDS)
+    assert found.error is None
+    assert [bool(report.skipped) for report in found.reports] == [False, True, False, False, False]
+    assert "a client's part of the sum was not as agreed" in found.reports[1].skipped
+    assert not any(report.rejected for report in found.reports)
+    assert np.abs(found.weights["mean"]).max() < 10
+
+
+# Where there is a registry, it says who may speak for whom
+EACH = METHODS | {name: one for name, one in VARIANTS.items() if "untrusted" not in name}
+EVERY = tried(EACH)
+
+
+class Hosted:
+    """A federation with one SuperNode that claims all numbers, the lowest id's or another."""
+
+    def __init__(self, setup: Setup, is_lowest: bool = True) -> None:
+        config, self.reports = setup.load(), list[RoundReport]()
+        app, method = client_app(config, None), method_of(config)
+        self.grid = Federation(app, num_supernodes=setup.supernodes, faults=self._fault)
+        self.ids = list(self.grid.contexts)
+        self.strategy, self.count = method.build_strategy(config, None), method.num_clients(config)
+        places = range(len(self.ids))
+        self.clients = [[*assigned(k, len(self.ids), self.count)] for k in places]
+        self.claimant = min(self.ids) if is_lowest else max(self.ids)
+
+    def _fault(self, partition: int, server_round: int, kind: str) -> Any:
+        is_claim = kind == "query" and self.ids[partition] == self.claimant
+        return invented("all", self.count, 0, instead=True).apply if is_claim else "good"
+
+    def start(self, members: Iterable[Member] | None = None) -> None:
+        """Run two rounds, with a list of members or without."""
+        self.strategy.session.admission = Admission(members)
+        try:
+            self.strategy.start(self.grid, num_rounds=2, timeout=5, on_round=self.reports.append)
+        finally:
+            forget_run(self.grid.run.run_id)
+
+
+@pytest.mark.parametrize("is_lowest", [True, False])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_double_stops_the_run_and_both_are_named(name: str, is_lowest: bool) -> None:
+    run = Hosted(EACH[name], is_lowest)
+    with pytest.raises(MembershipError) as error:
+        run.start()
+    said = str(error.value)
+    assert str(run.claimant) in said
+    assert any(str(node) in said for node in run.ids if node != run.claimant)
+    assert "members.csv" in said and "registry" in said
+    assert run.reports == []
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_by_the_list_the_right_ones_are_taken_and_the_claimant_is_named(name: str) -> None:
+    run = Hosted(EACH[name])
+    expected = dict(zip(run.ids, run.clients, strict=True))
+    run.start([Member(f"{node}", frozenset(own), node) for node, own in expected.items()])
+    del expected[run.claimant]
+    assert run.strategy.session.members.clients == expected
+    for report in run.reports:
+        assert run.claimant in {entry.get("node") for entry in report.rejected}
+
+
+HUGE = 10**12
+GRAPHS = toy_clients()[:3]
+NODES = [int(graph.x.shape[0]) for graph in GRAPHS]
+
+
+def claim(record: str, weight: int) -> Mutation:
+    return Mutation(record, "a claim", replaced(record, "num-examples", lambda _: weight))
+
+
+def fedavg() -> tuple[Any, Any]:
+    deal = [[0, 1], [2, 3], [4, 5]]
+    app = ego_strategy_helpers.client_app(toy_egos(), deal, client=EgoModelClient)
+    return app, EgoFedAvg(SETTINGS)
+
+
+def fedgls(**more: Any) -> tuple[Any, Any]:
+    return structure_helpers.client_app(NAME, GRAPHS), StructureFedAvg(settings_of(NAME), **more)
+
+
+FEDAVG, TOYS = Method("FedAvg", fedavg, 3), Method("FedGLS", fedgls, 3)
+
+
+def reasons(outcome: Attacked) -> dict[int, list[str]]:
+    assert outcome.error is None
+    assert outcome.grid.failed == []
+    return outcome.named
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_the_roll_call_makes_no_client_of_fedavg_heavier(kind: str) -> None:
+    # Each client weighs one, so what the SuperNode says of it does not count.
+    plan = {("query", 1): claim("config", HUGE), (kind, 2): claim("metrics", HUGE)}
+    outcome = FEDAVG.run(plan, 3)
+    assert reasons(outcome)[2][0].endswith(f"num-examples is {HUGE}, its SuperNode has 2")
+
+
+def test_nobody_has_more_nodes_than_there_are() -> None:
+    plan = {("query", 1): claim("config", HUGE), ("train", 2): claim("metrics", sum(NODES) + 1)}
+    outcome = Method("FedGLS", partial(fedgls, num_nodes=sum(NODES)), 3).run(plan, 3)
+    (why,) = reasons(outcome)[2]
+    assert why == f"num-examples is {sum(NODES) + 1}, its SuperNode has {sum(NODES)}"
+    assert any(f"says that it has {HUGE} of" in line for line in outcome.log)
+
+
+def test_without_such_a_bound_a_lie_from_the_start_is_taken_and_named() -> None:
+    plan = {("query", 1): claim("config", HUGE)}
+    plan |= {("train", number): claim("metrics", HUGE) for number in (1, 2, 3)}
+    outcome = TOYS.run(plan, 3)
+    assert reasons(outcome) == {}
+    assert any(f"says that it has {HUGE} of" in line for line in outcome.log)
+    clean = TOYS.run({}, 3)  # the documented limit: the mean is this SuperNode's model
+    moved = [np.abs(w - clean.weights[name]).max() for name, w in outcome.weights.items()]
+    assert max(moved) > 1e-4

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import pytest
+from federation import ALL, Federation
 from flwr.app import Message
-from public_helpers import Outcome, make_distrusting, start, still_member, toy_members
-from test_deviating_server import LaidApart
+from public_helpers import Outcome, make_distrusting, run_secure, start, still_member, toy_members
 
+from flower_graph.apps.run import client_app
 from flower_graph.client.trust import trust_of
+from flower_graph.errors import NoClientsError
+from flower_graph.method.registry import method_of
+from flower_graph.secure.sum.service import entries_of
 from flower_graph.strategies.ppfl.claims import sign_claim
+from flower_graph.strategies.ppfl.messages import IntArray
+from flower_graph.strategies.ppfl.secure_consensus import CommonMean, Floats, SecureConsensus
 from flower_graph.wire.keys import CONFIG, PUBLIC
 
 COUNT = 7
@@ -41,24 +49,22 @@ def honest(entries: dict[str, Any], arrays: Any) -> None:
     """Say what is so."""
 
 
-def integers(entries: dict[str, Any], name: str) -> np.ndarray:
-    """Read whole numbers that travel as bytes."""
-    return np.frombuffer(entries[name], "<i8").copy()
+def integers(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, "<i8").copy()
 
 
-def other_places(entries: dict[str, Any], arrays: Any) -> None:
-    entries["slots"] = integers(entries, "slots")[::-1].tobytes()
+def entry(name: str, change: Callable[[Any], Any]) -> Lie:
+    """Say something else in the place of one entry."""
+    return lambda entries, _: entries.__setitem__(name, change(entries[name]))
 
 
-def another_node(entries: dict[str, Any], arrays: Any) -> None:
-    nodes = integers(entries, "claim-nodes")
-    entries["claim-nodes"] = np.where(nodes == 11, 14, nodes).tobytes()
+def other_node(data: bytes) -> bytes:
+    return np.where(integers(data) == 11, 14, integers(data)).tobytes()
 
 
 def fewer(entries: dict[str, Any], arrays: Any) -> None:
-    """Leave the last party's claim out."""
     rows = entries["claim-rows"]
-    entries["claim-nodes"] = integers(entries, "claim-nodes")[: -rows[-1]].tobytes()
+    entries["claim-nodes"] = integers(entries["claim-nodes"])[: -rows[-1]].tobytes()
     entries["claim-rows"] = rows[:-1]
     for name, size in (("parties", 8), ("counts", 8), ("clients", 8), ("signatures", 64)):
         entries[f"claim-{name}"] = entries[f"claim-{name}"][:-size]
@@ -69,33 +75,21 @@ def own_means(entries: dict[str, Any], arrays: Any) -> None:
     record[PUBLIC] = type(record[PUBLIC])(-record[PUBLIC].numpy())
 
 
-def no_means(entries: dict[str, Any], arrays: Any) -> None:
-    entries["with-targets"] = [0]
-
-
-def longer(entries: dict[str, Any], arrays: Any) -> None:
-    entries["mask-length"] += 3
-
-
-def old_round(entries: dict[str, Any], arrays: Any) -> None:
-    entries["server-round"] -= 1
-
-
 def nobody(entries: dict[str, Any], arrays: Any) -> None:
-    """Ask as a server that is trusted does."""
     for name in [name for name in entries if name.startswith("claim-")]:
         del entries[name]
 
 
+OTHER_PLACES = entry("slots", lambda slots: integers(slots)[::-1].tobytes())
 LIES = [
-    (old_round, "round 2 is not after 2"),
-    (other_places, "orders public nodes otherwise"),
-    (another_node, "is not signed with its key"),
-    (fewer, "there are claims of 6 parties, and 7 in the sums"),
+    (entry("server-round", lambda number: number - 1), "round 2 is not after 2"),
+    (OTHER_PLACES, "orders public nodes otherwise"),
+    (entry("claim-nodes", other_node), "is not signed with"),
+    (fewer, "claims are of 6 parties, sums of 7"),
     (own_means, "are not those that it shows to all"),
-    (no_means, "has means for some clients and not for others"),
-    (longer, "another length than the nodes that are in it"),
-    (nobody, "there are claims of 0 parties"),
+    (entry("with-targets", lambda _: [0]), "has means for some clients and not for others"),
+    (entry("mask-length", lambda length: length + 3), "another length than the nodes"),
+    (nobody, "claims are of 0 parties"),
 ]
 
 
@@ -109,7 +103,7 @@ def test_a_lie_to_one_is_refused_and_the_others_go_on() -> None:
 
 
 def test_a_lie_to_all_opens_nothing() -> None:
-    lies = {3: other_places, 4: own_means, 5: nobody}
+    lies = {3: OTHER_PLACES, 4: own_means, 5: nobody}
     outcome = lying(lies, to=range(COUNT))
     assert [bool(report.skipped) for report in outcome.reports] == [False] * 2 + [True] * 3
     assert outcome.strategy.mean.made == 2
@@ -134,7 +128,7 @@ def test_means_of_ones_own_for_each_are_in_the_masks_too() -> None:
 
 
 def test_who_lays_nodes_apart_reads_nothing() -> None:
-    """The attack of `test_deviating_server.py`, on clients that do not trust the server."""
+    """The attack below, on clients that do not trust the server."""
     members = [still_member(i, np.eye(5)[:, :3].tolist(), range(5)) for i in range(COUNT)]
     grid, strategy = make_distrusting(members, COUNT)
     strategy.mean = lying = LaidApart(0.3)
@@ -173,3 +167,58 @@ class Replayed(dict[int, Any]):
 
     def __setitem__(self, party: int, signature: Any) -> None:
         self.setdefault(party, signature)
+
+
+class LaidApart(CommonMean):
+    """Gives each client places of its own in the sum, and keeps what lies there."""
+
+    def choose(
+        self,
+        nodes: IntArray,
+        ids: Mapping[int, IntArray],
+        there: Mapping[int, Iterable[int]],
+        dimension: int,
+    ) -> None:
+        clients = [client for here in there.values() for client in here]
+        ends = np.cumsum([ids[client].size for client in clients])
+        self.slots = {
+            client: np.arange(end - ids[client].size, end)
+            for client, end in zip(clients, ends, strict=True)
+        }
+        self.nodes = np.arange(ends[-1])
+        self.rows = np.zeros((ends[-1], dimension), np.float32)
+
+    def take(self, total: Floats, contributors: Iterable[int]) -> None:
+        self.read = {c: total.reshape(self.rows.shape)[slots] for c, slots in self.slots.items()}
+
+
+def test_who_lays_out_the_secure_consensus_reads_every_client_out_of_one_sum() -> None:
+    """Rows come turned, and whatever compares them with each other is as it was."""
+    chance = np.random.default_rng(0)
+    vectors = [chance.normal(size=(5, 3)) for _ in range(4)]
+    strategy = SecureConsensus()
+    strategy.mean = lying = LaidApart(0.3)
+    members = [still_member(i, rows.tolist(), range(5)) for i, rows in enumerate(vectors)]
+    run_secure(members, rounds=1, strategy=strategy)
+    assert lying.read.keys() == {0, 1, 2, 3}
+    for client, rows in lying.read.items():
+        assert np.allclose(rows @ rows.T, vectors[client] @ vectors[client].T, atol=1e-3)
+
+
+@pytest.mark.parametrize("lowered", ["strategy.alignment=plain", "strategy.aggregation=plain"])
+def test_clients_of_fedscem_send_nothing_in_the_clear_that_the_runs_config_hides(
+    lowered: str,
+) -> None:
+    """Settings travel in the server's messages too; the run's config says `psi` and `masked`."""
+    setup = ALL["fedscem"].with_("strategy.dropout=0.1")
+    hidden, asked = setup.load(), setup.load(lowered)
+    grid = Federation(client_app(hidden, None), num_supernodes=setup.supernodes)
+    strategy: Any = method_of(asked).build_strategy(asked, None)
+    with suppress(NoClientsError):
+        strategy.start(grid, num_rounds=1, timeout=5.0)
+    refused = [reply for _, reply in grid.exchanged if reply.has_error()]
+    assert any("config has" in reply.error.reason for reply in refused)
+    for request, reply in grid.exchanged:
+        if reply.has_content():
+            assert request.metadata.message_type != "train"
+            assert "align-identities" not in entries_of(reply.content)

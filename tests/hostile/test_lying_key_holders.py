@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from party_helpers import settings
 
 from flower_graph.errors import AlignmentError, RefusedError
 from flower_graph.secure.align import blinded as ids
@@ -26,12 +26,10 @@ from flower_graph.secure.parties.alignment import (
     drawn,
     proof_context,
 )
-from flower_graph.secure.parties.identity import Identity, TrustSettings
 from flower_graph.secure.parties.proofs import prove, public_of
-from flower_graph.secure.parties.registry import RegisteredParty, Registry
 
 RUN, SEED = b"run", b"seed that all committed to"
-DATA = {client: [client, client + 1, 100] for client in range(8)}
+DATA = {client: [client, client + 1, 100] for client in range(10)}
 CANDIDATES = range(-5, 120)
 
 
@@ -53,7 +51,7 @@ def opened(total, keys):
 
 def test_without_proofs_a_server_with_keys_of_its_own_opens_all_identities():
     """The attack: nothing tells the server's answers from those of the key-holders."""
-    keys, total, cells = {}, np.uint64(0), cells_for(24)
+    keys, total, cells = {}, np.uint64(0), cells_for(30)
     for client, own in DATA.items():
         host = AlignmentClient(RUN, {client: own})
         one = np.array([client])
@@ -69,36 +67,15 @@ def test_without_proofs_a_server_with_keys_of_its_own_opens_all_identities():
 
 
 class Setting:
-    """Five parties on as many SuperNodes; the first hosts three clients."""
+    """Five parties on as many SuperNodes, of two clients each."""
 
     def __init__(self):
-        self.clients = {0: [0, 1, 2], 1: [3], 2: [4, 5], 3: [6], 4: [7]}
+        self.clients = {party: [2 * party, 2 * party + 1] for party in range(5)}
         self._folder = TemporaryDirectory()  # of journals
-        keys = {party: Ed25519PrivateKey.generate() for party in self.clients}
-        entries = {
-            party: RegisteredParty(
-                party,
-                key.public_key().public_bytes_raw(),
-                (range(self.clients[party][0], self.clients[party][-1] + 1),),
-            )
-            for party, key in keys.items()
-        }
-        self.registry = Registry(entries, 3)
-        self.trusts = {
-            party: TrustSettings(
-                Identity(key, self.registry),
-                self.registry,
-                5,
-                0.1,
-                1 << 14,
-                Path(self._folder.name) / f"{party}",
-                24,
-                b"1",
-            )
-            for party, key in keys.items()
-        }
-        self.server = VerifiedAlignmentServer(RUN, self.registry)
-        self.server.begin(SEED, self.clients, self.registry)
+        self.trusts = settings(5, Path(self._folder.name))
+        registry = self.trusts[0].registry
+        self.server = VerifiedAlignmentServer(RUN, registry)
+        self.server.begin(SEED, self.clients, registry)
         self.hosts = {party: self.host(party) for party in self.clients}
         for party, local in self.clients.items():
             self.server.enroll(party, local)
@@ -151,7 +128,7 @@ def test_all_agree_when_nobody_lies():
     assert setting.stage() == {}
     setting.union()
     shared = {i for i, slot in setting.slots().items() if slot >= 0}
-    assert shared == {*range(1, 8), 100}
+    assert shared == {*range(1, 10), 100}
 
 
 def test_a_key_holder_that_is_gone_is_replaced_by_the_next_in_the_draw():
@@ -184,15 +161,17 @@ def forged(setting, request, holder_place, sign):
     """Answer in a key-holder's place with a key of the server's own."""
     key = ids.scalar(os.urandom(32), b"liar", 0)
     holder, public = int(request.holders[holder_place]), public_of(key)
-    host = setting.hosts[1]
-    block = host._blocks[3]
-    answers = ids.multiply(block, key)
-    proof = prove(key, public, block, answers, proof_context(RUN, 1, holder, 3))
-    changed = {"keys": request.keys.copy(), "points": request.points.copy()}
-    changed |= {"proofs": request.proofs.copy(), "signatures": request.signatures.copy()}
+    blocks = [setting.hosts[1]._blocks[client] for client in setting.clients[1]]
+    answers = [ids.multiply(block, key) for block in blocks]
+    proofs = [
+        prove(key, public, block, answer, proof_context(RUN, 1, holder, client))
+        for client, block, answer in zip(setting.clients[1], blocks, answers, strict=True)
+    ]
+    names = ("keys", "points", "proofs", "signatures")
+    changed = {name: getattr(request, name).copy() for name in names}
     changed["keys"][holder_place] = np.frombuffer(public, np.uint8)
-    changed["points"][holder_place] = answers
-    changed["proofs"][holder_place, 0] = np.frombuffer(proof, np.uint8)
+    changed["points"][holder_place] = np.concatenate(answers)
+    changed["proofs"][holder_place] = rows_of(proofs, 2, -1)
     if sign is not None:
         signed = setting.trusts[sign].identity.sign(OF_KEY, RUN, b"1", public)
         changed["signatures"][holder_place] = np.frombuffer(signed, np.uint8)
@@ -218,14 +197,11 @@ LIES = {
         "not signed by it",
     ),
     "one holder thrice": (
-        lambda r: {
-            k: getattr(r, k)[[0, 0, 0]]
-            for k in ("holders", "keys", "signatures", "points", "proofs")
-        },
+        lambda r: {name: getattr(r, name)[[0, 0, 0]] for name in OF_HOLDERS},
         "at least 3 must be different",
     ),
     "two holders": (
-        lambda r: {k: getattr(r, k)[:2] for k in OF_HOLDERS},
+        lambda r: {name: getattr(r, name)[:2] for name in OF_HOLDERS},
         "at least 3 must be different",
     ),
     "a strange holder": (lambda r: {"holders": r.holders + 77}, "of the draw"),

@@ -6,31 +6,59 @@ last round, has that round again without one. Of clients that trust it, it has w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import copy
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+import test_summed
+from federation import ALL, Federation, Setup
+from flwr.app import Array, Context, Message
+from lying_grid import FEDSCEM, SUMS, Lie, LyingGrid, unrefused
 from party_helpers import write_keys
 from public_helpers import ToyModel
-from told_worlds import COUNT, TIMEOUT, VICTIM, egos_app, egos_server, public_app, public_server
+from test_summed import rich_graph
+from test_summing_of_parties import gridded
+from told_otherwise import (
+    COUNT,
+    TIMEOUT,
+    VICTIM,
+    Had,
+    egos_app,
+    egos_server,
+    noting,
+    public_app,
+    public_server,
+    signed,
+    trust_in,
+)
 
-from flower_graph.client.state import forget_run
-from flower_graph.errors import NoClientsError
+from flower_graph import EgoNetworkClient
+from flower_graph.apps.run import client_app, with_registry
+from flower_graph.client.state import IN_PROCESS, forget_run
+from flower_graph.client.trust import trust_of
+from flower_graph.errors import NoClientsError, RefusedError
+from flower_graph.method.registry import method_of
+from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.parties import server as party_server
-from flower_graph.secure.relayed import CHECKS
+from flower_graph.secure.parties.server import PartySums
+from flower_graph.secure.relayed import CHECKS, REFUSAL
 from flower_graph.secure.sum.round import SumResult
-from flower_graph.secure.sum.service import SumStages
+from flower_graph.secure.sum.service import SecureSum, Summed
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedscem import cohort_client
 from flower_graph.strategies.fedscem.messages import Layout
-from flower_graph.strategies.fedscem.session import EgoSession
-from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
-from flower_graph.strategies.ppfl import secure_consensus_client
+from flower_graph.strategies.fedscem.strategy import EgoSession, MaskedEmbeddingAveraging
 from flower_graph.strategies.ppfl.secure_consensus import CommonMean
+from flower_graph.wire.arrays import own_records
+from flower_graph.wire.exchange import Exchange
+from flower_graph.wire.keys import CONFIG
 
 LONELY = 1  # who is left out with it
 SLOW = pytest.mark.slow
@@ -46,17 +74,13 @@ class Restless(ToyModel):
         return 0.5
 
 
-class WithoutSome(InProcessGrid):
-    """Has all SuperNodes there, and without some from a round on."""
+def without_some(app: Any, who: tuple[int, ...], gone: Callable[[], bool]) -> Federation:
+    """Give all SuperNodes, and without some once they are to be gone."""
 
-    gone: Callable[[], bool]
-    who: tuple[int, ...] = (VICTIM,)
+    def fault(partition: int, server_round: int, kind: str) -> str:
+        return "gone" if kind == "connect" and partition in who and gone() else "good"
 
-    def get_node_ids(self) -> list[int]:
-        there = list(self.contexts.items())
-        if not self.gone():
-            return [node for node, _ in there]
-        return [node for node, one in there if one.node_config["partition-id"] not in self.who]
+    return Federation(app, num_supernodes=COUNT, faults=fault, state_dir=IN_PROCESS)
 
 
 class Repeats(CommonMean):
@@ -74,25 +98,27 @@ def keys(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def sums(monkeypatch: pytest.MonkeyPatch) -> list[SumResult]:
-    """Keep all sums that a server opens, which leaves out nobody whom it need not ask."""
-    opened = list[SumResult]()
-    end = SumStages.result
-
-    def noted(self: SumStages) -> Any:
-        found = end(self)
-        opened.extend([found] if isinstance(found, SumResult) else [])
-        return found
-
-    monkeypatch.setattr(SumStages, "result", noted)
+def had(monkeypatch: pytest.MonkeyPatch) -> Iterator[Had]:
+    """Note what all mask and a server opens, which leaves out nobody whom it need not ask."""
     monkeypatch.setattr(party_server, "choose", lambda present, *_, **__: present)
-    return opened
+    with noting(found := Had(), {}):
+        yield found
+
+
+def sums(had: Had, size: int | None = None) -> list[SumResult]:
+    """Give the sums that were opened, all or those of a size."""
+    return [one for _, one in had.sums if size in (None, one.total.size)]
+
+
+def sent(had: Had, place: int, total: SumResult) -> np.ndarray:
+    """Give what a SuperNode put under masks in a sum."""
+    number = next(number for number, one in had.sums if one is total)
+    return signed(next(o.numbers for o in had.masked[number] if o.clients[0] // 2 == place))
 
 
 def without(one: SumResult, other: SumResult) -> np.ndarray:
     """Take one sum away from another, as signed words."""
-    words = (one.total[: other.total.size] - other.total).view(f"<i{one.total.itemsize}")
-    return words.astype(np.float64)
+    return signed(one.total[: other.total.size] - other.total)
 
 
 def cosine(one: np.ndarray, other: np.ndarray) -> float:
@@ -102,57 +128,39 @@ def cosine(one: np.ndarray, other: np.ndarray) -> float:
 # PPFL-GNN -----------------------------------------------------------------------------------------
 
 
-def repeated_means(
-    keys: Path | None, who: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> tuple[Any, dict[int, list[np.ndarray]]]:
-    """Repeat the means from the third round on, without some; give reports, and each one's rows."""
-    rows = dict[int, list[np.ndarray]]()
-    rotate = secure_consensus_client.rotate
-
-    def noted(request: Any, *more: Any) -> Any:
-        found = rotate(request, *more)
-        for client, one in found.items():
-            rows.setdefault(client // 2, []).append(one.vector)
-        return found
-
-    monkeypatch.setattr(secure_consensus_client, "rotate", noted)
-    grid = WithoutSome(public_app(0, keys, Restless), num_supernodes=COUNT)
+def repeated_means(keys: Path | None, who: tuple[int, ...]) -> list[Any]:
+    """Repeat the means from the third round on, without some; give reports."""
+    reports = list[Any]()
+    grid = without_some(public_app(0, keys, Restless), who, lambda: len(reports) >= 3)
     strategy = public_server(keys)
     strategy.mean = Repeats(0.3)
-    reports = list[Any]()
-    grid.gone, grid.who = lambda: len(reports) >= 3, who
     try:
         strategy.start(grid, num_rounds=5, timeout=TIMEOUT, on_round=reports.append)
     finally:
         forget_run(grid.run.run_id)
-    return reports, rows
+    return reports
 
 
-def test_repeated_means_without_one_tell_its_rows_where_the_server_is_trusted(
-    sums: list[SumResult], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, rows = repeated_means(None, (VICTIM,), monkeypatch)
-    assert cosine(without(sums[2], sums[3]), rows[VICTIM][2]) > 0.99
+def test_repeated_means_without_one_tell_its_rows_where_the_server_is_trusted(had: Had) -> None:
+    repeated_means(None, (VICTIM,))
+    assert cosine(without(sums(had)[2], sums(had)[3]), sent(had, VICTIM, sums(had)[2])) > 0.99
 
 
-def test_repeated_means_without_one_give_no_second_sum(
-    keys: Path, sums: list[SumResult], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reports, _ = repeated_means(keys, (VICTIM,), monkeypatch)
+def test_repeated_means_without_one_give_no_second_sum(keys: Path, had: Had) -> None:
+    reports = repeated_means(keys, (VICTIM,))
     assert [bool(one.skipped) for one in reports] == [False] * 3 + [True] * 2
-    assert len(sums) == 3 and all(one.contributors.size == COUNT for one in sums)
+    assert len(had.sums) == 3 and all(one.contributors.size == COUNT for one in sums(had))
     assert any("differ-by" in entry["reason"] for entry in reports[3].rejected)
 
 
 @SLOW
-def test_repeated_means_without_two_tell_what_both_sent_together(
-    keys: Path, sums: list[SumResult], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeated_means_without_two_tell_what_both_sent_together(keys: Path, had: Had) -> None:
     """It is on the page, as is that rows that are turned to one mean resemble each other."""
-    reports, rows = repeated_means(keys, (VICTIM, LONELY), monkeypatch)
+    reports = repeated_means(keys, (VICTIM, LONELY))
     assert not any(one.skipped for one in reports)
-    own, other = rows[VICTIM][2], rows[LONELY][2]
-    told, mean = without(sums[2], sums[3])[: own.size], sum(one[2] for one in rows.values())
+    own, other = (sent(had, place, sums(had)[2]) for place in (VICTIM, LONELY))
+    told = without(sums(had)[2], sums(had)[3])
+    mean = sum(sent(had, place, sums(had)[2]) for place in range(COUNT))
     assert cosine(told, own + other) > 0.99
     assert cosine(mean, own) < cosine(told, own) < 0.95
 
@@ -162,21 +170,12 @@ def test_repeated_means_without_two_tell_what_both_sent_together(
 
 def measured_again(
     keys: Path | None, who: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, later: bool = False
-) -> tuple[str, np.ndarray]:
-    """Have the clients measure after the first round, and again without some.
+) -> str:
+    """Have the clients measure after the first round, and again without some; give refusals.
 
     Again is the same round again, of which nothing is trained any more; or a ``later`` one.
     """
-    truth = dict[int, np.ndarray]()
-    add_up, request = cohort_client.add_up, MaskedEmbeddingAveraging.request
-    requests = EgoSession.requests
-
-    def noted(chosen: Any, h: Any, metrics: Any, writing: Any, *more: Any) -> Any:
-        if not writing.layout.slots:
-            words = writing.ring.encode(metrics[0])
-            place = int(chosen.batch.clients[0]) // 2
-            truth.setdefault(place, words.view(f"<i{words.itemsize}").astype(np.float64))
-        return add_up(chosen, h, metrics, writing, *more)
+    request, requests = MaskedEmbeddingAveraging.request, EgoSession.requests
 
     def last(self: Any, server_round: int) -> Any:
         with monkeypatch.context() as patch:
@@ -192,61 +191,247 @@ def measured_again(
     def asked(self: Any, server_round: int, base: Any, length: int) -> Any:
         return requests(self, base.server_round, base, length)
 
-    monkeypatch.setattr(cohort_client, "add_up", noted)
     monkeypatch.setattr(MaskedEmbeddingAveraging, "request", last)
     monkeypatch.setattr(MaskedEmbeddingAveraging, "layout", layout)
     monkeypatch.setattr(EgoSession, "requests", asked)
-    grid = WithoutSome(egos_app(0, keys), num_supernodes=COUNT)
     strategy, reports = egos_server(keys), list[Any]()
-    grid.gone, grid.who = lambda: len(reports) >= 1, who
+    grid = without_some(egos_app(0, keys), who, lambda: len(reports) >= 1)
     try:
         with suppress(NoClientsError):  # all have refused
             strategy.start(grid, num_rounds=3, timeout=TIMEOUT, on_round=reports.append)
     finally:
         forget_run(grid.run.run_id)
-    return " ".join(grid.tracebacks.values()), sum(truth[place] for place in who)[:STEADY]
+    return " ".join(grid.tracebacks.values())
 
 
-def of_measurements(sums: list[SumResult]) -> list[SumResult]:
-    return [one for one in sums if one.total.size == 10]
+def measured(had: Had, who: tuple[int, ...]) -> np.ndarray:
+    """Add up what some put under masks when they first measured."""
+    return np.sum([sent(had, place, sums(had, 10)[0])[:STEADY] for place in who], axis=0)
 
 
 def test_measurements_again_without_one_are_that_ones_where_the_server_is_trusted(
-    sums: list[SumResult], monkeypatch: pytest.MonkeyPatch
+    had: Had, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, truth = measured_again(None, (VICTIM,), monkeypatch)
-    one, other, *_ = of_measurements(sums)
+    measured_again(None, (VICTIM,), monkeypatch)
+    (one, other, *_), truth = sums(had, 10), measured(had, (VICTIM,))
     assert np.array_equal(without(one, other)[:STEADY], truth) and np.count_nonzero(truth) > 4
 
 
 @pytest.mark.parametrize(
-    "who",
-    [pytest.param((VICTIM,), id="one"), pytest.param((VICTIM, LONELY), id="two", marks=SLOW)],
+    ("who", "later", "why"),
+    [
+        pytest.param((VICTIM,), False, "has not changed since a sum", id="one"),
+        # Without two as well: what has not changed is in no sum of others
+        pytest.param((VICTIM, LONELY), False, "has not changed since a sum", id="two", marks=SLOW),
+        pytest.param((VICTIM,), True, "differ-by", id="one, in later rounds", marks=SLOW),
+    ],
 )
 def test_measurements_again_without_some_are_not_told(
-    who: tuple[int, ...], keys: Path, sums: list[SumResult], monkeypatch: pytest.MonkeyPatch
+    who: tuple[int, ...],
+    later: bool,
+    why: str,
+    keys: Path,
+    had: Had,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without two as well: what has not changed is in no sum of others."""
-    refused, _ = measured_again(keys, who, monkeypatch)
-    assert [one.contributors.size for one in of_measurements(sums)] == [COUNT]
-    assert "has not changed since a sum" in refused
+    refused = measured_again(keys, who, monkeypatch, later)
+    assert [one.contributors.size for one in sums(had, 10)] == [COUNT]
+    assert why in refused
 
 
 @SLOW
 def test_measurements_of_later_rounds_without_two_are_those_of_both_together(
-    keys: Path, sums: list[SumResult], monkeypatch: pytest.MonkeyPatch
+    keys: Path, had: Had, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is on the page: models have changed by a step, and who is in the sum by two."""
-    _, truth = measured_again(keys, (VICTIM, LONELY), monkeypatch, later=True)
-    one, other, *_ = of_measurements(sums)
+    measured_again(keys, (VICTIM, LONELY), monkeypatch, later=True)
+    one, other, *_ = sums(had, 10)
     assert [each.contributors.size for each in (one, other)] == [COUNT, COUNT - 2]
-    assert cosine(without(one, other)[:STEADY], truth) > 0.95
+    assert cosine(without(one, other)[:STEADY], measured(had, (VICTIM, LONELY))) > 0.95
 
 
-@SLOW
-def test_measurements_of_later_rounds_without_one_are_not_told(
-    keys: Path, sums: list[SumResult], monkeypatch: pytest.MonkeyPatch
+# Every lie, one after the other -------------------------------------------------------------------
+
+
+def test_every_lie_about_a_sum_is_refused_and_the_sum_is_right(tmp_path: Path) -> None:
+    honest, registry = gridded(6, tmp_path)
+    grid = LyingGrid(honest)
+    exchange: Any = Exchange(grid)  # type: ignore[arg-type]
+    secure = SecureSum(exchange, limit=1000.0, server=PartySums(registry))
+    for server_round in (1, 2):
+        summed = secure.sum(server_round, 2)
+        assert isinstance(summed, Summed)
+        assert summed.values.tolist() == [62.0, 11.0]
+    assert unrefused(grid.said) == {}
+
+
+# A node that masks a vector for the server's lie has had its turn: PPFL-GNN's notes that at once.
+PPFL = tuple(lie for lie in SUMS if lie.kind != "other partners ready")
+
+
+@pytest.mark.parametrize(
+    ("setup", "lies"),
+    [
+        (ALL["fedscem"].with_("strategy.trust=malicious-server", "strategy.dropout=0.3"), FEDSCEM),
+        pytest.param(ALL["deepwalk, secure, untrusted"], PPFL, marks=pytest.mark.slow),
+    ],
+    ids=["fedscem", "deepwalk"],
+)
+def test_every_lie_to_a_method_is_refused_and_it_learns_as_if_nobody_had_lied(
+    setup: Setup, lies: Sequence[Lie]
 ) -> None:
-    refused, _ = measured_again(keys, (VICTIM,), monkeypatch, later=True)
-    assert [one.contributors.size for one in of_measurements(sums)] == [COUNT]
-    assert "differ-by" in refused
+    config, losses = setup.load(), list[list[float]]()
+    honest, other = (
+        InProcessGrid(client_app(config, None), num_supernodes=setup.supernodes) for _ in range(2)
+    )
+    lying = LyingGrid(other, lies)
+    for grid in (honest, lying):
+        strategy: Any = method_of(config).build_strategy(with_registry(config, grid), None)
+        reports: list[RoundReport] = []
+        strategy.start(grid, num_rounds=2, timeout=5.0, on_round=reports.append)
+        losses.append([report.loss for report in reports])
+    assert losses[0] == losses[1]
+    assert unrefused(lying.said, lies) == {}
+
+
+RELAYED = {"total", "sums"}  # records of a message with words of a sum
+WAYS = ("add one", "top bit", "another")
+
+
+def changed(words: np.ndarray, place: int, way: str) -> np.ndarray:
+    """Change one word of a sum."""
+    result = words.copy()
+    one, bits = words.dtype.type(1), 8 * words.itemsize
+    if way == "add one":
+        result[place] += one
+    elif way == "top bit":
+        result[place] ^= one << words.dtype.type(bits - 1)
+    else:
+        chance = np.random.default_rng((place, bits))
+        result[place] = chance.integers(0, 1 << bits, dtype=words.dtype)
+    return result
+
+
+class Changes(InProcessGrid):
+    """Gives one SuperNode the first relayed sum with a word changed, as often as there are ways."""
+
+    every, home = 1, 1
+    said: list[bytes]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Try all changes, and then what was sent, which comes too late; then go on as before."""
+        sent = list(messages)
+        for message in sent:
+            config = self.contexts[message.metadata.dst_node_id].node_config
+            found = RELAYED & message.content.array_records.keys()
+            if found and config["partition-id"] == self.home and not hasattr(self, "said"):
+                self.said = []
+                self._try(message, *found)
+        return super().push_messages(sent)
+
+    def _try(self, message: Message, record: str) -> None:
+        context = self.contexts[message.metadata.dst_node_id]
+        journal = self.journal(context)
+        before = journal.read_bytes()
+        for one in self._changed(message, record):
+            journal.write_bytes(before)  # so that each is a first trial
+            self._note(one)
+        self._note(message)
+        journal.write_bytes(before)
+
+    def _changed(self, message: Message, record: str) -> Iterator[Message]:
+        """Give the message with each word of the sum, and of its checks, changed in each way."""
+        for key, array in message.content.array_records[record].items():
+            words = array.numpy()
+            for place, way in product(range(0, words.size, self.every), WAYS):
+                other = copied(message)
+                other.content.array_records[record][key] = Array(changed(words, place, way))
+                yield other
+        checks = message.content.config_records[CONFIG].get("sums-checks")
+        for place, way in product(range(0, CHECKS if checks else 0, self.every), WAYS):
+            other, words = copied(message), np.frombuffer(checks, "<u8")  # type: ignore[arg-type]
+            entries = other.content.config_records[CONFIG]
+            entries["sums-checks"] = changed(words, place, way).tobytes()
+            yield other
+
+    def journal(self, context: Context) -> Path:
+        """Return the SuperNode's journal."""
+        return trust_of(context).journal
+
+    def _note(self, message: Message) -> None:
+        reply = self._handle(message, self.contexts[message.metadata.dst_node_id])
+        words = reply.error.reason if reply.has_error() else "it is answered"
+        self.said.append(re.sub(rb" [(].*[)]$", b"", words.encode()))  # the line of a simulation
+
+
+def copied(message: Message) -> Message:
+    """Copy a message, that its content may be changed."""
+    result = copy.copy(message)
+    result.content = own_records(message.content)
+    return result
+
+
+def said_by_users(kind: int, every: int, folder: Path) -> list[bytes]:
+    """Run nFedGNN with one first layer, where one user's features are of two kinds."""
+    data = rich_graph()
+    if kind:
+        data.x[-1] = -3 * data.x[-1] + 1
+    grid = type("Some", (Changes,), {"every": max(1, every // 150)})  # its words are few
+    run = test_summed.Summed(
+        data, grid=grid, supernodes=5, is_masked=True, distrusts=True, rounds=3
+    )
+    assert len(run.reports) == 3 and not any(report.skipped for report in run.reports)
+    assert set(run.grid.said) == {f"RefusedError: {REFUSAL}".encode()}  # type: ignore[attr-defined]
+    return run.grid.said  # type: ignore[attr-defined, no-any-return]
+
+
+class Egos(Changes):
+    """FedSCem's clients answer with masked words: noted is what they make these of."""
+
+    keys: Path
+
+    def journal(self, context: Context) -> Path:
+        """Return the SuperNode's journal."""
+        trust = trust_in(context, self.keys)
+        assert trust is not None
+        return trust.journal
+
+    def _note(self, message: Message) -> None:
+        fuse = EgoNetworkClient._fuse
+
+        def noted(client: Any, chosen: Any, *given: Any) -> Any:
+            contrast, is_unread = fuse(client, chosen, *given)
+            assert is_unread and bool(contrast.isnan().all()), "it goes on alone"
+            self.said.append(chosen.embed().numpy().tobytes())
+            raise RefusedError("it is known")  # so that nothing of it is kept
+
+        with patch.object(EgoNetworkClient, "_fuse", noted):
+            assert self._handle(message, self.contexts[message.metadata.dst_node_id]).has_error()
+
+
+def said_by_egos(kind: int, every: int, folder: Path) -> list[bytes]:
+    """Run FedSCem, where one client's graph is of two kinds."""
+    keys = folder / str(kind)
+    keys.mkdir()
+    write_keys(COUNT, keys)
+    grid = type("Some", (Egos,), {"every": every, "keys": keys})
+    app = egos_app(kind, keys)
+    made = grid(app, num_supernodes=COUNT)
+    try:
+        egos_server(keys).start(made, num_rounds=2, timeout=5.0)
+    finally:
+        forget_run(made.run.run_id)
+    return made.said  # type: ignore[no-any-return]
+
+
+WHOLE = pytest.param(1, marks=(pytest.mark.slow, pytest.mark.release))
+
+
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("every", [600, WHOLE])
+@pytest.mark.parametrize("said", [said_by_users, said_by_egos])
+def test_a_changed_sum_is_answered_alike_whatever_it_is(
+    said: Any, every: int, tmp_path: Path
+) -> None:
+    one, other = said(0, every, tmp_path), said(1, every, tmp_path)
+    assert one == other and len(one) > 15 and len(set(one)) == 1

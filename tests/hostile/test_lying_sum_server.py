@@ -3,27 +3,60 @@
 The lies that one run can try one after the other are in ``lying_grid.py``.
 """
 
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from lying_grid import edited, flipped, own_key, struck
 from party_helpers import PartyWorld
-from sum_helpers import LENGTH, TERMS
+from sum_helpers import LENGTH, RING, TERMS, World, wire
+from test_summing_of_parties import gridded
 
+from flower_graph.audit.deviating import Opened
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
+from flower_graph.secure import channel
 from flower_graph.secure.channel import new_key
+from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties import server as party_server
+from flower_graph.secure.parties.differences import (
+    check_difference,
+    choose,
+    members_of,
+    set_of,
+)
 from flower_graph.secure.parties.epoch import MOST_LISTS
+from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.messages import (
     ListRequest,
     RevealRequest,
     Signatures,
 )
-from flower_graph.secure.parties.party import PartyClient
+from flower_graph.secure.parties.party import LIST, PartyClient
 from flower_graph.secure.parties.server import PartySums
-from flower_graph.secure.sum.messages import MASK_KEY, SEED, PrepareRequest, UnmaskRequest
+from flower_graph.secure.shamir import SHARE_BYTES, combine_shares
+from flower_graph.secure.sum.messages import (
+    MASK_KEY,
+    NOTHING,
+    SEED,
+    MaskRequest,
+    PrepareReply,
+    PrepareRequest,
+    UnmaskRequest,
+)
+from flower_graph.secure.sum.round import Skipped
+from flower_graph.secure.sum.service import SecureSum
+from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.exchange import Exchange
 
-VICTIM, STATE = 1003, bytes(16)
+VICTIM, PLACE, STATE = 1003, 3, bytes(16)
 
 
 def without(present, places):
@@ -31,22 +64,6 @@ def without(present, places):
     result = np.array(present)
     result[list(places)] = False
     return result
-
-
-def own_key(message):
-    """Put the server's own key in place of the first partner's."""
-    keys = np.array(message.channel_keys)
-    keys[0] = np.frombuffer(new_key()[1], np.uint8)
-    return replace(message, channel_keys=keys)
-
-
-def swap_first(name, size):
-    def change(message):
-        rows = np.array(getattr(message, name))
-        rows[0, :size] ^= 1
-        return replace(message, **{name: rows})
-
-    return change
 
 
 def lying(kind, change, node=VICTIM):
@@ -60,57 +77,53 @@ def world(tmp_path):
     return PartyWorld.make(12, tmp_path)
 
 
+def declare(row, points):
+    return edited("declared", lambda declared: np.put(declared[row], 1, points))
+
+
+LIES = [
+    (RevealRequest, flipped("commitments"), "committed to another seed|not on the list"),
+    (
+        RevealRequest,
+        lambda m: replace(m, parties=m.parties[:7], commitments=m.commitments[:7]),
+        "minimum.*9.*7",
+    ),
+    (
+        RevealRequest,
+        lambda m: replace(m, parties=np.delete(m.parties, 3), commitments=m.commitments[1:]),
+        "commitment",
+    ),
+    (RevealRequest, lambda m: replace(m, parties=np.append(m.parties[:-1], 99)), "party 99.*regi"),
+    (PrepareRequest, lambda m: replace(m, minimum=5), "minimum 5"),
+    (PrepareRequest, own_key("channel_keys"), "signed"),
+    # It cannot open the packet beside it, and nobody signed it: no mask is made with it
+    (MaskRequest, own_key("round_keys"), "signed"),
+    (ListRequest, struck(*range(4, 8)), "8 parties"),
+    (ListRequest, lambda m: replace(m, server_round=1), "round 1"),
+]
+OF_POINTS = [
+    (declare(6, 32), "declared"),
+    (lambda m: replace(m, declared=m.declared[:6]), "declared"),
+    (declare(0, 65), "client 0.*65"),
+    (declare(0, 0), "client 0.*0"),
+    (lambda m: replace(m, declared=m.declared[::-1]), "ascending"),
+    # Of a partner's: from another list another graph follows, and its binding says otherwise
+    (declare(0, 32), "not granted to it|is not signed"),
+    (lambda m: replace(m, declared=m.declared[1:]), "not granted to it|blocks"),
+]
+
+
 @pytest.mark.parametrize(
-    ("kind", "change", "why"),
-    [
-        (RevealRequest, swap_first("commitments", 1), "committed to another seed|not on the list"),
-        (
-            RevealRequest,
-            lambda m: replace(m, parties=m.parties[:7], commitments=m.commitments[:7]),
-            "minimum.*9.*7",
-        ),
-        (
-            RevealRequest,
-            lambda m: replace(m, parties=np.delete(m.parties, 3), commitments=m.commitments[1:]),
-            "commitment",
-        ),
-        (
-            RevealRequest,
-            lambda m: replace(m, parties=np.append(m.parties[:-1], 99)),
-            "party 99.*registry",
-        ),
-    ],
+    ("kind", "change", "why", "points"),
+    [*((*lie, 0) for lie in LIES), *((RevealRequest, *lie, 16) for lie in OF_POINTS)],
 )
-def test_an_epoch_is_refused(world, kind, change, why):
+def test_a_lie_is_refused(tmp_path, kind, change, why, points):
+    """About an epoch, points of an alignment as their party signed them, a round, or a list."""
+    world = PartyWorld.make(12, tmp_path, points=points)
     world.tamper = lying(kind, change)
     with pytest.raises(RefusedError, match=why):
         world.begin()
-
-
-def declare(message, row, points):
-    declared = np.array(message.declared)
-    declared[row, 1] = points
-    return replace(message, declared=declared)
-
-
-@pytest.mark.parametrize(
-    ("kind", "change", "why"),
-    [
-        (RevealRequest, lambda m: declare(m, 6, 32), "declared"),
-        (RevealRequest, lambda m: replace(m, declared=m.declared[:6]), "declared"),
-        (RevealRequest, lambda m: declare(m, 0, 65), "client 0.*65"),
-        (RevealRequest, lambda m: declare(m, 0, 0), "client 0.*0"),
-        (RevealRequest, lambda m: replace(m, declared=m.declared[::-1]), "ascending"),
-        # Of a partner's: from another list another graph follows, and its binding says otherwise
-        (RevealRequest, lambda m: declare(m, 0, 32), "not granted to it|is not signed"),
-        (RevealRequest, lambda m: replace(m, declared=m.declared[1:]), "not granted to it|blocks"),
-    ],
-)
-def test_points_of_an_alignment_are_as_their_party_signed_them(tmp_path, kind, change, why):
-    world = PartyWorld.make(12, tmp_path, points=16)
-    world.tamper = lying(kind, change)
-    with pytest.raises(RefusedError, match=why):
-        world.begin()
+        world.round(0)
 
 
 def test_who_declares_more_than_the_cap_is_not_bound(tmp_path):
@@ -160,90 +173,42 @@ def test_a_seed_that_was_shown_serves_no_second_list(world):
         world.parties[VICTIM].reveal(replace(request, number=request.number + 1))
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda m: replace(m, minimum=5), "minimum 5"),
-        (own_key, "signed"),
-    ],
-)
-def test_a_preparation_is_refused(world, change, why):
-    world.begin()
-    world.tamper = lying(PrepareRequest, change)
-    with pytest.raises(RefusedError, match=why):
-        world.prepare(0)
-
-
-def test_a_round_key_of_the_servers_own_is_refused(world):
-    """It cannot open the packet beside it, and nobody signed it: no mask is made with it."""
-    world.begin()
-    world.prepare(0)
-    node, (request, ready) = next(iter(world.server.mask_requests(0, LENGTH, 64, TERMS).items()))
-    keys = np.array(request.round_keys)
-    keys[0] = np.frombuffer(new_key()[1], np.uint8)
-    with pytest.raises(RefusedError, match="signed"):
-        world.parties[node].receive(replace(request, round_keys=keys), ready, TERMS.ring)
-
-
 def to_lists(world, number=0):
     world.begin()
     world.prepare(number)
     world.mask(number)
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda m: replace(m, listed=without(m.listed, range(4, 8))), "8 parties"),
-        (lambda m: replace(m, server_round=1), "round 1"),
-    ],
-)
-def test_a_list_is_refused(world, change, why):
+@pytest.mark.parametrize(("put_back", "why"), [(False, "already"), (True, "after 0")])
+def test_a_second_list_is_refused(world, put_back, why):
+    """The seed of one, by the first list, and its mask key, by the second, open its vector."""
     to_lists(world)
-    world.tamper = lying(ListRequest, change)
-    with pytest.raises(RefusedError, match=why):
-        world.sign(0)
-
-
-def test_a_second_list_is_refused(world):
-    to_lists(world)
-    requests = world.server.list_requests(0)
-    world.parties[VICTIM].sign_list(requests[VICTIM])
-    with pytest.raises(RefusedError, match="already"):
-        world.parties[VICTIM].sign_list(requests[VICTIM])
-
-
-def two_lists(world, halves, gone):
-    """Show each half a list without one of the other half, collect and hand out signatures."""
-    epoch, signed = world.server.epoch, []
-    ready = world.server._round(0).live
-    for half, missing in zip(halves, gone, strict=True):
-        listed = without(ready, [missing])
-        signed.append({})
-        for place in half:
-            if place != missing:
-                request = ListRequest(epoch.id, 0, listed)
-                reply = world.parties[1000 + place].sign_list(request)
-                signed[-1][place] = listed, reply.signature
-    return signed
+    party, request = world.parties[VICTIM], world.server.list_requests(0)[VICTIM]
+    before = party.to_bytes()
+    party.sign_list(request)
+    for again in (request, struck(5)(request)):
+        if put_back:
+            party = PartyClient.from_bytes(before, party.trust)
+        with pytest.raises(RefusedError, match=why):
+            party.sign_list(again)
 
 
 def test_two_lists_to_two_halves_open_nothing(world):
     """Each half signs, but nobody has as many partners who signed the same as the threshold."""
     to_lists(world)
-    halves = range(6), range(6, 12)
-    lists = two_lists(world, halves, (7, 1))
-    epoch = world.server.epoch
-    for signed in lists:
-        for place, (listed, _) in signed.items():
+    epoch, ready = world.server.epoch, world.server._round(0).live
+    for half, missing in ((range(6), 7), (range(6, 12), 1)):  # each misses one of the other half
+        listed = without(ready, [missing])
+        request = ListRequest(epoch.id, 0, listed)
+        signed = {i: world.parties[1000 + i].sign_list(request).signature for i in half}
+        for place in half:
             row = epoch.partners[place]
-            columns = np.array([c for c, other in enumerate(row.tolist()) if other in signed])
-            signatures = np.stack([signed[int(row[c])][1] for c in columns])
+            columns = np.flatnonzero(np.isin(row, half))
+            signatures = np.stack([signed[int(row[column])] for column in columns])
             kinds = np.where(listed[row], SEED, MASK_KEY).astype(np.uint8)[None]
-            count = int(listed.sum())
-            request = UnmaskRequest(epoch.id, 0, count, epoch.parties[[place]], kinds)
+            asked = UnmaskRequest(epoch.id, 0, int(listed.sum()), epoch.parties[[place]], kinds)
             with pytest.raises(RefusedError, match="something else"):
-                world.parties[1000 + place].unmask(request, Signatures(columns, signatures))
+                world.parties[1000 + place].unmask(asked, Signatures(columns, signatures))
 
 
 def test_signatures_of_others_or_other_rounds_do_not_count(world):
@@ -256,16 +221,14 @@ def test_signatures_of_others_or_other_rounds_do_not_count(world):
     assert (world.server.epoch.partners == old[0]).all()
     one = world.server._round(1)
     request, signed = world.server.unmask_requests(1)[VICTIM]
-    twice = replace(signed, columns=np.repeat(signed.columns[:1], signed.columns.size))
-    party = world.parties[VICTIM]
-    with pytest.raises(RefusedError, match="twice"):
-        party.unmask(request, twice)
-    moved = replace(signed, signatures=np.roll(signed.signatures, 1, 0))
-    with pytest.raises(RefusedError, match="0 partners"):
-        party.unmask(request, moved)
-    keys = replace(signed, signatures=one.keys[world.server.epoch.partners[3][signed.columns]])
-    with pytest.raises(RefusedError, match="0 partners"):  # signed, but for another purpose
-        party.unmask(request, keys)
+    for why, change in (
+        ("twice", {"columns": np.repeat(signed.columns[:1], signed.columns.size)}),
+        ("0 partners", {"signatures": np.roll(signed.signatures, 1, 0)}),
+        # Signed, but for another purpose
+        ("0 partners", {"signatures": one.keys[world.server.epoch.partners[3][signed.columns]]}),
+    ):
+        with pytest.raises(RefusedError, match=why):
+            world.parties[VICTIM].unmask(request, replace(signed, **change))
 
 
 @pytest.fixture(scope="module")
@@ -285,30 +248,26 @@ def ring_of(epoch):
     return ring
 
 
+def refused_on(epoch, gone):
+    """Check a list without some under another minimum: the partners alone must show it."""
+    wide = replace(epoch, minimum=5)
+    wide.__dict__["order"] = epoch.order
+    with pytest.raises(RefusedError, match="fewer than 20 of its partners"):
+        wide.check_present(without(np.ones(60, bool), gone), "sent")
+
+
 def test_the_partners_of_a_victim_cannot_be_named_as_vanished(circle):
     """All but one of them gone would leave the victim's vector with one mask of its own."""
     epoch = circle.server.epoch
-    everybody = np.ones(60, bool)
     gone = epoch.partners[3][: epoch.plan[0] - epoch.threshold + 1]
     assert 60 - gone.size >= epoch.minimum - 10
-    wide = replace(epoch, minimum=5)  # not the minimum: the partners alone must show it
-    with pytest.raises(RefusedError, match="fewer than 20 of its partners"):
-        _check_with_graph(wide, epoch, without(everybody, gone))
+    refused_on(epoch, gone)
 
 
 def test_the_circle_cannot_be_cut_by_two_sets_of_dropouts(circle):
     epoch = circle.server.epoch
     ring, half = ring_of(epoch), epoch.plan[0] // 2
-    gone = [*ring[:half], *ring[30 : 30 + half]]
-    wide = replace(epoch, minimum=5)
-    with pytest.raises(RefusedError, match="fewer than 20 of its partners"):
-        _check_with_graph(wide, epoch, without(np.ones(60, bool), gone))
-
-
-def _check_with_graph(wide, epoch, present):
-    """Check a list under another minimum, which alone would refuse it, and the same graph."""
-    wide.__dict__["order"] = epoch.order
-    wide.check_present(present, "sent")
+    refused_on(epoch, [*ring[:half], *ring[30 : 30 + half]])
 
 
 def test_nothing_goes_to_a_round_a_second_time_after_a_restored_state(world):
@@ -337,21 +296,6 @@ def repeat(world, number=0):
     world.mask(number)
 
 
-def put_back(world, states):
-    for node, state in states.items():
-        world.parties[node] = PartyClient.from_bytes(state, world.parties[node].trust)
-
-
-def run_again(world, run):
-    """Bring the same SuperNodes to another run of Flower's, with nothing that they kept."""
-    world.server = PartySums(world.server._registry_file)
-    for node, party in world.parties.items():
-        trust = replace(party.trust, run=run)
-        world.parties[node] = PartyClient(world.server.run_id, party.clients, trust)
-    world.begin()
-    return world.round(0)
-
-
 @pytest.mark.parametrize("kept", ["state", "state from before the sum", "nothing"])
 def test_another_epoch_does_not_repeat_a_round_with_one_fewer(world, kept):
     """Without the journal beside the key the difference of both sums is what party 5 sent."""
@@ -359,7 +303,7 @@ def test_another_epoch_does_not_repeat_a_round_with_one_fewer(world, kept):
     before = {node: party.to_bytes() for node, party in world.parties.items()}
     world.check(world.round(0), range(12))
     if kept == "state from before the sum":
-        put_back(world, before)
+        world.put_back(before)
     elif kept == "nothing":
         world.parties = {
             node: PartyClient(world.server.run_id, party.clients, party.trust)
@@ -377,9 +321,9 @@ def test_under_another_number_it_is_counted(world):
     for party in world.parties.values():
         party.trust = replace(party.trust, runs=2)
     world.check(world.round(0), range(12))
-    put_back(world, states)
+    world.put_back(states)
     world.check(world.round(1), range(12))
-    put_back(world, states)
+    world.put_back(states)
     with pytest.raises(RefusedError, match=r"2 times.*24"):
         world.round(2)
 
@@ -388,11 +332,13 @@ def test_another_run_is_counted_too(world):
     world.begin()
     world.check(world.round(0), range(12))
     for run in (b"2", b"3"):  # as it is resumed: what it kept of another run is of no use
-        world.check(run_again(world, run), range(12))
+        world.begin_run(run)
+        world.check(world.round(0), range(12))
     for party in world.parties.values():
         party.trust = replace(party.trust, runs=3)
     with pytest.raises(RefusedError, match=r"3 times.*24"):
-        run_again(world, b"4")
+        world.begin_run(b"4")
+        world.round(0)
 
 
 def test_epochs_of_newcomers_are_not(tmp_path):
@@ -410,3 +356,338 @@ def test_epochs_of_newcomers_are_not(tmp_path):
         assert len(found) == 11
         there.update(found)
     assert there == set(range(12))
+
+
+def stories(partners: np.ndarray, threshold: int) -> dict[int, np.ndarray]:
+    """Say which of the victim's partners each client is to believe to have vanished.
+
+    Nobody believes in more than its partners less the threshold; each partner of the victim is to
+    be gone for as many as possible.
+    """
+    around, told = set(partners[PLACE].tolist()), np.zeros(len(partners), int)
+    shared = {c: sorted(around & set(row.tolist())) for c, row in enumerate(partners)}
+    gone = {}
+    for client in sorted(shared, key=lambda c: len(shared[c])):
+        free = sorted((one for one in shared[client] if one != client), key=told.__getitem__)
+        gone[client] = np.array(free[: partners.shape[1] - threshold], int)
+        told[gone[client]] += 1
+    return gone
+
+
+@pytest.mark.parametrize(
+    ("m", "corrupt", "opened"), [(40, 0.0, True), (40, 0.1, False), (100, 0.1, False)]
+)
+def test_a_trusted_server_may_name_the_partners_of_one_client_as_vanished(m, corrupt, opened):
+    """Some of them to these holders, some to those; each holder is told what can be."""
+    world = World.make(m, corrupt=corrupt)
+    world.prepare(0)
+    world.mask(0)
+    local = world.server._rounds[0]
+    gone, found = stories(local.partners, local.threshold), Opened(local)
+    for node, request in world.server.unmask_requests(0).items():
+        (client,), partners = request.clients, local.partners[node - 1000]
+        kinds = np.where(np.isin(partners, gone[int(client)]), MASK_KEY, SEED).astype(np.uint8)
+        lie = replace(request, kinds=kinds[None], contributors=m)
+        found.take(world.hosts[node].unmask(wire(lie)))
+    assert found.is_open(PLACE) is opened
+
+
+def test_a_trusted_server_may_hand_out_channel_keys_of_its_own():
+    """The victim shares its secrets with the server, in the place of all its partners."""
+    world, (own, public) = World.make(10), new_key()
+    sent: dict[str, Any] = {}
+
+    def tamper(node: int, message: Any) -> Any:
+        if node == VICTIM and isinstance(message, PrepareRequest):
+            keys = np.broadcast_to(np.frombuffer(public, np.uint8), message.channel_keys.shape)
+            return replace(message, channel_keys=keys)
+        if node == VICTIM and isinstance(message, PrepareReply):
+            sent["reply"] = message
+        return message
+
+    world.tamper = tamper
+    world.prepare(0)
+    local, reply = world.server._rounds[0], sent["reply"]
+    victim, run = world.hosts[VICTIM], world.server.run_id
+    (secret,) = channel.agree(own, [victim.keys().channel_key.tobytes()])
+    round_key, shares = reply.round_keys[0].tobytes(), []
+    for holder, packet in zip(local.partners[PLACE].tolist(), reply.packets, strict=True):
+        what_for = channel.packet_context(run, 0, PLACE, holder)
+        plain = channel.unseal(secret, what_for, round_key, packet.tobytes())
+        assert plain is not None
+        shares.append((plain[:SHARE_BYTES], plain[SHARE_BYTES:]))
+    places = range(1, local.threshold + 1)
+    seed, mask_key = (
+        combine_shares(places, both[: local.threshold]) for both in zip(*shares, strict=True)
+    )
+    assert channel.commit_to_seed(run, 0, PLACE, seed) == reply.seed_commitments[0].tobytes()
+    assert channel.public_key(mask_key) == round_key
+
+
+# The form that does not trust it ------------------------------------------------------------------
+
+
+def test_who_was_ready_is_signed_too(tmp_path):
+    """Two halves that saw different partners mask: nobody shows a share to either."""
+    world = PartyWorld.make(12, tmp_path)
+    world.begin()
+    world.prepare(0)
+    epoch, replies = world.server.epoch, {}
+    missing = {place: 11 if place < 6 else 0 for place in range(12)}
+    for node, (request, ready) in world.server.mask_requests(0, LENGTH, 64, TERMS).items():
+        place = node - 1000
+        seen, row = ready.ready.copy(), epoch.partners[place]
+        seen[missing[place]] = False
+        kept = seen[row]
+        names = ("round_keys", "packets", "share_commitments")
+        fewer = {name: getattr(request, name)[kept] for name in names}
+        if seen[place]:
+            lie = replace(request, live=kept, **fewer)
+            told = replace(ready, ready=seen, signatures=ready.signatures[kept])
+            world.parties[node].receive(lie, told, TERMS.ring)
+            replies[node] = world.parties[node].mask(world.words[place], TERMS, STATE)
+    assert len(replies) == 12
+    both = np.ones(12, bool)
+    both[[0, 11]] = False
+    request = ListRequest(epoch.id, 0, both)
+    signed = {}
+    for node in replies:
+        if node not in (1000, 1011):
+            signed[node] = world.parties[node].sign_list(request).signature
+    server = world.server._round(0)
+    for node, signature in signed.items():
+        server.lists[node - 1000], server.signed[node - 1000] = signature, True
+    for node in signed:
+        place = node - 1000
+        row, ready = epoch.partners[place], np.ones(12, bool)
+        ready[missing[place]] = False
+        columns = np.flatnonzero(server.signed[row])
+        kinds = np.where(both[row], SEED, np.where(ready[row], MASK_KEY, NOTHING)).astype(np.uint8)
+        parties = epoch.parties[[place]]
+        told = UnmaskRequest(epoch.id, 0, int(both.sum()), parties, kinds[None])
+        with pytest.raises(RefusedError, match="something else"):
+            world.parties[node].unmask(told, Signatures(columns, server.lists[row[columns]]))
+
+
+def test_packets_of_another_epoch_do_not_open(tmp_path):
+    """Two halves that agreed on different epochs, by all that the server could make fit."""
+    world = PartyWorld.make(12, tmp_path)
+    server = world.server
+    for node, party in world.parties.items():
+        server.take_binding(node, wire(party.bind()))
+    server.reveal_requests(RING.limit)
+    other = copy.deepcopy(server)
+    other._request = replace(server._request, number=1)
+    of = {node: other if node >= 1006 else server for node in world.parties}
+    for node, party in world.parties.items():
+        reply = party.reveal(of[node]._request)
+        for number, one in enumerate((server, other)):
+            one.take_seed(node, replace(reply, number=number))
+    asked = {one: one.epoch_requests() for one in (server, other)}
+    for node, party in world.parties.items():
+        party.begin(asked[of[node]][node])
+    assert server.epoch.id != other.epoch.id
+    asked = {one: one.open_round(0, one.clients) for one in (server, other)}
+    one = server._round(0)
+    for node, party in world.parties.items():
+        reply, signed = party.prepare(asked[of[node]][node])
+        one.take(node, replace(reply, run_id=server.epoch.id))
+        one.keys[node - 1000] = signed.signature
+    request, ready = server.mask_requests(0, LENGTH, 64, TERMS)[1000]
+    with pytest.raises(RefusedError, match=r"8.*partners"):
+        world.parties[1000].receive(request, ready, TERMS.ring)
+
+
+COUNT = 12
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> PartyWorld:
+    world = PartyWorld.make(COUNT, tmp_path)
+    world.begin()
+    return world
+
+
+def asked_without(world: PartyWorld, number: int, gone: list[int], refused: str = "") -> None:
+    """Have everybody sign a list without some, whom the server claims to have vanished.
+
+    If it is to be refused, the first to be asked refuses it, and the last.
+    """
+    world.prepare(number)
+    world.mask(number)
+    listed = np.ones(COUNT, np.bool_)
+    listed[gone] = False
+    request = ListRequest(world.server.epoch.id, number, listed)
+    for node, party in world.parties.items():
+        if node - 1000 not in gone:
+            with pytest.raises(RefusedError, match=refused) if refused else nullcontext():
+                party.sign_list(request)
+
+
+# What parties refuse ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["at once", "state put back", "another epoch", "another list too"])
+def test_a_sum_without_one_is_refused_by_all(begun: PartyWorld, how: str) -> None:
+    states = {node: party.to_bytes() for node, party in begun.parties.items()}
+    begun.check(begun.round(0), range(COUNT))
+    if how == "state put back":
+        begun.put_back(states)
+    elif how == "another epoch":
+        begun.begin()
+    elif how == "another list too":
+        asked_without(begun, 1, [5, 6])  # two others: that is far enough
+    asked_without(begun, 2, [PLACE], "differ-by")
+
+
+def test_a_sum_with_one_more_is_refused_too(begun: PartyWorld) -> None:
+    asked_without(begun, 0, [PLACE])
+    with pytest.raises(RefusedError, match="differ-by"):
+        asked_without(begun, 1, [])
+
+
+@pytest.mark.parametrize("how", ["listed", "ready"])
+def test_a_state_enters_one_sum(begun: PartyWorld, how: str) -> None:
+    """Or again one of the same parties, of which nothing new can be told."""
+    begun.states = {node: bytes([node % 256]) * 16 for node in begun.parties}
+    begun.prepare(0)
+    begun.mask(0)  # of this one nobody signs a list: it was no sum
+    begun.check(begun.round(1), range(COUNT))
+    begun.check(begun.round(2), range(COUNT))
+    with pytest.raises(RefusedError, match="has not changed"):
+        if how == "listed":
+            asked_without(begun, 3, [5, 6])
+        else:
+            begun.round(3, prepare=[1005, 1006])
+    begun.states = {}
+    asked_without(begun, 4, [5, 6])  # other vectors may be summed
+
+
+def test_a_later_run_has_no_sum_of_the_same_states_without_some(begun: PartyWorld) -> None:
+    """Two runs, begun as often as is allowed: their difference would be what the absent sent."""
+    begun.states = {node: bytes([node % 256]) * 16 for node in begun.parties}
+    begun.check(begun.round(0), range(COUNT))
+    begun.begin_run(b"2")
+    with pytest.raises(RefusedError, match="has not changed"):
+        asked_without(begun, 0, [PLACE])
+    begun.check(begun.round(1), range(COUNT))  # with the same ones it tells nothing new
+
+
+def test_an_epoch_whose_sums_may_differ_by_less_than_the_node_says_is_refused(
+    tmp_path: Path,
+) -> None:
+    world = PartyWorld.make(COUNT, tmp_path)
+    party = world.parties[1000]
+    party.trust = replace(party.trust, differ_by=3)
+    with pytest.raises(RefusedError, match="differ-by"):
+        world.begin()
+
+
+def test_the_journal_of_an_old_run_lets_nobody_back_into_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    for run in range(9):
+        journal.enter(0, "sum", bytes(16), 7, 2, LIST, b"%d" % run)
+    with pytest.raises(RefusedError):
+        journal.enter(1, "sum", bytes([1] * 16), 7, 2, LIST, b"0")
+    journal.enter(1, "sum", bytes([1] * 16), 7, 2, LIST, b"8")
+
+
+# What an honest server does -----------------------------------------------------------------------
+
+
+def apart(sets: list[set[int]], least: int = 2) -> bool:
+    return all(one == two or len(one ^ two) >= least for one, two in combinations(sets, 2))
+
+
+def test_a_run_in_which_one_drops_out_goes_on(begun: PartyWorld) -> None:
+    sets: list[set[int]] = []
+    for number, lost in enumerate([[], [1003], [1003], [1003], [], [1003, 1007], [1007], []]):
+        found = begun.round(number, mask=lost)
+        begun.check(found, found.contributors)
+        sets.append(set(found.contributors.tolist()))
+    assert apart(sets)
+    assert [len(one) for one in sets] == [12, 10, 10, 10, 12, 10, 10, 12]
+    assert sets[1] | sets[2] == set(range(12)) - {3}  # who is left out takes turns
+    assert sets[1] == sets[3]  # with few sets, as each further one tells more
+
+
+def test_where_too_few_would_be_left_the_sum_is_skipped_and_the_log_says_so_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = PartyWorld.make(6, tmp_path)
+    world.begin()
+    assert "differ-by" in caplog.text
+    world.check(world.round(0), range(6))
+    found = world.round(1, mask=[1002])
+    assert isinstance(found, Skipped) and "differ-by" in str(found.reason)
+    world.check(world.round(2), range(6))
+
+
+@pytest.mark.parametrize("differ_by", [1, 2, 3])
+def test_sets_that_are_chosen_pass_the_check_and_are_large(differ_by: int) -> None:
+    rng, parties = np.random.default_rng(differ_by), np.arange(30)
+    earlier, lost = list[int](), list[int]()
+    for number in range(200):
+        present = set_of(parties[rng.random(30) < 0.93].tolist())
+        spare = members_of(present)
+        chosen = choose(present, earlier, differ_by, spare=spare, fewest=20, number=number)
+        assert chosen is not None and chosen & ~present == 0
+        check_difference(chosen, earlier, differ_by)
+        lost.append((present & ~chosen).bit_count())
+        earlier += [] if chosen in earlier else [chosen]
+    assert np.mean(lost) < differ_by and (differ_by > 1 or not any(lost))
+
+
+# Over Flower's messages ---------------------------------------------------------------------------
+
+
+class Static(SecureSumClient):
+    """Has the same vector each time, unless the config moves it."""
+
+    def vectors(self, config: Any) -> Any:
+        moved = float(config.get("moved", 0.0))
+        return {c: np.random.default_rng(c).normal(size=8) + moved for c in self.clients}
+
+
+def summing(folder: Path) -> tuple[InProcessGrid, SecureSum]:
+    grid, registry = gridded(10, folder, Static)
+    return grid, SecureSum(Exchange(grid), limit=100.0, server=PartySums(registry))
+
+
+def with_one_fewer(grid: InProcessGrid, monkeypatch: Any, sums: int) -> Iterator[int]:
+    """Connect all SuperNodes for sum 1, and all but one, another each time, for each later one."""
+    nodes = sorted(grid.get_node_ids())
+    for number in range(1, sums + 1):
+        there = [node for place, node in enumerate(nodes) if place != number - 2]
+        monkeypatch.setattr(grid, "get_node_ids", lambda there=there: there)
+        yield number
+
+
+def test_eleven_sums_do_not_give_ten_vectors(tmp_path: Path, monkeypatch: Any) -> None:
+    (grid, secure), opened = summing(tmp_path), []
+    for number in with_one_fewer(grid, monkeypatch, 11):
+        summed = secure.sum(number, 8)
+        opened += [] if isinstance(summed, Skipped) else [summed]
+    assert len(opened) == 1 and opened[0].contributors.size == 20
+    assert any("has not changed" in entry.reason for entry in secure.rejected)
+
+
+def test_the_documented_example_cannot_be_differenced(monkeypatch: Any) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "secure-sum.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(page.split("```python\n")[1].split("```")[0], names)  # it has made one sum
+    assert names["summed"].contributors.size == names["NODES"] * names["HOSTED"]
+    for number in with_one_fewer(names["grid"], monkeypatch, 1 + names["NODES"]):
+        if number > 1:
+            assert isinstance(names["secure"].sum(number, names["CLASSES"] + 2), Skipped)
+
+
+def test_vectors_that_change_are_summed_over_members_that_differ_by_two(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    (grid, secure), sets = summing(tmp_path), []
+    for number in with_one_fewer(grid, monkeypatch, 8):
+        summed = secure.sum(number, 8, {"moved": float(number)})
+        assert not isinstance(summed, Skipped)
+        sets.append({client // 2 for client in summed.contributors.tolist()})
+    assert apart(sets) and len(sets[0]) == 10 and any(one != two for one, two in pairwise(sets))

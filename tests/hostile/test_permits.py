@@ -2,87 +2,96 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from ego_helpers import toy_egos
-from flwr.app import Context, Message, RecordDict
+from federation import ALL, Federation
+from flwr.app import Context, RecordDict
+from party_helpers import write_keys
+from test_what_leaves_a_machine import NODE, asked
 
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.client_app import app
+from flower_graph.apps.run import client_app
+from flower_graph.config.schema import known_keys
 from flower_graph.data.sources.cache import fetching, missing_message
-from flower_graph.errors import ConfigError, DataError, RefusedError
+from flower_graph.errors import ConfigError, DataError, NoClientsError, RefusedError
 from flower_graph.method.load import load_config
 from flower_graph.method.of_app import configured_client
-from flower_graph.method.permits import Permits
+from flower_graph.method.permits import PROMISES, Permits
+from flower_graph.method.registry import known_apps, method_named, method_of
+from flower_graph.privacy.accountant import noise_multiplier
 from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import PrepareRequest
-from flower_graph.simulation import InProcessGrid
 
-NOISY = ("privacy.epsilon=2", "privacy.clipping_norm=5")
-NODE: dict[str, Any] = {"partition-id": 0, "num-partitions": 1}
-MASKED = ("strategy.aggregation=masked",)
-LIES = (*MASKED, "strategy.trust=malicious-server")
+CORA, SUMMED, SCEM = "nfedgnn/cora", "nfedgnn/cora-summed", "fedscem/cora-linqs"
+GLS, GAT = "fedgls/cora-linqs", "ppfl/cora-linqs-gat"
+NOISE = "privacy.epsilon=2 privacy.clipping_norm=5"
+LIES = "strategy.aggregation=masked strategy.trust=malicious-server"
+SECURE, DISTRUSTING = "strategy.alignment=secure", "strategy.trust=malicious-server"
+PLAINER = ("strategy.aggregation=plain", "strategy.alignment=plain", "strategy.name=fedavg")
+# A floor, a run that it permits (None: none is here), and ways to turn a setting for the worse
+HELD: tuple[tuple[str, Any, str, str | None, tuple[str, ...]], ...] = (
+    ("most-epsilon", 2, CORA, NOISE, (
+        "privacy.epsilon=3", "privacy.epsilon=1000000", "privacy.epsilon=null",
+        "privacy.delta=0.5", "privacy.delta=2e-5", "privacy.measurements=report")),
+    ("most-epsilon", 2, GLS, "strategy.name=fed-gnn privacy.epsilon=2", ("privacy.form=central",)),
+    ("least-noise", 0.1, CORA, NOISE, (
+        "privacy.epsilon=1e6", "privacy.epsilon=null", "privacy.measurements=report")),
+    ("least-noise", 1, CORA, None, ("privacy.epsilon=1000",)),
+    ("most-clip", 5, CORA, NOISE, (
+        "privacy.clipping_norm=6", "privacy.clipping_norm=1e30", "privacy.epsilon=null",
+        "privacy.measurements=report")),
+    ("most-delta", 1e-5, CORA, NOISE, (
+        "privacy.delta=0.9", "privacy.epsilon=null", "privacy.measurements=report")),
+    ("least-clients", 5, SCEM, "", PLAINER),
+    ("least-clients", 5, SUMMED, LIES, ()),
+    ("least-clients", 10, CORA, None, ("",)),
+    ("least-holders", 3, SCEM, "strategy.least_holders=3", ("strategy.least_holders=2",)),
+    ("least-holders", 3, CORA, "", ()),
+    ("least-holders", 3, GAT, None, (SECURE,)),
+    ("differ-by", 3, SCEM, f"{DISTRUSTING} strategy.differ_by=3", ("strategy.differ_by=2",)),
+    ("differ-by", 2, SCEM, None, ("", PLAINER[0], f"{DISTRUSTING} strategy.differ_by=1")),
+    ("differ-by", 2, SUMMED, None, (LIES,)),
+    ("allow-trust", "semi-honest", SCEM, "", (*PLAINER, DISTRUSTING)),
+    ("allow-trust", "semi-honest", GAT, SECURE, ()),
+    ("allow-trust", "semi-honest,malicious-server", GAT, None, ("",)),
+    ("allow-trust", "malicious-server", SCEM, None, ("",)),
+    ("allow-trust", "malicious-server", SUMMED, LIES, ("strategy.trust=semi-honest",)),
+)  # fmt: skip
 
-REFUSED = [
-    ("nfedgnn/cora", (), {"most-epsilon": 2}),
-    ("nfedgnn/cora", ("privacy.epsilon=1000000",), {"most-epsilon": 2}),
-    ("nfedgnn/cora", (), {"most-clip": 5}),
-    ("nfedgnn/cora", ("privacy.epsilon=2", "privacy.clipping_norm=1e30"), {"most-clip": 5.0}),
-    ("nfedgnn/cora", ("privacy.epsilon=1000",), {"least-noise": 1}),
-    ("fedgls/cora-linqs", ("strategy.name=fed-gnn", "privacy.epsilon=2", "privacy.form=central"),
-     {"most-epsilon": 2}),
-    ("nfedgnn/cora", (), {"least-clients": 10}),
-    ("fedscem/cora-linqs", ("strategy.aggregation=plain",), {"least-clients": 10}),
-    ("fedscem/cora-linqs", ("strategy.aggregation=plain",), {"allow-trust": "semi-honest"}),
-    ("fedscem/cora-linqs", (), {"allow-trust": "malicious-server"}),
-    ("ppfl/cora-linqs-gat", (), {"allow-trust": "semi-honest,malicious-server"}),
-    ("fedscem/cora-linqs", (), {"least-holders": 3}),
-    ("fedscem/cora-linqs", ("strategy.least_holders=3",), {"least-holders": 4}),
-    ("ppfl/cora-linqs-gat", ("strategy.alignment=secure",), {"least-holders": 3}),
-    ("nfedgnn/cora-summed", MASKED, {"allow-trust": "malicious-server"}),
-    ("nfedgnn/cora-summed", LIES, {"differ-by": 2}),
-]  # fmt: skip
 
-
-@pytest.mark.parametrize("name,overrides,node", REFUSED)
+@pytest.mark.parametrize(("floor", "value", "name", "permitted", "worse"), HELD)
 def test_a_run_below_a_floor_is_refused_by_its_name(
-    name: str, overrides: tuple[str, ...], node: dict[str, Any]
+    floor: str, value: Any, name: str, permitted: str | None, worse: tuple[str, ...]
 ) -> None:
-    (floor,) = node
-    with pytest.raises(RefusedError, match=floor):
-        Permits.of(node).check(load_config(name, overrides))
-
-
-TAKEN = [
-    ("nfedgnn/cora", NOISY, {"most-epsilon": 2, "most-clip": 5, "least-noise": 0.1}),
-    ("nfedgnn/cora", (), {}),
-    ("fedscem/cora-linqs", (), {"allow-trust": "semi-honest", "least-clients": 2}),
-    ("ppfl/cora-linqs-gat", ("strategy.alignment=secure",), {"allow-trust": "semi-honest"}),
-    ("fedscem/cora-linqs", ("strategy.least_holders=3",), {"least-holders": 3}),
-    ("nfedgnn/cora", (), {"least-holders": 3}),
-    ("nfedgnn/cora-summed", LIES, {"allow-trust": "malicious-server", "least-clients": 5}),
-]
-
-
-@pytest.mark.parametrize("name,overrides,node", TAKEN)
-def test_a_run_at_the_floors_is_taken(
-    name: str, overrides: tuple[str, ...], node: dict[str, Any]
-) -> None:
-    Permits.of(node).check(load_config(name, overrides))
+    permits, words = Permits.of({floor: value}), (permitted or "").split()
+    if permitted is not None:
+        permits.check(load_config(name, words))
+    for one in worse:
+        run = load_config(name, [*words, *one.split()])
+        with pytest.raises(RefusedError, match="node config has") as error:
+            permits.check(run)
+        assert ("most-delta" if "delta" in one else floor) in str(error.value)
+        Permits.of({}).check(run)
 
 
 @pytest.mark.parametrize("node", [{}, {"state-dir": ":memory:"}], ids=["deployed", "simulated"])
 def test_the_server_hears_which_floor_it_is(tmp_path: Path, node: dict[str, Any]) -> None:
-    there = {**NODE, "state-dir": str(tmp_path), "most-epsilon": 2, **node}
-    run: dict[str, Any] = {"config": "nfedgnn/cora-linqs", "overrides": "privacy.epsilon=1000000"}
-    grid = InProcessGrid(app, num_supernodes=1, run_config=run, node_config=there)
-    (number,) = grid.get_node_ids()
-    (reply,) = grid.send_and_receive([Message(RecordDict(), number, "query")])
-    assert reply.has_error() and "most-epsilon=2" in reply.error.reason
+    said = asked(
+        app,
+        tmp_path,
+        node={"most-epsilon": 2, **node},
+        config=CORA,
+        overrides="privacy.epsilon=9e6",
+    )
+    assert "most-epsilon=2" in said
 
 
 @pytest.mark.parametrize("node,key", [
@@ -93,6 +102,7 @@ def test_the_server_hears_which_floor_it_is(tmp_path: Path, node: dict[str, Any]
     ({"allow-trust": ""}, "allow-trust"), ({"data": 3}, "data"),
     ({"least-holders": 1}, "least-holders"), ({"most-points": 0}, "most-points"),
     ({"most-point": 9}, "most-points"), ({"least-holder": 3}, "least-holders"),
+    *(({"differ-by": wrong}, "differ-by") for wrong in (0, -1, 1.5, "2", True)),
 ])  # fmt: skip
 def test_a_floor_that_cannot_be_read_is_an_error(node: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
@@ -127,13 +137,8 @@ def test_a_deployed_supernode_fetches_nothing(
     monkeypatch.setattr("flower_graph.data.sources.pyg.check_reachable", stop)
     monkeypatch.setenv("FLOWER_GRAPH_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("FLOWER_GRAPH_DATA", raising=False)
-    there = {**NODE, "state-dir": str(tmp_path / "state")}
-    run: dict[str, Any] = {"config": "nfedgnn/cora", "overrides": "data.name=Airports/usa"}
-    grid = InProcessGrid(app, num_supernodes=1, run_config=run, node_config=there)
-    (number,) = grid.get_node_ids()
-    (reply,) = grid.send_and_receive([Message(RecordDict(), number, "query")])
-    assert reply.has_error() and "fetches no data" in reply.error.reason
-    assert str(tmp_path) not in reply.error.reason
+    said = asked(app, tmp_path, config=CORA, overrides="data.name=Airports/usa")
+    assert "fetches no data" in said and str(tmp_path) not in said
 
 
 def test_what_may_be_fetched_ends_with_the_message(tmp_path: Path) -> None:
@@ -166,13 +171,16 @@ def test_a_sum_of_too_few_clients_is_not_opened() -> None:
     assert least_clients({"least-clients": 4}) == 4 and least_clients({}) == 1
 
 
-@pytest.mark.parametrize("name,alignment", [
-    ("fedscem/cora-linqs", "plain"),
-    ("ppfl/cora-linqs-gat", "pairs"),
+@pytest.mark.parametrize("name,overrides,key", [
+    (SCEM, ("strategy.least_holders=3", "strategy.alignment=plain"), "least_holders"),
+    (GAT, ("strategy.least_holders=3", "strategy.alignment=pairs"), "least_holders"),
+    (SCEM, ("strategy.differ_by=3",), "differ_by"),
 ])  # fmt: skip
-def test_more_holders_are_asked_for_where_they_are_counted_alone(name: str, alignment: str) -> None:
-    with pytest.raises(ConfigError, match="least_holders"):
-        load_config(name, ("strategy.least_holders=3", f"strategy.alignment={alignment}"))
+def test_more_is_asked_for_where_it_counts_alone(
+    name: str, overrides: tuple[str, ...], key: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"strategy\.{key}"):
+        load_config(name, overrides)
 
 
 def test_check_prints_what_a_node_permits(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,3 +195,144 @@ def test_check_prints_what_a_node_permits(capsys: pytest.CaptureFixture[str]) ->
     assert main(["check", "--node", "nonsense"]) == 2
     assert "--node" in capsys.readouterr().err
     assert main(["check"]) == 2
+
+
+# Every other key, by what it is: a name that ends in a dot stands for a section. A new key is in
+# neither list until somebody has asked whether a server learns more by turning it.
+OTHERS = {
+    "what is trained, and how: it changes what is protected, not how": """
+        data.label data.weight data.decimal model. gat. deepwalk. graph. links. judge. task seed
+        strategy.absent strategy.average_every strategy.average_over strategy.batch_size
+        strategy.beta strategy.block_density strategy.block_nodes strategy.blocks
+        strategy.gradient_norm strategy.l1 strategy.learning_rate strategy.local_epochs
+        strategy.masks strategy.moments strategy.mu strategy.newcomers_alone strategy.norm_scale
+        strategy.optimiser strategy.order strategy.prototype_weight strategy.proximal strategy.pull
+        strategy.reg_weight strategy.resolution strategy.restart strategy.rotations_only
+        strategy.schedule strategy.server_average strategy.sketch strategy.steps strategy.tau
+        strategy.temperature strategy.threshold strategy.variant strategy.weight_decay
+        strategy.evaluate_every""",
+    "a SuperNode's own data: its data folder's manifest has them, and another run is refused": """
+        partition. data.active data.categories data.classes data.degree data.feature_noise
+        data.features data.homophily data.missing data.no_features data.nodes data.num_features
+        data.num_test data.num_val data.ratios data.remove data.signal data.split
+        data.split_seed data.train_per_class""",
+    "what is written, each on its own machine": """
+        checkpoint_every every keep save track metrics strategy.state""",
+    "which method's code: the node config's `methods`": "app",
+    "who takes part, and when it ends: sums of too few are `least-clients`' to refuse": """
+        patience strategy.min_nodes strategy.most_supernodes strategy.num_malicious
+        strategy.participation strategy.robust strategy.timeout strategy.dropout strategy.limit""",
+    "under a budget refused; else a masked sum as the others": "strategy.model_sharing",
+    "the server's own copy; each SuperNode reads its own": "strategy.registry",
+    "the run's to say": "device",
+}
+FLOORED = {key for settings in PROMISES.values() for key in settings}
+
+
+def kinds_of(key: str) -> list[str]:
+    section = key.partition(".")[0] + "."
+    found = [why for why, keys in OTHERS.items() if {key, section} & set(keys.split())]
+    return found + ["floor"] * (key in FLOORED)
+
+
+@pytest.mark.parametrize("app", sorted(known_apps()))
+def test_every_key_has_a_floor_or_a_reason(app: str) -> None:
+    kinds = {key: kinds_of(key) for key in known_keys(method_named(app).schema)}
+    assert {key: kind for key, kind in kinds.items() if len(kind) != 1} == {}
+
+
+def test_every_listed_key_is_there() -> None:
+    known = {key for app in known_apps() for key in known_keys(method_named(app).schema)}
+    known |= {key.partition(".")[0] + "." for key in known if "." in key}
+    listed = {word for keys in OTHERS.values() for word in keys.split()} | FLOORED
+    assert listed <= known
+
+
+def test_the_page_names_what_each_promise_depends_on() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "limits.md").read_text("utf-8")
+    table = page.partition("## Floors")[2].partition("\n## ")[0]
+    named = set(re.findall("`([^`]+)`", table))
+    assert {*PROMISES, *FLOORED} <= named
+
+
+@pytest.mark.parametrize("floor", ["most-epsilon", "least-noise", "most-clip", "most-delta"])
+def test_what_central_noise_is_worth_is_the_servers_to_say(floor: str) -> None:
+    central = ("strategy.name=fed-gnn", "privacy.epsilon=2", "privacy.form=central")
+    with pytest.raises(RefusedError, match=floor):
+        Permits.of({floor: 0.9}).check(load_config(GLS, central))
+
+
+def test_noise_of_the_nodes_own_config_stands_in_for_it() -> None:
+    config = load_config(SCEM, [*NOISE.split(), DISTRUSTING, "strategy.differ_by=1"])
+    with pytest.raises(RefusedError, match="differ-by"):
+        Permits.of({"differ-by": 2}).check(config)
+    Permits.of({"differ-by": 2, "most-epsilon": 2}).check(config)
+
+
+def test_no_budget_at_the_floors_has_less_noise_than_that_of_the_floors() -> None:
+    """Drawn runs: all that `most-epsilon` lets through have the noise that it stands for."""
+    rng, permits = np.random.default_rng(0), Permits.of({"most-epsilon": 2})
+    least, taken = noise_multiplier(2.0, 1e-5, 1), 0
+    for _ in range(40):
+        epsilon, delta = float(rng.uniform(0.5, 4)), float(10 ** rng.uniform(-7, -0.01))
+        rounds = int(rng.integers(1, 400))
+        overrides = (f"privacy.epsilon={epsilon}", f"privacy.delta={delta}", f"rounds={rounds}")
+        config = load_config("nfedgnn/cora", overrides)
+        try:
+            permits.check(config)
+        except RefusedError:
+            continue
+        taken += 1
+        assert noise_multiplier(epsilon, delta, rounds) >= least
+    assert taken
+
+
+METHODS = ("fedscem", "fedscem, plain", "deepwalk, secure", "fedgls", "nfedgnn")
+
+
+def parties(folder: Path, count: int) -> list[dict[str, Any]]:
+    """Make keys and a registry of five or more; return each SuperNode's node config."""
+    registry, keys = write_keys(max(count, 5), folder)
+    return [{"identity-key": str(key), "registry": str(registry)} for key in keys[:count]]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_nothing_leaves_a_supernode_with_a_key_of_its_own(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup = ALL[name]
+    config = setup.load()
+    strategy: Any = method_of(config).build_strategy(config, None)
+    grid = Federation(
+        client_app(config, None),
+        num_supernodes=setup.supernodes,
+        node_configs=parties(tmp_path, setup.supernodes),
+    )
+    with caplog.at_level(logging.WARNING), pytest.raises(NoClientsError):
+        strategy.start(grid, num_rounds=1, timeout=1.0)
+    assert grid.exchanged
+    assert all(reply.has_error() for _, reply in grid.exchanged)
+    assert all(not context.state for context in grid.contexts.values())
+    assert "identity-key" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"identity-key": None}, "identity-key: None"),
+        ({"trust-minimun": 5}, "trust-minimun"),
+        ({"identity-key": None, "registry": None, "trust-minimum": 5}, "identity-key: None"),
+        ({"identity-key": None, "registry": None, "block-cap": 64}, "identity-key: None"),
+        ({"identity-key": "/nowhere"}, "/nowhere:"),
+        ({"trust-corrupt": 0.5}, "trust-corrupt: 0.5"),
+    ],
+)
+def test_settings_that_are_wrong_are_no_reason_to_trust_the_server(
+    changes: dict[str, Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The SuperNode's own log has what is wrong; the server is told nothing of it."""
+    given = parties(tmp_path, 5)[0] | changes
+    node = {key: value for key, value in given.items() if value is not None}
+    reason = asked(client_app(ALL["fedgls"].load(), None), tmp_path, node=node)
+    assert "RefusedError" in reason and "log says why" in reason and "/" not in reason
+    assert said in caplog.text

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from told_otherwise import AGREED, HOW, RINGS, Cell, World
-from told_worlds import WORLDS
+from told_otherwise import AGREED, HOW, RINGS, WORLDS, Cell, World
 
 from flower_graph.secure.parties import alignment
 from flower_graph.secure.sum.messages import SumTerms

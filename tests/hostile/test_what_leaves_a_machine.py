@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import logging
 import pickle
+from collections.abc import Callable, Container, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from flwr.app import Context, Message, RecordDict
-from mutations import Evil
+import torch
+from cryptography.hazmat.primitives import serialization as keys
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from ego_strategy_helpers import run as run_ego
+from ego_strategy_helpers import seven_egos
+from federation import ALL, Federation
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from hostile_grid import evil
+from party_helpers import PartyWorld
+from public_helpers import toy_members
 
 from flower_graph.apps.client_app import app
+from flower_graph.apps.run import client_app
 from flower_graph.client.adaptor import make_client_app
+from flower_graph.client.state import ClientCheckpoints
 from flower_graph.errors import ConfigError, DataError, RefusedError, StateLostError
-from flower_graph.flower_compat import NumPyClient
+from flower_graph.flower_compat import NumPyClient, create_message_to_sign
 from flower_graph.method.of_app import configured, configured_client
+from flower_graph.method.registry import method_of
+from flower_graph.secure.align.client import AlignmentClient
+from flower_graph.secure.client import SUM_STATE
+from flower_graph.secure.sum.client import SumClient
 from flower_graph.simulation import InProcessGrid
+from flower_graph.storage import checkpoint
+from flower_graph.strategies.fedscem import cohort_client as ego_host
+from flower_graph.strategies.ppfl.secure_consensus import (
+    SecureConsensus,
+)
+from flower_graph.strategies.ppfl.secure_consensus_client import (
+    SecureConsensusClient,
+)
 from flower_graph.wire.client_errors import AT_HOME
 
 SECRET = "hunter2-of-this-machine"
+SHORTEST = 16  # bytes of a secret that are searched for
+Next = Callable[..., Message]
 NODE: dict[str, Any] = {"partition-id": 0, "num-partitions": 1}
 
 
@@ -77,7 +108,7 @@ def planetoid(folder: Path) -> Path:
     raw = folder / "Planetoid" / "Cora" / "raw"
     raw.mkdir(parents=True)
     for part in ("x", "tx", "allx", "y", "ty", "ally", "graph"):
-        (raw / f"ind.cora.{part}").write_bytes(pickle.dumps(Evil(str(folder / "ran"))))
+        (raw / f"ind.cora.{part}").write_bytes(pickle.dumps(evil(str(folder / "ran"))))
     (raw / "ind.cora.test.index").write_text("0\n")
     return folder
 
@@ -94,6 +125,12 @@ def test_a_run_chooses_no_files_of_a_supernode(
     said = asked(app, tmp_path, config="nfedgnn/cora", overrides=given)
     assert "ConfigError" in said and "no path" in said
     assert not (folder / "ran").exists()
+
+
+def test_a_run_reads_no_local_yaml(tmp_path: Path) -> None:
+    (tmp_path / "passwords.yaml").write_text(f"seed: {SECRET}\n")
+    said = asked(app, tmp_path, config=str(tmp_path / "passwords.yaml"))
+    assert SECRET not in said and "no path" in said
 
 
 NAMES = ["mine.pt", "./mine.pt", "work/mine", "work/mine.bin", "work", "~/mine.pt",
@@ -138,14 +175,6 @@ def test_a_supernode_has_its_paths_from_its_own_config(tmp_path: Path) -> None:
     assert (config.data.root, str(out)) == ("/run", "/run/out")
 
 
-def test_a_run_reads_no_local_yaml(tmp_path: Path) -> None:
-    (tmp_path / "passwords.yaml").write_text(f"seed: {SECRET}\n")
-    path = str(tmp_path / "passwords.yaml")
-    said = asked(app, tmp_path, config=path)
-    assert SECRET not in said
-    assert "no path" in said
-
-
 class Failing(NumPyClient):
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -174,26 +203,278 @@ def test_errors_leave_by_their_kind(tmp_path: Path, error: Exception, said: str)
 
 
 @pytest.mark.parametrize(
-    "node,wanted",
+    "node,run,wanted",
     [
-        ({"data-folder": f"/nowhere/{SECRET}"}, "DataError: data-folder"),
+        ({"data-folder": f"/nowhere/{SECRET}"}, {}, "DataError: data-folder"),
+        ({"partition-id": SECRET}, {}, "ConfigError: node-config partition-id"),
         (
-            {"partition-id": SECRET},
-            "ConfigError: node-config partition-id",
+            {"methods": SECRET},
+            {"config": "fedgls/cora", "overrides": "app=strangers.mine"},
+            "app: 'strangers.mine'",
         ),
     ],
 )
 def test_what_is_wrong_with_a_node_is_told_without_its_config(
-    tmp_path: Path, node: dict[str, Any], wanted: str
+    tmp_path: Path, node: dict[str, Any], run: dict[str, str], wanted: str
 ) -> None:
-    said = asked(app, tmp_path, node=node, config="nfedgnn/cora-linqs")
-    assert said.startswith(wanted)
+    said = asked(app, tmp_path, node=node, **{"config": "nfedgnn/cora-linqs", **run})
+    assert wanted in said
     assert SECRET not in said
-    assert "no such" not in said  # nor whether a file is there
+    assert "module" in said or "no such" not in said  # nor whether a file is there
 
 
-def test_a_method_that_is_not_allowed_does_not_tell_which_are(tmp_path: Path) -> None:
-    said = asked(app, tmp_path, node={"methods": SECRET}, config="fedgls/cora",
-                 overrides="app=strangers.mine")  # fmt: skip
-    assert SECRET not in said
-    assert "app: 'strangers.mine'" in said
+def sent(content: RecordDict) -> bytes:
+    values = [(record, value) for record in content.values() for value in record.values()]
+    return b"|".join(
+        value.numpy().tobytes()
+        if isinstance(record, ArrayRecord)
+        else (value if isinstance(value, bytes) else repr(value).encode())
+        for record, value in values
+    )
+
+
+def written(values: torch.Tensor) -> list[bytes]:
+    flat = values.numpy()
+    types = ("<f4", "<f8") if flat.dtype.kind == "f" else ("<i8", "<i4", "<u1")
+    return [flat.astype(one).tobytes() for one in types] + [repr(flat.tolist()).encode()]
+
+
+@pytest.mark.parametrize("name", ["nfedgnn", "fedgls"])
+def test_no_features_labels_or_edges_leave_a_client(name: str) -> None:
+    setup = ALL[name]
+    config = setup.load()
+    method = method_of(config)
+    grid = Federation(client_app(config, None), num_supernodes=setup.supernodes)
+    method.build_strategy(config, None).start(grid, num_rounds=2, timeout=5.0)
+    came = b"|".join(sent(reply.content) for _, reply in grid.exchanged)
+    private = [row for row in method.as_graph(config).x if row.any()]
+    if name == "fedgls":
+        for graph in method.graphs(config):
+            edges = graph.hidden_edges if graph.edge_index is None else graph.edge_index
+            private += [graph.y, *edges, *(row for row in graph.x if row.any())]
+    private = [values for values in private if values.numel() > 8]
+    assert len(private) > 10
+    for values in private:
+        assert not any(way in came for way in written(values))
+    there = sent(RecordDict({"arrays": ArrayRecord([private[0].numpy()])}))  # what is sent is found
+    assert any(way in there for way in written(private[0]))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(13, "Permission denied: /srv/hospital-a/x", "/srv/hospital-a/x"),
+        OSError("/srv/hospital-a: gone"),
+        FileNotFoundError(2, "No such file", "/srv/hospital-a"),
+    ],
+)
+def test_why_a_checkpoint_was_not_saved_names_no_place(
+    error: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(checkpoint, "save_client", fail)
+    node: Any = {"state-dir": str(tmp_path / "state"), "partition-id": 0}
+    places = ClientCheckpoints(Context(1, 2, node, RecordDict(), {}), None)
+    said = places.save(1, {"a": torch.ones(1)}, "0" * 32)
+    assert said and "/" not in said
+
+
+def test_a_partys_secrets_are_in_no_log_and_in_no_text_of_an_object(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = PartyWorld.make(6, tmp_path)
+    with caplog.at_level(logging.DEBUG):
+        world.begin()
+        world.check(world.round(0), range(6))
+        world.prepare(1)
+    party = world.parties[1000]
+    assert party.sums is not None
+    kept = party.sums._rounds[1]
+    secrets = [party._private, kept.seed.tobytes(), kept.private.tobytes()]
+    secrets.append(party.trust.identity._key.private_bytes_raw())
+    objects = (party, party.trust, party.trust.identity, party.epoch, party.sums, kept)
+    texts = [caplog.text, *map(repr, objects), *map(str, objects)]
+    texts.append((tmp_path / "0").read_text())  # the journal
+    assert found_in(set(secrets), {str(n): text.encode() for n, text in enumerate(texts)}) == []
+
+
+class Collector:
+    """A mod that notes the secrets of its client after each message, and spoils some requests."""
+
+    def __init__(self, spoil: frozenset[str], at: Container[Any] = range(99)) -> None:
+        self.secrets, self.embeddings = set[bytes](), set[bytes]()
+        self.texts: list[str] = []
+        self.spoil, self.at = spoil, at  # messages, and who gets them so
+
+    def __call__(self, message: Message, context: Context, call_next: Next) -> Message:
+        what = f"{message.metadata.message_type} {message.metadata.group_id}"
+        if what in self.spoil and context.node_config["partition-id"] in self.at:
+            for record in message.content.config_records.values():
+                for key, value in record.items():
+                    if isinstance(value, bytes) and value:
+                        record[key] = value[:-1] + bytes([value[-1] ^ 1])
+        try:
+            return call_next(message, context)
+        except Exception as error:
+            self.texts.append(repr(error))
+            raise
+        finally:
+            self._note(context)
+
+    def _note(self, context: Context) -> None:
+        for key, (_, live) in ego_host._LIVE.items():
+            if key[:2] == (context.run_id, context.node_id):
+                self.texts += [repr(live), str(live)]
+                for part in live if isinstance(live, tuple) else (live,):
+                    self.secrets |= set(secrets_of(part))
+                    inner = (getattr(part, name, None) for name in ("_rounds", "_table"))
+                    self.texts += [repr(one) for one in inner]
+        for record in context.state.config_records.values():
+            data = record.get(SUM_STATE)
+            if isinstance(data, bytes):
+                host = SumClient.from_bytes(data)
+                self.texts += [repr(host), repr(host._rounds)]
+                self.secrets |= set(secrets_of(host))
+        rotated = context.state.array_records.get("public-rotations", {})
+        self.embeddings.update(array.numpy().tobytes() for array in rotated.values())
+
+
+def secrets_of(part: Any) -> Iterator[bytes]:
+    if isinstance(part, SumClient):
+        yield part._private
+        yield from part._agreed._known.values()
+        for kept in part._rounds.values():
+            for secret in (kept.seed, kept.private, *kept.secrets):
+                yield secret.tobytes()
+            yield from (share.tobytes() for share in kept.held.reshape(-1, kept.held.shape[-1]))
+    if isinstance(part, AlignmentClient):
+        yield from (bytes(secret) for secret in part._secrets.values())
+        for keys in part._keys.values():
+            yield from (key.tobytes() for key in keys)
+        yield part._group_key
+
+
+def spellings(secret: bytes) -> Iterator[bytes]:
+    """Give the ways to write bytes down: the whole of them, or a part that is long enough."""
+    part = secret[:SHORTEST]
+    yield part
+    for text in (part.hex(), part.hex(" "), part.hex().upper(), repr(part)[2:-1]):
+        yield text.encode()
+    yield base64.b64encode(secret[:15])
+    yield base64.urlsafe_b64encode(secret[:15])
+    for between in (", ", " ", ",", ",\n"):
+        yield between.join(str(number) for number in part[:8]).encode()
+
+
+def found_in(secrets: set[bytes], places: dict[str, bytes]) -> list[str]:
+    """Search for secrets; lists of numbers are compared without what NumPy fills lines with."""
+    known = {s for s in secrets if len(s) >= SHORTEST and len(set(s)) > 4}
+    words = {spelt for secret in known for spelt in spellings(secret)}
+    shown = {place: data + b"\n" + b" ".join(data.split()) for place, data in places.items()}
+    return [place for place, data in shown.items() if any(word in data for word in words)]
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """Everything that is logged, at the level DEBUG, with tracebacks."""
+    for name in (None, "flower_graph"):
+        caplog.set_level(logging.DEBUG, name)
+    return caplog
+
+
+def left(folder: Path, log: str, reports: list[Any], texts: list[str]) -> dict[str, bytes]:
+    files = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    said = json.dumps([asdict(report) for report in reports], default=str)
+    parts = {"log": log, "reports": said, "texts": "\n".join(texts)}
+    return files | {name: text.encode() for name, text in parts.items()}
+
+
+SPOILT = frozenset({"train.unmask 2", "train 3", "train.unmask 4"})
+
+
+@pytest.mark.parametrize("alignment", ["psi", "plain"])
+@pytest.mark.parametrize("spoil", [frozenset(), SPOILT], ids=["well", "errors"])
+def test_fedscem(alignment: str, spoil: frozenset[str], tmp_path: Path, log: Any) -> None:
+    seen = Collector(spoil, [1])
+    outcome = run_ego(
+        seven_egos(),
+        rounds=5,
+        supernodes=3,
+        deal=[[1, 2, 3], [0], [4, 5, 6]],
+        mods=[seen],
+        alignment=alignment,
+        checkpoint_dir=tmp_path / "checkpoints",
+        checkpoint_every=1,
+        client_options={"checkpoint_dir": tmp_path / "checkpoints"},
+    )
+    places = left(tmp_path, log.text, outcome.reports, seen.texts)
+    assert len(seen.secrets) > 50
+    assert any(place.startswith("checkpoints") for place in places) or spoil
+    assert bool(spoil) == ("error reply" in log.text)
+    assert found_in(seen.secrets, places) == []
+
+
+@pytest.mark.parametrize("spoil", [frozenset(), frozenset({"train.sum_unmask 2", "train 3"})])
+def test_secure_consensus(spoil: frozenset[str], tmp_path: Path, log: Any) -> None:
+    seen, members = Collector(spoil), toy_members()
+
+    def client_fn(context: Context) -> SecureConsensusClient:
+        own = members[int(context.node_config["partition-id"])]
+        return SecureConsensusClient(context, [own], checkpoint_dir=tmp_path / "checkpoints")
+
+    app = make_client_app(client_fn, mods=[seen])
+    grid, reports = InProcessGrid(app, num_supernodes=4), list[Any]()
+    SecureConsensus(checkpoint_dir=tmp_path / "checkpoints", checkpoint_every=1).start(
+        grid, num_rounds=4, timeout=0.05, on_round=reports.append
+    )
+    assert bool(spoil) == ("error reply" in log.text)
+    assert len(seen.secrets) > 50
+    assert seen.embeddings
+    places = left(tmp_path, log.text, reports, seen.texts)
+    assert any(place.startswith("checkpoints") for place in places)
+    assert found_in(seen.secrets, places) == []
+    # A client's own checkpoint has its model, which makes the embeddings
+    places = {place: data for place, data in places.items() if "client-" not in place}
+    assert any(place.startswith("checkpoints") for place in places)
+    assert found_in(seen.embeddings, places) == []
+
+
+@pytest.mark.parametrize("write", [bytes.hex, repr, lambda b: str(list(b)), str], ids=range(4))
+def test_the_search_finds_what_is_there(write: Callable[[bytes], str]) -> None:
+    secret = bytes(range(7, 39))
+    assert found_in({secret}, {"log": f"key {write(secret)}!".encode()}) == ["log"]
+    row = np.frombuffer(secret, np.uint8)
+    assert found_in({secret}, {"log": str(row[None]).encode()}) == ["log"]
+    assert found_in({secret}, {"file": b"x" + secret}) == ["file"]
+    assert found_in({secret}, {"log": b"nothing"}) == []
+
+
+# Flower's own, and not public; without it the page has to be read anew
+supernode = pytest.importorskip("flwr.supernode.start_client_internal")
+Fab = pytest.importorskip("flwr.supercore.fab").Fab
+
+NAME = "fpk_reviewer"
+
+
+def signed(content, key, at=0):
+    """Give an app as a SuperLink delivers it, with one signature from the Hub."""
+    signature = key.sign(create_message_to_sign(hashlib.sha256(content).digest(), at))
+    text = base64.urlsafe_b64encode(signature).rstrip(b"=").decode()
+    record = json.dumps({"signature": text, "signed_at": at})
+    return Fab("hash", content, {NAME: record, "valid_license": "Valid"})
+
+
+def test_one_trusted_signature_admits_an_app_however_old_and_no_other_does():
+    key = Ed25519PrivateKey.generate()
+    form = (keys.Encoding.OpenSSH, keys.PublicFormat.OpenSSH)
+    trusted = {NAME: key.public_key().public_bytes(*form).decode()}
+    verify = supernode._verify_fab
+    assert verify(signed(b"app", key), trusted)
+    assert verify(signed(b"an app of 1970, since withdrawn", key, at=1), trusted)
+    assert not verify(signed(b"app", Ed25519PrivateKey.generate()), trusted)
+    changed = signed(b"app", key)
+    assert not verify(Fab("hash", b"another app", changed.verifications), trusted)
+    assert not verify(Fab("hash", b"app", {"valid_license": "Valid"}), trusted)
+    assert not verify(signed(b"app", key), {"fpk_other": trusted[NAME]})

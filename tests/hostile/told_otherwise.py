@@ -11,19 +11,37 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
+import torch
+from ego_helpers import SETTINGS
 from flwr.app import Array, Message, RecordDict
+from lying_grid import like
+from party_helpers import write_keys
+from public_helpers import ToyModel
 
+from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.client.state import forget_run
+from flower_graph.data.graph import to_undirected
+from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.secure.align import blinded
+from flower_graph.secure.client import SecureSumClient
+from flower_graph.secure.parties import alignment
 from flower_graph.secure.parties import messages as of_parties
+from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import SIGNED, Ring
@@ -31,12 +49,21 @@ from flower_graph.secure.sum import messages as of_sums
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import RING
 from flower_graph.secure.sum.round import SumResult
-from flower_graph.secure.sum.service import SumStages, entries_of
+from flower_graph.secure.sum.service import SecureSum, SumStages, entries_of
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import cohort_client
+from flower_graph.strategies.fedscem import messages as of_egos
+from flower_graph.strategies.ppfl import claims
+from flower_graph.strategies.ppfl import messages as of_public
+from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient
+from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus
+from flower_graph.strategies.ppfl.secure_consensus_client import (
+    SecureConsensusClient,
+)
 from flower_graph.wire.arrays import decode_array
 from flower_graph.wire.codec import Field, Part
 from flower_graph.wire.codec import Message as Declared
+from flower_graph.wire.exchange import Exchange
 from flower_graph.wire.fields import Block, Exact, Flags
 from flower_graph.wire.keys import CONFIG
 
@@ -101,7 +128,6 @@ class Seen(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> Seen:
-        """Take a message apart once, as Flower's records take long to look through."""
         content, arrays = message.content, dict[str, Array]()
         for record, named in content.array_records.items():
             arrays |= {f"{record}/{name}": array for name, array in named.items()}
@@ -127,7 +153,6 @@ class Seen(NamedTuple):
 
 
 def set_value(entry: Entry, records: dict[str, Any], value: Any) -> None:
-    """Put another value in an entry's place."""
     if entry.key in records.get(CONFIG, {}) or entry.default is not None:
         records[CONFIG] = type(records[CONFIG])({**records[CONFIG], entry.key: value})
         return
@@ -136,7 +161,6 @@ def set_value(entry: Entry, records: dict[str, Any], value: Any) -> None:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Tell whether two values are the same."""
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
     return type(one) is type(other) and bool(one == other)
@@ -189,8 +213,6 @@ Words = Any
 
 
 class Cell(NamedTuple):
-    """An entry, how it is told, and which of the other values."""
-
     entry: Entry
     how: str
     value: int = 0
@@ -253,16 +275,15 @@ class TellsOtherwise(InProcessGrid):
     def victim(self) -> int:
         return next(n for n, c in self.contexts.items() if c.node_config["partition-id"] == VICTIM)
 
-    def _first(self, entry: Entry, seen: Sequence[Seen], sent: Sequence[Message]) -> int | None:
-        """Find whose request counts: the victim's, or that of the first who gets one."""
+    def _having(self, entry: Entry, seen: Sequence[Seen], sent: Sequence[Message]) -> list[int]:
+        """Find requests that have an entry, the victim's first."""
         having = [place for place, one in enumerate(seen) if one.has(entry)]
-        own = [place for place in having if sent[place].metadata.dst_node_id == self.victim]
-        return next(iter([*own, *having]), None)
+        return sorted(having, key=lambda place: sent[place].metadata.dst_node_id != self.victim)
 
     def _note_requests(self, seen: Sequence[Seen], sent: Sequence[Message]) -> None:
         for name, entry in self._entries.items():
-            if (place := self._first(entry, seen, sent)) is not None:
-                self.came.setdefault(name, []).append(seen[place].value(entry))
+            if having := self._having(entry, seen, sent):
+                self.came.setdefault(name, []).append(seen[having[0]].value(entry))
         for one in seen:
             self.keys |= {*one.config, *one.arrays}
 
@@ -270,13 +291,10 @@ class TellsOtherwise(InProcessGrid):
         """Return which of the messages are to be others."""
         if self.cell is None or self.cell.how == AGREED:
             return []
-        if (first := self._first(self.cell.entry, seen, sent)) is None:
+        having = self._having(self.cell.entry, seen, sent)
+        if not having or len(self.came[str(self.cell.entry)]) != self._at + 1:
             return []
-        if len(self.came[str(self.cell.entry)]) != self._at + 1:
-            return []
-        if self.cell.how != "all":
-            return [first]
-        return [place for place, one in enumerate(seen) if one.has(self.cell.entry)]
+        return having if self.cell.how == "all" else having[:1]
 
     def _lie(self, message: Message, seen: Seen) -> Message | None:
         assert self.cell is not None
@@ -294,10 +312,7 @@ class TellsOtherwise(InProcessGrid):
             return None
         records = dict(message.content.items())
         set_value(entry, records, value)
-        about = message.metadata
-        return Message(
-            RecordDict(records), about.dst_node_id, about.message_type, group_id=about.group_id
-        )
+        return like(message, records)
 
     def _note(self, reply: Message) -> None:
         """Note an answer: whether it is an error, and all that is neither random nor a time."""
@@ -319,7 +334,6 @@ class TellsOtherwise(InProcessGrid):
 
 
 FAILS = (RuntimeError, ValueError, AssertionError, LookupError)  # the server's code: it sends lies
-Words = Any
 
 
 SIGMA = 5.0
@@ -340,7 +354,7 @@ class Masked(NamedTuple):
 class Had:
     """What the server had of a run, and what it is held against."""
 
-    grid: TellsOtherwise
+    grid: TellsOtherwise = field(default=None)  # type: ignore[assignment]
     masked: dict[int, list[Masked]] = field(default_factory=dict)  # by number of the sum
     sums: list[tuple[int, SumResult]] = field(default_factory=list)
     blinded: set[bytes] = field(default_factory=set)  # points that clients sent
@@ -443,15 +457,16 @@ class World:
     """A method in one setting: how it runs, whose requests are told otherwise."""
 
     modules: tuple[ModuleType, ...]  # whose requests these are
+    app: Callable[[int, Path | None], Any]  # makes clients of a kind of data, with keys or without
+    server: Callable[[Path | None], Any]
+    trusted, rounds = False, 2
     never: frozenset[str] = frozenset()  # entries that are never sent here
     tells_figures = False  # whether SuperNodes say what they measured, by design
     secrets = (b"10000000",)  # what no answer may have in it: identities, as they are written
 
-    def start(self, kind: int, begin: Callable[[TellsOtherwise], None]) -> None:
-        """Run it over a grid that ``begin`` is given before the first message."""
-        raise NotImplementedError
-
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        write_keys(COUNT, folder)
         self.below, self.entries = self._below(), self.requests()
         self.known: dict[str, list[Any]] = {}
         honest = self.run(None)
@@ -462,35 +477,28 @@ class World:
 
     @staticmethod
     def _below() -> set[str]:
-        """Return the entries that a method passes on to its sums: they have their own table."""
         below = entries_of_requests((of_sums, of_parties))
         return {one.key for one in below.values()}
 
     @classmethod
     def requests(cls) -> dict[str, Entry]:
-        """Give the entries whose cells there are."""
         below, declared = cls._below(), entries_of_requests(cls.modules).items()
         return {name: one for name, one in declared if one.key not in below}
 
     def run(self, cell: Cell | None, kind: int = 0) -> Had:
-        """Run it, told otherwise in one place."""
-        had: Had | None = None
-        ring = self._ring(cell)
-
-        def begin(grid: TellsOtherwise) -> None:
-            nonlocal had
+        """Run it, told otherwise in one place, with keys that no run has used."""
+        with tempfile.TemporaryDirectory(dir=self._folder.parent) as name:
+            keys = None if self.trusted else shutil.copytree(self._folder, Path(name) / "keys")
+            grid = TellsOtherwise(self.app(kind, keys), num_supernodes=COUNT)
             grid.begin(cell, self.known, self.entries)
             had = Had(grid)
-            stack.enter_context(noting(had, ring))
-
-        ended = ""
-        with ExitStack() as stack:
-            try:
-                self.start(kind, begin)
-            except FAILS as error:
-                ended = type(error).__name__
-        assert had is not None
-        had.ended = ended
+            with noting(had, self._ring(cell)):
+                try:
+                    self.server(keys).start(grid, num_rounds=self.rounds, timeout=TIMEOUT)
+                except FAILS as error:
+                    had.ended = type(error).__name__
+                finally:
+                    forget_run(grid.run.run_id)
         return had
 
     def _ring(self, cell: Cell | None) -> dict[str, Any]:
@@ -501,7 +509,6 @@ class World:
         return {RINGS[cell.entry.key]: values[cell.value]}
 
     def cells(self, name: str) -> list[Cell]:
-        """Give all cells of an entry."""
         entry, values = self.entries[name], self.known[name]
         count = len(others(entry, values[min(1, len(values) - 1)]))
         ways = (*HOW, AGREED) if entry.key in RINGS else HOW
@@ -549,7 +556,7 @@ class World:
             if self._parts(had, number, result) is None:
                 views[f"sum {number}"] = result.total
         own = [m for all_ in had.masked.values() for m in all_ if VICTIM in m.clients]
-        truths = {f"{n}": _signed(one.numbers) for n, one in enumerate(own)}
+        truths = {f"{n}": signed(one.numbers) for n, one in enumerate(own)}
         for name, words in views.items():
             if words.size >= 256 and words.dtype.kind == "u":
                 given = {n: t for n, t in truths.items() if t.size == words.size and t.std()}
@@ -621,5 +628,203 @@ def _of_holder(answer: tuple[Any, ...]) -> bool:
     return kind == "train.align" and "align-points" in keys and "align-clients" not in keys
 
 
-def _signed(words: Words) -> Any:
+def signed(words: Words) -> Any:
     return words.view(SIGNED[8 * words.itemsize]).astype(np.float64)
+
+
+COUNT = 7  # SuperNodes, of one client each: with seven a sum can do without two
+PAIRS, HOLDS, HIDDEN = 30, 15, 72  # of identities; the victim has one of each, others some
+PUBLIC, DIMENSION = 70, 64
+TIMEOUT, REGISTRY = 0.2, "registry.json"
+LENGTH, LIMIT = 4096, 100.0  # of sums of vectors
+# Of models that are shared
+NEVER_EGOS = frozenset({"EgoRequest.model/first", "EgoRequest.model/rest"})
+
+
+def victims_egos(kind: int) -> list[EgoNetwork]:
+    """Make clients; of each pair of identities, which all others hold together, the victim has one.
+
+    So its two kinds of data hold as many identities, each of as many holders.
+    """
+    held = np.zeros((COUNT, PAIRS), np.bool_)
+    for place in range(COUNT):  # in turn, so that several hold each
+        held[place, (np.arange(HOLDS) + 2 * place * HOLDS // 3) % PAIRS] = True
+    assert held[1:].sum(0).min() > 1
+    return [ego_of(place, held[place], kind) for place in range(COUNT)]
+
+
+def ego_of(place: int, held: Any, kind: int) -> EgoNetwork:
+    if place == VICTIM:
+        nodes = 2 * np.arange(PAIRS) + kind
+    else:
+        nodes = np.concatenate([2 * np.flatnonzero(held), 2 * np.flatnonzero(held) + 1])
+    chance = torch.Generator().manual_seed(100 * place + kind * (place == VICTIM))
+    count = nodes.size
+    x = torch.rand(count, SETTINGS.num_features, generator=chance)
+    edge = to_undirected(torch.randint(count, (2, 2 * count), generator=chance), count)
+    y = torch.arange(count) % SETTINGS.num_classes
+    role = torch.arange(count) % 3
+    ids = torch.from_numpy(10**9 + nodes)
+    return EgoNetwork(2 * place, int(ids[0]), ids, edge, x, y, *(role == k for k in range(3)))
+
+
+def files_of(place: int, keys: Path) -> dict[str, str]:
+    return {"identity-key": str(keys / f"key-{place}"), "registry": str(keys / REGISTRY)}
+
+
+def trust_in(context: Any, keys: Path | None) -> TrustSettings | None:
+    """Give a SuperNode its key of a folder, if there is one."""
+    place = int(context.node_config["partition-id"])
+    return None if keys is None else TrustSettings.of(files_of(place, keys), context.run_id)
+
+
+def egos_app(kind: int, keys: Path | None) -> Any:
+    egos = victims_egos(kind)
+
+    def client_fn(context: Any) -> EgoNetworkClient:
+        own = [egos[int(context.node_config["partition-id"])]]
+        trust = trust_in(context, keys)
+        return EgoNetworkClient(context, own, trust=trust, masked=True, alignment="psi")
+
+    return make_client_app(client_fn)
+
+
+def egos_server(keys: Path | None) -> MaskedEmbeddingAveraging:
+    settings = SETTINGS._replace(hidden=HIDDEN)
+    registry = None if keys is None else keys / REGISTRY
+    return MaskedEmbeddingAveraging(settings, alignment="psi", registry=registry)
+
+
+def member(place: int, kind: int, model: Any = ToyModel) -> EmbeddingClient:
+    """Make a client all of whose nodes are public."""
+    chance = np.random.default_rng((place, kind * (place == VICTIM)))
+    start = chance.normal(size=(PUBLIC, DIMENSION)).astype(np.float32)
+    nodes = np.arange(PUBLIC)
+    return EmbeddingClient(2 * place, nodes, nodes, DIMENSION, partial(model, start), judge)
+
+
+def judge(embeddings: Any, server_round: int, is_last: bool) -> dict[str, float]:
+    return {"val": 0.5, "test": float((embeddings > 0).mean())}
+
+
+def public_app(kind: int, keys: Path | None, model: Any = ToyModel) -> Any:
+    def client_fn(context: Any) -> SecureConsensusClient:
+        place = int(context.node_config["partition-id"])
+        local = [member(place, kind, model)]
+        return SecureConsensusClient(context, local, trust=trust_in(context, keys))
+
+    return make_client_app(client_fn)
+
+
+def public_server(keys: Path | None) -> SecureConsensus:
+    return SecureConsensus(registry=None if keys is None else keys / REGISTRY, min_nodes=5)
+
+
+class FedSCem(World):
+    """Embedding averaging whose server may lie."""
+
+    modules = (of_egos, blinded, alignment)
+    app, server = staticmethod(egos_app), staticmethod(egos_server)
+    # And what the trusted form of the alignment has
+    never = NEVER_EGOS | frozenset(
+        f"{one}.align-{key}"
+        for one, keys in {
+            "EvaluateRequest": ("clients", "epoch", "points", "stage"),
+            "UnionRequest": ("cells", "clients", "epoch", "points", "sizes", "stage"),
+        }.items()
+        for key in keys
+    )
+
+
+class TrustedFedSCem(FedSCem):
+    """Likewise, where the server is trusted to keep to the protocol."""
+
+    trusted = True
+    modules = (of_egos, blinded)
+    never = NEVER_EGOS | {"EgoRequest.sums-checks", "EgoRequest.sums-members"}
+
+
+class PublicNodes(World):
+    """PPFL-GNN's secure consensus whose server may lie."""
+
+    modules, rounds = (of_public, claims), 3
+    app, server = staticmethod(public_app), staticmethod(public_server)
+
+
+class TrustedPublicNodes(PublicNodes):
+    """Likewise, where the server is trusted; it is told what each client measured."""
+
+    trusted, tells_figures = True, True
+    modules = (of_public,)
+
+
+class Summing:
+    """The server's half of sums of vectors, as a strategy that can be started."""
+
+    def __init__(self, keys: Path | None) -> None:
+        self._server = None if keys is None else PartySums(keys / REGISTRY)
+
+    def start(self, grid: Any, num_rounds: int, timeout: float) -> None:
+        exchange = Exchange(grid)
+        secure = SecureSum(exchange, limit=LIMIT, server=self._server, guard=True, timeout=20)
+        for number in range(1, num_rounds + 1):
+            secure.sum(number, LENGTH)
+
+
+def vector(place: int, number: int, kind: int) -> Any:
+    """Draw a SuperNode's numbers in a sum; the victim has two kinds, within the limit."""
+    kind *= place == VICTIM
+    return np.random.default_rng((place, number, kind)).normal(size=LENGTH) * (15 if kind else 1)
+
+
+def sums_app(kind: int, keys: Path | None) -> Any:
+    asked = Counter[int]()
+
+    class Vectors(SecureSumClient):
+        def vectors(self, config: Any) -> Any:
+            place = self.clients[0] // 2
+            asked[place] += 1
+            own, rest = vector(place, asked[place], kind), np.zeros(LENGTH)
+            return dict(zip(self.clients, (own, rest), strict=True))
+
+    def client_fn(context: Any) -> Vectors:
+        place = int(context.node_config["partition-id"])
+        if keys is not None:
+            context.node_config |= files_of(place, keys)
+        return Vectors(context, [2 * place, 2 * place + 1])
+
+    return make_client_app(client_fn)
+
+
+class Sums(World):
+    """A sum of vectors whose server may lie."""
+
+    modules = (of_sums, of_parties)
+    app, server = staticmethod(sums_app), Summing
+    # What a trusted server says, and what an alignment has besides
+    never = frozenset({"KeyRequest.sum-run", "RevealRequest.reveal-declared"})
+
+    @staticmethod
+    def _below() -> set[str]:
+        return set()
+
+    @classmethod
+    def requests(cls) -> dict[str, Entry]:
+        rings = [Entry(of_sums.MaskRequest, one.key, one) for one in of_sums.RING.parts.values()]
+        return super().requests() | {str(entry): entry for entry in rings}
+
+
+class TrustedSums(Sums):
+    trusted = True
+    modules = (of_sums,)
+    never = frozenset()
+
+
+WORLDS = {
+    "sum": Sums,
+    "sum, trusted": TrustedSums,
+    "FedSCem": FedSCem,
+    "FedSCem, trusted": TrustedFedSCem,
+    "PPFL-GNN": PublicNodes,
+    "PPFL-GNN, trusted": TrustedPublicNodes,
+}

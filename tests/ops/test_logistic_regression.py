@@ -6,7 +6,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from flower_graph.ops.logistic_regression import fit, scores, transposed
+from flower_graph.ops.logistic_regression import fit, scores
 
 
 @pytest.mark.parametrize(("strength", "is_sparse"), [(0.1, False), (1.0, True)])
@@ -26,9 +26,3 @@ def test_weights_are_those_of_scikit_learn(strength: float, is_sparse: bool) -> 
     )
     short = scores(given, fit(given, y, 4, strength)).argmax(1)  # as baselines fit it
     assert (short == torch.from_numpy(theirs.predict(x.numpy()))).float().mean() >= 0.98
-
-
-@pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_a_sparse_matrix_is_transposed() -> None:
-    x = torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, 4.0]])
-    assert transposed(x.to_sparse_csr()).to_dense().tolist() == x.t().tolist()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spoiled_files import ODD, in_json, in_lines, places_in
+from hostile_files import ODD, in_json, in_lines, places_in
 
 import flower_graph as fg
 from flower_graph import errors
@@ -117,7 +117,20 @@ def test_many_clients_in_many_rounds_are_counted_together() -> None:
     check_records([record("0-5,7"), record("6,8-9"), {}])
     half = MOST_CLIENTS // 2
     check_records([record(f"0-{half - 1}"), record(f"{half}-{2 * half - 1}")])
-    for bad in ("1-", "a", "3,2", "1-1", " 1", "1,,2", "0-" + "9" * 30):
+    check_records(
+        [record(str(2**62)), record(f"{2**63 - 2}-{2**63 - 1}")]
+    )  # claimed by a SuperNode
+    for bad in (
+        "1-",
+        "a",
+        "3,2",
+        "1-1",
+        " 1",
+        "1,,2",
+        "0-" + "9" * 30,
+        f"0-{2**63 - 1}",
+        str(2**63),
+    ):
         with pytest.raises(ValueError):
             check_records([record(bad)])
     with pytest.raises(ValueError):

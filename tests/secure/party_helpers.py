@@ -84,6 +84,18 @@ class PartyWorld:
         self.parties[node] = PartyClient.from_bytes(old.to_bytes(), old.trust)
         return self.parties[node]
 
+    def put_back(self, states: dict[int, bytes]) -> None:
+        for node, state in states.items():
+            self.parties[node] = PartyClient.from_bytes(state, self.parties[node].trust)
+
+    def begin_run(self, run: bytes) -> None:
+        """Bring the same SuperNodes to another run of Flower's, with nothing that they kept."""
+        self.server = PartySums(self.server._registry_file)
+        for node, party in self.parties.items():
+            trust = replace(party.trust, run=run)
+            self.parties[node] = PartyClient(self.server.run_id, party.clients, trust)
+        self.begin()
+
     def begin(self, lost: Collection[int] = ()) -> None:
         server = self.server
         for node, party in self.parties.items():

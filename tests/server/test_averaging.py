@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from averaging_helpers import Client, Run, Simple, app_of, good, start
-from flwr.app import Array, ConfigRecord, Context, Message, MetricRecord
+from flwr.app import Array, ConfigRecord, Context, Message
 from flwr.serverapp.strategy import FedAdam, FedMedian, Strategy
 
 from flower_graph.client.adaptor import make_client_app
@@ -76,17 +76,6 @@ def test_without_a_usable_reply_the_last_model_stays():
     assert [len(report.rejected) for report in run.reports] == [0, 3, 0]
 
 
-def test_clients_that_a_node_left_out_are_in_the_report():
-    why = "3:weights are not finite"
-
-    def fit(place: int, _: int) -> Any:
-        return np.full(2, place, np.float32), 1, {"left-out": [why]} if place == 2 else {}
-
-    run = Run(Simple(), bad=in_training(fit))
-    assert run.model == [1, 1]  # what the node sent counts
-    assert run.rejected() == {2: "client 3: weights are not finite"}
-
-
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 @pytest.mark.parametrize("places", [{0}, {0, 1, 2}])
 def test_a_measurement_that_is_no_number_is_left_out(loss: float, places: set[int]):
@@ -130,19 +119,6 @@ def test_a_small_share_asks_one_and_min_nodes_are_only_waited_for(
     assert len(Run(Simple(**options), 4).got("train", 1)) == asked
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"participation": 0}, "participation: 0"),
-        ({"participation": 1.5}, "participation: 1.5"),
-        ({"min_nodes": 0}, "min_nodes: 0"),
-    ],
-)
-def test_impossible_arguments(options: dict[str, Any], message: str):
-    with pytest.raises(ValueError, match=message):
-        Simple(**options)
-
-
 def test_no_rounds_and_too_few_nodes():
     with pytest.raises(ValueError, match="num_rounds: 0"):
         Run(Simple(), rounds=0)
@@ -151,11 +127,6 @@ def test_no_rounds_and_too_few_nodes():
 
 
 # Other strategies --------------------------------------------------------------------------------
-
-
-def test_a_subclass_says_what_is_reported():
-    with pytest.raises(NotImplementedError, match="ReportedFedAvg"):
-        Run(ReportedFedAvg())
 
 
 # One model for each client -----------------------------------------------------------------------
@@ -403,18 +374,3 @@ def test_noise_or_a_robust_average_that_would_have_no_effect_is_refused():
 
 
 # Patience ----------------------------------------------------------------------------------------
-
-ACCURACY = [0.1, 0.3, float("nan"), 0.3, 0.2, 0.4, 0.1, 0.1, 0.1, 0.9]
-
-
-class Patient(Simple):
-    """Is told how good each round is."""
-
-    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, Any]:
-        value = ACCURACY[self._round.number - 1]
-        return super().report_fields(trained, evaluated) | {"val_accuracy": value}
-
-
-@pytest.mark.parametrize(("patience", "rounds"), [(0, 10), (1, 3), (3, 5), (4, 10), (9, 10)])
-def test_a_run_ends_when_validation_does_not_improve(patience: int, rounds: int):
-    assert len(Run(Patient(), rounds=10, patience=patience).reports) == rounds

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
@@ -16,8 +15,6 @@ from hypothesis import strategies as st
 
 from flower_graph.errors import MalformedReplyError, NoClientsError
 from flower_graph.flower_compat import SUPERLINK_NODE_ID, stamp
-from flower_graph.server.membership import Membership
-from flower_graph.server.session import Session
 from flower_graph.wire.arrays import decode_array, encode_array
 from flower_graph.wire.exchange import Exchange, Rejected, Replies
 
@@ -250,12 +247,6 @@ def test_interrupt_passes_through_at_once() -> None:
         send(ScriptedGrid({}), [1], read=interrupt)
 
 
-def test_nothing_to_send_sends_nothing() -> None:
-    grid = ScriptedGrid({})
-    assert send(grid, []) == Replies({}, [], [])
-    assert grid.sent == len(grid.pulled) == 0
-
-
 def test_a_server_that_waits_says_so_and_stops(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,29 +292,6 @@ def test_every_node_is_used_or_left_out_once(rounds: list[list[str]]) -> None:
 
 
 # Messages made elsewhere -------------------------------------------------------------------------
-
-
-def test_a_reply_of_flowers_loop_is_left_out_whatever_its_reader_raises() -> None:
-    session = Session(Membership())
-    session.asked = {node: [node] for node in range(5)}
-
-    def spoilt(node: int, content: RecordDict) -> list[float]:
-        if node == 1:
-            raise RecursionError("too deep")
-        return read(node, content)
-
-    words = ["good", "good", "empty", "nan", "error", "good"]  # the last was not asked
-    asked = [Message(vector(0), node, "train", group_id="4") for node in range(6)]
-    messages = [answers(word, one)[0] for word, one in zip(words, asked, strict=True)]
-    replies = session.read(4, messages, spoilt)
-    assert replies.values == {0: [1, 2, 3]}
-    assert {entry.node_id: entry.reason for entry in session.rejected} == {
-        1: "unreadable reply: RecursionError: too deep",
-        2: FAULTS["empty"],  # a KeyError
-        3: FAULTS["nan"],
-        4: FAULTS["error"],
-        5: "it was not asked",
-    }
 
 
 def relayed(
@@ -408,13 +376,3 @@ def test_a_relayed_reply_that_is_late_is_drained_and_named(caplog: pytest.LogCap
     assert relayed(sender, [3], 2) == {3: True}
     assert "round 2: ignored 1 (node 4): late: round 1, expected 2" in caplog.text
     assert not grid.open and sender.ledger.wire["up"] > 0
-
-
-def test_relayed_messages_are_waited_for_in_short_steps():
-    grid = ScriptedGrid({3: "late"})
-    release = threading.Timer(0.03, grid.release)
-    release.start()
-    began = time.monotonic()
-    messages = [Message(vector(0, 0, 0), 3, "train")]
-    (reply,) = Exchange(grid).relay(messages, server_round=1, timeout=30)
-    assert reply.has_content() and time.monotonic() - began < 1.5

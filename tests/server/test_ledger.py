@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +46,12 @@ def record(answered: str, failed: str = "", left_out: str = "") -> dict[str, Any
 
 # One round ---------------------------------------------------------------------------------------
 
-client_sets = st.sets(st.integers(0, 10**12), max_size=50)
+client_sets = st.sets(st.integers(0, 2**63 - 1), max_size=50)  # what a SuperNode may claim
 
 
 @given(client_sets)
 @example({5, 0, 2, 1, 9, 10})
+@example({2**62, 2**63 - 2, 2**63 - 1})
 def test_ranges_come_back(clients: set[int]) -> None:
     text = ranges(clients)
     assert numbers(text) == sorted(clients)
@@ -105,18 +105,6 @@ def test_reasons_are_in_the_order_of_the_clients_whatever_their_supernodes() -> 
     ]
     assert records[0] == records[1]
     assert [entry["reason"] for entry in records[0]["failed"]] == ["late", "error"]
-
-
-def test_ten_thousand_clients_cost_milliseconds_and_few_bytes() -> None:
-    hosted = {node: [node] for node in range(10_000)}
-
-    def seconds() -> float:
-        started = time.process_time()
-        who = account_for(hosted, hosted, hosted, set(hosted), silent={}).to_record()
-        assert len(json.dumps(who)) < 100
-        return time.process_time() - started
-
-    assert min(seconds() for _ in range(5)) < 0.02  # 3 ms on the machine that it was written on
 
 
 # A run -------------------------------------------------------------------------------------------

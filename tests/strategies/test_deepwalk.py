@@ -189,12 +189,6 @@ def graphs(draw: st.DrawFn) -> tuple[NDArray[np.int64], int]:
     return np.array(edges, np.int64).reshape(-1, 2).T, n
 
 
-def test_lists_of_a_star_by_hand():
-    lists = neighbour_lists(STAR, 5)
-    assert lists.indptr.tolist() == [0, 1, 4, 5, 6, 6]
-    assert lists.neighbours.tolist() == [1, 0, 2, 3, 1, 1]
-
-
 @given(graphs(), st.integers(1, 9), st.integers(0, 99))
 def test_a_walk_takes_edges_only_and_stays_where_there_are_none(
     graph: tuple[NDArray[np.int64], int], length: int, seed: int

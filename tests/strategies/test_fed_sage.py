@@ -130,16 +130,6 @@ def impaired(ego: EgoNetwork) -> ImpairedGraph:
     return ImpairedGraph.of(ego.client, ego.x, ego.edge_index, ego.y, ego.train_mask, 5)
 
 
-def test_numbers_are_relu_and_are_rounded_into_the_slots() -> None:
-    made_by = model().generator
-    torch.nn.init.ones_(made_by.number.weight)
-    torch.nn.init.constant_(made_by.number.bias, -1.0)
-    z = torch.tensor([0.0, 1.4, 2.6, 99.0])[:, None].expand(-1, LATENT) / LATENT
-    numbers = made_by.numbers(z)
-    torch.testing.assert_close(numbers, torch.tensor([0.0, 0.4, 1.6, 98.0]))
-    assert made_by.counts(numbers).tolist() == [0, 0, 2, NEIGHBOURS]
-
-
 def test_the_gradient_is_that_of_the_cross_client_term(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = torch.Generator().manual_seed(3)
     x, ptr = torch.rand(7, 4, generator=draw), [0, 3, 5, 7]
@@ -272,14 +262,3 @@ def test_a_client_that_trains_has_a_generator_and_its_classifier_starts_again() 
     for one, kept in zip(learners_of(client), generators, strict=True):
         assert torch.equal(one.module.generator.lin1.weight, kept)
         assert not torch.equal(one.module.conv1.lin.weight, begun.conv1.lin.weight)
-
-
-def test_gradients_of_several_clients_are_the_sum_of_each_ones() -> None:
-    egos = networks()
-    first = GeneratorRequest(0, share=True).to_numpy()
-    shown, _, entries = new_client(egos).generate(*first[::2])
-    whole, *_ = new_client(egos).compare(shown, entries)
-    parts = [new_client([ego]).compare(shown, entries)[0] for ego in egos]
-    for place, name in enumerate(FEATURES):
-        total = np.sum([part[place] for part in parts], 0)
-        np.testing.assert_allclose(whole[place], total, atol=1e-4, err_msg=name)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from learner_helpers import Largest, matrix
@@ -12,7 +10,6 @@ from torch import Tensor
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.graph_batch import pack_graphs
 from flower_graph.ops.graph_learner import Pattern
-from flower_graph.strategies.fedgls import networks
 from flower_graph.strategies.fedgls.networks import GraphLearners, LearnerSettings
 
 SIZES, FEATURES = (7, 5, 9), 12
@@ -103,25 +100,6 @@ def test_a_client_whose_weights_are_no_numbers_begins_anew(settings: LearnerSett
         assert torch.equal(found, fresh if len(found) == SIZES[1] else wanted)
     learn(cohort, [0, 1, 2], 1)
     assert cohort.edges()[1].isfinite().all()
-
-
-def test_neighbours_are_looked_for_once_for_the_same_weights(monkeypatch: pytest.MonkeyPatch):
-    asked: list[int] = []
-    search = networks.nearest
-
-    def counted(*args: Any) -> Tensor:
-        asked.append(1)
-        return search(*args)
-
-    monkeypatch.setattr(networks, "nearest", counted)
-    cohort = learners([0, 1], ATTENTIVE)
-    assert asked == []
-    for number in (2, 4, 6):  # one search a client
-        cohort.edges()
-        assert len(asked) == number
-        cohort.neighbours()
-        learn(cohort, [0, 1], 1)
-        assert len(asked) == number
 
 
 def test_neighbours_are_the_edges_that_weigh_something():

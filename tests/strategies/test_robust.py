@@ -161,42 +161,36 @@ def test_too_few_answers_are_said_once(caplog: pytest.LogCaptureFixture) -> None
 # Settings ----------------------------------------------------------------------------------------
 
 
-def settings_with(config: Any, name: str, average: str) -> Any:
-    settings = config()
-    settings.strategy.name, settings.strategy.robust = name, average
-    return settings
+SENDS_MORE = ("fed-gnn-mlp", "fedproto", "local-gnn-knn")
+NO_WEIGHTS = ("masked-embedding-averaging", "self-training", "fed-sage")
 
 
 @pytest.mark.parametrize("average", ROBUST)
 @pytest.mark.parametrize(
-    ("config", "names"),
+    ("config", "takes", "refuses"),
     [
-        (FedGLSConfig, ["structure-fedavg", "fed-mlp", "fed-gnn-knn", "fed-gnn"]),
-        (FedSCemConfig, ["fedavg", "fedprox"]),
+        (FedGLSConfig, ("structure-fedavg", "fed-mlp", "fed-gnn-knn", "fed-gnn"), SENDS_MORE),
+        (FedSCemConfig, ("fedavg", "fedprox"), NO_WEIGHTS),
     ],
 )
-def test_methods_that_take_them(config: Any, names: list[str], average: str) -> None:
-    for name in names:
-        settings = settings_with(config, name, average)
+def test_methods_that_take_them(
+    config: Any, takes: tuple[str, ...], refuses: tuple[str, ...], average: str
+) -> None:
+    settings = config()
+    settings.strategy.robust = average
+    for name in takes:
+        settings.strategy.name = name
         settings.validate()
         assert settings.strategy.average.name == average
-
-
-@pytest.mark.parametrize(
-    ("config", "name"),
-    [
-        *((FedGLSConfig, name) for name in ("fed-gnn-mlp", "fedproto", "local-gnn-knn")),
-        (FedSCemConfig, "masked-embedding-averaging"),
-        *((FedSCemConfig, name) for name in ("self-training", "fed-sage")),
-    ],
-)
-def test_methods_for_which_they_are_wrong(config: Any, name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"median.*strategy\.name={name}"):
-        settings_with(config, name, "median").validate()
+    for name in refuses if average != "none" else ():
+        settings.strategy.name = name
+        with pytest.raises(ConfigError, match=rf"{average}.*strategy\.name={name}"):
+            settings.validate()
 
 
 def test_not_with_noise_for_a_mean() -> None:
-    settings = settings_with(FedGLSConfig, "structure-fedavg", "median")
+    settings = FedGLSConfig()
+    settings.strategy.robust = "median"
     settings.privacy.epsilon, settings.privacy.form = 8.0, "central"
     with pytest.raises(ConfigError, match=r"strategy\.robust=median"):
         settings.validate()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,24 +74,6 @@ def test_flowers_own_loop_makes_checkpoints_and_has_no_schedule(tmp_path: Path) 
     assert resumed.figures == go(tmp_path / "whole").figures[4:]
     with pytest.raises(RuntimeError, match=r"'cosine'.*rounds"):
         start(strategy_for(DATA, schedule="cosine"), grid_of(None))
-
-
-def away(folder: Path, *looks: int) -> InProcessGrid:
-    """Let the last SuperNode be away at some of the server's looks at who is there."""
-    grid, count = grid_of(folder), itertools.count(1)
-    there = grid.get_node_ids
-    grid.get_node_ids = lambda: there()[: -1 if next(count) in looks else None]  # type: ignore[method-assign]
-    return grid
-
-
-def test_a_client_that_joins_a_resumed_run_later_loads_its_part(tmp_path: Path) -> None:
-    go(tmp_path / "cut", stop_at=5)
-    # The first look is the one that resumes; the third SuperNode is there from round 6 on.
-    outcome = go(tmp_path / "cut", away(tmp_path / "cut", 1, 2), resume=True)
-    assert [(r.round, r.answered) for r in outcome.reports] == [(5, 14), (6, 20), (7, 20)]
-    absent = go(tmp_path / "whole", away(tmp_path / "whole", 5))
-    assert outcome.figures[1:] == absent.figures[5:]
-    assert outcome.losses == absent.losses[4:]
 
 
 def test_a_client_without_a_folder_says_so(

@@ -51,15 +51,6 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path) -> 
     assert same_weights(resumed, whole)
 
 
-def test_a_damaged_checkpoint_leads_further_back(tmp_path: Path) -> None:
-    whole = run(DATA, rounds=ROUNDS, **SOME)
-    stored(tmp_path, every=3, stop_at=8)
-    (tmp_path / "saved" / "round-000006" / "server.safetensors").write_bytes(b"damaged")
-    resumed = stored(tmp_path, every=3, resume=True)
-    assert [report.round for report in resumed.reports] == [4, 5, 6, 7, 8, 9]
-    assert resumed.figures == whole.figures[3:]
-
-
 def test_a_run_does_not_go_on_without_its_rows(tmp_path: Path) -> None:
     stored(tmp_path, every=3, stop_at=8)
     for path in (tmp_path / "rows").glob("*.round-*"):

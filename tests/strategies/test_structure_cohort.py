@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ from flwr.app import Context, RecordDict
 from plain_structure import FEDGLS, NoDrops, PlainFederation
 from structure_helpers import close, settings_of, toy_clients, weights_of
 
-from flower_graph.client import state
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.ops.graph_learner import edge_agreement
 from flower_graph.strategies.fedgls.cohort import StructureCohort
@@ -153,30 +150,6 @@ NOBODY = torch.zeros(7, dtype=torch.bool)
 def test_clients_that_do_not_fit_are_refused(graphs: list[ClientGraph], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         StructureClient(Context(1, 2, {}, RecordDict(), {}), graphs, SETTINGS)
-
-
-@pytest.mark.parametrize("place", [":memory:", "own"])
-@pytest.mark.parametrize("small", [state.SMALL_BYTES, 0])
-def test_an_error_inside_does_not_count(
-    place: str, small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(state, "SMALL_BYTES", small)
-    place = str(tmp_path) if place == "own" else place
-    run_id = secrets.randbits(40)
-    context = Context(run_id, 2, {"state-dir": place}, RecordDict(), {})
-    host = StructureClient(context, toy_clients(), SETTINGS)
-    with host.opened() as cohort:
-        cohort.train(1)
-        before = {name: tensor.clone() for name, tensor in cohort.tensors().items()}
-    with pytest.raises(OSError, match="full"), host.opened() as cohort:
-        cohort.train(2)
-        raise OSError("the disk is full")
-    with StructureClient(context, toy_clients(), SETTINGS).opened() as cohort:
-        assert all(torch.equal(cohort.tensors()[name], tensor) for name, tensor in before.items())
-        # The graphs too are made of what the learners were.
-        _, fresh = cohort._adjacency(), StructureCohort(toy_clients(), SETTINGS, before)
-        assert torch.equal(cohort.evaluate().loss, fresh.evaluate().loss)
-    state.forget_run(run_id)
 
 
 def prototype_client(places: list[int]) -> PrototypeClient:

@@ -1,8 +1,8 @@
 """Where each method gains, by homophily and signal; on graphs that nobody tuned for."""
 
-from itertools import product
+from typing import Any
 
-from flower_graph.apps.reproduce.table import TEST, Figure, Line, Paper, Picture
+from flower_graph.apps.reproduce.table import READ, TEST, Figure, Line, Paper, Picture, grid
 
 GRAPH = [
     *("device=cpu", "data.name=csbm", "data.nodes=600", "data.classes=5", "data.degree=4"),
@@ -14,72 +14,59 @@ PLAIN = ["strategy.alignment=plain", "strategy.aggregation=plain"]
 WHOLE = ["partition.resolution=2", "partition.every_node=true"]
 # Judged once, by the SVC alone: the MLP takes longer than all the rest
 ONCE = ["judge.every=10", "judge.mlp=false"]
+SVC = Figure("micro-f1", keys={"classifier": "svc", "role": "test"})
 SUMMED, REGRESSION = "nFedGNN, summed", "Logistic regression"
-# Each method's config for Cora as it ships, with its rounds: name, settings, and gain over what
-METHODS = [
-    ("nfedgnn/cora", "nFedGNN", [], ("gain-nfedgnn", REGRESSION)),
-    ("nfedgnn/cora-summed", SUMMED, [], ("gain-summed", REGRESSION)),
-    ("nfedgnn/cora", REGRESSION, [], None),
-    (
-        *("fedscem/cora", "FedSCem", [*PLAIN, "strategy.variant=full"]),
-        ("gain-fedscem", "Self-training"),
-    ),
-    ("fedscem/cora", "Self-training", ["strategy.name=self-training"], None),
-    (
-        *("fedgls/cora", "FedGLS", ["strategy.name=structure-fedavg", *WHOLE]),
-        ("gain-fedgls", "Local-GNN_k"),
-    ),
-    ("fedgls/cora", "Local-GNN_k", ["strategy.name=local-gnn-knn", *WHOLE], None),
-    ("ppfl/cora-gat", "PPFL-GNN", ONCE, ("gain-ppfl", "LOC")),
-    ("ppfl/cora-gat", "LOC", ["strategy.name=local", *ONCE], None),
+# Each method's config for Cora as it ships, with its rounds
+METHODS: dict[str, dict[str, Any]] = {
+    "nFedGNN": {"config": "nfedgnn/cora"},
+    SUMMED: {"config": "nfedgnn/cora-summed", "model": "nfedgnn/cora"},
+    REGRESSION: {"config": "nfedgnn/cora", "trained": "logistic-regression"},
+    "FedSCem": {"config": "fedscem/cora", "settings": [*PLAIN, "strategy.variant=full"]},
+    "Self-training": {"config": "fedscem/cora", "settings": ["strategy.name=self-training"]},
+    "FedGLS": {"config": "fedgls/cora", "settings": ["strategy.name=structure-fedavg", *WHOLE]},
+    "Local-GNN_k": {"config": "fedgls/cora", "settings": ["strategy.name=local-gnn-knn", *WHOLE]},
+    "PPFL-GNN": {
+        "config": "ppfl/cora-gat",
+        "settings": ONCE,
+        "figures": [SVC, Figure("gain-ppfl", SVC.name, "LOC", SVC.keys)],
+    },
+    "LOC": {
+        "config": "ppfl/cora-gat",
+        "settings": ["strategy.name=local", *ONCE],
+        "figures": [SVC],
+    },
+}
+GAINS = [
+    (Figure(f"gain-{name}", TEST, over), [method])
+    for name, method, over in (
+        ("nfedgnn", "nFedGNN", REGRESSION),
+        ("summed", SUMMED, REGRESSION),
+        ("fedscem", "FedSCem", "Self-training"),
+        ("fedgls", "FedGLS", "Local-GNN_k"),
+    )
 ]
-HOMOPHILY, SIGNAL = [0.1, 0.3, 0.5, 0.7, 0.9], [0.05, 0.1, 0.2]
-
-
-def figures(config: str, gain: tuple[str, str] | None) -> list[Figure]:
-    """List the accuracy and the gain of a method."""
-    name = "micro-f1" if config.startswith("ppfl") else TEST
-    keys = {"classifier": "svc", "role": "test"} if config.startswith("ppfl") else {}
-    tested = [Figure(gain[0], name, gain[1], keys)] if gain else []
-    return [Figure(name, keys=keys), *tested]
-
-
+LINE = Line(table="Gain", config="", settings=GRAPH, seeds=(0, 1), figures=[TEST])
+OVER = {
+    "homophily": {one: [f"data.homophily={one}"] for one in (0.1, 0.3, 0.5, 0.7, 0.9)},
+    "signal": {one: [f"data.signal={one}"] for one in (0.05, 0.1, 0.2)},
+}
 PAPER = Paper(
     title="Gain by homophily and signal, on generated graphs",
-    notes="""
-Graphs of a stochastic block model with 600 nodes, 5 classes of equal size, 4 neighbours a node and
-32 of 512 features; each seed draws another graph. *Homophily* is the share of edges inside a
-class: 0.2 is chance. *Signal* is the chance of each of a node's features to be the one that its
-class prefers. All settings are those of each method's config for Cora, and its rounds: nobody
-tuned them for these graphs. nFedGNN: 20 training nodes of each class, 200 of validation, 300 of
-test. FedSCem: 100 two-hop ego-networks, each split 60/20/20. FedGLS: 8 clients of whole Louvain
-communities, half of them without edges, each split 60/20/20. PPFL-GNN: 4 clients with a GAT each,
-their embeddings judged by an SVC: micro-F1. How to read this: [README.md](README.md).
-""",
+    notes=READ,
     tables={
         "gain": [
-            Line(
-                table="Gain",
-                data="csbm",
-                model="nfedgnn/cora" if method == SUMMED else config,
-                method=method,
-                config=config,
-                settings=[*GRAPH, *own, f"data.homophily={homophily}", f"data.signal={signal}"],
-                seeds=(0, 1),
-                keys={"homophily": homophily, "signal": signal},
-                figures=figures(config, gain),
-                trained="logistic-regression" if method == REGRESSION else "",
+            line
+            for method, how in METHODS.items()
+            for line in grid(
+                *(LINE, ["csbm"], {method: {"model": how["config"], **how}}, GAINS), over=OVER
             )
-            for config, method, own, gain in METHODS
-            for homophily, signal in product(HOMOPHILY, SIGNAL)
         ]
     },
     pictures=[
         Picture(
-            *("heat-map.png", "matrices", "gain"),
+            *("heat-map.png", "matrices", "gain", {"Gain": None}),
             options={
-                "rows": {"table": "Gain"},
-                "axes": {"homophily": HOMOPHILY, "signal": SIGNAL},
+                "axes": ["homophily", "signal"],
                 "label": "gain in test accuracy",
                 "metrics": {
                     "gain-nfedgnn": "nFedGNN − regression on the labelled users' features",

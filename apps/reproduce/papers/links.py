@@ -1,6 +1,8 @@
 """Which nodes are linked: at a server that knows some edges, and inside clients' graphs."""
 
-from flower_graph.apps.reproduce.table import Figure, Line, Paper
+from typing import Any
+
+from flower_graph.apps.reproduce.table import READ, Figure, Line, Paper, grid
 
 AUC, HITS = "test-auc-at-best-val", "test-hits@20-at-best-val"
 FIGURES = [AUC, "test-ap-at-best-val", HITS, "test-hits@50-at-best-val", "test-mrr-at-best-val"]
@@ -17,97 +19,85 @@ USERS = ["strategy.learning_rate=0.01", "patience=50", "strategy.reg_weight=0"]
 DROPPED = "centralised, dropout of features"  # as the summed form drops them at its users
 SUMMED = "nFedGNN, summed"
 WHOLE, INSIDE = "The whole graph", "Inside clients"
-# Methods without a network, by the name of their lines
-BASELINES = {
-    "common neighbours": "common-neighbours",
-    "Adamic-Adar": "adamic-adar",
-    "dot product of features": "feature-product",
-}
-METHODS = {  # by table and method: its app, and its settings
-    (WHOLE, "centralised"): ("fedavg", [*ONE, "model.input_dropout=0"]),
-    (WHOLE, DROPPED): ("fedavg", [*ONE, "model.input_dropout=0.5"]),
-    (WHOLE, "nFedGNN"): ("nfedgnn", [*USERS, "strategy.share=own"]),
-    (WHOLE, SUMMED): ("nfedgnn", [*USERS, "strategy.share=summed"]),
-    **{
-        (INSIDE, method): (app, [*TEN, "model.input_dropout=0"])
-        for method, app in {
-            "local training": "local",
-            "FedAvg": "fedavg",
-            "FedGTA": "fedgta",
-            "FED-PUB": "fedpub",
-        }.items()
+ALL_FEATURES, FEATURES = "dot product of all features", "dot product of features"
+COMMON, ADAMIC, PRODUCT = (
+    {"trained": name, "figures": FIGURES, "tries": [()]}
+    for name in ("common-neighbours", "adamic-adar", "feature-product")
+)
+METHODS: dict[str, dict[str, dict[str, Any]]] = {
+    WHOLE: {
+        "centralised": {},
+        DROPPED: {"settings": [*ONE, "model.input_dropout=0.5"]},
+        "nFedGNN": {"config": "nfedgnn/{data}", "settings": [*USERS, "strategy.share=own"]},
+        SUMMED: {"config": "nfedgnn/{data}", "settings": [*USERS, "strategy.share=summed"]},
+        "common neighbours in the whole graph": COMMON,
+        "Adamic-Adar in the whole graph": ADAMIC,
+        ALL_FEATURES: PRODUCT,
     },
-    (WHOLE, "common neighbours in the whole graph"): ("fedavg", [*ONE, "model.input_dropout=0"]),
-    (WHOLE, "Adamic-Adar in the whole graph"): ("fedavg", [*ONE, "model.input_dropout=0"]),
-    (WHOLE, "dot product of all features"): ("fedavg", [*ONE, "model.input_dropout=0"]),
-    **{(INSIDE, name): ("fedavg", [*TEN, "model.input_dropout=0"]) for name in BASELINES},
+    INSIDE: {
+        "local training": {"config": "local/{data}"},
+        "FedAvg": {},
+        "FedGTA": {"config": "fedgta/{data}"},
+        "FED-PUB": {"config": "fedpub/{data}"},
+        "common neighbours": COMMON,
+        "Adamic-Adar": ADAMIC,
+        FEATURES: PRODUCT,
+    },
 }
-IN_WHOLE = [method for table, method in METHODS if table == WHOLE][-3:]
-UNTRAINED = BASELINES | dict(zip(IN_WHOLE, BASELINES.values(), strict=True))
-GAINS = {  # over what; every other method that is trained in the table has them
+USUAL = {WHOLE: [*ONE, "model.input_dropout=0"], INSIDE: [*TEN, "model.input_dropout=0"]}
+GNNS = [DROPPED, "nFedGNN", SUMMED]
+CLIENTS = ["FedAvg", "FedGTA", "FED-PUB"]
+GAINS = {  # over what, and of which methods
     WHOLE: [
-        ("gain", AUC, "centralised"),
-        ("hits-gain", HITS, "centralised"),
-        ("gain-over-dropout", AUC, DROPPED),
-        ("hits-gain-over-dropout", HITS, DROPPED),
-        ("gain-over-features", AUC, IN_WHOLE[-1]),
+        (Figure("gain", AUC, "centralised"), GNNS),
+        (Figure("hits-gain", HITS, "centralised"), GNNS),
+        (Figure("gain-over-dropout", AUC, DROPPED), GNNS[1:]),
+        (Figure("hits-gain-over-dropout", HITS, DROPPED), GNNS[1:]),
+        (Figure("gain-over-features", AUC, ALL_FEATURES), ["centralised", *GNNS]),
     ],
-    INSIDE: [("gain", AUC, "local training"), ("gain-over-features", AUC, [*BASELINES][-1])],
+    INSIDE: [
+        (Figure("gain", AUC, "local training"), CLIENTS),
+        (Figure("gain-over-features", AUC, FEATURES), ["local training", *CLIENTS]),
+    ],
 }
 
 
-def line(table: str, data: str, method: str) -> Line:
+LINE = Line(
+    table="",
+    config="fedavg/{data}",
+    settings=MODEL,
+    seeds=(0, 1, 2, 3, 4),
+    rounds=200,
+    figures=[*FIGURES, "rounds"],
+    # The settings that each method may try: the same two for all
+    tries=[["strategy.weight_decay=0"], ["strategy.weight_decay=5e-3"]],
+    choosers=(10,),
+)
+
+
+def lines(table: str, method: str, data: str) -> list[Line]:
     """Make a line."""
-    app, settings = METHODS[table, method]
-    if (data, method) == ("PubMed", SUMMED):
-        # Validation falls in the first rounds here, and is back after forty or more
-        settings = [*settings, "patience=150"]
-    gains = [
-        Figure(name, of, over)
-        for name, of, over in GAINS[table]
-        if method != over and not (over == DROPPED and method == "centralised")
-    ]
-    trained = method not in UNTRAINED
-    more: list[str | Figure] = ["rounds", *gains] if trained else []
-    return Line(
-        table=table,
-        data=data,
-        method=method,
-        config=f"{app}/{data.lower()}",
-        settings=[*MODEL, *settings],
-        seeds=(0, 1, 2) if data == "PubMed" else (0, 1, 2, 3, 4),
-        rounds=200,
-        figures=[*FIGURES, *more],
-        trained=UNTRAINED.get(method, ""),
-        # The settings that each method may try: the same two for all
-        tries=[["strategy.weight_decay=0"], ["strategy.weight_decay=5e-3"]] if trained else [()],
-        choosers=(10,),
-    )
+    how = {"settings": USUAL[table], **METHODS[table][method]}
+    # Validation falls in the first rounds here, and is back after forty or more
+    last = ["patience=150"] if (data, method) == ("PubMed", SUMMED) else []
+    seeds = range(3 if data == "PubMed" else 5)
+    return grid(LINE, [data], {method: how}, GAINS[table], last=last, table=table, seeds=seeds)
 
 
 PAPER = Paper(
     title="Links",
-    notes="""
-10 % of the edges are held out for validation and 20 % for the test, as PyG's `RandomLinkSplit`
-does, beside as many pairs without an edge. AUC and average precision are of all pairs together,
-from histograms of 1,000 bins (untrained: exact); Hits@20, Hits@50 and MRR rank each edge among the
-pairs without one that are in the same graph: they compare only inside one table. *The whole graph*
-is at one server that knows the edges, *inside clients* are the graphs of ten clients, Louvain
-communities. All have the same two-layer GCN with 64 numbers in both layers, the dot product of its
-rows, features 0/1, dropout 0.5 of the hidden layer and Adam at 0.01, and are trained until
-validation has not improved for 20 rounds of three epochs (nFedGNN: 50 rounds of one step; summed
-on PubMed 150), at most 200, which cut that line off. nFedGNN's server drops half of the latent
-vectors too, and summed users half of their features besides; of the others only the line that says
-so drops features. Each chooses its weight decay of the same two by validation AUC. *Gain* is over
-centralised or local training, *gain over features* over the dot product of features, which nothing
-is trained for; *hits gain* is in points of Hits@20. How to read this: [README.md](README.md).
-""",
+    notes=READ,
     tables={
-        "links": [
-            line(table, data, method)
-            for table, method in METHODS
-            for data in ("Cora", "CiteSeer", "PubMed")
-            if (data, method) != ("PubMed", DROPPED)
-        ]
+        "links": sorted(
+            (
+                line
+                for table, methods in METHODS.items()
+                for method in methods
+                for data in ("Cora", "CiteSeer", "PubMed")
+                if (data, method) != ("PubMed", DROPPED)
+                for line in lines(table, method, data)
+            ),
+            key=lambda line: bool(line.trained),
+        )
     },
 )

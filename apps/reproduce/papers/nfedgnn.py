@@ -1,19 +1,21 @@
 """nFedGNN: Figures 4 to 9, Table 1, and accuracy against a privacy budget."""
 
-from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from flower_graph.apps.reproduce.table import (
-    LAST,
+    BASELINES,
+    PLAIN,
     PROPAGATION,
+    READ,
     REGRESSION,
     TEST,
-    VALIDATION,
     Figure,
     Line,
     Paper,
     Picture,
+    grid,
     within,
 )
 
@@ -29,22 +31,27 @@ MODELS = {
 # Figures 5 and 9, and step sizes of 0.1 with GCN and 0.01 with GAT.
 WEIGHTS = [[f"strategy.reg_weight={weight}"] for weight in (100, 1, 300, 10)]
 RATES = [[f"strategy.learning_rate={rate}"] for rate in (0.01, 0.1, 0.03, 0.003)]
-CHOOSERS = (3, 4)
 # The paper's equation has no bias at the users: a variant, run for the GCN. Nor is the other in the
 # paper: the users' weights averaged every few rounds, tuned for Cora alone.
 OURS = NFEDGNN, NO_BIAS, AVERAGED = "nFedGNN", "nFedGNN, no user bias", "nFedGNN, averaged"
-TRIED = {
-    **dict.fromkeys(OURS, WEIGHTS),
-    **dict.fromkeys(["lambda=0", "CNFGNN", "centralised"], RATES),
-}
 METHODS = [NFEDGNN, "lambda=0", "CNFGNN", "centralised", NO_BIAS, AVERAGED]
 # Not trained by anybody; nFedGNN takes its round by validation labels, so they are spread too
-UNTRAINED = {
-    "commonest class": "majority",
-    REGRESSION: "logistic-regression",
-    PROPAGATION: "label-propagation",
-    "label propagation, validation labels too": f"{CENTRAL}:propagate_labels",
+UNTRAINED: dict[str, dict[str, Any]] = {
+    "commonest class": {"trained": "majority", "figures": [TEST]},
+    REGRESSION: BASELINES[REGRESSION],
+    PROPAGATION: BASELINES[PROPAGATION],
+    "label propagation, validation labels too": {
+        "trained": f"{CENTRAL}:propagate_labels",
+        "figures": [TEST],
+    },
 }
+GAINS = [
+    (Figure("gain-over-lambda-0", TEST, "lambda=0"), OURS),
+    (Figure("gain-over-regression", TEST, REGRESSION), [NFEDGNN]),
+    (Figure("gain-over-propagation", TEST, PROPAGATION), [NFEDGNN]),
+    (Figure("gain-over-cnfgnn", TEST, "CNFGNN"), [*OURS, "lambda=0"]),
+]
+BUDGETS = within("20 rounds", "100 rounds", "0.005 MiB", "1 MiB")
 MIB = {  # Table 1: its 34.06 is a slip, as n h 4 200 bytes are 33.06
     ("GCN", NFEDGNN): [34.06, 40.61, 240.69, 27.80, 63.49, 142.83],
     ("GCN", "CNFGNN"): [4.74e4, 1.50e5, 1.21e5, 6.47e4, 1.33e5, 4.31e4],
@@ -53,162 +60,112 @@ MIB = {  # Table 1: its 34.06 is a slip, as n h 4 200 bytes are 33.06
 }
 
 
-def settings(model: str, method: str) -> list[str]:
-    """Return the settings of a method."""
+def methods(model: str) -> dict[str, dict[str, Any]]:
+    """Return the methods with their settings, and those that each may try."""
     # The paper's Table 1 counts a bias for the users of the GCN and none for those of the GAT.
-    bias = str(model == "GCN").lower()
-    own = {
-        "lambda=0": ["strategy.reg_weight=0"],
-        "CNFGNN": [
-            *("strategy.share=averaged", "strategy.average_every=1", "strategy.average_over=all"),
-            *(f"model.user_bias={bias}", "strategy.reg_weight=0"),
-        ],
-        NO_BIAS: ["model.user_bias=false"],
+    averaged = ["strategy.share=averaged", "strategy.average_every=1", "strategy.average_over=all"]
+    averaged += [f"model.user_bias={str(model == 'GCN').lower()}", "strategy.reg_weight=0"]
+    return {
+        NFEDGNN: {"tries": WEIGHTS},
+        "lambda=0": {"settings": ["strategy.reg_weight=0"], "tries": RATES},
+        "CNFGNN": {"settings": averaged, "tries": RATES},
+        "centralised": {"trained": f"{CENTRAL}:train_centralised", "tries": RATES},
+        NO_BIAS: {"settings": ["model.user_bias=false"], "tries": WEIGHTS},
+        AVERAGED: {"config": "nfedgnn/cora-averaged", "tries": WEIGHTS},
     }
-    return [*MODELS[model], *own.get(method, [])]
 
 
-def line(table: str, data: str, model: str, method: str, *more: str, **others: Any) -> Line:
-    """Make a line with the seeds and the config of the data set."""
-    config = "nfedgnn/cora-averaged" if method == AVERAGED else f"nfedgnn/{data.lower()}"
-    own = (*settings(model, method), *more)
-    how: dict[str, Any] = {"config": config, "settings": own, "seeds": (0, 1, 2), **others}
-    return Line(table=table, data=data, model=model, method=method, **how)
+LINE = Line(table="", config="nfedgnn/{data}", seeds=(0, 1, 2), choosers=(3, 4))
 
 
 def compared(table: str, model: str, data: str) -> list[Line]:
     """Make the lines of a data set."""
-    gains = {
-        "gain-over-lambda-0": ("lambda=0", OURS),
-        "gain-over-regression": (REGRESSION, [NFEDGNN]),
-        "gain-over-propagation": (PROPAGATION, [NFEDGNN]),
-        "gain-over-cnfgnn": ("CNFGNN", [*OURS, "lambda=0"]),
-    }
-    plain = [TEST, LAST, VALIDATION, "rounds"]
-    budgets = within("20 rounds", "100 rounds", "0.005 MiB", "1 MiB")
-    paper = {NFEDGNN: {TEST: 0.719}, "centralised": {TEST: 0.815}}
-    lines = []
-    for method in METHODS:
-        if (method == NO_BIAS and model == "GAT") or (method == AVERAGED and table != "Figure 4"):
-            continue
-        if method == AVERAGED and data != "Cora":
-            continue
-        tested = [Figure(one, TEST, over) for one, (over, ours) in gains.items() if method in ours]
-        few = 2 if data in ("PubMed", "Squirrel", "Squirrel-filtered", "Wiki-CS") else 4
-        lines.append(
-            line(
-                *(table, data, model, method, "patience=50"),
-                figures=[*plain, "MiB-a-client", *tested, *budgets],
-                rounds=500,
-                tries=TRIED[method][:few],
-                choosers=CHOOSERS,
-                trained=f"{CENTRAL}:train_centralised" if method == "centralised" else "",
-                paper=paper.get(method, {}) if (table, data) == ("Figure 4", "Cora") else {},
-            )
-        )
-    for method, trained in UNTRAINED.items():
-        lines.append(line(table, data, model, method, figures=[TEST], rounds=500, trained=trained))
+    line = replace(LINE, table=table, model=model, settings=MODELS[model], rounds=500)
+    left_out = [NO_BIAS] * (model == "GAT") + [AVERAGED] * ((table, data) != ("Figure 4", "Cora"))
+    ours = {name: how for name, how in methods(model).items() if name not in left_out}
+    if (table, data) == ("Figure 4", "Cora"):
+        ours[NFEDGNN]["paper"], ours["centralised"]["paper"] = [0.719], [0.815]
+    tried = {data: 2 if data in ("PubMed", "Squirrel", "Squirrel-filtered", "Wiki-CS") else 4}
+    figures = [*PLAIN, "MiB-a-client"]
+    lines = grid(line, tried, ours, GAINS, BUDGETS, ["patience=50"], figures=figures)
+    lines += grid(line, [data], UNTRAINED)
     if table == "Figure 4":
         # Each feature that is not 0 is another one: what of the accuracy does not need them. Lambda
         # is that of the config, which is also what was chosen for nFedGNN
-        noise = ("data.feature_noise=1", "patience=50")
-        tested = [Figure("gain-over-nfedgnn", TEST, NFEDGNN)]
-        how = {"figures": [*plain, *tested], "rounds": 500}
-        lines.append(line(table, data, model, "nFedGNN, scrambled features", *noise, **how))
+        noise = ["data.feature_noise=1", "patience=50"]
+        gain = Figure("gain-over-nfedgnn", TEST, NFEDGNN)
+        scrambled = {"nFedGNN, scrambled features": {"figures": [*PLAIN, gain]}}
+        lines += grid(line, [data], scrambled, last=noise)
     return lines
 
 
 def swept(table: str, model: str, data: str) -> list[Line]:
     """Make the lines of all lambda as the paper has it, in 200 rounds."""
-    weights = [0.1, 1, 10, 100, 300] if data in CITATION else [1, 10, 100, 500]
     one_seed = model == "GAT" and data in ("PubMed", "Squirrel", "Wiki-CS")
-    begins = {NFEDGNN: "lambda=", NO_BIAS: "no user bias, lambda="}
+    begins = {NFEDGNN: "lambda="} | ({NO_BIAS: "no user bias, lambda="} if model == "GCN" else {})
+    line = replace(LINE, table=table, model=model, settings=MODELS[model], rounds=200)
+    ours = {name: {**methods(model)[name], "tries": [()]} for name in begins}
     return [
-        line(
-            *(table, data, model, method, f"strategy.reg_weight={weight}"),
-            shown=f"{begins[method]}{weight}",
-            rounds=200,
-            seeds=(0,) if one_seed else (0, 1, 2),
-        )
-        for weight, method in product(weights, [NFEDGNN, NO_BIAS])
-        if model == "GCN" or method == NFEDGNN
+        replace(one, shown=f"{begins[one.method]}{weight}", seeds=(0,) if one_seed else one.seeds)
+        for weight in ([0.1, 1, 10, 100, 300] if data in CITATION else [1, 10, 100, 500])
+        for one in grid(line, [data], ours, last=[f"strategy.reg_weight={weight}"])
     ]
 
 
-def uplink() -> list[Line]:
-    """Make Table 1."""
-    return [
-        line(
-            *("Table 1", data, model, method),
-            figures=["uplink-mib"],
-            rounds=200,
-            seeds=(0,),
-            paper={"uplink-mib": MIB[model, method][number]},
-        )
-        for number, data in enumerate([*CITATION, *WIKIPEDIA])
-        for model, method in MIB
-    ]
-
-
-def budgets() -> list[Line]:
-    """Make the curve of accuracy against a budget, chosen among by the first seed."""
-    place = ("Privacy", "Cora", "GCN")
-    tries = product((0.1, 0.3, 1.0), (1.0, 100.0), (50, 200))
-    return [
-        line(*place, "commonest class", figures=[TEST], rounds=200, seeds=(0,), trained="majority"),
-        line(*place, "nFedGNN, no noise", figures=[TEST], rounds=200),
-        *(
-            line(
-                *(*place, "nFedGNN, with noise", f"privacy.epsilon={epsilon}"),
-                keys={"epsilon": epsilon},
-                figures=["epsilon-of-a-round", "noise-multiplier", TEST],
-                tries=[
-                    [f"privacy.clipping_norm={c}", f"strategy.reg_weight={w}", f"rounds={rounds}"]
-                    for c, w, rounds in tries
-                ],
-                choosers=(0,),
-            )
-            # Most are far beyond what protects anybody, to show where it begins to work.
-            for tries in [[*tries]]
-            for epsilon in (1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0, 1000000.0)
-        ),
-    ]
-
-
-def figures(
-    make: Callable[[str, str, str], list[Line]], wanted: Sequence[tuple[str, str, Sequence[str]]]
-) -> list[Line]:
-    """Make the lines of several figures."""
-    return [
-        one for table, model, names in wanted for data in names for one in make(table, model, data)
-    ]
-
-
-COMPARED = [
-    ("Figure 4", "GCN", CITATION),
-    ("Figure 6", "GCN", FILTERED),
-    ("Figure 7", "GAT", CITATION),
-    ("Figure 8", "GAT", FILTERED),
+UPLINK = [
+    replace(line, paper={"uplink-mib": values[number]}, tries=[()])
+    for number, data in enumerate([*CITATION, *WIKIPEDIA])
+    for (model, method), values in MIB.items()
+    for line in grid(
+        *(LINE, [data], {method: methods(model)[method]}),
+        table="Table 1",
+        model=model,
+        settings=MODELS[model],
+        rounds=200,
+        seeds=(0,),
+        figures=["uplink-mib"],
+    )
 ]
-SWEPT = [
-    ("Figure 5", "GCN", [*CITATION, *WIKIPEDIA]),
-    ("Figure 9", "GAT", [*CITATION, *WIKIPEDIA]),
+# A curve of accuracy against a budget, chosen among by the first seed
+PRIVACY = replace(LINE, table="Privacy", rounds=200, figures=[TEST])
+GUESS = "commonest class"
+BUDGET = [
+    *grid(PRIVACY, ["Cora"], {GUESS: UNTRAINED[GUESS]}, seeds=(0,)),
+    *grid(PRIVACY, ["Cora"], {"nFedGNN, no noise": {}}),
+    *grid(
+        *(PRIVACY, ["Cora"], {"nFedGNN, with noise": {}}),
+        # Most are far beyond what protects anybody, to show where it begins to work.
+        over={"epsilon": {10.0**n: [f"privacy.epsilon={10.0**n}"] for n in range(7)}},
+        figures=["epsilon-of-a-round", "noise-multiplier", TEST],
+        tries=[
+            [f"privacy.clipping_norm={norm}", f"strategy.reg_weight={weight}", f"rounds={rounds}"]
+            for norm, weight, rounds in product((0.1, 0.3, 1.0), (1.0, 100.0), (50, 200))
+        ],
+        choosers=(0,),
+        rounds=None,
+    ),
 ]
+GCN = {"Figure 4": CITATION, "Figure 6": FILTERED}
+GAT = {"Figure 7": CITATION, "Figure 8": FILTERED}
 PAPER = Paper(
     title="nFedGNN: the paper's comparison",
-    notes="""
-Accuracies of the paper are those that it prints; its other results are curves without numbers.
-Every line of Figures 4, 6, 7 and 8 runs until validation accuracy has not improved for 50 rounds,
-with one of four settings for each method, on PubMed, Squirrel and Wiki-CS of two. Figures 5 and 9
-are at the paper's settings, in 200 rounds; on PubMed, Squirrel and Wiki-CS the GAT has one seed.
-MiB up are what one user sends; a round is one local step of a user; the centralised network sends
-nothing. Table 1: MiB of all users in 200 rounds. How to read this: [README.md](README.md).
-""",
+    notes=READ,
     tables={
-        "comparison": figures(compared, COMPARED),
-        "lambda": figures(swept, SWEPT),
-        "uplink": uplink(),
-        "privacy": budgets(),
+        "comparison": [
+            line
+            for model, figures in {"GCN": GCN, "GAT": GAT}.items()
+            for table, names in figures.items()
+            for data in names
+            for line in compared(table, model, data)
+        ],
+        "lambda": [
+            line
+            for table, model in (("Figure 5", "GCN"), ("Figure 9", "GAT"))
+            for data in (*CITATION, *WIKIPEDIA)
+            for line in swept(table, model, data)
+        ],
+        "uplink": UPLINK,
+        "privacy": BUDGET,
     },
     on_request=["privacy"],
     pictures=[
@@ -220,18 +177,8 @@ nothing. Table 1: MiB of all users in 200 rounds. How to read this: [README.md](
                 *((8, "comparison", METHODS, WIKIPEDIA), (9, "lambda", [NFEDGNN], CITATION)),
             )
         ),
-        *(
-            Picture(f"axes-{model}-{{data}}.png", "axes", "comparison", dict.fromkeys(of, METHODS))
-            for model, of in {
-                "gcn": ("Figure 4", "Figure 6"),
-                "gat": ("Figure 7", "Figure 8"),
-            }.items()
-        ),
-        Picture(
-            "privacy.png",
-            "budgets",
-            "privacy",
-            options={"metric": TEST, "noisy": "nFedGNN, with noise"},
-        ),
+        Picture("axes-gcn-{data}.png", "axes", "comparison", dict.fromkeys(GCN, METHODS)),
+        Picture("axes-gat-{data}.png", "axes", "comparison", dict.fromkeys(GAT, METHODS)),
+        Picture("privacy.png", "budgets", "privacy", {"Privacy": None}),
     ],
 )

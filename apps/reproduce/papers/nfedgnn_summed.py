@@ -1,17 +1,22 @@
 """nFedGNN with one first layer for all users: what it has of the centralised network."""
 
+from dataclasses import replace
 from typing import Any
 
 from flower_graph.apps.reproduce.table import (
+    BASELINES,
     LAST,
+    PLAIN,
     PROPAGATION,
+    READ,
     REGRESSION,
     TEST,
-    VALIDATION,
     Figure,
     Line,
+    Methods,
     Paper,
     Picture,
+    grid,
 )
 
 SUMMED, CENTRAL, OWN = "nFedGNN, summed", "centralised", "nFedGNN, own layers"
@@ -20,68 +25,59 @@ TRIES = [
     for decay in ("5e-4", "5e-3")
     for rate in (0.01, 0.03)
 ]
-PLAIN = [TEST, LAST, VALIDATION, "rounds", "MiB-a-client"]
-GAINS = [
-    Figure("gain-over-central", TEST, CENTRAL),
-    Figure("last-over-central", LAST, CENTRAL),
-    Figure("gain-over-regression", TEST, REGRESSION),
-    Figure("gain-over-propagation", TEST, PROPAGATION),
-]
-METHODS = {  # settings, figures, and what trains it
-    SUMMED: (["patience=50"], [*PLAIN, *GAINS], ""),
-    CENTRAL: (
-        *(["patience=50"], PLAIN),
-        "flower_graph.strategies.nfedgnn.central:train_centralised",
-    ),
-    OWN: (["patience=50"], PLAIN, ""),
-    # Each feature that is not 0 is another one
-    "nFedGNN, summed, scrambled features": (["data.feature_noise=1", "patience=50"], PLAIN, ""),
-    REGRESSION: ([], [TEST], "logistic-regression"),
-    PROPAGATION: ([], [TEST], "label-propagation"),
+LINE = Line(
+    table="Accuracy",
+    config="nfedgnn/{data}-summed",
+    settings=["patience=50"],
+    seeds=(0, 1, 2, 3, 4),
+    rounds=500,
+    figures=[*PLAIN, "MiB-a-client"],
+)
+METHODS: dict[str, dict[str, Any]] = {
+    SUMMED: {"tries": TRIES},
+    CENTRAL: {
+        "tries": TRIES,
+        "trained": "flower_graph.strategies.nfedgnn.central:train_centralised",
+    },
+    OWN: {"config": "nfedgnn/{data}"},
 }
+GAINS = [
+    (Figure(name, of, over), [SUMMED])
+    for name, of, over in (
+        ("gain-over-central", TEST, CENTRAL),
+        ("last-over-central", LAST, CENTRAL),
+        ("gain-over-regression", TEST, REGRESSION),
+        ("gain-over-propagation", TEST, PROPAGATION),
+    )
+]
 DATA = {"Cora": 4, "CiteSeer": 4, "PubMed": 2}  # settings tried
 
 
-def line(table: str, data: str, method: str, **more: Any) -> Line:
-    """Make a line."""
-    config = f"nfedgnn/{data.lower()}{'' if method == OWN else '-summed'}"
-    how: dict[str, Any] = {"config": config, "seeds": (0, 1, 2, 3, 4), "rounds": 500, **more}
-    return Line(table=table, data=data, method=method, **how)
-
-
+SCRAMBLED: Methods = {"nFedGNN, summed, scrambled features": {}}
+UNTRAINED = {name: BASELINES[name] for name in (REGRESSION, PROPAGATION)}
+# Each feature that is not 0 is another one
+NOISE = ["data.feature_noise=1", "patience=50"]
+BUCKETS: dict[object, str] = {name: str(name) for name in (64, 128, 256, 512)} | {"all": "null"}
 PAPER = Paper(
     title="nFedGNN: one first layer for all users",
-    notes="""
-Every line until validation accuracy has not improved for 50 rounds. The summed form and the
-centralised network have one of four settings, on PubMed of two, by validation accuracy. MiB up are
-what one user sends, sums of its SuperNode's gradients with it, of one SuperNode that hosts all.
-*Sketch*: features in signed buckets, with the settings of the configs.
-""",
+    notes=READ,
     tables={
         "accuracy": [
-            line(
-                *("Accuracy", data, method),
-                settings=settings,
-                figures=figures,
-                trained=trained,
-                tries=TRIES[:tried] if method in (SUMMED, CENTRAL) else [()],
-            )
+            line
             for data, tried in DATA.items()
-            for method, (settings, figures, trained) in METHODS.items()
+            for line in (
+                *grid(LINE, {data: tried}, METHODS, GAINS),
+                *grid(LINE, [data], SCRAMBLED, settings=NOISE),
+                *grid(LINE, [data], UNTRAINED, settings=[]),
+            )
         ],
         "sketch": [
-            line(
-                *("Sketch", data, "nFedGNN, summed, sketched"),
-                shown=f"nFedGNN, summed, sketched to {buckets}",
-                keys={"buckets": buckets},
-                settings=[
-                    "patience=50",
-                    f"strategy.sketch={'null' if buckets == 'all' else buckets}",
-                ],
-                figures=PLAIN,
+            replace(line, shown=f"{line.method} to {line.keys['buckets']}")
+            for line in grid(
+                *(LINE, DATA, {"nFedGNN, summed, sketched": {}}),
+                over={"buckets": {k: [f"strategy.sketch={v}"] for k, v in BUCKETS.items()}},
+                table="Sketch",
             )
-            for data in DATA
-            for buckets in (64, 128, 256, 512, "all")
         ],
     },
     pictures=[

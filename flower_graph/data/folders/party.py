@@ -38,7 +38,7 @@ from flower_graph.storage.reading import (
     Tree,
     parse_json,
     read_bytes,
-    reason,
+    reading,
 )
 from flower_graph.storage.tensors import load_tensors
 from flower_graph.storage.writing import make_folder, replaced, saying
@@ -98,17 +98,15 @@ class Manifest:
     def from_json(cls, record: Tree) -> Manifest:
         """Read the entries of ``to_json``; any error if they are unfit."""
         if record["format"] != FORMAT:
-            raise DataError(
-                f"format {record['format']!r:.20}: must be {FORMAT}; make the folders anew"
-            )
+            raise ValueError(f"format: {record['format']!r:.20} must be {FORMAT}")
         if fingerprint(record["settings"]) != record["fingerprint"]:
             raise ValueError("fingerprint: does not fit the settings")
-        values = {one.name: record[one.name.replace("_", "-")] for one in fields(cls)}
+        values = {}
         for one in fields(cls):
+            value = values[one.name] = record[name := one.name.replace("_", "-")]
             kind = {"int": int, "str": str, "list[int]": list}.get(str(one.type), dict)
-            if not isinstance(values[one.name], kind):
-                name = one.name.replace("_", "-")
-                raise ValueError(f"{name}: {values[one.name]!r:.40} is unfit")
+            if not isinstance(value, kind):
+                raise ValueError(f"{name}: {value!r:.40} is unfit")
         result = cls(**values)
         if result.role not in KEY:
             raise ValueError(f"role: {result.role!r:.40} is neither {CLIENTS} nor {SERVER}")
@@ -139,7 +137,7 @@ class RunFolder:
         """Read one of the manifest's details; ``DataError`` if it is missing or of another type."""
         value = self.manifest.details.get(key)
         if not isinstance(value, kind):
-            raise _broken(self.path / MANIFEST, f"details: {key}: {value!r:.40} is unfit")
+            raise DataError(f"{self.path / MANIFEST}: details: {key}: {value!r:.40} is unfit")
         return value
 
 
@@ -298,8 +296,8 @@ def server_folder(config: RunConfig, given: str) -> RunFolder | None:
 
 def graphs_of(folder: RunFolder, kind: type[T]) -> list[T]:
     """Read the graphs of a folder's clients, which are of one class."""
-    clients = folder.manifest.clients
-    return [read_graph(kind, client, folder.tensors, folder.path) for client in clients]
+    with reading(folder.path, DataError, "is incomplete; make the folder anew"):
+        return [read_graph(kind, client, folder.tensors) for client in folder.manifest.clients]
 
 
 def share(context: Context, count: int) -> slice:
@@ -343,10 +341,8 @@ def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFol
         error = DataError(f"{label}: there is no such folder; {HINT[role]}")
         raise told(error, f"{KEY[role]}: cannot be used")
     file = path / MANIFEST
-    advice = f"{label}: it is no folder of `flower-graph partition`; {HINT[role]}"
-    content = _read(file, advice, 4 * MOST_RECORD)
-    with _whole(file):
-        manifest = Manifest.from_json(parse_json(content))
+    with _reading(file, f"{label}: it is no folder of `flower-graph partition`; {HINT[role]}"):
+        manifest = Manifest.from_json(parse_json(read_bytes(file, 4 * MOST_RECORD)))
     if manifest.role != role:
         raise DataError(f"{label}: it is for {KEY[manifest.role]}; {HINT[role]}")
     theirs = manifest.settings
@@ -360,41 +356,27 @@ def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFol
         raise told(error, f"{KEY[role]}: data folder of another run: {', '.join(differing)}")
     tensors: Tensors = {}
     for name, digest in manifest.files.items():
-        content = _read(path / name, "the manifest names it; copy the whole folder again")
-        with _whole(path / name):
+        with _reading(path / name, "the manifest names it; copy the whole folder again"):
+            content = read_bytes(path / name, MOST_TENSORS)
             if hashlib.sha256(content).hexdigest() != digest:
                 raise ValueError("its SHA-256 is not that of the manifest")
             tensors |= load_tensors(content)[0]
     return RunFolder(path, manifest, tensors)
 
 
-def _read(file: Path, advice: str, most: int = MOST_TENSORS) -> bytes:
-    try:
-        return read_bytes(file, most)
-    except FileNotFoundError as error:
-        raise DataError(f"{file}: there is no such file; {advice}") from error
-    except OSError as error:
-        raise DataError(
-            f"{file}: cannot be read ({error.strerror or error}); make it readable for the user "
-            f"{os.getuid()} that this process runs as"
-        ) from error
-
-
 @contextmanager
-def _whole(file: Path) -> Iterator[None]:
+def _reading(file: Path, advice: str) -> Iterator[None]:
     """Turn whatever a file's bytes bring about into an error that names it."""
     try:
-        yield
+        with reading(file, DataError, "is damaged; copy the whole folder again"):
+            yield
     except DataError as error:
-        raise DataError(f"{file}: {error}") from error
-    except KeyError as error:
-        raise _broken(file, f"{error} is missing") from error
-    except Exception as error:
-        raise _broken(file, reason(error)) from error
-
-
-def _broken(file: Path, why: str) -> DataError:
-    return DataError(f"{file}: is damaged ({why}); copy the whole folder again")
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise DataError(f"{file}: there is no such file; {advice}") from error
+        if isinstance(error.__cause__, OSError):
+            remedy = f"make it readable for the user {os.getuid()} that this process runs as"
+            raise DataError(f"{error}; {remedy}") from error
+        raise
 
 
 # Tensors ----------------------------------------------------------------------------------------
@@ -443,25 +425,21 @@ def graph_tensors(graph: Any) -> Tensors:
     return result
 
 
-def read_graph(kind: type[T], client: int, tensors: Mapping[str, Tensor], where: object) -> T:
-    """Read one client's graph."""
+def read_graph(kind: type[T], client: int, tensors: Mapping[str, Tensor]) -> T:
+    """Read one client's graph; ``KeyError`` if the tensors lack a field."""
     start = f"{client}."
     local = {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
     values: dict[str, object] = {}
-    try:
-        for one in fields(kind):  # type: ignore[arg-type]
-            if one.name == "x":
-                values["x"] = read_matrix("x", local)
-            elif one.type in ("int", int):
-                values[one.name] = int(local[one.name])
-            elif "tuple" in str(one.type):
-                text = bytes(local[one.name].tolist()) if one.name in local else b"null"
-                values[one.name] = tuple(json.loads(text) or ()) or None
-            else:
-                needed = "None" not in str(one.type)
-                values[one.name] = local[one.name] if needed else local.get(one.name)
-    except KeyError as error:
-        raise DataError(
-            f"{where}: client {client}: {error} is missing; make the folder anew"
-        ) from error
+    for one in fields(kind):  # type: ignore[arg-type]
+        if one.name == "x":
+            values["x"] = read_matrix("x", local)
+        elif one.type in ("int", int):
+            values[one.name] = int(local[one.name])
+        elif "tuple" in str(one.type):
+            text = bytes(local[one.name].tolist()) if one.name in local else b"null"
+            values[one.name] = tuple(json.loads(text) or ()) or None
+        elif one.name in local or "None" not in str(one.type):
+            values[one.name] = local[one.name]
+        else:
+            values[one.name] = None
     return kind(**values)

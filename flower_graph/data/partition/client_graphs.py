@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,14 +21,15 @@ from flower_graph.config.partition import (
     METIS,
     METIS_OVERLAPPING,
     OVERLAPPING,
-    PARTITIONS,
-    RANDOM,
     PartitionSection,
 )
+from flower_graph.config.rules import FRACTION, require
+from flower_graph.config.schema import check_settings
 from flower_graph.data.description import WEIGHT, tell
 from flower_graph.data.features import CHANGES
 from flower_graph.data.graph import (
     PARTS,
+    HeldGraph,
     Neighbours,
     Treatment,
     WholeGraph,
@@ -49,14 +51,12 @@ from flower_graph.errors import DataError
 from flower_graph.ops.graph import values_at
 from flower_graph.rng import generator
 
-# What FedSCem's clients have too
-_OF_EGO = ("client", "nodes", "x", "y", "edge_index", *PARTS, "called")
 # Ways of cutting by which clients share nodes, each of which has one role at all of them
 WITH_COMMON_ROLES = (METIS_OVERLAPPING, OVERLAPPING)
 
 
 @dataclass(frozen=True)
-class ClientGraph:
+class ClientGraph(HeldGraph):
     """One client's graph, or its nodes alone.
 
     Parameters
@@ -123,45 +123,45 @@ def partition_graph(
 
     Raises
     ------
+    ConfigError
+        If a setting is impossible.
     DataError
-        If the settings are impossible, or a client has too few nodes with a label for the split,
-        or no edges and all its features constant; names the client.
+        If a setting is impossible for this graph, or a client has too few nodes with a label for
+        the split, or no edges and all its features constant; names the client.
     """
+    check_settings(partition, "partition.")
+    partition.validate()
     seed = seed if partition.seed is None else partition.seed
-    is_split = partition.method == EGO_NETWORKS
+    is_split, roles = partition.method == EGO_NETWORKS, None
     if is_split:
-        egos = partition_egos(data, partition, seed)
+        of_all = ("client", "nodes", "x", "y", "edge_index", *PARTS, "called")
         cut = [
-            ClientGraph(hidden_edges=None, **{key: getattr(ego, key) for key in _OF_EGO})
-            for ego in egos
+            ClientGraph(hidden_edges=None, **{key: getattr(ego, key) for key in of_all})
+            for ego in partition_egos(data, partition, seed)
         ]
     else:
         cut = cut_out(data, _parts(data, partition, seed))
     graphless = graphless_clients(len(cut), graphless_ratio, seed)
-    graphs, roles = [], None
     if partition.method in WITH_COMMON_ROLES:  # drawn for the whole graph, class by class
         roles = stratified_split(data.y, partition.ratios, generator=generator(seed, "roles"))
-    for graph in cut:
-        graph = _with_values(graph, data)
-        if graph.client in graphless:
-            graph = without_edges(graph)
-        try:
-            if not is_split:
-                graph = split_nodes(graph, partition.ratios, seed, roles)
+    graphs = []
+    try:
+        for graph in cut:
+            graph = _with_values(graph, data)
+            graph = without_edges(graph) if graph.client in graphless else graph
+            graph = graph if is_split else split_nodes(graph, partition.ratios, seed, roles)
             graph = fewer_trained(graph, partition.train_share, seed)
             check_client_graph(graph, getattr(data, "treatment", None))
-        except DataError as error:
-            raise DataError(
-                f"{error}; use fewer partition.clients than {partition.clients}, or another method"
-            ) from error
-        graphs.append(graph)
+            graphs.append(graph)
+    except DataError as error:
+        fewer = f"fewer partition.clients than {partition.clients}, or another method"
+        raise DataError(f"{error}; use {fewer}") from error
     return graphs
 
 
 def graphless_clients(count: int, ratio: float, seed: int) -> set[int]:
     """Draw the clients that get no edges."""
-    if not 0 <= ratio <= 1:
-        raise DataError(f"graph.graphless_ratio = {ratio}: must be 0 to 1")
+    FRACTION.check("graph.graphless_ratio", ratio)
     # The order in which clients lose their edges as the share grows
     order = torch.randperm(count, generator=generator(seed, "graphless")).tolist()
     return set(order[: round(ratio * count)])
@@ -208,16 +208,14 @@ def split_nodes(
         masks = Masks(*(mask[graph.nodes] for mask in roles))
         check_roles(graph.client, masks, ratios)
         return with_masks(graph, masks)
-    rng = generator(seed, "split", graph.client)
+    rng, labelled = generator(seed, "split", graph.client), int((graph.y >= 0).sum())
     try:
-        masks = labelled_split(graph.y, ratios, generator=rng)
+        return with_masks(graph, labelled_split(graph.y, ratios, generator=rng))
     except DataError as error:
         raise DataError(
-            f"client {graph.client} cannot be split (nodes: {graph.y.numel()}, with a label: "
-            f"{int((graph.y >= 0).sum())}): partition.ratios = {list(ratios)} must leave at least "
-            "one in each of three parts"
+            f"client {graph.client}: partition.ratios = {list(ratios)}: {labelled} labelled nodes "
+            "do not make three parts"
         ) from error
-    return with_masks(graph, masks)
 
 
 def fewer_trained(graph: ClientGraph, share: float | None, seed: int) -> ClientGraph:
@@ -240,56 +238,46 @@ def check_client_graph(graph: ClientGraph, treatment: Treatment | None = None) -
 
     The treatment is that of all features: features that are alike now may have differed before.
     """
-    nodes = graph.y.numel()
-    if not (graph.y >= 0).any():
-        raise DataError(f"client {graph.client}: none of its {nodes} nodes has a label")
+    where = f"client {graph.client}, {graph.y.numel()} nodes"
     if not graph.train_mask.any():
-        raise DataError(f"client {graph.client}: none of its {nodes} nodes is for training")
+        what = "is for training" if (graph.y >= 0).any() else "has a label"
+        raise DataError(f"{where}: no node {what}")
     if graph.is_graphless and _rows_are_equal(graph.x):
         how = ", ".join(CHANGES.get(treatment.how, ())) if treatment is not None else ""
         now = f" once they are {how} (data.features=as-is leaves them)" if how else ""
-        raise DataError(
-            f"client {graph.client}: no edges, and its {nodes} nodes have the same features{now}"
-        )
+        raise DataError(f"{where}: no edges, and all nodes have the same features{now}")
 
 
 def check_neighbours(graphs: Sequence[ClientGraph], k: int) -> None:
     """Check that every client whose graph is to be learnt has more than k nodes."""
     for graph in graphs:
-        nodes = graph.y.numel()
-        if graph.is_graphless and k >= nodes:
-            raise DataError(
-                f"client {graph.client}: graph.neighbours = {k}: must be below its {nodes} nodes"
-            )
+        allowed = f"below the {graph.y.numel()} nodes of client {graph.client}"
+        good = k < graph.y.numel() or not graph.is_graphless
+        require(good, "graph.neighbours", k, allowed)
 
 
 def _parts(data: WholeGraph, partition: PartitionSection, seed: int) -> list[Tensor]:
-    edges, n, how = data.edge_index, int(data.y.numel()), partition.method
-    clients = partition.clients
+    edges, n, clients = data.edge_index, int(data.y.numel()), partition.clients
+    require(clients <= n, "partition.clients", clients, f"at most {n}, the nodes of the graph")
+    how: dict[str, Any] = {"clients": clients, "seed": seed}
 
     def fits(nodes: Tensor) -> bool:
         return can_be_split(data.y[nodes], partition.ratios)
 
-    if how == LOUVAIN:
-        fine = partition.resolution
-        every = partition.every_node
-        parts = communities.louvain(
-            edges, n, clients=clients, resolution=fine, seed=seed, every_node=every, fits=fits
-        )
-        remedy = "" if fine is None else " (partition.resolution=null finds more)"
-        return _joined(data, parts, fits, remedy)
-    if how == METIS:
-        return _joined(data, communities.metis(edges, n, clients=clients, seed=seed), fits)
-    if how == DIRICHLET:
+    if partition.method == LOUVAIN:
+        how |= {"resolution": partition.resolution, "every_node": partition.every_node}
+        parts = communities.louvain(edges, n, **how, fits=fits)
+        remedy = " (partition.resolution=null finds more)"
+        return _joined(data, parts, fits, "" if partition.resolution is None else remedy)
+    if partition.method == METIS:
+        return _joined(data, communities.metis(edges, n, **how), fits)
+    if partition.method == METIS_OVERLAPPING:
+        return communities.metis_overlapping(edges, n, draws=partition.draws, **how)
+    if partition.method == DIRICHLET:
         return communities.dirichlet(data.y, clients, partition.alpha, seed)
-    if how == RANDOM:
-        return communities.random_parts(n, clients, seed)
-    if how == METIS_OVERLAPPING:
-        draws = partition.draws
-        return communities.metis_overlapping(edges, n, clients=clients, draws=draws, seed=seed)
-    if how == OVERLAPPING:
+    if partition.method == OVERLAPPING:
         return [nodes for nodes, _ in overlapping_parts(Neighbours.of(data), partition, seed)]
-    raise DataError(f"partition.method = {how!r}: must be one of {', '.join(PARTITIONS)}")
+    return communities.random_parts(n, clients, seed)
 
 
 def _joined(

@@ -40,7 +40,6 @@ def louvain(
     ``fits`` says whether some nodes are enough for a client. Without a resolution, one is sought at
     which all clients have enough: it is raised until there are enough communities.
     """
-    _check_clients(clients, n)
     if resolution is not None:
         return _communities(edge_index, n, clients, resolution, seed, every_node)
     resolution, found = 1.0, dict[float, list[Tensor]]()
@@ -71,11 +70,9 @@ def _communities(
     finally:
         igraph.set_random_number_generator(random)  # Python's, which is igraph's default
     if len(result) < clients:
-        raise DataError(
-            f"partition.clients = {clients}: Louvain found {len(result)} communities; use fewer "
-            f"clients, or raise partition.resolution above {resolution:g} for smaller communities "
-            "(partition.resolution=null does)"
-        )
+        remedy = f"use fewer, or partition.resolution above {resolution:g}, or null"
+        found = f"Louvain found {len(result)} communities"
+        raise DataError(f"partition.clients = {clients}: {found}; {remedy}")
     parts = _parts(torch.tensor(result.membership), len(result))
     parts.sort(key=lambda part: (-part.numel(), int(part[0])))
     return _merged(parts, clients) if every_node else parts[:clients]
@@ -109,13 +106,11 @@ def joined(
 
 def _merged(parts: list[Tensor], clients: int) -> list[Tensor]:
     """Assign each community, the largest first, to the client with the fewest nodes so far."""
-    held: list[list[Tensor]] = [[] for _ in range(clients)]
-    sizes = [0] * clients
+    held = [torch.empty(0, dtype=torch.int64) for _ in range(clients)]
     for part in parts:
-        client = sizes.index(min(sizes))
-        held[client].append(part)
-        sizes[client] += part.numel()
-    return [torch.cat(local).sort().values for local in held]
+        smallest = min(range(clients), key=lambda client: held[client].numel())
+        held[smallest] = torch.cat([held[smallest], part])
+    return [nodes.sort().values for nodes in held]
 
 
 def metis(edge_index: Tensor, n: int, *, clients: int, seed: int) -> list[Tensor]:
@@ -123,10 +118,8 @@ def metis(edge_index: Tensor, n: int, *, clients: int, seed: int) -> list[Tensor
     try:
         import pymetis
     except ImportError as error:
-        raise DataError(
-            "partition.method = 'metis' needs pymetis: pip install 'flower-graph[metis]'"
-        ) from error
-    _check_clients(clients, n)
+        advice = "pip install 'flower-graph[metis]'"
+        raise DataError(f"partition.method = 'metis' needs pymetis: {advice}") from error
     source, target = to_undirected(edge_index, n)
     counts = torch.bincount(source, minlength=n).tolist()
     neighbours = [others.tolist() for others in target.split(counts)]
@@ -148,12 +141,8 @@ def metis_overlapping(
     """Draw half of each METIS part's nodes several times, each time for another client."""
     # As FED-PUB (Baek et al., ICML 2023) makes overlapping clients: 30 from 6 parts, half of the
     # nodes of each drawn five times. Clients of one part come one after another.
-    parts_wanted, rest = divmod(clients, draws)
-    if rest or not parts_wanted:
-        allowed = f"must be a multiple of partition.draws = {draws}"
-        raise DataError(f"partition.clients = {clients}: {allowed}")
     drawn = []
-    for number, part in enumerate(metis(edge_index, n, clients=parts_wanted, seed=seed)):
+    for number, part in enumerate(metis(edge_index, n, clients=clients // draws, seed=seed)):
         if not (count := round(part.numel() / 2)):
             raise DataError(f"partition.clients = {clients}: half of METIS part {number} is nobody")
         for draw in range(draws):
@@ -166,16 +155,13 @@ def metis_overlapping(
 def dirichlet(y: Tensor, clients: int, alpha: float, seed: int) -> list[Tensor]:
     """Divide each class among the clients in shares drawn from a Dirichlet distribution."""
     # A draw that leaves a client fewer than 10 nodes is drawn again, at most 100 times.
-    _check_clients(clients, y.numel())
     rng = np.random.default_rng(derive_seed(seed, "dirichlet"))
     for _ in range(DRAWS):
         part = _assigned(y, clients, alpha, rng)
         if int(torch.bincount(part, minlength=clients).min()) >= LEAST_NODES:
             return _parts(part, clients)
-    raise DataError(
-        f"partition.alpha = {alpha:g}: in none of {DRAWS} draws did all of partition.clients = "
-        f"{clients} get {LEAST_NODES} of the {y.numel()} nodes; raise alpha or use fewer clients"
-    )
+    failed = f"{DRAWS} draws left one of {clients} clients less than {LEAST_NODES} nodes"
+    raise DataError(f"partition.alpha = {alpha:g}: {failed}; use fewer clients, or a larger alpha")
 
 
 def _assigned(y: Tensor, clients: int, alpha: float, chance: np.random.Generator) -> Tensor:
@@ -191,7 +177,6 @@ def _assigned(y: Tensor, clients: int, alpha: float, chance: np.random.Generator
 
 def random_parts(n: int, clients: int, seed: int) -> list[Tensor]:
     """Divide the nodes at random into parts whose sizes differ by at most one."""
-    _check_clients(clients, n)
     part = torch.empty(n, dtype=torch.int64)
     part[torch.randperm(n, generator=generator(seed, "random-parts"))] = torch.arange(n) % clients
     return _parts(part, clients)
@@ -201,10 +186,3 @@ def _parts(part: Tensor, count: int) -> list[Tensor]:
     sizes = torch.bincount(part, minlength=count).tolist()
     # Copies: a view would keep the whole list in memory, and in every message that carries it.
     return [nodes.clone() for nodes in part.argsort(stable=True).split(sizes)]
-
-
-def _check_clients(clients: int, n: int) -> None:
-    if not 1 <= clients <= n:
-        raise DataError(
-            f"partition.clients = {clients}: must be at least 1 and at most the graph's {n} nodes"
-        )

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flower_graph.config.partition import EGO_SPLITS, GLOBAL, PER_CLIENT
-from flower_graph.config.rules import RATIOS
-from flower_graph.data.graph import Neighbours, WholeGraph, cut_parts
+from flower_graph.config.partition import PER_CLIENT
+from flower_graph.config.rules import RATIOS, at_least
+from flower_graph.config.schema import check_settings
+from flower_graph.data.graph import HeldGraph, Neighbours, WholeGraph, cut_parts
 from flower_graph.data.splits import Masks, cut_by_shares, masks_of, with_masks
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
@@ -26,7 +27,7 @@ CHUNK = 64
 
 
 @dataclass(frozen=True)
-class EgoNetwork:
+class EgoNetwork(HeldGraph):
     """One client's graph.
 
     Parameters
@@ -75,29 +76,20 @@ def partition_egos(data: WholeGraph, partition: Any, seed: int) -> list[EgoNetwo
     """Sample egos, and make and split their ego-networks.
 
     The whole graph's own masks play no part. ``seed``, of the run, stands in for ``partition.seed``
-    None. ``DataError`` if the settings are impossible, alone or for this graph.
+    None. ``ConfigError`` if a setting is impossible, ``DataError`` if it is for this graph.
     """
+    check_settings(partition, "partition.")
     seed = seed if partition.seed is None else partition.seed
     egos = sample_egos(data, partition.clients, partition.hops, partition.min_nodes, seed)
     networks = ego_networks(data, egos, partition.hops)
     if partition.split == PER_CLIENT:
         return split_per_client(networks, partition.ratios, seed)
-    if partition.split == GLOBAL:
-        return split_global(networks, data.y, partition.ratios, seed)
-    allowed = ", ".join(EGO_SPLITS)
-    raise DataError(f"partition.split = {partition.split!r}: must be one of {allowed}")
+    return split_global(networks, data.y, partition.ratios, seed)
 
 
 def sample_egos(data: WholeGraph, clients: int, hops: int, min_nodes: int, seed: int) -> Tensor:
     """Draw the egos, without repetition."""
-    for key, value in (("clients", clients), ("hops", hops), ("min_nodes", min_nodes)):
-        if value < 1:
-            raise DataError(f"partition.{key} = {value}: must be at least 1")
     nodes, neighbours = int(data.y.numel()), Neighbours.of(data)
-    if clients > nodes:
-        raise DataError(
-            f"partition.clients = {clients}: the graph has {nodes} nodes to choose from"
-        )
     chosen = torch.empty(0, dtype=torch.int64)
     for drawn in torch.randperm(nodes, generator=generator(seed, "egos")).split(CHUNK):
         members = _members(neighbours, drawn, hops)
@@ -114,11 +106,10 @@ def sample_egos(data: WholeGraph, clients: int, hops: int, min_nodes: int, seed:
 def ego_networks(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> list[EgoNetwork]:
     """Make the ego-network of each ego, without masks; client numbers follow the egos' order.
 
-    ``egos`` are distinct, ``hops`` is at least 1; otherwise ``DataError``. Edges count in both
-    directions.
+    ``egos`` are distinct, otherwise ``DataError``; ``hops`` is at least 1, otherwise
+    ``ConfigError``. Edges count in both directions.
     """
-    if hops < 1:
-        raise DataError(f"partition.hops = {hops}: must be at least 1")
+    at_least(1).check("partition.hops", hops)
     neighbours, egos = Neighbours.of(data), _checked_egos(egos, int(data.y.numel()))
     nodes = (nodes for chunk in egos.split(CHUNK) for nodes in _each(neighbours, chunk, hops))
     cut = zip(egos.tolist(), cut_parts(data, neighbours, nodes), strict=True)
@@ -131,7 +122,7 @@ def split_per_client(
     """Split each client's labelled nodes by themselves."""
     # A node that several clients hold may train at one and be tested at another. A client with a
     # labelled node has at least one for training, even where its share would round to none.
-    _check_ratios(ratios)
+    RATIOS.check("partition.ratios", ratios)
     draws = (_draw(one.y, ratios, generator(seed, "ego-split", one.client)) for one in networks)
     return [with_masks(one, masks) for one, masks in zip(networks, draws, strict=True)]
 
@@ -145,7 +136,7 @@ def split_global(
     without any training node. ``y`` are the classes of all nodes of the whole graph; the draw is
     the same for any clients.
     """
-    _check_ratios(ratios)
+    RATIOS.check("partition.ratios", ratios)
     roles = _draw(y, ratios, generator(seed, "global-split"))
     return [with_masks(one, Masks(*(role[one.nodes] for role in roles))) for one in networks]
 
@@ -177,12 +168,6 @@ def _checked_egos(egos: Sequence[int] | Tensor, num_nodes: int) -> Tensor:
     if wrong := values[(values < 0) | (values >= num_nodes) | (counts > 1)].tolist():
         raise DataError(f"egos {wrong[:5]}: must be different nodes, 0 to {num_nodes - 1}")
     return egos
-
-
-def _check_ratios(ratios: Sequence[float]) -> None:
-    shares = [float(share) for share in ratios]
-    if not RATIOS.admits(shares):
-        raise DataError(f"partition.ratios = {shares}: must be {RATIOS.words}")
 
 
 def _draw(y: Tensor, ratios: Sequence[float], rng: torch.Generator) -> Masks:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flower_graph.config.partition import PUBLIC
-from flower_graph.data.graph import Neighbours, WholeGraph, cut_parts
+from flower_graph.config.schema import check_settings
+from flower_graph.data.graph import HeldGraph, Neighbours, WholeGraph, cut_parts
 from flower_graph.data.splits import Masks, check_roles, stratified_split, with_masks
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
@@ -24,7 +24,7 @@ EVERYBODY, NOBODY = -1, -2  # holders of a node that is no single client's
 
 
 @dataclass(frozen=True)
-class OverlappingGraph:
+class OverlappingGraph(HeldGraph):
     """One client's graph; clients that hold the same node give it the same number."""
 
     client: int  # Number of the client; unique over the run
@@ -53,10 +53,14 @@ def overlapping_graphs(data: WholeGraph, partition: Any, seed: int) -> list[Over
 
     Raises
     ------
+    ConfigError
+        If a setting is impossible.
     DataError
-        If the graph has no nodes or no edges, a setting is impossible, or a client has no node
+        If the graph has no nodes or no edges, is too small for a share, or a client has no node
         in a role whose share is not 0, which names the client.
     """
+    check_settings(partition, "partition.")
+    partition.validate()
     seed = seed if partition.seed is None else partition.seed
     neighbours = Neighbours.of(data)
     parts = overlapping_parts(neighbours, partition, seed)
@@ -90,25 +94,20 @@ def deal_nodes(neighbours: Neighbours, partition: Any, seed: int) -> Tensor:
     n = neighbours.num_nodes
     if not neighbours.other.numel():
         raise DataError(f"the graph has {n} nodes and no edges: clients need some to embed nodes")
-    clients, public, private = partition.clients, partition.public_share, partition.private_share
-    if clients < 1:
-        raise DataError(f"partition.clients = {clients}: must be at least 1")
-    left = (1 - public) / clients
     counts = []
-    for key, share, fits, allowed in (
-        ("public_share", public, 0 < public <= 1, "above 0 and at most 1"),
-        ("private_share", private, 0 <= private <= left + 1e-9, f"at least 0, at most {left:g}"),
-    ):
+    for key in ("public_share", "private_share"):
+        share = getattr(partition, key)
         # Rounded before it is cut off: 0.29 of 100 nodes is 28.999999999999996 in floats.
-        counts.append(int(round(share * n, 6)) if fits else 0)
-        if not fits or (share > 0 and not counts[-1]):
-            least = f", and {1 / n:.2g} for one of the graph's {n} nodes"
-            raise DataError(f"partition.{key} = {share}: must be {allowed}{least}")
+        counts.append(int(round(share * n, 6)))
+        if share > 0 and not counts[-1]:
+            least = f"at least {1 / n:.2g}, for one of the graph's {n} nodes"
+            raise DataError(f"partition.{key} = {share}: must be {least}")
+    public, private = counts
     owner = torch.full((n,), NOBODY)
-    owner[choose_public(neighbours, counts[0], partition.public, seed)] = EVERYBODY
+    owner[choose_public(neighbours, public, partition.public, seed)] = EVERYBODY
     order = torch.randperm(n, generator=generator(seed, "private-nodes"))
-    rest = order[owner[order] == NOBODY][: counts[1] * clients]
-    owner[rest] = torch.arange(clients).repeat_interleave(counts[1])
+    rest = order[owner[order] == NOBODY][: private * partition.clients]
+    owner[rest] = torch.arange(partition.clients).repeat_interleave(private)
     return owner
 
 
@@ -116,8 +115,6 @@ def noisy_labels(
     y: Tensor, train_mask: Tensor, classes: Tensor, share: float, *, generator: torch.Generator
 ) -> Tensor:
     """Give a share of the training nodes another class, each other one equally likely."""
-    if not 0 <= share < 1:
-        raise DataError(f"partition.label_noise = {share}: must be at least 0 and below 1")
     members = train_mask.nonzero().flatten()
     order = torch.randperm(members.numel(), generator=generator)
     chosen = members[order[: round(share * members.numel())]]
@@ -138,11 +135,7 @@ def choose_public(neighbours: Neighbours, count: int, how: str, seed: int) -> Te
     if how == "random":
         return order[:count]
     order = order[neighbours.start.diff()[order].argsort(descending=True, stable=True)]
-    if how == "degree":
-        return order[:count]
-    if how == "cover":
-        return greedy_cover(neighbours, order, count)
-    raise DataError(f"partition.public = {how!r}: must be one of {', '.join(PUBLIC)}")
+    return order[:count] if how == "degree" else greedy_cover(neighbours, order, count)
 
 
 def greedy_cover(neighbours: Neighbours, order: Tensor, count: int) -> Tensor:

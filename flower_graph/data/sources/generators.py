@@ -9,7 +9,8 @@ and sorted by construction, and no array has the size nodes x features.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,33 +24,6 @@ SIGNAL = 0.1
 ROWS = 1 << 16  # nodes at a time; bounds the memory of intermediate tensors
 
 
-@dataclass(frozen=True)
-class SparseGraph:
-    """A graph whose features are the parts of a CSR matrix.
-
-    Parameters
-    ----------
-    edge_index
-        Both directions of every edge, int64 ``[2, E]``.
-    y
-        Class of each node, int64 ``[n]``.
-    indptr
-        Where each node's features begin, int64 ``[n + 1]``.
-    indices
-        Feature numbers, ascending within a node, int32 ``[n * active]``.
-    values
-        Feature values, float32 ``[n * active]``.
-    """
-
-    edge_index: Tensor
-    y: Tensor
-    indptr: Tensor
-    indices: Tensor
-    values: Tensor
-    num_classes: int
-    num_features: int
-
-
 def csbm_sparse(
     nodes: int,
     classes: int,
@@ -60,8 +34,8 @@ def csbm_sparse(
     homophily: float = 0.8,
     signal: float = SIGNAL,
     seed: int = 0,
-) -> SparseGraph:
-    """Generate a contextual stochastic block model with sparse features.
+) -> Graph:
+    """Generate a contextual stochastic block model, whose features are a sparse CSR matrix.
 
     Parameters
     ----------
@@ -100,45 +74,27 @@ def csbm_sparse(
     y = torch.randperm(nodes, generator=generator) % classes
     edge_index = _edges(y, classes, round(nodes * degree / 2), homophily, generator)
     indices = _features(y, classes, features, active, signal, generator)
-    return SparseGraph(
-        edge_index=edge_index,
-        y=y,
-        indptr=torch.arange(nodes + 1) * active,
-        indices=indices.flatten(),
-        values=torch.ones(nodes * active),
-        num_classes=classes,
-        num_features=features,
-    )
+    ptr = torch.arange(nodes + 1, dtype=torch.int32) * active
+    x = csr_tensor(ptr, indices.flatten(), torch.ones(nodes * active), (nodes, features))
+    return Graph(x=x, edge_index=edge_index, y=y, num_classes=classes)
 
 
-def csbm(
-    nodes: int,
-    classes: int,
-    *,
-    degree: float = 10.0,
-    features: int = 512,
-    active: int = 32,
-    homophily: float = 0.8,
-    signal: float = SIGNAL,
-    seed: int = 0,
-) -> Graph:
+def csbm(nodes: int, classes: int, *, features: int = 512, **how: Any) -> Graph:
     """Generate the graph of :func:`csbm_sparse`, with dense features and without masks.
 
-    ``DataError`` also if the features would take more than 2 GB.
+    Parameters
+    ----------
+    nodes, classes, features, **how
+        As of :func:`csbm_sparse`.
+
+    Raises
+    ------
+    DataError
+        As of :func:`csbm_sparse`, and if the features would take more than 2 GB.
     """
     check_dense_size(nodes, features, "Use flower_graph.data.csbm_sparse for such sizes.")
-    how = {"degree": degree, "homophily": homophily, "signal": signal}
-    parts = csbm_sparse(nodes, classes, features=features, active=active, seed=seed, **how)
-    columns = parts.indices.view(nodes, active).to(torch.int64)
-    x = torch.zeros(nodes, features).scatter_(1, columns, parts.values.view(nodes, active))
-    return Graph(x=x, edge_index=parts.edge_index, y=parts.y, num_classes=classes)
-
-
-def graph_of_rows(parts: SparseGraph) -> Graph:
-    """Make a graph whose features are a sparse CSR matrix."""
-    size = parts.y.numel(), parts.num_features
-    x = csr_tensor(parts.indptr.to(torch.int32), parts.indices, parts.values, size)
-    return Graph(x=x, edge_index=parts.edge_index, y=parts.y, num_classes=parts.num_classes)
+    graph = csbm_sparse(nodes, classes, features=features, **how)
+    return replace(graph, x=graph.x.to_dense())
 
 
 def _edges(

@@ -1,4 +1,4 @@
-"""Pictures of alignment precision and accuracy."""
+"""Pictures of runs: alignment precision and accuracy, learned graphs against true ones."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from flower_graph.records.rounds import RoundReport
+from flower_graph.strategies.fedgls.method import METHOD
 from flower_graph.strategies.ppfl.plots import Curves, plot_alignment, save_alignment
 
 FIGURES = {"precision-1": 0.25, "precision-5": 0.5, "precision-10": 0.75}
@@ -59,3 +60,37 @@ def test_settings_beside_each_other_are_means_over_seeds(drawn: list[Axes]) -> N
     # A method has one colour in all columns.
     assert lower.lines[0].get_color() == lower_two.lines[1].get_color()
     assert lower_two.lines[0].get_color() != lower_two.lines[1].get_color()
+
+
+# FedGLS -----------------------------------------------------------------------------------------
+
+STRUCTURE = {
+    "precision": 0.25,
+    "recall": 0.5,
+    "homophily": 0.75,
+    "true-homophily": 0.875,
+    "degree": 6.0,
+    "true-degree": 4.0,
+}
+
+
+def structure_report(number: int, structure: dict[str, float]) -> RoundReport:
+    return RoundReport(number, 1.0, 1.0, 0.0, 0.5, 0.5, 0.5, 8, 8, structure=structure)
+
+
+def test_learned_figures_are_beside_the_true_ones(drawn: list[Axes]) -> None:
+    later = {name: value / 2 for name, value in STRUCTURE.items()}
+    some = {name: value for name, value in STRUCTURE.items() if name != "recall"}
+    shown = enumerate([STRUCTURE, later, {}, some], start=3)
+    METHOD.draw(Path(), [structure_report(*one) for one in shown], "")
+    edges, homophily, degree = drawn
+    # A round without a figure is drawn through.
+    assert curves(edges) == {"precision": [0.25, 0.125, 0.25], "recall": [0.5, 0.25]}
+    assert curves(homophily) == {"learned": [0.75, 0.375, 0.75], "true": [0.875, 0.4375, 0.875]}
+    assert curves(degree) == {"learned": [6.0, 3.0, 6.0], "true": [4.0, 2.0, 4.0]}
+    assert all(np.asarray(axes.lines[0].get_xdata()).tolist() == [3, 4, 6] for axes in drawn)
+
+
+def test_nothing_is_drawn_where_no_round_compares_graphs(tmp_path: Path) -> None:
+    METHOD.draw(tmp_path, [structure_report(1, {})], "")
+    assert list(tmp_path.iterdir()) == []
