@@ -142,7 +142,7 @@ class SumDeviation(Deviation):
             if self.threshold is None:
                 return requests
             self.told += len(requests)
-            lie = {"threshold": self.threshold, "minimum": 2}
+            lie: dict[str, Any] = {"threshold": self.threshold, "minimum": 2}
             return {node: replace(request, **lie) for node, request in requests.items()}
 
         def unmask_requests(number: int) -> dict[int, object]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.ops.counts import Counts, count
-from flower_graph.ops.graph import Adjacency, csr_tensor, gcn_adjacency, pointers
+from flower_graph.ops.graph import Adjacency, csr, csr_tensor, gcn_adjacency, pointers
 from flower_graph.ops.grouped import group_sizes, group_sum
 from flower_graph.wire.keys import HISTOGRAMS, MAX_CLASSES, ROLES
 
@@ -193,13 +193,9 @@ def _active_features(
         values.append(value)
     row, key, value = torch.cat(rows), torch.cat(keys), torch.cat(values)
     active, column = torch.unique(key, return_inverse=True)
-    shape = (ptr[-1], active.numel())
-    matrix = csr_tensor(pointers(row, shape[0]), column.to(torch.int32), value, shape)
-    order = torch.argsort(column, stable=True)
-    turned = csr_tensor(
-        pointers(column, shape[1]), row[order].to(torch.int32), value[order], shape[::-1]
-    )
-    return Adjacency(matrix, turned), active % num_features, active // num_features
+    n, r = ptr[-1], active.numel()
+    x = Adjacency(csr(row, column, value, n, r), csr(column, row, value, r, n))
+    return x, active % num_features, active // num_features
 
 
 def _entries(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -77,11 +77,11 @@ def sorted_edges(edge_index: Tensor, n: int) -> SortedEdges | None:
     return SortedEdges(pointers(source, n), target.to(torch.int32))
 
 
-def csr(row: Tensor, col: Tensor, value: Tensor, n: int) -> Tensor:
-    """Build a CSR matrix from entries in any order."""
-    # row, col, value [e]
+def csr(row: Tensor, col: Tensor, value: Tensor, rows: int, columns: int | None = None) -> Tensor:
+    """Build a CSR matrix from entries in any order; square by default."""
     order = torch.argsort(row, stable=True)
-    return csr_tensor(pointers(row, n), col[order].to(torch.int32), value[order], (n, n))
+    size = rows, rows if columns is None else columns
+    return csr_tensor(pointers(row, rows), col[order].to(torch.int32), value[order], size)
 
 
 def pointers(index: Tensor, n: int) -> Tensor:

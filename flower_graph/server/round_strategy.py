@@ -13,12 +13,12 @@ methods write
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
+from flwr.app import ConfigRecord, RecordDict
 
 from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import BestRound, RoundReport
@@ -60,7 +60,6 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
         self.requests: dict[int, Q] = {}  # of the current round, by SuperNode
         self.answers: dict[int, A] = {}  # their replies
         self.entries: dict[int, Mapping[str, Any]] = {}  # sent with the requests
-        self.last: RoundReport | None = None  # of Flower's own loop
 
     # What a method writes; requests and replies are messages of its own
 
@@ -84,10 +83,18 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
         return self.learn(server_round, replies)
 
     def send(
-        self, server_round: int, message_type: str, config: Mapping[str, object] | None = None
+        self, server_round: int, message_type: str, config: Mapping[str, Any] = MappingProxyType({})
     ) -> Replies[A]:
+        contents = {node: request.to_record() for node, request in self.requests.items()}
+        for node, content in contents.items() if config or self.entries else ():
+            # The method's own entries win over the caller's
+            own = {**content.config_records[CONFIG], **self.entries.get(node, {})}
+            content[CONFIG] = ConfigRecord({**config, **own})
+        self.session.asked = {
+            node: np.asarray(one.clients, np.int64) for node, one in self.requests.items()
+        }
         return self.session.send(
-            self._messages(config or {}),
+            contents,
             server_round,
             self.read,
             message_type=message_type,
@@ -126,55 +133,11 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
         if given:
             raise ValueError(f"{', '.join(given)}: the server has no such model; leave it out")
 
-    def _messages(self, config: Mapping[str, Any]) -> dict[int, RecordDict]:
-        """Write the requests with the caller's entries; the method's own entries win."""
-        self.session.asked = {
-            node: np.asarray(one.clients, np.int64) for node, one in self.requests.items()
-        }
-        contents = {node: request.to_record() for node, request in self.requests.items()}
-        for node, content in contents.items() if config or self.entries else ():
-            local = content.config_records[CONFIG]
-            content[CONFIG] = ConfigRecord({**config, **local, **self.entries.get(node, {})})
-        return contents
-
-    # Flower's own round loop
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        self.session.over(grid)
-        self.requests = dict(self.ask(server_round))
-        for node, content in self._messages(config).items():
-            yield Message(content, node, "train", group_id=str(server_round))
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        usable = self.session.read(server_round, replies, self.read)
-        self.answers = usable.values
-        self.last = self.learn(server_round, usable)
-        self._save(server_round)
-        return self.learnt(), self.trained(self.last)
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Ask nobody: the answers to ``train`` bring the measurements."""
-        return []
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        return None if self.last is None else self.measured(self.last)
-
     def summary(self) -> None:
         LOG.info("%s: %s", type(self).__name__, self.fixed_settings())
 
-
-class OwnRounds(RoundStrategy[Q, A]):
-    """A server whose round is more than one exchange, which Flower's round loop cannot run."""
-
     def configure_train(self, *_: object, **__: object) -> NoReturn:
-        raise RuntimeError("a round is two exchanges: call start, not Flower's round loop")
+        """Refuse Flower's own round loop: rounds of this kind are not its two exchanges."""
+        raise RuntimeError("call start, not Flower's round loop")
 
-    aggregate_train = configure_train
+    aggregate_train = configure_evaluate = aggregate_evaluate = configure_train

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flower_graph.config.rules import SHARE, at_least, require
-from flower_graph.errors import MalformedReplyError, NoClientsError, one_line
+from flower_graph.errors import NoClientsError
 from flower_graph.flower_compat import replace_dead_actors
 from flower_graph.records.participation import NOT_DRAWN, Participation, account_for, ranges
 from flower_graph.records.rounds import RoundReport
@@ -29,16 +29,13 @@ from flower_graph.rng import generator
 from flower_graph.server.membership import Admission, Membership
 from flower_graph.storage import checkpoint
 from flower_graph.storage.reading import StateDict
-from flower_graph.wire.client_errors import kind_of, no_content
 from flower_graph.wire.exchange import (
     ByteLedger,
     Exchange,
     Rejected,
     Replies,
     few,
-    log_rejected,
     reasons_of,
-    unreadable,
 )
 from flower_graph.wire.fields import Resume, read_not_saved
 from flower_graph.wire.ledger import reply_bytes
@@ -240,27 +237,6 @@ class Session:
     def relay(self, messages: Iterable[Message], server_round: int) -> list[Message]:
         """Send messages that Flower made, and return the replies unread."""
         return self.exchange.relay(messages, server_round=server_round, timeout=self.timeout)
-
-    def read(
-        self, server_round: int, messages: Iterable[Message], read: Callable[[int, RecordDict], T]
-    ) -> Replies[T]:
-        """Read replies that Flower's own round loop gathered."""
-        replies: Replies[T] = Replies()
-        for message in messages:
-            node = message.metadata.src_node_id
-            try:
-                if (problem := no_content(message)) is not None:
-                    raise MalformedReplyError(problem)
-                if node not in self.asked:
-                    raise MalformedReplyError("it was not asked")
-                replies.values[node] = read(node, message.content)
-            except Exception as error:
-                replies.rejected.append(
-                    Rejected(node, one_line(unreadable(error)), kind_of(message))
-                )
-        log_rejected(LOG, server_round, "left out", replies.rejected)
-        self.leave_out(replies.rejected)
-        return replies
 
     def must_have(self, server_round: int, replies: Replies[T]) -> None:
         """Raise ``NoClientsError`` if no SuperNode answered."""

@@ -67,7 +67,7 @@ from flower_graph.secure.sum.server import Keys as SumKeys
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SumStages, as_record, entries_of
 from flower_graph.server.membership import Membership, renamed
-from flower_graph.server.round_strategy import OwnRounds
+from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.fedscem.cohort import (
@@ -494,7 +494,7 @@ def check_plain_sum(total: SumArray, layout: Layout, clients: int) -> None:
     read_counted(total, layout, None)
 
 
-class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
+class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
     """Server of FedSCem, for clients that answer as ``EgoNetworkClient`` does.
 
     Parameters

@@ -70,7 +70,6 @@ from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SecureSum
-from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.nfedgnn.common_client import (
     AS_PARTY,
@@ -105,13 +104,12 @@ from flower_graph.strategies.nfedgnn.strategy import (
     UserTable,
 )
 from flower_graph.strategies.nfedgnn.users import UserSettings, bounded
-from flower_graph.wire.arrays import FloatArray, IntArray
+from flower_graph.wire.arrays import Config, FloatArray, IntArray
 from flower_graph.wire.codec import Message
 from flower_graph.wire.exchange import Rejected, Replies, few
 from flower_graph.wire.fields import Bytes
 from flower_graph.wire.keys import CONFIG, SERVER_ROUND
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
-from flower_graph.wire.numpy_client import Config
 
 NOBODY: IntArray = np.zeros(0, np.int64)
 T = TypeVar("T")
@@ -259,9 +257,7 @@ class Latents:
     rejected: list[Rejected] = field(default_factory=list)
 
 
-class SummedGradientRelay(
-    OwnRounds[LatentRequest, LatentReply], RelayStrategy[LatentRequest, LatentReply]
-):
+class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
     """Server of nFedGNN with one first layer, for clients that answer as ``CommonLayerClient``.
 
     Parameters

@@ -45,7 +45,6 @@ from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.round import Reason, Skipped
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SecureSum
-from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.storage.reading import StateDict, Tree
 from flower_graph.strategies.ppfl.claims import (
     ABSENT,
@@ -130,7 +129,7 @@ class CommonMean:
         self.made = int(state["made"])
 
 
-class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment):
+class SecureConsensus(ProcrustesAlignment):
     """The server: adds up embeddings that clients have rotated, and sends the mean back.
 
     All SuperNodes are asked in every iteration: sums over changing clients could be compared.

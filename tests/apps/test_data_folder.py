@@ -427,7 +427,7 @@ def test_a_new_folder_in_the_same_place_is_read_anew(config_of: MakeConfig, tmp_
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["strategy.name=fed-gnn"], "nobody has those of client .*partition --true-edges"),
+        (["strategy.name=fed-gnn"], r"client \d.*partition --true-edges"),
         (
             ["graph.neighbours=30", "strategy.name=fed-gnn-knn"],
             r"graph.neighbours.*2\d nodes of client \d",

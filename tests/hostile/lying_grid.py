@@ -218,7 +218,9 @@ class LyingGrid:
                 self._left.remove(lie)
                 one = to[len(found) % len(to)]
                 entries = lie.change(entries_of(one.content), self._place(one))
-                found.append((lie.kind, like(one, entries, lie.message_type)))
+                found.append(
+                    (lie.kind, like(one, {CONFIG: ConfigRecord(entries)}, lie.message_type))
+                )
         return found
 
     def _place(self, message: Message) -> int:
@@ -241,7 +243,7 @@ class LyingGrid:
         found = []
         for (kind, name, _), one in zip(REPEATED, lists, strict=False):
             before = self._first[one.metadata.dst_node_id, name]
-            found.append((kind, like(before, entries_of(before.content))))
+            found.append((kind, like(before, {})))
         return found
 
     def _send(self, lies: Sequence[Told]) -> None:
@@ -256,12 +258,11 @@ class LyingGrid:
             time.sleep(0.05 if ids else 0)
 
 
-def like(message: Message, entries: Entries, message_type: str | None = None) -> Message:
-    """Write a message with other entries, or of another type."""
+def like(message: Message, records: Mapping[str, Any], message_type: str | None = None) -> Message:
+    """Write a message with other records, or of another type."""
     about = message.metadata
-    records = {name: record for name, record in message.content.items() if name != CONFIG}
     return Message(
-        RecordDict(records | {CONFIG: ConfigRecord(dict(entries))}),
+        RecordDict({**message.content, **records}),
         about.dst_node_id,
         message_type or about.message_type,
         group_id=about.group_id,

@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 
 from flower_graph.errors import MalformedReplyError, NoClientsError
 from flower_graph.flower_compat import SUPERLINK_NODE_ID, stamp
-from flower_graph.server.membership import Membership
-from flower_graph.server.session import Session
 from flower_graph.wire.arrays import decode_array, encode_array
 from flower_graph.wire.exchange import Exchange, Rejected, Replies
 
@@ -294,29 +292,6 @@ def test_every_node_is_used_or_left_out_once(rounds: list[list[str]]) -> None:
 
 
 # Messages made elsewhere -------------------------------------------------------------------------
-
-
-def test_a_reply_of_flowers_loop_is_left_out_whatever_its_reader_raises() -> None:
-    session = Session(Membership())
-    session.asked = {node: [node] for node in range(5)}
-
-    def spoilt(node: int, content: RecordDict) -> list[float]:
-        if node == 1:
-            raise RecursionError("too deep")
-        return read(node, content)
-
-    words = ["good", "good", "empty", "nan", "error", "good"]  # the last was not asked
-    asked = [Message(vector(0), node, "train", group_id="4") for node in range(6)]
-    messages = [answers(word, one)[0] for word, one in zip(words, asked, strict=True)]
-    replies = session.read(4, messages, spoilt)
-    assert replies.values == {0: [1, 2, 3]}
-    assert {entry.node_id: entry.reason for entry in session.rejected} == {
-        1: "unreadable reply: RecursionError: too deep",
-        2: FAULTS["empty"],  # a KeyError
-        3: FAULTS["nan"],
-        4: FAULTS["error"],
-        5: "it was not asked",
-    }
 
 
 def relayed(

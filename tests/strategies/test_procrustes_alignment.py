@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod
 from public_helpers import make_grid, run, silent, still_member, toy_members
 from scipy.linalg import orthogonal_procrustes as reference
@@ -181,24 +181,6 @@ def test_flowers_local_dp_mod_works_around_the_client() -> None:
     # The first request's rows are zeros, so the reply itself is clipped, direction kept.
     assert np.linalg.norm(x) == pytest.approx(0.5, abs=1e-6)
     assert np.allclose(x / np.linalg.norm(x), alone / np.linalg.norm(alone), atol=1e-6)
-
-
-def test_flowers_own_round_loop() -> None:
-    grid, strategy = make_grid(toy_members(), 2), ProcrustesAlignment()
-    for number in (1, 2):
-        extra = ConfigRecord({"note": "mine"})
-        messages = list(strategy.configure_train(number, ArrayRecord(), extra, grid))
-        ids = grid.push_messages(messages)
-        arrays, metrics = strategy.aggregate_train(number, grid.pull_messages(ids))
-    assert metrics is not None
-    assert metrics["answered"] == 4
-    assert arrays is not None
-    wanted = run(toy_members(), rounds=2).weights
-    assert np.array_equal(arrays["means-0"].numpy(), wanted["means-0"])
-    assert list(strategy.configure_evaluate(2, ArrayRecord(), ConfigRecord(), grid)) == []
-    measured = strategy.aggregate_evaluate(2, [])
-    assert measured is not None
-    assert 0 <= measured["test-accuracy"] <= 1
 
 
 def test_every_pair_is_drawn_once_and_one_at_a_time() -> None:

@@ -255,7 +255,7 @@ def test_what_a_round_reports() -> None:
 
 def test_flowers_own_round_loop_is_refused() -> None:
     for method in (SecureConsensus().configure_train, SecureConsensus().aggregate_train):
-        with pytest.raises(RuntimeError, match="exchanges"):
+        with pytest.raises(RuntimeError, match="start"):
             method(1, [])
 
 

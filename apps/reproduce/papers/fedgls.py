@@ -115,7 +115,8 @@ TABLE_2 = [
     for data, epochs, paper in EPOCHS
     for line in varied(
         *(data, str(epochs), paper, f"strategy.local_epochs={epochs}"),
-        **{"table": "Table 2", "seeds": range(3 if data == "PubMed" else 5)},
+        table="Table 2",
+        seeds=range(3 if data == "PubMed" else 5),
     )
 ]
 TABLE_3 = [

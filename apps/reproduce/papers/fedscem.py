@@ -163,7 +163,9 @@ TABLE_1 = [
         *(CHOSEN, {"Cora": 4, "LastFM-Asia": 2}),
         ours("Self-training", "FedAvg", "FedProx", *more, is_tried=True),
         last=[f"partition.split={split}", "patience=50"],
-        **{"table": "Table 1", "keys": {"split": split}, "figures": [TEST]},
+        table="Table 1",
+        keys={"split": split},
+        figures=[TEST],
     )
 ]
 FEDAVG = replace(LINE, config="fedscem/{data}-fedavg", seeds=(0, 1, 2))
@@ -198,7 +200,9 @@ FIGURE_6A = [
             "mu": {mu: [f"{MU}={mu}"] for mu in (0.5, 1, 5, 10)},
             "tau": {tau: [f"{TAU}={tau}"] for tau in (0.01, 0.1, 1, 5, 10)},
         },
-        **{"table": "Figure 6a", "seeds": (0, 1, 2), "rounds": 500},
+        table="Figure 6a",
+        seeds=(0, 1, 2),
+        rounds=500,
         figures=[VALIDATION, TEST, "rounds"],
     )
 ]
@@ -207,13 +211,18 @@ BATCHES = grid(
     *(LINE, ["Cora"], ours("FedSCem", "Self-training")),
     last=["patience=50", f"{RATE}=0.002"],
     over={"batch": {name: [f"strategy.batch_size={size}"] for name, size in SIZES.items()}},
-    **{"table": "Batches", "seeds": (10, 11), "rounds": 500},
+    table="Batches",
+    seeds=(10, 11),
+    rounds=500,
     figures=[VALIDATION, "rounds", "steps-a-client"],
 )
 MASKS = grid(
     *(LINE, SMALL, ours("FedSCem", MASKED)),
     last=[PER_CLIENT],
-    **{"table": "Masks", "seeds": (0,), "rounds": 50, "figures": [LAST, "run-seconds"]},
+    table="Masks",
+    seeds=(0,),
+    rounds=50,
+    figures=[LAST, "run-seconds"],
 )
 MEASURED = ["seconds-per-round", "peak-mib"]
 SHOWN = ("ms a round", 1000), ("memory, MiB", 1)
@@ -221,13 +230,16 @@ COST = grid(
     *(LINE, DATA, ours(*TRAINED)),
     last=[PER_CLIENT],
     measure="flower_graph.apps.reproduce.runs:costs",
-    **{"table": "Cost", "rounds": 10, "figures": MEASURED},
+    table="Cost",
+    rounds=10,
+    figures=MEASURED,
 )
 FIGURE_8 = grid(
     *(LINE, DATA, {"FedSCem": {"settings": FULL}}),
     last=[PER_CLIENT],
     measure=f"{TABLES}:costs",
-    **{"table": "Figure 8", "figures": ["nodes", "edges", *MEASURED]},
+    table="Figure 8",
+    figures=["nodes", "edges", *MEASURED],
 )
 ON_BOTH = [one for one in TABLE_3 if one.data in SMALL and one.method in TRAINED]
 FIGURE_5 = ["Self-training", "FedSCem", "FedAvg", "FedAvg+FedSCem", "FedProx", "FedProx+FedSCem"]

@@ -81,7 +81,7 @@ LEVELS = {  # LOC, FED, and their difference, by percent of public nodes
     ("GAT", 30): (70.5, 72.6, 2.1),
     ("GAT", 40): (70.5, 73.0, 2.5),
 }
-SEEDS, COMPARED = (0, 1, 2, 3, 4), ["LOC", "FED"]
+COMPARED = ["LOC", "FED"]
 GAIN = Figure("fed-less-loc", TEST, "LOC")
 SPENT = ["rounds", "steps-a-client", "MiB-a-client", "seconds-per-round"]
 PRECISION = ["precision-1", "precision-5", "precision-10"]
@@ -90,8 +90,15 @@ CLASSIFIERS = ("mlp", "svc")
 
 def line_of(table: str, data: str, model: str) -> Line:
     """Return what all lines of a table have on a data set; wrong labels are one of their own."""
-    config, shown = f"ppfl/{{data}}-{model.lower()}", {"data_shown": data, "model": model}
-    return Line(table=table, config=config, rounds=MODELS[model][0], seeds=SEEDS, **shown)
+    config = f"ppfl/{{data}}-{model.lower()}"
+    return Line(
+        table=table,
+        model=model,
+        config=config,
+        seeds=(0, 1, 2, 3, 4),
+        rounds=MODELS[model][0],
+        data_shown=data,
+    )
 
 
 def noise(data: str) -> str:
@@ -166,7 +173,8 @@ def public(data: str, model: str, by: str, levels: list[int]) -> list[Line]:
             *([(GAIN, ["FED"])], [*map(Figure, [*SPENT, *PRECISION])]),
             last=[noise(data), f"partition.public={by}", f"partition.public_share={share / 100}"],
             over={"public": {by: judged}, "share": {share: own}},
-            **{"seeds": (0, 1, 2), "figures": PLAIN[:3]},
+            seeds=(0, 1, 2),
+            figures=PLAIN[:3],
         )
     return lines
 

@@ -74,7 +74,8 @@ PAPER = Paper(
             for table, methods in METHODS.items()
             for line in grid(
                 *(LINE, ["US counties"], methods, CHANGES[table]),
-                **{"table": table, "settings": [*MODEL, *CUT[table]]},
+                table=table,
+                settings=[*MODEL, *CUT[table]],
             )
         ]
     },
