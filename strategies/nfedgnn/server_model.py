@@ -123,8 +123,6 @@ def scheduled(schedule: str, learning_rate: float, server_round: int, rounds: in
     """Return the step size of a round of so many; rounds count from 1. It is never 0."""
     if schedule == "constant":
         return learning_rate
-    if not rounds:
-        raise RuntimeError(f"schedule {schedule!r} needs the rounds: call start, not Flower's loop")
     rise = math.ceil(WARM_UP * rounds) if schedule == "warmup-cosine" else 0
     if server_round <= rise:
         return learning_rate * server_round / rise

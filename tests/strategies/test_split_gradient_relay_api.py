@@ -9,7 +9,6 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.clientapp.mod import LocalDpMod
-from flwr.serverapp.strategy import Strategy
 from relay_helpers import CLASSES, FEATURES, asked_users, client_app, run, small_graph, strategy_for
 from torch import Tensor, nn
 from torch_geometric.data import Data
@@ -19,27 +18,6 @@ from flower_graph import SplitGradientRelay
 from flower_graph.audit.attacks import RecordingGrid, config_of, of_kind
 from flower_graph.errors import NoClientsError
 from flower_graph.simulation import InProcessGrid
-
-# Flower's own loop -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", [{}, {"participation": 0.4}, {"average_every": 2}])
-def test_flowers_own_loop_gives_the_same_metrics(options: dict[str, Any]) -> None:
-    data = small_graph(20)
-    expected = strategy_for(data, **options).start(
-        InProcessGrid(client_app(data), num_supernodes=2), num_rounds=3
-    )
-    strategy = strategy_for(data, **options)
-    grid = InProcessGrid(client_app(data), num_supernodes=2)
-    result = Strategy.start(strategy, grid, initial_arrays=ArrayRecord(), num_rounds=3)
-    for name in ("train_metrics_clientapp", "evaluate_metrics_clientapp"):
-        wanted = {number: dict(m) for number, m in getattr(expected, name).items()}
-        assert len(wanted) == 3
-        assert {number: dict(m) for number, m in getattr(result, name).items()} == wanted
-    arrays = result.arrays.to_torch_state_dict()
-    for name, value in expected.arrays.to_torch_state_dict().items():
-        assert torch.equal(arrays[name], value)
-
 
 # What start takes and returns --------------------------------------------------------------------
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import errno
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord, Context, RecordDict
-from flwr.serverapp.strategy import Strategy
-from relay_helpers import Outcome, client_app, run, same_weights, small_graph, strategy_for
+from flwr.app import Context, RecordDict
+from relay_helpers import Outcome, client_app, run, same_weights, small_graph
 from torch import nn
 
 from flower_graph import NodeClient
@@ -66,17 +64,6 @@ def test_own_user_models_are_resumed(tmp_path: Path) -> None:
     whole = part("whole")
     part("cut", stop_at=5)
     assert_same_ending(part("cut", resume=True), whole)
-
-
-def test_flowers_own_loop_makes_checkpoints_and_has_no_schedule(tmp_path: Path) -> None:
-    how: dict[str, Any] = {"checkpoint_dir": tmp_path / "own", "checkpoint_every": EVERY}
-    start = partial(Strategy.start, initial_arrays=ArrayRecord(), num_rounds=5)
-    start(strategy_for(DATA, **how), grid_of(tmp_path / "own"))
-    assert checkpoint.complete_rounds(tmp_path / "own") == [2, 4]
-    resumed = go(tmp_path / "own", resume=True)
-    assert resumed.figures == go(tmp_path / "whole").figures[4:]
-    with pytest.raises(RuntimeError, match=r"'cosine'.*rounds"):
-        start(strategy_for(DATA, schedule="cosine"), grid_of(None))
 
 
 def test_a_client_without_a_folder_says_so(
