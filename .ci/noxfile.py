@@ -18,7 +18,7 @@ EXTRAS = ("dev", "deepwalk", "metis", "dp")
 TESTS = (
     *("tests/test_flower_compat.py", "tests/test_simulation.py", "tests/test_plain_clients.py"),
     *("tests/client", "tests/server", "tests/contracts", "tests/privacy"),
-    *("tests/strategies/test_flower_parts.py", "tests/strategies/test_structure_fedavg_flower.py"),
+    *("tests/strategies/test_flower_parts.py", "tests/strategies/test_structure_fedavg.py"),
     *("tests/strategies/test_fed_sage.py", "tests/strategies/test_split_gradient_relay_api.py"),
     *("tests/test_existing_app.py", "tests/test_launch.py"),  # on Ray, the last
 )

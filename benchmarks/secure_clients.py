@@ -25,7 +25,7 @@ from flower_graph.secure import channel
 from flower_graph.secure.channel import rows_of
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties.epoch import Epoch, commit
-from flower_graph.secure.parties.identity import Binding, Identity, TrustSettings
+from flower_graph.secure.parties.identity import Identity, TrustSettings
 from flower_graph.secure.parties.messages import (
     BindReply,
     BindRequest,
@@ -187,8 +187,10 @@ class PlayedParty(Played):
         self.channels = [channel.new_key() for _ in range(self.k)]
         signatures = []
         for party, (_, public) in zip(self.partners.tolist(), self.channels, strict=True):
-            binding = Binding(RUN, party, (party,), public, promised[party])
-            signatures.append(binding.sign(Identity(self.keys[party], self.trust.registry)))
+            key, commitment = (np.frombuffer(one, np.uint8) for one in (public, promised[party]))
+            binding = BindReply(RUN, party, np.array([party]), key, commitment, key[:0])
+            identity = Identity(self.keys[party], self.trust.registry)
+            signatures.append(binding.signed(identity, self.trust.block_cap).signature.tobytes())
         keys = rows_of([public for _, public in self.channels], self.k, -1)
         ones, signed = np.ones(self.k, np.int64), rows_of(signatures, self.k, -1)
         self.say("epoch", "sum_epoch", EpochRequest(RUN, shown, keys, signed, ones, self.partners))

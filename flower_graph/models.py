@@ -23,10 +23,9 @@ from flower_graph.ops.graph import (
     Adjacency,
     SortedEdges,
     columns_of,
-    csr_tensor,
+    csr,
     gcn_adjacency,
     mean_adjacency,
-    pointers,
     propagate,
 )
 from flower_graph.rng import seeded
@@ -251,13 +250,7 @@ def _few_entries(x: Tensor, n: int) -> Adjacency | None:
         return None
     row, col = x.nonzero().t()
     value, width = x[row, col], x.shape[1]
-    return Adjacency(_sparse(row, col, value, n, width), _sparse(col, row, value, width, n))
-
-
-def _sparse(row: Tensor, col: Tensor, value: Tensor, rows: int, columns: int) -> Tensor:
-    order = torch.argsort(row, stable=True)
-    where = pointers(row, rows), col[order].to(torch.int32)
-    return csr_tensor(*where, value[order], (rows, columns))
+    return Adjacency(csr(row, col, value, n, width), csr(col, row, value, width, n))
 
 
 def build_server_model(

@@ -26,7 +26,7 @@ from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedscem import ego_secrets
+from flower_graph.strategies.fedscem import cohort_client as ego_host
 from flower_graph.wire.keys import CONFIG, SERVER_ROUND
 
 sys.path.insert(0, str(Path(__file__).parent / "frozen"))
@@ -100,53 +100,40 @@ METHODS = {
     )
     for key, (config, small, supernodes) in FROZEN.items()
 }
-PLAIN = ("strategy.aggregation=plain", "strategy.alignment=plain")
-# What of a method is a path of its own through the server or the client
+PLAIN = "aggregation=plain alignment=plain"
+SECURE, BASELINE = {"final": "train.sum_unmask"}, {"final": "evaluate", "late": 0}
+# What of a method is a path of its own through the server or the client: keys of its strategy
 VARIANTS = {
-    "nfedgnn, averaged": METHODS["nfedgnn"].with_(
-        "strategy.share=averaged", "strategy.average_every=2"
-    ),
-    "nfedgnn, summed": METHODS["nfedgnn"].with_(
-        "strategy.share=summed", "strategy.reg_weight=null", final="train.add_up"
-    ),
-    "fedscem, plain": METHODS["fedscem"].with_(*PLAIN, final="train"),
-    "fedscem, aligned in the clear": METHODS["fedscem"].with_("strategy.alignment=plain"),
-    "fedscem, secure, untrusted": METHODS["fedscem"].with_("strategy.trust=malicious-server"),
-    "fedscem, minus": METHODS["fedscem"].with_("strategy.variant=minus"),
-    "fedscem, batches": METHODS["fedscem"].with_(
-        *PLAIN, "strategy.batch_size=3", "strategy.variant=iter", final="train"
-    ),
-    "fedscem, shared": METHODS["fedscem"].with_(
-        "strategy.model_sharing=fedavg", "strategy.resolution=1e-6"
-    ),
-    **{
-        f"fedscem, {name}": METHODS["fedscem"].with_(f"strategy.name={name}", final=final, late=0)
-        for name, final in (
-            ("self-training", "train"),
-            ("fedavg", "evaluate"),
-            ("local-sage", "evaluate"),
-            ("fed-sage", "evaluate"),
-        )
-    },
-    "fedscem, median": METHODS["fedscem"].with_(
-        "strategy.name=fedavg", "strategy.robust=median", final="evaluate", late=0
-    ),
-    "fedgls, median": METHODS["fedgls"].with_("strategy.robust=median"),
-    "fedgls, proto": METHODS["fedgls"].with_("strategy.name=fedproto"),
-    "fedgls, alone": METHODS["fedgls"].with_("strategy.name=local-gnn-knn"),
-    "fedgls, reset": METHODS["fedgls"].with_("strategy.optimiser=reset"),
-    "deepwalk, alone": METHODS["deepwalk"].with_("strategy.name=local"),
-    "deepwalk, consensus": METHODS["deepwalk"].with_("strategy.alignment=consensus"),
-    "deepwalk, secure": METHODS["deepwalk"].with_(
-        "strategy.alignment=secure", final="train.sum_unmask"
-    ),
-    "deepwalk, secure, untrusted": METHODS["deepwalk"].with_(
-        *("partition.clients=6", "partition.private_share=0.1"),
-        *("strategy.alignment=secure", "strategy.trust=malicious-server"),
-        supernodes=6,
-        final="train.sum_unmask",
-    ),
+    name: METHODS[name.partition(",")[0]].with_(
+        *(f"strategy.{one}" for one in words.split()), **how
+    )
+    for name, words, how in (
+        ("nfedgnn, averaged", "share=averaged average_every=2", {}),
+        ("nfedgnn, summed", "share=summed reg_weight=null", {"final": "train.add_up"}),
+        ("fedscem, plain", PLAIN, {"final": "train"}),
+        ("fedscem, aligned in the clear", "alignment=plain", {}),
+        ("fedscem, secure, untrusted", "trust=malicious-server", {}),
+        ("fedscem, minus", "variant=minus", {}),
+        ("fedscem, batches", f"{PLAIN} batch_size=3 variant=iter", {"final": "train"}),
+        ("fedscem, shared", "model_sharing=fedavg resolution=1e-6", {}),
+        ("fedscem, self-training", "name=self-training", {"final": "train", "late": 0}),
+        ("fedscem, fedavg", "name=fedavg", BASELINE),
+        ("fedscem, local-sage", "name=local-sage", BASELINE),
+        ("fedscem, fed-sage", "name=fed-sage", BASELINE),
+        ("fedscem, median", "name=fedavg robust=median", BASELINE),
+        ("fedgls, median", "robust=median", {}),
+        ("fedgls, proto", "name=fedproto", {}),
+        ("fedgls, alone", "name=local-gnn-knn", {}),
+        ("fedgls, reset", "optimiser=reset", {}),
+        ("deepwalk, alone", "name=local", {}),
+        ("deepwalk, consensus", "alignment=consensus", {}),
+        ("deepwalk, secure", "alignment=secure", SECURE),
+    )
 }
+VARIANTS["deepwalk, secure, untrusted"] = VARIANTS["deepwalk, secure"].with_(
+    *("partition.clients=6", "partition.private_share=0.1", "strategy.trust=malicious-server"),
+    supernodes=6,
+)
 ALL = METHODS | VARIANTS
 
 
@@ -406,7 +393,7 @@ def forget_live(*key: int) -> None:
     """Forget what this process keeps of a run's clients, or of one node: run id, node id."""
     kept_by: list[dict[Any, Any]] = [state._LIVE, state._FIXED]
     if len(key) == 2:  # a SuperNode that ends takes its secrets with it
-        kept_by.append(ego_secrets._LIVE)
+        kept_by.append(ego_host._LIVE)
     for kept in kept_by:
         for one in [one for one in kept if one[: len(key)] == key]:
             del kept[one]

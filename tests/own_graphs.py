@@ -57,16 +57,10 @@ def alike(x: str = "dense", **changes: Any) -> Data:
     return Data(**{"x": features, "edge_index": both, "y": y, **changes})
 
 
-def two_components() -> Data:
+def with_edges(kept: Callable[[Tensor, Tensor], Tensor]) -> Data:
+    """Keep some of its edges."""
     data = alike()
-    source, target = data.edge_index
-    data.edge_index = data.edge_index[:, (source < N // 2) == (target < N // 2)]
-    return data
-
-
-def one_direction() -> Data:
-    data = alike()
-    data.edge_index = data.edge_index[:, : data.edge_index.size(1) // 2]
+    data.edge_index = data.edge_index[:, kept(*data.edge_index)]
     return data
 
 
@@ -116,8 +110,9 @@ ALIKE: dict[str, Callable[[], Data]] = {
     "dense": alike,
     "sparse": lambda: alike("sparse"),
     "counts": lambda: alike("counts"),
-    "two components": two_components,
-    "one direction": one_direction,
+    # Without the edges between the first half of the nodes and the second; each edge once
+    "two components": lambda: with_edges(lambda s, t: (s < N // 2) == (t < N // 2)),
+    "one direction": lambda: with_edges(lambda s, t: torch.arange(len(s)) < len(s) // 2),
     "gaps": gaps,
 }
 OTHERS: dict[str, Callable[[], Data]] = {

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -25,12 +26,11 @@ from flower_graph.outputs.files import (
     NODE_ROLES,
     SERVER,
     Predictions,
-    quoted,
+    as_text,
     table_of,
-    table_text,
+    write_table,
 )
 from flower_graph.records.rounds import figure_text
-from flower_graph.storage.files import write_text
 from flower_graph.storage.reading import MOST_RECORD, read_text
 from flower_graph.storage.writing import named
 from flower_graph.wire.keys import BALANCED, MACRO_F1, VALUE_SCORES
@@ -49,16 +49,17 @@ def predict_command(args: argparse.Namespace) -> int:
     is_new = args.data is not None
     if args.links:
         lines = link_lines(run, args)
-        text, summary = table_text(HEAD, lines), [f"{run.path}: {len(lines):,} pairs"]
+        table = pd.DataFrame(lines, columns=HEAD)
+        summary = [f"{run.path}: {len(lines):,} pairs"]
     else:
         found = (
             predict_file(run, args.data, args.client) if is_new else run.predictions(args.client)
         )
-        text, summary = table_text(*table_of(found)), _summary(run, found, is_new=is_new)
+        table, summary = table_of(found), _summary(run, found, is_new=is_new)
     if args.out is None:
-        hand_over(text)
+        hand_over(table.to_csv(index=False))
     else:
-        write_text(named(args.out), text)
+        write_table(named(args.out), table)
     say(*summary, to=sys.stderr)
     return 0
 
@@ -166,7 +167,7 @@ def link_lines(run: Run, args: argparse.Namespace) -> list[list[str]]:
         )
         who = SERVER if client == NO_CLIENT else str(client)
         lines += [
-            [who, *map(quoted, asked[number]), f"{float(logits[number].sigmoid()):.6g}"]
+            [who, *map(as_text, asked[number]), f"{float(logits[number].sigmoid()):.6g}"]
             for number in order.tolist()
         ]
     if not lines:

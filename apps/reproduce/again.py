@@ -32,6 +32,13 @@ SIZE = 1e-7  # of a change of the initial weights: about one rounding of a numbe
 DRAWS = 3  # changed runs of each run
 LEAST = 0.001  # that is tolerated of a row whose changed runs agree
 METRICS = (TEST, "micro-f1")
+SHOWN = {  # figures of a row, by the heading of their column
+    "committed": "committed",
+    "again": "again",
+    "changed by 1e-7: apart by at most": "spread",
+    "tolerance": "tolerance",
+    "deviation over seeds": "seeds_deviate",
+}
 
 
 def main(
@@ -151,19 +158,16 @@ def write(out: Path, paper: str, results: Sequence[Row]) -> None:
 
 
 def _shown(one: Row) -> dict[str, str]:
-    figures = {
-        "committed": "committed",
-        "again": "again",
-        "changed by 1e-7: apart by at most": "spread",
-        "tolerance": "tolerance",
-        "deviation over seeds": "seeds_deviate",
-    }
     shown = {
         name: "no weights drawn" if one[key] is None else f"{one[key]:.4f}"
-        for name, key in figures.items()
+        for name, key in SHOWN.items()
     }
-    metric = ", ".join([one["metric"], *([one["classifier"]] if "classifier" in one else [])])
-    place = {"table": one["table"], "data": one["data"]}
-    place |= {"method": f"{one['method']} ({one['model']})", "metric": metric}
-    verdict = "near" if one["near"] else "**not near**"
-    return {**place, "seed": str(one["seed"]), **shown, "": verdict}
+    return {
+        "table": one["table"],
+        "data": one["data"],
+        "method": f"{one['method']} ({one['model']})",
+        "metric": ", ".join(filter(None, [one["metric"], one.get("classifier")])),
+        "seed": str(one["seed"]),
+        **shown,
+        "": "near" if one["near"] else "**not near**",
+    }

@@ -124,43 +124,48 @@ def _section(results: Results, scale: int) -> list[str]:
 
 def _table(results: Results, figures: Mapping[str, Figure], scale: int) -> str:
     """Write a table with a row for each line, or for each group that was measured of it."""
-    labels = [name for one in figures.values() for name in (_heading(one), _paper(one))]
     keys = [*(key for line in results for key in line.keys), "group", "clients"]
+    labels = [name for one in map(_heading, figures.values()) for name in (one, PAPERS + one)]
     columns = ["method", "model", *keys, *labels, MEMORY, "settings", "n"]
     records = []
     for line, of_line in results.items():
         for group in dict.fromkeys(row.get("group") for _, row in of_line):
             here = {figure.label: row for figure, row in of_line if row.get("group") == group}
-            cells = _cells(
-                [(one, here[label]) for label, one in figures.items() if label in here], scale
-            )
+            cells = {}
+            for label, figure in figures.items():
+                row = here.get(label)
+                if row and isfinite(row["mean"]):
+                    cells[_heading(figure)] = written(figure, row, scale)
+                    if row["paper"] is not None:
+                        cells[PAPERS + _heading(figure)] = _of_paper(figure, row, scale)
+                    if row.get("paper-gpu-memory-percent"):
+                        cells[MEMORY] = f"{row['paper-gpu-memory-percent']:.2f}"
             if cells:
                 first = next(iter(here.values()))
-                about = {"method": line.names[2] + marks(here.values()), "model": line.model}
-                about |= {key: first[key] for key in keys if key in first}
-                laid = (
-                    first["settings"]["overrides"][len(line.settings) :] if line.has_choice else []
-                )
-                tried = [s[s.rfind(".", 0, s.find("=")) + 1 :] for s in laid]
-                end = {"settings": " ".join(tried), "n": str(len(first["seeds"]))}
-                records.append(about | cells | ({} if line.measure else end))
-    if not records:
-        return ""
-    if any(one.name == WITHIN for one in figures.values()):
-        rows = all_rows(results)
+                cells |= {"method": line.names[2] + marks(here.values()), "model": line.model}
+                cells |= {key: first[key] for key in keys if key in first}
+                if not line.measure:
+                    cells["n"] = str(len(first["seeds"]))
+                if line.has_choice:
+                    chosen = first["settings"]["overrides"][len(line.settings) :]
+                    names = [one[one.rfind(".", 0, one.find("=")) + 1 :] for one in chosen]
+                    cells["settings"] = " ".join(names)
+                records.append(cells)
+    if records and any(one.name == WITHIN for one in figures.values()):
+        rows = [row for row in all_rows(results) if row["metric"] == WITHIN]
         best = {
-            _heading(one): winner(
-                [row for row in rows if {"metric": WITHIN, **one.keys}.items() <= row.items()]
-            )
+            _heading(one): winner([row for row in rows if one.keys.items() <= row.items()])
             for one in figures.values()
         }
         records.append({"method": "*Best*", **best})
+    if not records:
+        return ""
     frame = pd.DataFrame(records, columns=[*dict.fromkeys(columns)])
     frame = frame.replace("", None).dropna(axis=1, how="all")
     return markdown(frame if frame["model"].nunique() > 1 else frame.drop(columns="model"))
 
 
-MEMORY = "paper, % of GPU memory"
+PAPERS, MEMORY = "paper's ", "paper, % of GPU memory"
 
 
 def _heading(figure: Figure) -> str:
@@ -168,23 +173,6 @@ def _heading(figure: Figure) -> str:
         return str(figure.keys["within"])
     name = FORMS[figure.name][0] if figure.name in FORMS else figure.name.replace("-", " ")
     return ", ".join([name, *map(str, figure.keys.values())])
-
-
-def _paper(figure: Figure) -> str:
-    return f"paper's {_heading(figure)}"
-
-
-def _cells(rows: Sequence[tuple[Figure, Row]], scale: int) -> dict[str, str]:
-    """Write the figures of one line, and the paper's beside."""
-    cells = {}
-    for figure, row in rows:
-        if isfinite(row["mean"]):
-            cells[_heading(figure)] = written(figure, row, scale)
-            if row["paper"] is not None:
-                cells[_paper(figure)] = _of_paper(figure, row, scale)
-            if row.get("paper-gpu-memory-percent"):
-                cells[MEMORY] = f"{row['paper-gpu-memory-percent']:.2f}"
-    return cells
 
 
 def _form(figure: Figure, scale: int) -> tuple[float, str, bool]:
@@ -222,9 +210,11 @@ def _of_paper(figure: Figure, row: Row, scale: int) -> str:
 
 def winner(rows: Sequence[Row]) -> str:
     """Name the method with the best mean, and those that do not differ from it significantly."""
-    best = max(rows, key=lambda row: merit(measure_of(row), row["mean"]), default=None)
-    if best is None:
+    if not rows:
         return NONE
+    # `mse` of `test-mse-at-best-val`
+    metric = rows[0].get("metric", "").removeprefix("test-").removesuffix("-at-best-val")
+    best = max(rows, key=lambda row: merit(metric, row["mean"]))
     others = [row for row in rows if row is not best]
     near = [
         row["method"] + cut_off([row])
@@ -240,11 +230,6 @@ def _chance(best: Row, other: Row) -> float | None:
     ours, theirs = (dict(zip(r["seeds"], r["values"], strict=True)) for r in (best, other))
     chance: float | None = paired([*differences(ours, theirs).values()] or [0.0])["p"]
     return chance
-
-
-def measure_of(row: Row) -> str:
-    """Return the metric that a row is a figure of: `mse` of `test-mse-at-best-val`."""
-    return str(row.get("metric", "")).removeprefix("test-").removesuffix("-at-best-val")
 
 
 def marks(rows: Collection[Row]) -> str:

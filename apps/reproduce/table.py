@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from runpy import run_path
+from types import MappingProxyType
 from typing import Any
 
 from flower_graph.config.rules import nearest
@@ -18,6 +20,7 @@ from flower_graph.errors import ConfigError
 from flower_graph.method.registry import known_apps, method_named
 
 TEST, LAST, VALIDATION = "test-accuracy-at-best-val", "test-accuracy-last", "best-val-accuracy"
+PLAIN = [TEST, LAST, VALIDATION, "rounds"]
 WITHIN, END = "test-accuracy-within", "the end"
 BASELINES = {  # methods without a GNN, by the name of their lines
     name: {"trained": trained, "figures": [TEST], "tries": [()], "alone": [()]}
@@ -32,6 +35,7 @@ READ = "How to read this: [README.md](README.md)."
 MOST_TRIED = 4  # settings of a method, and as many that only it has
 
 Settings = Sequence[str]
+Methods = Mapping[str, Mapping[str, Any]]  # fields of the lines of each
 
 
 @dataclass(frozen=True)
@@ -146,42 +150,48 @@ class Line:
 def grid(
     line: Line,
     data: Sequence[str] | Mapping[str, int],
-    methods: Mapping[str, Mapping[str, Any]],
+    methods: Methods | Callable[[str], Methods],
     gains: Sequence[tuple[Figure, Sequence[str]]] = (),
     budgets: Sequence[Figure] = (),
     last: Settings = (),
+    over: Mapping[str, Mapping[Any, Settings]] = MappingProxyType({}),
+    **fields: Any,
 ) -> list[Line]:
-    """List a line for each data set and method.
+    """List a line for each data set, values that are varied, and method.
 
     Parameters
     ----------
     line : Line
-        What all have; ``{data}`` in its config stands for the data set.
+        What all have, but for ``fields``; ``{data}`` in its config stands for the data set.
     data : sequence of str, or mapping
         The data sets; a number is of the settings that each method may try there.
-    methods : mapping
+    methods : mapping, or function of the data set
         By method the fields of its lines: settings come behind those of ``line``, a list of the
         paper's accuracies is by data set, and figures stand in the place of all others.
-    gains : sequence of (Figure, sequence of str)
-        Figures that some methods alone have, behind the others.
-    budgets : sequence of Figure
-        Figures behind the gains.
+    gains, budgets : sequences
+        Figures behind the others: those that the named methods have, and those that all have.
     last : sequence of str
-        Settings behind all others.
+        Settings behind those of the methods.
+    over : mapping
+        What is varied: by key of the lines its values, with the settings that each stands for.
     """
-    lines = []
+    line, lines = replace(line, **fields), []
+    varied = [[(key, value) for value in values] for key, values in over.items()]
     for number, name in enumerate(data):
-        for method, fields in methods.items():
-            own: dict[str, Any] = {"config": line.config, "tries": line.tries, **fields}
+        ours = methods(name) if callable(methods) else methods
+        for keys, (method, more) in product(map(dict, product(*varied)), ours.items()):
+            own: dict[str, Any] = {"config": line.config, "tries": line.tries, **more}
             own["config"] = own["config"].format(data=name.lower())
             own["settings"] = [*line.settings, *own.get("settings", ()), *last]
+            own["settings"] += [one for key, value in keys.items() for one in over[key][value]]
             if "figures" not in own:
-                tested = [figure for figure, ours in gains if method in ours]
+                tested = [figure for figure, having in gains if method in having]
                 own["figures"] = [*line.figures, *tested, *budgets]
             if isinstance(own.get("paper"), list):
                 own["paper"] = {TEST: own["paper"][number]}
             if isinstance(data, Mapping):
                 own["tries"] = own["tries"][: data[name]]
+            own["keys"] = {**line.keys, **keys}
             lines.append(replace(line, data=name, method=method, **own))
     return lines
 
@@ -245,13 +255,11 @@ def papers() -> dict[str, str]:
 def read_paper(name: str) -> Paper:
     """Import a shipped paper's tables, or the user's own."""
     shipped = papers()
-    path = name if Path(name).suffix in (".py", ".yaml", ".yml") else shipped.get(name)
+    path = name if name.endswith(".py") else shipped.get(name)
     if path is None:
         close = nearest(name, [*shipped])
         hint = f"did you mean {close!r}?" if close else f"there are {', '.join(shipped)}"
         raise ConfigError(f"paper: {name!r} is unknown; {hint} (a file of your own ends in .py)")
-    if Path(path).suffix in (".yaml", ".yml"):
-        raise ConfigError(f"paper: {path}: tables are Python; write PAPER = Paper(...) in a .py")
     try:
         if path.endswith(".py"):
             values = run_path(path)
@@ -259,18 +267,15 @@ def read_paper(name: str) -> Paper:
             values = vars(import_module(f"{__package__}.papers.{path.replace('-', '_')}"))
     except Exception as error:  # any error of the user's file
         raise ConfigError(f"paper: {path}: {type(error).__name__}: {error}") from error
-    paper = values.get("PAPER")
-    if not isinstance(paper, Paper):
+    if not isinstance(paper := values.get("PAPER"), Paper):
         raise ConfigError(f"paper: {path}: it has no PAPER that is a Paper")
     return paper
 
 
 def check(paper: Paper) -> None:
     """Refuse lines whose seed chooses, and methods that try more settings than others."""
-    for name, lines in paper.tables.items():
-        chosen = (
-            [] if name in paper.on_request else [line for line in lines if line.choices != [()]]
-        )
+    for lines in paper.asked:
+        chosen = [line for line in lines if line.choices != [()]]
         for line in chosen:
             if {*line.choosers} & {*line.seeds}:
                 raise ConfigError(
@@ -281,8 +286,8 @@ def check(paper: Paper) -> None:
             count, own = len(line.tries), len(line.alone)
             if not 1 <= own <= MOST_TRIED or not 1 <= count <= MOST_TRIED or count != most:
                 raise ConfigError(
-                    f"{name}: {line.words}: tries has {count} settings, alone {own}; each method "
-                    f"must try as many, at least 1 and at most {MOST_TRIED}"
+                    f"{line.words}: tries has {count} settings, alone {own}; each method must try "
+                    f"as many, at least 1 and at most {MOST_TRIED}"
                 )
 
 

@@ -136,41 +136,46 @@ class SumDeviation(Deviation):
         server = self.server_of(strategy)
         opens, unmasks, takes = server.open_round, server.unmask_requests, server.take
 
-        def open_round(number: int, clients: Iterable[int]) -> dict[int, PrepareRequest]:
-            requests: dict[int, PrepareRequest] = opens(number, clients)
-            self.clients = max(self.clients, len(server.clients))
-            if self.threshold is not None and number in server._rounds:
-                local = server._rounds[number]
-                local.threshold, local.minimum = self.threshold, 2
-            return self.with_threshold(requests)
+        def open_round(number: int, *who: object) -> dict[int, PrepareRequest]:
+            requests: dict[int, PrepareRequest] = opens(number, *who)
+            self.opened(server, number)
+            if self.threshold is None:
+                return requests
+            self.told += len(requests)
+            lie: dict[str, Any] = {"threshold": self.threshold, "minimum": 2}
+            return {node: replace(request, **lie) for node, request in requests.items()}
 
         def unmask_requests(number: int) -> dict[int, object]:
-            requests: dict[int, Any] = unmasks(number)
-            if not requests:
-                return requests
-            local = server._rounds[number]
-            self.rounds[number] = Opened(local)
-            lies = {}
-            for node, request in requests.items():
-                rows = np.searchsorted(local.parties, request.clients)
-                lies[node] = replace(request, kinds=self.story(local, rows))
-            self.told += len(lies)
-            return lies
+            requests: dict[int, object] = self.lies(server, number, unmasks)
+            self.told += len(requests)
+            return requests
 
-        def take(node: int, reply: object) -> None:
+        def take(node: int, reply: StageReply, *more: Message) -> None:
             if isinstance(reply, UnmaskReply) and reply.server_round in self.rounds:
                 self.rounds[reply.server_round].take(reply)
-            takes(node, reply)
+            takes(node, reply, *more)
 
         server.open_round, server.unmask_requests, server.take = open_round, unmask_requests, take
 
-    def with_threshold(self, requests: dict[int, PrepareRequest]) -> dict[int, PrepareRequest]:
-        if self.threshold is None:
-            return requests
-        self.told += len(requests)
+    # Any: a server of either kind, and its requests
+    def opened(self, server: Any, number: int) -> None:
+        """Count the clients of a round, and let the server itself believe the threshold."""
+        self.clients = max(self.clients, len(server.clients))
+        if self.threshold is not None and number in server._rounds:
+            local = server._rounds[number]
+            local.threshold, local.minimum = self.threshold, 2
+
+    def lies(self, server: Any, number: int, unmasks: Callable[[int], Any]) -> dict[int, Any]:
+        """Return the requests to take masks off, with the story in the place of the truth."""
+        requests = unmasks(number)
+        if not requests:
+            return {}
+        local = server._rounds[number]
+        self.rounds[number] = Opened(local)
+        rows = {node: np.searchsorted(local.parties, one.clients) for node, one in requests.items()}
         return {
-            node: replace(request, threshold=self.threshold, minimum=2)
-            for node, request in requests.items()
+            node: replace(one, kinds=self.story(local, rows[node]))
+            for node, one in requests.items()
         }
 
     def findings(self) -> list[Finding]:
@@ -186,22 +191,6 @@ class SumDeviation(Deviation):
         """Return the clients whose vectors the lie is to open."""
         sent = np.flatnonzero(local.contributed).tolist()
         return sent[:1] if self.story is only_one_survived else sent
-
-
-# Lies about dropouts: what is told, the story, the threshold
-STORIES: tuple[tuple[str, Story, int | None], ...] = (
-    ("only one client survived", only_one_survived, None),
-    ("different stories about who dropped out", two_stories, None),
-    ("a threshold of 1, and different stories", two_stories, 1),
-)
-
-
-def of_sums(server_of: ServerOf, kind: type[SumDeviation] = SumDeviation) -> list[Deviation]:
-    """Return the lies to clients of a secure sum."""
-    return [
-        kind(f"deviating server: {what}: vectors opened", server_of, story, threshold=least)
-        for what, story, least in STORIES
-    ]
 
 
 class OwnAnswers(Deviation):
@@ -300,11 +289,6 @@ class ChosenHolders(Deviation):
         return [guesses(self.name, right, min(self._share, 1.0))]
 
 
-def of_alignment(parts_of: Parts, held: Sequence[Sequence[object]]) -> list[Deviation]:
-    """Return the lies to clients that align their identities."""
-    return [OwnAnswers(parts_of, held), ChosenHolders(parts_of)]
-
-
 def all_notes(notes: Sequence[str], names: Iterable[str]) -> list[str]:
     """Add the notes on the deviating server, if it was tried."""
     tried = any(name.startswith("deviating server") for name in names)
@@ -315,14 +299,9 @@ class PartyDeviation(SumDeviation):
     """Lies about dropouts of a sum of parties: in the list that they sign, and after it."""
 
     def patch(self, strategy: object) -> None:
+        super().patch(strategy)
         server = self.server_of(strategy)
-        opens, lists = server.open_round, server.list_requests
-        unmasks, takes = server.unmask_requests, server.take
-
-        def open_round(number: int, *who: object) -> dict[int, PrepareRequest]:
-            requests: dict[int, PrepareRequest] = opens(number, *who)
-            self.clients = max(self.clients, len(server.parties))
-            return self.with_threshold(requests)
+        lists = server.list_requests
 
         def list_requests(number: int) -> dict[int, ListRequest]:
             requests: dict[int, ListRequest] = lists(number)
@@ -334,24 +313,20 @@ class PartyDeviation(SumDeviation):
             self.told += len(requests)
             return {node: replace(one, listed=listed) for node, one in requests.items()}
 
-        def unmask_requests(number: int) -> dict[int, tuple[UnmaskRequest, Signatures]]:
-            if server.epoch is None or number not in server._rounds:
-                return {}
-            one = server._rounds[number]
-            unmasks(number)
-            self.rounds[number] = Opened(one)
-            sent = np.flatnonzero(one.contributed).tolist()
-            self.told += len(sent)
-            nodes = {row: server.node_of_party(int(one.parties[row])) for row in sent}
-            return {node: self._lie(one, row) for row, node in nodes.items()}
+        server.list_requests = list_requests
 
-        def take(node: int, reply: StageReply, *more: Message) -> None:
-            if isinstance(reply, UnmaskReply) and reply.server_round in self.rounds:
-                self.rounds[reply.server_round].take(reply)
-            takes(node, reply, *more)
+    def opened(self, server: Any, number: int) -> None:
+        self.clients = max(self.clients, len(server.parties))
 
-        server.open_round, server.list_requests = open_round, list_requests
-        server.unmask_requests, server.take = unmask_requests, take
+    def lies(self, server: Any, number: int, unmasks: Callable[[int], Any]) -> dict[int, Any]:
+        if server.epoch is None or number not in server._rounds:
+            return {}
+        one = server._rounds[number]
+        unmasks(number)
+        self.rounds[number] = Opened(one)
+        sent = np.flatnonzero(one.contributed).tolist()
+        nodes = {row: server.node_of_party(int(one.parties[row])) for row in sent}
+        return {node: self._lie(one, row) for row, node in nodes.items()}
 
     def _lie(self, one: PartyRound, place: int) -> tuple[UnmaskRequest, Signatures]:
         """Ask one party for what the story needs, with all signatures that there are."""
@@ -418,11 +393,27 @@ class ChosenParties(ChosenHolders):
         aligner._choose, aligner.union_requests = choose, union_requests
 
 
-def of_parties(server_of: ServerOf) -> list[Deviation]:
-    """Return the lies to parties of a secure sum."""
-    return of_sums(server_of, PartyDeviation)
+# Lies about dropouts: what is told, the story, the threshold
+STORIES: tuple[tuple[str, Story, int | None], ...] = (
+    ("only one client survived", only_one_survived, None),
+    ("different stories about who dropped out", two_stories, None),
+    ("a threshold of 1, and different stories", two_stories, 1),
+)
 
 
-def of_proved_alignment(parts_of: Parts, held: Sequence[Sequence[object]]) -> list[Deviation]:
-    """Return the lies to parties that align their identities."""
-    return [OwnProvedAnswers(parts_of, held), ChosenParties(parts_of)]
+def of_sums(server_of: ServerOf, *, distrusts: bool) -> list[Deviation]:
+    """Return the lies to clients of a secure sum, or to parties that distrust the server."""
+    kind = PartyDeviation if distrusts else SumDeviation
+    return [
+        kind(f"deviating server: {what}: vectors opened", server_of, story, threshold=least)
+        for what, story, least in STORIES
+    ]
+
+
+def of_alignment(
+    parts_of: Parts, held: Sequence[Sequence[object]], *, distrusts: bool
+) -> list[Deviation]:
+    """Return the lies to clients, or parties, that align their identities."""
+    if distrusts:
+        return [OwnProvedAnswers(parts_of, held), ChosenParties(parts_of)]
+    return [OwnAnswers(parts_of, held), ChosenHolders(parts_of)]

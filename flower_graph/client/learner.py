@@ -30,9 +30,8 @@ from flower_graph.ops.links import (
     split_links,
     undirected,
 )
-from flower_graph.outputs.files import Embeddings, Predictions, SavedModels, Snapshot
+from flower_graph.outputs.files import Embeddings, KnownLinks, Predictions, SavedModels, Snapshot
 from flower_graph.outputs.form import predictions_from, values_from
-from flower_graph.outputs.rows import KnownLinks
 from flower_graph.rng import generator, seeded
 from flower_graph.wire.counts import added, counted
 from flower_graph.wire.keys import ROLES

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.common import MEAN, REFUSE
-from flower_graph.data.gaps import NO_GAPS, PLAIN, Columns, Gaps, Uses
+from flower_graph.data.gaps import NO_GAPS, PLAIN, Columns, Gaps, Uses, align
 from flower_graph.data.graph import PARTS, Graph, HeldGraph, check_dense_size, to_undirected
 from flower_graph.data.labels import (
     DENSE,
@@ -89,10 +89,16 @@ def tell(place: str, notes: Sequence[str], level: int = logging.INFO) -> None:
             LOG.log(logging.WARNING if isinstance(note, Caution) else level, "%s: %s", place, note)
 
 
-def by_place(columns: Columns, whose: str = "its features") -> str:
-    """Return the warning that features without names are taken in the order of others'."""
-    shown = ", ".join({}.fromkeys(columns.names))
-    return Caution(f"{whose} have no names, and columns are taken in this order: {shown:.200}")
+def by_columns(where: str, x: Tensor, own: Columns | None, common: Columns | None) -> Tensor:
+    """Order features ``[n, f]`` by a run's columns; say so if one of both has no names."""
+    if own is not None and common is not None:
+        return align(x, own, common)
+    named = common if own is None else own
+    if named is not None:
+        whose, shown = "the run's" if common is None else "its", ", ".join({}.fromkeys(named.names))
+        note = f"{whose} features have no names, and columns are taken in this order: {shown:.200}"
+        tell(where, [Caution(note)])
+    return x
 
 
 def as_graph(
@@ -145,15 +151,21 @@ def read_graph(
         declared, named = 1, None
     labels = number_classes([found.labels], declared, named)
     assert found.edge_index is not None
+    train, val, test = found.masks.values()
     return Graph(
         found.x,
         found.edge_index,
         labels.y[0],
         labels.num_classes,
-        *found.masks.values(),
+        train,
+        val,
+        test,
+        names=found.names,
         classes=labels.classes,
         notes=(*getattr(data, "notes", ()), *found.notes, *labels.notes),
-        **{key: getattr(found, key) for key in ("names", "columns", "targets", "edge_weight")},
+        columns=found.columns,
+        targets=found.targets,
+        edge_weight=found.edge_weight,
     )
 
 
@@ -353,6 +365,19 @@ def read_mask(part: str, mask: object, n: int, notes: list[str]) -> Tensor | Non
     return given.bool()
 
 
+def filled_masks(
+    masks: Mapping[str, Tensor | None], y: Tensor, names: Sequence[str] | None = None
+) -> dict[str, Tensor]:
+    """Return one split's checked masks ``[n]``, empty where there is none."""
+    result = {}
+    for part, mask in masks.items():
+        result[part] = torch.zeros_like(y, dtype=torch.bool) if mask is None else mask
+        if result[part].dim() != 1:
+            raise DataError(f"{part} is {list(result[part].shape)}: must be bool [{len(y)}]")
+    check_parts(result, y, names)
+    return result
+
+
 def _made_features(how: str, n: int, edges: Tensor | None, notes: list[str]) -> Tensor:
     if how not in ("degree", "one-hot"):
         raise DataError("the graph has no x: set data.no_features=degree or one-hot")
@@ -499,15 +524,10 @@ def server_graph(data: Any) -> ServerGraph:
     y = y.clamp(min=-1)
     check_labels(y)
     edges = read_edges(data.edge_index, y.numel(), notes)
-    given = as_tensor("edge_index", data.edge_index).long()
-    edges = given if _is_whole(given, edges) else edges  # their order is the caller's
-    masks = {}
-    for part in PARTS:
-        mask = read_mask(part, getattr(data, part, None), y.numel(), notes)
-        if mask is not None and mask.dim() != 1:
-            raise DataError(f"{part} is of {mask.size(1)} splits: must be bool [n]")
-        masks[part] = torch.zeros_like(y, dtype=torch.bool) if mask is None else mask
-    check_parts(masks, y)
+    own = as_tensor("edge_index", data.edge_index).long()
+    edges = own if _is_whole(own, edges) else edges  # their order is the caller's
+    given = {part: read_mask(part, getattr(data, part, None), y.numel(), notes) for part in PARTS}
+    masks = filled_masks(given, y)
     tell("data", notes)
     return ServerGraph(edges, y, {part.partition("_")[0]: mask for part, mask in masks.items()})
 

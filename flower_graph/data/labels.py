@@ -99,13 +99,9 @@ def _check_number(count: int, labelled: int, declared: int | None = None) -> Non
     if count == 0:
         raise DataError("y: no node has a label")
     if count > MOST_CLASSES:
-        raise DataError(
-            f"y has {count} different labels, more than {MOST_CLASSES}: task=values learns numbers"
-        )
+        raise DataError(f"y has {count} labels, above {MOST_CLASSES}: task=values learns numbers")
     if count == labelled > CAPTIONS and declared is None:
-        raise DataError(
-            f"y has {count} labels, all different: data.label names the column of classes"
-        )
+        raise DataError(f"y has {count} labels, all different: data.label names the classes")
 
 
 def declared_classes(count: object) -> int | None:
@@ -115,27 +111,21 @@ def declared_classes(count: object) -> int | None:
     if count is None or (type(count) is int and 1 <= count <= MAX_CLASSES):
         return count
     shown = " ".join(repr(count).split())
-    raise DataError(
-        f"num_classes is {shown:.60}: must be a whole number above 0 and at most {MAX_CLASSES}"
-    )
+    raise DataError(f"num_classes is {shown:.60}: must be a whole number, 1 to {MAX_CLASSES}")
 
 
 def check_labels(y: Tensor) -> None:
     """Refuse numbers that cannot be classes, before weights are made for so many."""
     if y.numel() and (largest := int(y.max())) >= MAX_CLASSES:
-        node = int(y.argmax())
-        raise DataError(
-            f"y[{node}] is {largest}: must be the number of a class, below {MAX_CLASSES}, or -1"
-        )
+        raise DataError(f"y[{int(y.argmax())}] is {largest}: must be below {MAX_CLASSES}, or -1")
 
 
 def _check_declared(y: Sequence[Tensor], declared: int) -> None:
     for one in y:
         if (one >= declared).any():
             node = int((one >= declared).nonzero()[0])
-            raise DataError(
-                f"y[{node}] is {int(one[node])}: must be below num_classes = {declared}, or -1"
-            )
+            allowed = f"must be below num_classes = {declared}, or -1"
+            raise DataError(f"y[{node}] is {int(one[node])}: {allowed}")
     if all(bool((one < 0).all()) for one in y):
         raise DataError("y: no node has a label")
 

@@ -12,15 +12,14 @@ from torch import Tensor
 
 from flower_graph.config.common import MEAN, ONE_HOT, REFUSE
 from flower_graph.data.description import (
-    by_place,
+    by_columns,
     describe_graph,
     read_edges,
     read_features,
     read_weights,
     saying,
-    tell,
 )
-from flower_graph.data.gaps import NO_GAPS, Gaps, Uses, align
+from flower_graph.data.gaps import NO_GAPS, Gaps, Uses
 from flower_graph.data.graph import Scale, Treatment
 from flower_graph.data.labels import WHOLE
 from flower_graph.data.sources.pyg import read_file
@@ -118,12 +117,8 @@ def read_new_graph(path: Path, of: DataForm) -> NewGraph:
         if y is None:
             y = _numbered(described.labels, of)
             y = y if of.scale is None else torch.full(y.shape, torch.nan)
-        if columns is not None and described.columns is not None:
-            x = align(x, described.columns, columns)
-        elif columns is not None and values.get("x") is not None:
-            tell(f"file {path}", [by_place(columns)])
-        elif described.columns is not None:
-            tell(f"file {path}", [by_place(described.columns, "the run's features")])
+        if values.get("x") is not None:
+            x = by_columns(f"file {path}", x, described.columns, columns)
         edges, weight = described.edge_index, described.edge_weight
         return NewGraph(of.treatment.apply(x), edges, y, described.names, values, weight)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.ops.counts import Counts, count
-from flower_graph.ops.graph import Adjacency, csr_tensor, gcn_adjacency, pointers
+from flower_graph.ops.graph import Adjacency, csr, csr_tensor, gcn_adjacency, pointers
 from flower_graph.ops.grouped import group_sizes, group_sum
 from flower_graph.wire.keys import HISTOGRAMS, MAX_CLASSES, ROLES
 
@@ -85,13 +85,11 @@ def check_sizes(graph: Nodes, num_features: int, num_classes: int) -> None:
     """Refuse a client whose features or classes differ from the run's; name the client."""
     check_classes(num_classes)
     if graph.x.shape[1] != num_features:
+        given = f"{graph.x.shape[1]} features"
+        raise ValueError(f"client {graph.client} has {given}, the run has {num_features}")
+    if graph.y.numel() and (largest := int(graph.y.max())) >= num_classes:
         raise ValueError(
-            f"client {graph.client} has {graph.x.shape[1]} features, the run has {num_features}"
-        )
-    if graph.y.numel() and int(graph.y.max()) >= num_classes:
-        raise ValueError(
-            f"client {graph.client} has class {int(graph.y.max())}, the run's classes are 0 to "
-            f"{num_classes - 1}"
+            f"client {graph.client} has class {largest}, allowed: 0 to {num_classes - 1}"
         )
 
 
@@ -195,13 +193,9 @@ def _active_features(
         values.append(value)
     row, key, value = torch.cat(rows), torch.cat(keys), torch.cat(values)
     active, column = torch.unique(key, return_inverse=True)
-    shape = (ptr[-1], active.numel())
-    matrix = csr_tensor(pointers(row, shape[0]), column.to(torch.int32), value, shape)
-    order = torch.argsort(column, stable=True)
-    turned = csr_tensor(
-        pointers(column, shape[1]), row[order].to(torch.int32), value[order], shape[::-1]
-    )
-    return Adjacency(matrix, turned), active % num_features, active // num_features
+    n, r = ptr[-1], active.numel()
+    x = Adjacency(csr(row, column, value, n, r), csr(column, row, value, r, n))
+    return x, active % num_features, active // num_features
 
 
 def _entries(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -74,11 +74,9 @@ def refuse_too_large(least: int, what: str) -> None:
 
     free = int(psutil.virtual_memory().available)
     if least > free:
-        raise ConfigError(
-            f"memory: the weights of {what} take at least {least / 2**30:.1f} GiB, and "
-            f"{free / 2**30:.1f} GiB are free; set a smaller model.hidden, fewer features, or "
-            "fewer clients"
-        )
+        sizes = f"{least / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
+        remedy = "set a smaller model.hidden, fewer features, or fewer clients"
+        raise ConfigError(f"memory: the weights of {what} take at least {sizes}; {remedy}")
 
 
 def peak_memory() -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +14,7 @@ from flower_graph.config.rules import refuse_key
 from flower_graph.errors import OutputError, one_line
 from flower_graph.method.load import flatten
 from flower_graph.method.run import METRICS, RESULT, Run
-from flower_graph.outputs.files import as_text
-from flower_graph.outputs.rows import Framed, pandas_module
+from flower_graph.outputs.files import Framed, as_text
 from flower_graph.records.rounds import WAYS, figure_text, format_bytes, merit
 from flower_graph.report.result import metrics_of, metrics_shown
 from flower_graph.report.significance import differences, holm, paired
@@ -289,19 +286,18 @@ class Comparison(Framed):
         return json.dumps(plain(whole), indent=2, allow_nan=False)
 
     def to_csv(self) -> str:
-        text, lines = io.StringIO(), [self._flat(row) for row in self.rows]
-        writer = csv.DictWriter(text, [*dict.fromkeys(key for one in lines for key in one)])
-        writer.writeheader()
-        for line in lines:
-            cells = {k: as_text(one) if isinstance(one, str) else one for k, one in line.items()}
-            writer.writerow(cells)
-        return text.getvalue()
+        def cell(value: object) -> object:
+            return as_text(value) if isinstance(value, str) else value
 
-    def to_pandas(self) -> Any:  # a data frame: pandas may not be there
-        return pandas_module().DataFrame([self._flat(row) for row in self.rows])
+        return str(self.to_pandas().map(cell).to_csv(index=False, lineterminator="\r\n"))
+
+    def to_pandas(self) -> Any:  # a data frame
+        import pandas as pd
+
+        return pd.DataFrame([self._flat(row) for row in self.rows], dtype=object)
 
     def save_picture(self, path: Path | str) -> None:
-        from flower_graph.report.plots.compared import Interval, plot_intervals
+        from flower_graph.report.plots import Interval, plot_intervals
 
         if Path(path).suffix != ".png":
             raise OutputError(f"{path}: pictures are PNG files, whose names end in .png")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from flower_graph.errors import OutputError
 from flower_graph.method.compare import ROUNDS, SECONDS, Comparison, compare
 from flower_graph.method.registry import schema_of
 from flower_graph.method.run import METRICS, RESULT, Run
-from flower_graph.outputs.figures import CLIENTS
+from flower_graph.outputs.figures import CLIENTS, read_table
 from flower_graph.records.rounds import (
     WAYS,
     RoundReport,
@@ -26,7 +25,7 @@ from flower_graph.records.rounds import (
 )
 from flower_graph.report.result import BASELINES, metrics_of, metrics_shown
 from flower_graph.report.trackers import visible
-from flower_graph.storage.reading import MOST_GRAPH, Tree, open_text, reading
+from flower_graph.storage.reading import Tree, reading
 from flower_graph.wire.keys import ROLES
 
 SECTIONS = 12  # most runs that have pictures of their own
@@ -98,7 +97,7 @@ def page(*runs: Run | Path | str, title: str = "") -> str:
 
 
 def _comparison(compared: Comparison) -> list[str]:
-    from flower_graph.report.plots.page import curves_panel, intervals_panel
+    from flower_graph.report.plots import curves_panel, intervals_panel
 
     by_metric = dict[str, dict[str, tuple[float, float]]]()
     curves = dict[str, list[list[float]]]()
@@ -195,8 +194,7 @@ def _mean(figure: Tree, metric: str) -> str:
 def _curves(
     row: Tree, seeds: Sequence[Sequence[RoundReport]], metrics: Sequence[str]
 ) -> dict[str, str]:
-    from flower_graph.report.plots.base import bytes_of
-    from flower_graph.report.plots.page import bytes_panel, curves_panel
+    from flower_graph.report.plots import bytes_of, bytes_panel, curves_panel
 
     losses = {
         name: [[getattr(one, key) for one in reports] for reports in seeds]
@@ -229,7 +227,7 @@ def _baselines(row: Tree) -> str:
 
 
 def _took_part(reports: Sequence[RoundReport]) -> str:
-    from flower_graph.report.plots.page import curves_panel, participation_panels
+    from flower_graph.report.plots import curves_panel, participation_panels
 
     counts = {
         name: [[float(getattr(one, name)) for one in reports]] for name in ("asked", "answered")
@@ -252,18 +250,21 @@ def _took_part(reports: Sequence[RoundReport]) -> str:
 
 
 def _by_client(row: Tree, result: Tree, of_first: str) -> list[str]:
-    from flower_graph.report.plots.page import classes_panel, clients_panel, confusion_panel
+    from flower_graph.report.plots import classes_panel, clients_panel, confusion_panel
 
-    table = _clients_of(Run(row["path"]).each[0].path / CLIENTS)
-    pictures = {}
-    for at in ("best", "last"):
-        rows = [one for one in table if one["at"] == at]
-        values = {int(one["client"]): float(one["test-accuracy"] or "nan") for one in rows}
-        words = "the best round" if at == "best" else "the last round"
-        pictures[f"Test accuracy of each client, {words}"] = clients_panel("accuracy", values)
-    kept = next((one for one in pictures.items() if one[1]), None)
+    path, shown = Run(row["path"]).each[0].path / CLIENTS, dict[str, str]()
+    if path.is_file():
+        table = read_table(path, ["client", "at", "test-accuracy"])
+        table = table[~table["client"].str.startswith("-")]
+        for at in ("best", "last"):
+            rows = table[table["at"] == at]
+            shares = rows["test-accuracy"].replace("", "nan").astype(float)
+            picture = clients_panel(
+                "accuracy", dict(zip(rows["client"].astype(int), shares, strict=True))
+            )
+            if picture and not shown:
+                shown[f"Test accuracy of each client, the {at} round"] = picture
     confusion = result.get("test-confusion-at-best-val") or result.get("test-confusion")
-    shown = dict([kept] if kept else [])
     if drawn := classes_panel(result.get("class-counts", []), result.get("classes")):
         shown["Nodes of each class at each client"] = drawn
     if confusion:
@@ -273,18 +274,8 @@ def _by_client(row: Tree, result: Tree, of_first: str) -> list[str]:
     return [f"<h3>By client and class{of_first}</h3>", _panels(shown)] if shown else []
 
 
-def _clients_of(path: Path) -> list[dict[str, str]]:
-    if not path.is_file():
-        return []
-    with (
-        reading(path, OutputError, "a client's figures are damaged"),
-        open_text(path, MOST_GRAPH) as file,
-    ):
-        return [one for one in csv.DictReader(file) if int(one["client"]) >= 0]
-
-
 def _structure(seeds: Sequence[Sequence[RoundReport]]) -> list[str]:
-    from flower_graph.report.plots.page import curves_panel
+    from flower_graph.report.plots import curves_panel
 
     pictures = {}
     for words, key in (

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.ops.context import Saved
-from flower_graph.ops.graph import csr_tensor, pointers, with_self_loops
+from flower_graph.ops.graph import csr_tensor, pointers, sampled_products, with_self_loops
 
 SLOPE = 0.2  # of the LeakyReLU below 0, as in the paper
 
@@ -91,11 +91,14 @@ class _WeightedSum(torch.autograd.Function):
         graph: AttentionGraph = ctx.graph
         grad = grads[0].contiguous()
         order = graph.by_source
-        grad_x = _per_head(
-            graph.source_ptr, graph.target[order], alpha.index_select(0, order), grad
-        )
-        grad_alpha = _edge_products(graph, grad, x)
-        return grad_alpha, grad_x, None
+        turned = graph.target[order], alpha.index_select(0, order)
+        grad_x = _per_head(graph.source_ptr, *turned, grad)
+        # Sampled products: thirty times as fast as gathering both ends, and no tensor of edges by
+        # numbers.
+        col, heads = graph.source.to(torch.int32), range(x.shape[1])
+        both = ((grad[:, head].contiguous(), x[:, head].contiguous()) for head in heads)
+        grad_alpha = [sampled_products(graph.ptr, col, *ends) for ends in both]
+        return torch.stack(grad_alpha, 1), grad_x, None
 
 
 def _per_head(ptr: Tensor, col: Tensor, alpha: Tensor, x: Tensor) -> Tensor:
@@ -105,21 +108,6 @@ def _per_head(ptr: Tensor, col: Tensor, alpha: Tensor, x: Tensor) -> Tensor:
     for head in range(heads):
         matrix = csr_tensor(ptr, col, alpha[:, head].contiguous(), (n, n))
         out[:, head] = matrix @ x[:, head].contiguous()
-    return out
-
-
-def _edge_products(graph: AttentionGraph, at_target: Tensor, at_source: Tensor) -> Tensor:
-    """Multiply the vectors at both ends of every edge, per head, ``[e, heads]``."""
-    # A product of two dense matrices sampled at the edges: thirty times as fast as gathering both
-    # ends, and without a tensor of edges by numbers.
-    n, heads, _ = at_target.shape
-    edges = graph.source.numel()
-    zeros = at_target.new_zeros(edges)
-    places = csr_tensor(graph.ptr, graph.source.to(torch.int32), zeros, (n, n))
-    out = at_target.new_empty(edges, heads)
-    for head in range(heads):
-        left, right = at_target[:, head].contiguous(), at_source[:, head].contiguous()
-        out[:, head] = torch.sparse.sampled_addmm(places, left, right.T, beta=0.0).values()
     return out
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flower_graph.ops.links import HITS, precision_of, rank_counts
+from flower_graph.ops.links import HITS, area_of, precision_of, rank_counts
 
 BINS = 1000  # of a histogram
 ERROR_SUMS = 3  # of a role: nodes, sum of absolute errors, sum of squared errors
@@ -235,9 +235,8 @@ def auc(histograms: Tensor) -> float:
         class's probability. Nodes of one bin are tied. A class with one kind of nodes is left out.
     """
     others, own = histograms.double().unbind(1)  # [k, BINS] each
-    below = others.cumsum(1) - others
-    pairs = others.sum(1) * own.sum(1)
-    return _mean_where((own * (below + others / 2)).sum(1) / pairs, pairs > 0)
+    areas = area_of(own, others)
+    return _mean_where(areas, ~areas.isnan())
 
 
 def binned_precision(histograms: Tensor) -> float:

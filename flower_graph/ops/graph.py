@@ -77,11 +77,11 @@ def sorted_edges(edge_index: Tensor, n: int) -> SortedEdges | None:
     return SortedEdges(pointers(source, n), target.to(torch.int32))
 
 
-def csr(row: Tensor, col: Tensor, value: Tensor, n: int) -> Tensor:
-    """Build a CSR matrix from entries in any order."""
-    # row, col, value [e]
+def csr(row: Tensor, col: Tensor, value: Tensor, rows: int, columns: int | None = None) -> Tensor:
+    """Build a CSR matrix from entries in any order; square by default."""
     order = torch.argsort(row, stable=True)
-    return csr_tensor(pointers(row, n), col[order].to(torch.int32), value[order], (n, n))
+    size = rows, rows if columns is None else columns
+    return csr_tensor(pointers(row, rows), col[order].to(torch.int32), value[order], size)
 
 
 def pointers(index: Tensor, n: int) -> Tensor:
@@ -303,6 +303,18 @@ def propagate(graph: Adjacency, x: Tensor, rows: Tensor | None = None) -> Tensor
     if rows is None:
         return _SparseProduct.apply(x, graph.matrix, graph.transpose)  # type: ignore[no-any-return, no-untyped-call]
     return _PartProduct.apply(x, graph.matrix, graph.transpose, rows)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def sampled_products(ptr: Tensor, col: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Compute some entries of ``left @ right^T``."""
+    # ptr, col [n + 1], left, right [n, h]
+    n, m, e = left.shape[0], right.shape[0], col.numel()
+    if e > n * m:  # PyTorch's operator knows no more entries than the matrix has places
+        row = torch.arange(n, device=col.device).repeat_interleave(ptr.diff())
+        return (left[row] * right[col]).sum(1)
+    places = csr_tensor(ptr, col, left.new_zeros(e), (n, m))
+    products: Tensor = torch.sparse.sampled_addmm(places, left, right.T).values()
+    return products
 
 
 class LaplacianTerm(NamedTuple):

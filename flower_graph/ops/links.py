@@ -194,9 +194,14 @@ def auc_of_scores(scores: Tensor, is_edge: Tensor) -> float:
     _, place = scores.unique(return_inverse=True)
     own = torch.bincount(place[is_edge], minlength=int(place.max()) + 1 if len(place) else 0)
     others = torch.bincount(place[~is_edge], minlength=len(own))
-    pairs = int(own.sum()) * int(others.sum())
-    below = others.cumsum(0) - others
-    return float((own * (below + others / 2)).sum() / pairs) if pairs else math.nan
+    return float(area_of(own, others))
+
+
+def area_of(own: Tensor, others: Tensor) -> Tensor:
+    """Return the area under the ROC curve from counts by score, the lowest first; NaN if none."""
+    # own, others [..., scores]: nodes with the label and without it; ties count half
+    below = others.cumsum(-1) - others
+    return (own * (below + others / 2)).sum(-1) / (own.sum(-1) * others.sum(-1))
 
 
 def average_precision(scores: Tensor, is_edge: Tensor) -> float:

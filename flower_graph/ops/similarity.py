@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from flower_graph.ops.context import Saved
-from flower_graph.ops.graph import Adjacency, csr, csr_tensor, pointers, propagate
+from flower_graph.ops.graph import (
+    Adjacency,
+    csr,
+    csr_tensor,
+    pointers,
+    propagate,
+    sampled_products,
+)
 
 SIMILARITIES = ("cosine", "euclidean", "inner")
 # Numbers of a sparse matrix that are held densely at a time, and the columns it takes at least.
@@ -101,18 +108,6 @@ def squared_distance(products: Tensor, own: Tensor, other: Tensor) -> Tensor:
 def csr_rows(x: SparseRows) -> Tensor:
     """Return the vectors as a sparse CSR matrix, ``[n, r]``."""
     return csr_tensor(pointers(x.row, x.shape[0]), x.col.to(torch.int32), x.value, x.shape)
-
-
-def sampled_products(ptr: Tensor, col: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Compute some entries of ``left @ right^T``."""
-    # ptr, col [n + 1], left, right [n, h]
-    n, m, e = left.shape[0], right.shape[0], col.numel()
-    if e > n * m:  # PyTorch's operator knows no more entries than the matrix has places
-        row = torch.arange(n, device=col.device).repeat_interleave(ptr.diff())
-        return (left[row] * right[col]).sum(1)
-    places = csr_tensor(ptr, col, left.new_zeros(e), (n, m))
-    products: Tensor = torch.sparse.sampled_addmm(places, left, right.T).values()
-    return products
 
 
 # The kept products, with gradients

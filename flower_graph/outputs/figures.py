@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import csv
+import io
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flower_graph.config.common import KEEP
 from flower_graph.errors import OutputError
-from flower_graph.outputs.files import write_lines
-from flower_graph.storage.reading import (
-    MOST_GRAPH,
-    MOST_TENSORS,
-    open_regular,
-    open_text,
-    read_text,
-    reading,
-)
+from flower_graph.outputs.files import write_table
+from flower_graph.storage.reading import MOST_GRAPH, MOST_TENSORS, open_regular, read_text, reading
 from flower_graph.storage.writing import append, replaced
 from flower_graph.wire.keys import ROLES
 
 CLIENTS, CURVES = "clients.csv", "curves.csv"
 IN_RUN = "clients"  # in a simulation's output folder: the outputs of each SuperNode
-FIGURES = ("loss", *ROLES)
+SHARES = [f"{role}-accuracy" for role in ROLES]
+MEASURED = ("nodes", "loss", *SHARES)
+BYTES = ("bytes-up", "bytes-down")
+HEAD = ("client", "at", "round", *MEASURED, "rounds-measured", *BYTES)
 ROW = np.dtype(
-    [("round", "<i8"), ("client", "<i8"), ("nodes", "<i8")]
-    + [(name, "<f8") for name in (*FIGURES, "up", "down")]
+    [(name, "<i8") for name in ("round", "client", "nodes")]
+    + [(name, "<f8") for name in ("loss", *SHARES, *BYTES)]
 )
-LOCAL = ("nodes", *FIGURES)
-MEASURED = ("nodes", "loss", "train-accuracy", "val-accuracy", "test-accuracy")
-HEAD = ("client", "at", "round", *MEASURED, "rounds-measured", "bytes-up", "bytes-down")
 Rows = NDArray[np.void]  # of ROW
 
 
@@ -56,10 +51,9 @@ class FigureLog:
         """Append a round's figures; ``traffic``: each client's bytes since its last row."""
         shares = np.asarray(accuracy, np.float64)
         rows = np.zeros(len(shares), ROW)
-        rows["round"], rows["client"], rows["nodes"] = server_round, clients, nodes
-        rows["loss"], rows["up"], rows["down"] = loss, *traffic
-        for index, name in enumerate(FIGURES[1:]):
-            rows[name] = shares[:, index]
+        columns = [server_round, clients, nodes, loss, *shares.T, *traffic]
+        for name, values in zip(ROW.names or (), columns, strict=True):
+            rows[name] = values
         with append(self._path, 0o600) as file:
             os.fchmod(file.fileno(), 0o600)
             rows.tofile(file)
@@ -69,9 +63,8 @@ class FigureLog:
         if not self._path.exists():
             return np.zeros(0, ROW)
         with reading(self._path, OutputError), open_regular(self._path, MOST_TENSORS) as stream:
-            whole = (
-                os.fstat(stream.fileno()).st_size // ROW.itemsize
-            )  # the process may have died while it wrote a row
+            # The process may have died while it wrote a row
+            whole = os.fstat(stream.fileno()).st_size // ROW.itemsize
             rows = np.fromfile(stream, ROW, whole)
         rows = rows if last is None else rows[rows["round"] <= last]
         backwards = rows[::-1]
@@ -88,52 +81,41 @@ class FigureLog:
 
 def write_figures(folder: Path, rows: Rows, at: dict[str, int], every: int) -> None:
     """Write ``clients.csv``, and with `every` ``curves.csv``; ``at``: rounds by their names."""
-    write_lines(folder / CLIENTS, HEAD, _lines(rows, at))
+    import pandas as pd
+
+    table = pd.DataFrame(rows).replace([math.inf, -math.inf], math.nan)
+    each = table.groupby("client")
+    whole = {name: each[name].transform("sum").round().astype(int) for name in BYTES}
+    whole["rounds-measured"] = each["round"].transform("size")
+    known = table.assign(**whole)
+    ends = pd.concat(known[table["round"] == number].assign(at=name) for name, number in at.items())
+    write_table(folder / CLIENTS, ends.sort_values("client", kind="stable")[[*HEAD]])
     if every:
-        chosen = rows[(rows["round"] % every == 0) | (rows["round"] == rows["round"].max())]
-        # By round and client: columns of one kind are read at once
-        columns = (map(_text, chosen[name].tolist()) for name in ("round", "client", *LOCAL))
-        write_lines(folder / CURVES, ("round", "client", *MEASURED), zip(*columns, strict=True))
-
-
-def _lines(rows: Rows, at: dict[str, int]) -> list[list[str]]:
-    _, row_of, count = np.unique(rows["client"], return_inverse=True, return_counts=True)
-    up, down = (np.bincount(row_of, rows[way]).round().astype(int) for way in ("up", "down"))
-    lines = []
-    for row in np.flatnonzero(np.isin(rows["round"], list(at.values()))).tolist():
-        one, here = rows[row], row_of[row]
-        figures = [_text(one[name].item()) for name in LOCAL]
-        whole = [str(column[here]) for column in (count, up, down)]
-        for name in (name for name, number in at.items() if number == one["round"]):
-            ends = str(one["client"]), name, str(one["round"])
-            lines.append([*ends, *figures, *whole])
-    order = list(at)
-    return sorted(lines, key=lambda line: (int(line[0]), order.index(line[1])))
-
-
-def _text(value: float) -> str:
-    if isinstance(value, int):
-        return str(value)
-    return repr(value) if math.isfinite(value) else ""
-
-
-# A simulation's clients ---------------------------------------------------------------------------
+        chosen = (table["round"] % every == 0) | (table["round"] == table["round"].max())
+        write_table(folder / CURVES, table.loc[chosen, ["round", "client", *MEASURED]])
 
 
 def merge_clients(out: Path) -> dict[str, object]:
     """Join the tables of a simulation's clients; return how clients differ."""
-    folders = sorted((out / IN_RUN).glob("*/"))
-    for name in (CLIENTS, CURVES):
-        places, lines, head = [0, 1] if name == CURVES else [0], list[list[str]](), None
-        for path in [folder / name for folder in folders if (folder / name).is_file()]:
-            with reading(path, OutputError, f"a client's {name} is no such table"):
-                head, *rows = csv.reader(read_text(path, MOST_GRAPH).splitlines())
-                lines += rows
-        with reading(out / IN_RUN, OutputError, f"a client's {name} is no such table"):
-            lines.sort(key=lambda line: [int(line[column]) for column in places])
-        if head is not None:
-            write_lines(out / name, head, lines)
+    import pandas as pd
+
+    for name, order in ((CLIENTS, ["client"]), (CURVES, ["round", "client"])):
+        if files := sorted((out / IN_RUN).glob(f"*/{name}")):
+            with reading(out / IN_RUN, OutputError, f"a client's {name} is no such table"):
+                table = pd.concat([read_table(file, order) for file in files])
+                whole = table.sort_values(order, key=lambda cells: cells.astype(int), kind="stable")
+            write_table(out / name, whole)
     return spread(out / CLIENTS)
+
+
+def read_table(path: Path, columns: Sequence[str]) -> Any:  # a data frame
+    """Read a table of clients as text; ``OutputError`` if it lacks a column, or is damaged."""
+    import pandas as pd
+
+    with reading(path, OutputError, "no such table"):
+        table = pd.read_csv(io.StringIO(read_text(path, MOST_GRAPH)), dtype=str, na_filter=False)
+        table[[*columns]]
+        return table
 
 
 def spread(path: Path) -> dict[str, object]:
@@ -143,24 +125,17 @@ def spread(path: Path) -> dict[str, object]:
     the clients that have such nodes, at least one; ``deviation``, the standard deviation.
     ``OutputError`` if the file is no such table.
     """
-    columns = [HEAD.index(name) for name in ("at", *(f"{role}-accuracy" for role in ROLES))]
     result = dict[str, dict[str, dict[str, float]]]()
     if not path.exists():
         return {}
-    with reading(path, OutputError):
-        with open_text(path, MOST_GRAPH) as file:
-            lines = file.readlines()[1:]
-        if not lines:
-            return {}
-        # As bytes of a fixed width: reading a million users takes seconds
-        cells = np.loadtxt(lines, "S24", delimiter=",", usecols=columns, comments=None, ndmin=2)
-        places, *shares = cells.T
-        for at in KEEP:
-            for role, share in zip(ROLES, shares, strict=True):
-                texts = share[places == at.encode()]
-                values = np.sort(texts[texts != b""].astype(float))
-                if values.size:
-                    worst = values[: math.ceil(values.size / 10)].mean()
-                    entry = {"worst-tenth": float(worst), "deviation": float(values.std())}
-                    result.setdefault(at, {})[role] = entry
+    table = read_table(path, ["at", *SHARES])
+    for at in KEEP:
+        for role, name in zip(ROLES, SHARES, strict=True):
+            texts = table.loc[(table["at"] == at) & (table[name] != ""), name]
+            with reading(path, OutputError):
+                values = np.sort(texts.to_numpy(float))
+            if values.size:
+                worst = values[: math.ceil(values.size / 10)].mean()
+                entry = {"worst-tenth": float(worst), "deviation": float(values.std())}
+                result.setdefault(at, {})[role] = entry
     return dict(result)

@@ -207,9 +207,11 @@ def _listed(first: Integers, last: Integers) -> Integers:
     return result
 
 
-def numbers(text: str) -> list[int]:
-    """Read the text of ``ranges`` as a list."""
-    listed: list[int] = _listed(*_ends(text)).tolist()
+def numbers(text: str, most: int = MOST_CLIENTS) -> list[int]:
+    """Read the text of ``ranges`` as a list; ``ValueError`` if it is none, or has too many."""
+    first, last = _ends(text)
+    _check_count(first, last, most)
+    listed: list[int] = _listed(first, last).tolist()
     return listed
 
 
@@ -228,8 +230,12 @@ def check_records(records: Iterable[Mapping[str, Any]]) -> None:
             raise ValueError(f"participation: {brief(bad[0])} is no reason")
         _ends(record["asked"])
     first, last = _known(records)
-    if (count := sum((last - first).tolist()) + first.size) > MOST_CLIENTS:
-        raise ValueError(f"{count:,} clients are more than {MOST_CLIENTS:,}")
+    _check_count(first, last, MOST_CLIENTS)
+
+
+def _check_count(first: Integers, last: Integers, most: int) -> None:
+    if (count := sum((last - first).tolist()) + first.size) > most:
+        raise ValueError(f"{count:,} clients are more than {most:,}")
 
 
 def _known(records: Iterable[Mapping[str, object]]) -> tuple[Integers, Integers]:

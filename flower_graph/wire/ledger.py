@@ -37,11 +37,13 @@ def _config_bytes(record: ConfigRecord) -> int:
 
 def _value_bytes(value: object) -> int:
     """Count an entry without making objects: a reply may have forty thousand."""
-    values = value if isinstance(value, list) else [value]
-    kind = type(values[0]) if values else int  # Flower allows one in a list
-    if kind in (str, bytes):
-        return sum(map(len, values))
-    return len(values) * (1 if kind is bool else 8)
+    if isinstance(value, str | bytes):
+        return len(value)
+    if not isinstance(value, list):
+        return 1 if isinstance(value, bool) else 8
+    if value and isinstance(value[0], str | bytes):  # Flower allows one type in a list
+        return sum(map(len, value))
+    return len(value) * (1 if value and isinstance(value[0], bool) else 8)
 
 
 class Traffic(TypedDict):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flower_graph.ops.graph import Adjacency, csr_tensor, gcn_adjacency, pointers, propagate
+from flower_graph.ops.graph import Adjacency, csr, csr_tensor, gcn_adjacency, propagate
 from flower_graph.ops.mending import (
     Impaired,
     Slots,
@@ -260,8 +260,7 @@ def distance_gradient(
     # generated [r, f], author [r], x [n, f], clients [c]
     gradient = torch.empty_like(generated)
     row, column = x.nonzero(as_tuple=True)
-    begin, size = pointers(row, x.shape[0]), (x.shape[0], x.shape[1])
-    features = csr_tensor(begin, column.to(torch.int32), x[row, column], size)
+    features = csr(row, column, x[row, column], *x.shape)
     step = max(1, TABLE // max(x.shape[0], 1))
     for first in range(0, generated.shape[0], step):
         part = slice(first, first + step)

@@ -46,9 +46,8 @@ def read(exchanges: Sequence[Exchange], nodes: Sequence[int]) -> dict[int, list[
     result: dict[int, list[Sent]] = {node: [] for node in nodes}
     for one in of_kind(exchanges, "train"):
         if keys.ARRAYS in one.reply.array_records:
-            contents = one.request, one.reply
             first, rest = (
-                tuple(array_of(content, keys.ARRAYS, key) for content in contents)
+                (array_of(one.request, keys.ARRAYS, key), array_of(one.reply, keys.ARRAYS, key))
                 for key in ("gnn-first", "gnn-rest")
             )
             result[one.node].append(Sent(first, rest))

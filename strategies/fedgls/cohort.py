@@ -104,8 +104,7 @@ class StructureCohort:
                 for part in SHARED_PARTS:
                     tensors[f"{SHARED}{number}.{part}"] = getattr(model, part).to(device)
             if self.learners is not None:
-                result = self.learners.tensors().items()
-                tensors |= {LEARNER + name: value for name, value in result}
+                tensors |= {LEARNER + name: t for name, t in self.learners.tensors().items()}
         self.weights, self._state = StackedWeights(tensors, self.batch, kinds=kinds), tensors
         self.weights.start_from(*self.shared_models(), replace=False)
         self._graph: Adjacency | None = None
@@ -142,7 +141,12 @@ class StructureCohort:
         if len(places) == self.size:
             yield self
             return
-        indices = self._indices(places)
+        learned = self.settings.graphs == LEARNED
+        indices = self.weights.indices([*places, *(self.size + at for at in places if learned)])
+        learning = [at - self.with_edges for at in places if at >= self.with_edges]
+        if self.learners is not None and learning:
+            own = self.learners.indices(learning).items()
+            indices |= {LEARNER + key: index for key, index in own}
         held = {key: self._state[key][index] for key, index in indices.items()}
         held |= {key: value for key, value in self._state.items() if key.startswith(SHARED)}
         graphs = [self.graphs[at] for at in places]
@@ -151,16 +155,6 @@ class StructureCohort:
             for key, index in indices.items():
                 self._state[key][index] = held[key]
         self._graph = None
-
-    def _indices(self, places: list[int]) -> dict[str, Tensor]:
-        has_encoders = self.settings.graphs == LEARNED
-        encoders = [self.size + at for at in places if has_encoders]
-        indices = self.weights.indices([*places, *encoders])
-        learning = [at - self.with_edges for at in places if at >= self.with_edges]
-        if self.learners is not None and learning:
-            own = self.learners.indices(learning).items()
-            indices |= {LEARNER + key: index for key, index in own}
-        return indices
 
     def train(self, server_round: int, prototypes: Tensor | None = None) -> Trained:
         """Train locally: first the graph learners, once, then all networks, ``E`` steps."""
@@ -240,9 +234,8 @@ class StructureCohort:
         weight = self.nodes * good
         nodes = int(weight.sum())
         if not nodes:
-            raise RefusedError(
-                f"clients {sorted(left_out)}: weights are not finite; nobody is left"
-            )
+            why = "weights are not finite; nobody is left"
+            raise RefusedError(f"clients {sorted(left_out)}: {why}")
         share = (weight.double() / nodes).repeat(self.kinds.numel() // self.size)
         models = self.weights.weighted_sums(share)
         parts = [float(share[self.kinds == kind].sum()) for kind in range(len(models))]
@@ -315,10 +308,15 @@ class StructureCohort:
         if self.settings.graphs not in (LEARNED, KNN) or self.with_edges == self.size:
             return None
         check_neighbours(self.graphs, self.settings.learner.neighbours)
-        held = None
-        if tensors is not None:
-            cut = len(LEARNER)
-            held = {key[cut:]: t for key, t in tensors.items() if key.startswith(LEARNER)}
+        held = (
+            None
+            if tensors is None
+            else {
+                key.removeprefix(LEARNER): t
+                for key, t in tensors.items()
+                if key.startswith(LEARNER)
+            }
+        )
         learner = self.settings.learner._replace(seed=self.settings.seed)
         if self.settings.graphs == KNN:  # without layers the features themselves are compared
             learner = learner._replace(encoder="attentive", layers=0)

@@ -91,10 +91,8 @@ class FedGLSConfig(CutRunConfig):
     def validate(self) -> None:
         super().validate()
         if self.graph.knn_on == ENCODER and self.strategy.name != FED_KNN:
-            raise ConfigError(
-                f"graph.knn_on: {ENCODER} is not allowed with strategy.name={self.strategy.name}: "
-                f"only {FED_KNN} makes such graphs; set graph.knn_on={FEATURES}"
-            )
+            allowed = f"{FEATURES} with strategy.name={self.strategy.name}"
+            raise ConfigError(f"graph.knn_on: {ENCODER} is only for {FED_KNN}; allowed: {allowed}")
         self.strategy.refuse_noise(self.privacy)
         self.privacy.require_averaging(self.strategy.name, AVERAGING)
         if self.strategy.name not in AVERAGING:

@@ -179,6 +179,5 @@ def _has_edges(graph: NewGraph) -> bool:
 def _check_size(graph: NewGraph, neighbours: int) -> None:
     if (n := graph.x.shape[0]) <= neighbours:
         raise DataError(
-            f"the graph has {n} nodes: one whose edges are made has more than "
-            f"graph.neighbours = {neighbours}"
+            f"the graph has {n} nodes, must have more than graph.neighbours={neighbours}"
         )

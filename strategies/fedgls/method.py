@@ -217,10 +217,8 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         if client is not None or sum(len(form.clients) for form in run.all_saved()) == 1:
             return super().predict_beside(run, graph, client)
         if not KINDS[name].client.has_mean:
-            raise OutputError(
-                f"strategy.name={name}: clients have no common model that a newcomer could use; "
-                "say whose (client=, --client)"
-            )
+            why = "clients have no common model; say whose to use (client=, --client)"
+            raise OutputError(f"strategy.name={name}: {why}")
         settings = _settings(run.config)
         return newcomers_logits(run.all_saved(), settings, graph, NEWCOMERS_STEPS).softmax(1)
 
@@ -230,7 +228,7 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         # Imported here, since clients draw nothing.
         from matplotlib.figure import Figure
 
-        from flower_graph.report.plots.base import finish, line, save
+        from flower_graph.report.plots import finish, line, save
 
         figure = Figure(figsize=(12, 3.6), layout="constrained")
         rounds = [report.round for report in reports]
@@ -272,26 +270,20 @@ def _check_mix(clients: int, graphless: int, config: FedGLSConfig) -> None:
         path = clients_path(config.data)
         if path is not None and not is_one_graph(path):
             key, value = "data.name", repr(config.data.name)
-        raise ConfigError(
-            f"{key}: {value} leaves none of {clients} clients without edges, and "
-            f"strategy.name={FEDGLS} has no graph to learn; set strategy.name=fed-gnn"
-        )
+        why = f"strategy.name={FEDGLS} has no graph to learn; set strategy.name=fed-gnn"
+        raise ConfigError(f"{key}: {value} leaves none of {clients} clients without edges: {why}")
     if name == FEDGLS and graphless == clients:
-        LOG.warning(
-            "all %d clients are graphless: nobody has structure to learn from, so the graphs stay "
-            "those of nearest neighbours, as with strategy.name=fed-gnn-knn",
-            clients,
-        )
+        as_knn = "graphs stay those of nearest neighbours, as with strategy.name=fed-gnn-knn"
+        LOG.warning("all %d clients are graphless: %s", clients, as_knn)
 
 
 def _check_each(graphs: list[ClientGraph], config: FedGLSConfig) -> None:
     name = config.strategy.name
     unknown = [g.client for g in graphs if g.is_graphless and g.hidden_edges is None]
     if KINDS[name].graphs == TRUE and unknown:
+        remedy = "set strategy.name=fed-gnn-knn, or make folders with `partition --true-edges`"
         raise ConfigError(
-            f"strategy.name: {name} works on every client's true edges, and nobody has those of "
-            f"client {unknown[0]}; set strategy.name=fed-gnn-knn, or make data folders with "
-            "`flower-graph partition --true-edges`"
+            f"strategy.name: {name} needs true edges; client {unknown[0]} has none; {remedy}"
         )
     if KINDS[name].graphs in (LEARNED, KNN):
         check_neighbours(graphs, config.graph.neighbours)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flower_graph.config.rules import Rule, choice
-from flower_graph.ops.graph import Adjacency, csr_tensor, pointers
+from flower_graph.ops.graph import Adjacency, csr
 from flower_graph.ops.graph_learner import (
     attentive_encode,
     distinct_edges,
@@ -110,7 +110,7 @@ class GraphLearner(nn.Module):
         if not len(self.linears):
             rows = SparseRows(row, col, x[row, col], shape)
             return rows if self.weight is None else attentive_encode(rows, self.weight)
-        entries = csr_tensor(pointers(row, shape[0]), col.to(torch.int32), x[row, col], shape)
+        entries = csr(row, col, x[row, col], *shape)
         first, *deeper = [cast("nn.Linear", linear).weight.T for linear in self.linears]
         width = first.shape[1]
         rest = torch.stack(deeper)[None] if deeper else first.new_zeros(1, 0, width, width)

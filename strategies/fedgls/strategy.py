@@ -70,6 +70,7 @@ from flower_graph.wire.keys import ARRAYS
 from flower_graph.wire.rows import Asked, Rows
 
 NOT_FINITE = "weights are not finite"
+NOBODYS = torch.zeros(0)  # losses of no client
 
 # Client ------------------------------------------------------------------------------------------
 
@@ -130,11 +131,13 @@ class StructureClient(NumPyClient):
 
     def fit_each(self, parameters: Parameters, config: Config) -> Rows:
         cohort, trained = self.train(parameters, config)
-        rows = {
-            client: self._answer(cohort, of_client(cohort, trained, at), alone=client)
-            for at, client in enumerate(cohort.clients)
-            if client not in trained.diverged
-        }
+        rows = dict[int, Answer]()
+        for at, client in enumerate(cohort.clients):
+            if client not in trained.diverged:
+                learnt = at - cohort.with_edges  # graphless clients come last
+                contrast = trained.contrast[learnt : learnt + 1] if learnt >= 0 else NOBODYS
+                own = Trained(contrast, trained.distillation[at : at + 1], [])
+                rows[client] = self._answer(cohort, own, alone=client)
         return Rows(rows, dict.fromkeys(trained.diverged, NOT_FINITE))
 
     def train(
@@ -231,13 +234,6 @@ class PrototypeClient(LocalClient):
         return training_answer(SharedPrototypes(*parts), nodes, cohort.size, trained)
 
 
-def of_client(cohort: StructureCohort, trained: Trained, at: int) -> Trained:
-    """Return one client's result of training; graphless clients come last."""
-    own = slice(at, at + 1)
-    learning = slice(max(at - cohort.with_edges, 0), max(at + 1 - cohort.with_edges, 0))
-    return Trained(trained.contrast[learning], trained.distillation[own], [])
-
-
 def training_answer(
     arrays: SharedModels | SharedPrototypes | None, weight: int, clients: int, trained: Trained
 ) -> Answer:
@@ -306,8 +302,7 @@ class SharewiseFedAvg(StructureFedAvg):
 
     # Such an array ``a`` is sent as a sum over the clients that have a part, with ``a-share``,
     # their total weight; both are divided by ``num-examples``. Flower averages both, and their
-    # quotient
-    # is the mean. If nobody had a part, the last mean stays.
+    # quotient is the mean. If nobody had a part, the last mean stays.
 
     weighted_sum = True
 
@@ -315,14 +310,15 @@ class SharewiseFedAvg(StructureFedAvg):
         arrays = super().combine(replies)
         if not isinstance(arrays, ArrayRecord):
             return arrays
-        mean, result = {name: array.numpy() for name, array in arrays.items()}, {}
-        for name, values in mean.items():
-            share = mean[name.partition("-")[0] + SHARE_END]
+        result = {}
+        for name, array in arrays.items():
+            values, share = array.numpy(), arrays[name.partition("-")[0] + SHARE_END].numpy()
             wide = share.reshape(share.shape + (1,) * (values.ndim - share.ndim))
             with np.errstate(divide="ignore", invalid="ignore"):
                 fresh = values if name.endswith(SHARE_END) else values / wide
-            result[name] = np.where(wide > 0, fresh, self.arrays[name].numpy()).astype(np.float32)
-        return ArrayRecord({name: Array(values) for name, values in result.items()})
+            mean = np.where(wide > 0, fresh, self.arrays[name].numpy())
+            result[name] = Array(mean.astype(np.float32))
+        return ArrayRecord(result)
 
 
 class LocalTraining(StructureFedAvg):

@@ -18,13 +18,7 @@ from flower_graph.audit.attacks import (
     config_of,
     of_kind,
 )
-from flower_graph.audit.deviating import (
-    Deviation,
-    of_alignment,
-    of_parties,
-    of_proved_alignment,
-    of_sums,
-)
+from flower_graph.audit.deviating import Deviation, of_alignment, of_sums
 from flower_graph.audit.scores import Finding, cosines, ranking
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.secure.align.blinded import BLIND, BlindReply, canonical, hash_to_group
@@ -167,14 +161,12 @@ class EgoAudit(Audit[FedSCemConfig, Holders]):
         return f"{form}, {super().label(config)}" if config.privacy.is_on else form
 
     def deviations(self, config: FedSCemConfig, method: Holders) -> list[Deviation]:
-        result: list[Deviation] = []
+        distrusts, result = config.strategy.distrusts, list[Deviation]()
         if config.strategy.alignment == "psi":
             held = [list(one.identities) for one in method.graphs(config)]
-            of = of_proved_alignment if config.strategy.distrusts else of_alignment
-            result += of(_alignment_of, held)
+            result += of_alignment(_alignment_of, held, distrusts=distrusts)
         if config.strategy.aggregation == "masked":
-            lies = of_parties if config.strategy.distrusts else of_sums
-            result += lies(lambda strategy: strategy.session.sums.server)
+            result += of_sums(lambda strategy: strategy.session.sums.server, distrusts=distrusts)
         return result
 
     def attack(self, config: FedSCemConfig, grid: RecordingGrid, method: Holders) -> list[Finding]:

@@ -23,9 +23,8 @@ from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest, SumTerms
 from flower_graph.strategies.fedscem.cohort import EgoSettings
 from flower_graph.wire import keys
-from flower_graph.wire.arrays import Config, IntArray
+from flower_graph.wire.arrays import Config, FloatArray, IntArray
 from flower_graph.wire.codec import (
-    ABSENT,
     Field,
     Known,
     Message,
@@ -33,7 +32,6 @@ from flower_graph.wire.codec import (
     Reading,
     Tensor,
     Writing,
-    take,
 )
 from flower_graph.wire.counts import Counting, counts_size
 from flower_graph.wire.fields import (
@@ -175,8 +173,15 @@ class Sums(NamedTuple):
     """The server's sums of a round, for the clients."""
 
     server_round: Annotated[int, Whole("sums-round", "round of `sums`; 0: there are none")]
-    sum_round: int  # Number of the secure sum, which the pads belong to
-    contributors: int  # How many clients are in it
+    origin: Annotated[
+        list[int],
+        Numbers(
+            "contributors",
+            "number of the secure sum, which the pads belong to, and how many clients are in it",
+            shape="2",
+            whole=True,
+        ),
+    ]
     # Ring words under pads, or plain float64
     embeddings: Annotated[
         SumArray,
@@ -215,58 +220,18 @@ class Sums(NamedTuple):
         ),
     ] = None
 
+    @property
+    def sum_round(self) -> int:
+        """Number of the secure sum, which the pads belong to."""
+        return self.origin[0]
 
-@dataclass(frozen=True)
-class SumsPart(Part):
-    """The sums; one entry has the number of the secure sum and the number of its clients."""
-
-    contributors = Numbers(
-        "contributors",
-        "number of the secure sum, which the pads belong to, and how many clients are in it",
-        shape="2",
-        whole=True,
-    )
-
-    def write(self, value: object, to: Writing) -> None:
-        super().write(value, to)
-        if isinstance(value, Sums):
-            self.contributors.write([value.sum_round, value.contributors], to)
-
-    def read(self, name: str, reading: Reading) -> object:
-        if not reading.config.get(self.when):
-            return ABSENT
-        part = self.values(reading.part())
-        sum_round, contributors = self.contributors.required(name, reading)
-        return Sums(sum_round=sum_round, contributors=contributors, **part)
+    @property
+    def contributors(self) -> int:
+        """How many clients are in it."""
+        return self.origin[1]
 
 
 ModelArrays = Sequence[NDArray[np.generic]]  # first layer, and the rest
-
-
-@dataclass(frozen=True)
-class Model(Field[ModelArrays | None]):
-    """A whole model, and a flag that it is there."""
-
-    turn = 1
-    type = "bool"
-    first = Tensor(
-        f"model/{keys.FIRST}",
-        "first layer to start from, where models are shared",
-        shape="f h",
-    )
-    rest = Tensor(f"model/{keys.REST}", "all other weights, flat", shape="D")
-
-    def write(self, value: ModelArrays | None, to: Writing) -> None:
-        to.config[self.key] = value is not None
-        for tensor, values in zip((self.first, self.rest), value or (), strict=False):
-            tensor.write(values, to)
-
-    def decode(self, value: object, name: str, reading: Reading) -> ModelArrays | None:
-        if not isinstance(value, bool):
-            raise self.refuse("yes or no", value)
-        if not value:
-            return None
-        return [take(one.key, one.shape, reading) for one in (self.first, self.rest)]
 
 
 @dataclass(frozen=True)
@@ -281,14 +246,6 @@ class Rest(Field[Mapping[str, object]]):
         return {k: v for k, v in {**reading.metrics, **reading.config}.items() if k not in others}
 
 
-@dataclass(frozen=True)
-class MaskedRing(Part):
-    """A ring, sent only with a mask request: otherwise a client would write unmasked words."""
-
-    def write(self, value: object, to: Writing) -> None:
-        super().write(value if to.message.mask is not None else None, to)
-
-
 @dataclass
 class EgoRequest(Message, down="train"):
     """Server to client: the last round's sums; asks for this round's vector."""
@@ -298,12 +255,25 @@ class EgoRequest(Message, down="train"):
     settings: Settings  # What the clients' models and training are
     variant: Annotated[str, Word("variant", "`full`, `iter` or `minus`")]
     # Of the round before; None before the first, and where it was skipped
-    sums: Annotated[Sums | None, SumsPart(make=Sums, when="sums-round", absent=0)] = None
+    sums: Annotated[Sums | None, Part(make=Sums, when="sums-round", absent=0)] = None
     # The model to start from, where models are shared
-    model: Annotated[ModelArrays | None, Model("shares-model", "whether `model` is there")] = None
+    shares_model: Annotated[bool, Flag("shares-model", "whether `model` is there")] = False
+    first: Annotated[
+        FloatArray | None,
+        Tensor(
+            f"model/{keys.FIRST}",
+            "first layer to start from, where models are shared",
+            shape="f h",
+            when="shares_model",
+        ),
+    ] = None
+    rest: Annotated[
+        FloatArray | None,
+        Tensor(f"model/{keys.REST}", "all other weights, flat", shape="D", when="shares_model"),
+    ] = None
     # How numbers are written, and the secure sum's part; None for plain sums
     ring: Annotated[
-        Ring | None, MaskedRing("Ring", make=RING.make, fields=RING.fields, when=RING.when)
+        Ring | None, Part("Ring", make=RING.make, fields=RING.fields, when=RING.when)
     ] = None
     mask: Annotated[MaskRequest | None, Part("Mask", make=MaskRequest, when=keys.RING_WORD)] = None
     # If the server may lie, also which parties are ready
@@ -315,6 +285,11 @@ class EgoRequest(Message, down="train"):
     counting: Counting = ""
     # Of the alignment's last message, when slots are new
     slots: Annotated[Mapping[str, object], Rest("")] = field(default_factory=dict)
+
+    @property
+    def model(self) -> ModelArrays | None:
+        """First layer and rest of the model to start from."""
+        return None if self.first is None or self.rest is None else (self.first, self.rest)
 
     @property
     def alternates(self) -> bool:

@@ -18,8 +18,9 @@ factor tells which feature is which word.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -41,10 +42,10 @@ from flower_graph.audit.scores import Finding, Floats, cosines, guesses, ranking
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.ops.adam import Adam
 from flower_graph.strategies.nfedgnn.config import AVERAGED, OWN, SUMMED, NFedGNNConfig
-from flower_graph.strategies.nfedgnn.messages import COMMON_SETTINGS, SETTINGS
+from flower_graph.strategies.nfedgnn.messages import LatentRequest, RelayRequest
 from flower_graph.strategies.nfedgnn.users import UserSettings, shared_linear_weight
 from flower_graph.wire import keys
-from flower_graph.wire.arrays import unpack_integers
+from flower_graph.wire.codec import Message
 
 # A bag of words: how many different ones a user may have, if its features sum to one
 MOST_WORDS = 40
@@ -56,53 +57,45 @@ SEARCH_STEPS = 6000  # of non-negative least squares
 COMPARED = 300  # users that are compared with each other
 
 
+M = TypeVar("M", bound=Message)
 Scores = dict[str, dict[int, Floats]]  # each user's features, by the name of the attack
+
+
+def requests_of(
+    exchanges: Sequence[Exchange], kind: type[M]
+) -> Iterator[tuple[M, Callable[[str], Floats]]]:
+    """Give each round's request, and a function that reads an array of its reply."""
+    is_empty = True
+    for one in of_kind(exchanges, "train"):
+        records, is_empty = one.request.array_records.values(), False
+        arrays = [array.numpy() for record in records for array in record.values()]
+        request = kind.from_numpy(arrays, config_of(one.request))
+        yield request, partial(array_of, one.reply, keys.ARRAYS)
+    if is_empty:
+        raise ValueError("no training message was recorded; at least one round is needed")
 
 
 def read(
     exchanges: Sequence[Exchange], users: Sequence[int]
 ) -> tuple[UserSettings, dict[int, list[Step]]]:
     """Return the users' settings, and what some of them were sent and have answered."""
-    steps: dict[int, list[Step]] = {user: [] for user in users}
-    applied: dict[tuple[str, int], int] = {}
-    settings = None
-    for one in of_kind(exchanges, "train"):
-        settings = SETTINGS.from_config(config_of(one.request))
-        for user, step in _steps(one, applied):
+    steps = {user: list[Step]() for user in users}
+    applied = dict[tuple[str, int], int]()
+
+    def is_new(kind: str, user: int, server_round: int) -> bool:
+        before = applied.get((kind, user), 0)
+        applied[kind, user] = max(before, server_round)
+        return server_round > before
+
+    for request, reply in requests_of(exchanges, RelayRequest):
+        latent, mean, rounds = reply("relay"), request.average, request.gradient_round.tolist()
+        for index, user in enumerate(request.users.tolist()):
+            gradient = request.gradient[index] if is_new("gradient", user, rounds[index]) else None
+            takes = mean is not None and is_new("average", user, request.average_round)
+            step = Step(gradient, mean if takes else None, latent[index], request.learning_rate)
             if user in steps:
                 steps[user].append(step)
-    if settings is None:
-        raise ValueError("no training message was recorded; at least one round is needed")
-    return settings, {user: local for user, local in steps.items() if local}
-
-
-def _steps(one: Exchange, applied: dict[tuple[str, int], int]) -> list[tuple[int, Step]]:
-    """Give each user's steps of an exchange, without gradients and means applied before."""
-    config = config_of(one.request)
-    asked = unpack_integers(config[keys.USERS], keys.USERS)
-    rounds = unpack_integers(config[keys.GRADIENT_ROUND], keys.GRADIENT_ROUND)
-    gradients = array_of(one.request, keys.ARRAYS, "relay")
-    latent = array_of(one.reply, keys.ARRAYS, "relay")
-    average = None
-    if keys.AVERAGE in one.request.array_records:
-        average = array_of(one.request, keys.AVERAGE, "weights")
-    average_round, rate = int(config["average-round"]), float(config["learning-rate"])
-    result = []
-    for index, user in enumerate(asked.tolist()):
-        is_new = _advance(applied, ("gradient", user), int(rounds[index]))
-        takes = average is not None and _advance(applied, ("average", user), average_round)
-        gradient = gradients[index] if is_new else None
-        mean = average if takes else None
-        result.append((user, Step(gradient, mean, latent[index], rate)))
-    return result
-
-
-def _advance(applied: dict[tuple[str, int], int], key: tuple[str, int], now: int) -> bool:
-    """Note a round's number; return False if it is no later than the last."""
-    if now <= applied.get(key, 0):
-        return False
-    applied[key] = now
-    return True
+    return request.settings, {user: local for user, local in steps.items() if local}
 
 
 def attack(
@@ -123,11 +116,9 @@ def attack(
         scores, latents = scores_of(seen, drawn, x.shape[1]), list(seen.latents.values())
     else:
         scores = own_scores(exchanges, drawn, x.shape[1], sums_to_one=sums_to_one)
-        first = next(iter(of_kind(exchanges, "train")))
-        sent = array_of(first.reply, keys.ARRAYS, "relay")
-        numbers = unpack_integers(config_of(first.request)[keys.USERS], keys.USERS)
-        latents = [np.zeros((len(x), sent.shape[1]))]
-        latents[0][numbers] = sent
+        request, reply = next(requests_of(exchanges, RelayRequest))
+        latents = [np.zeros((len(x), request.settings.latent_size))]
+        latents[0][request.users] = reply("relay")
     found = [_measure(f"features, {name}", x, one, rng) for name, one in scores.items()]
     return [*found, compare(latents, x, rng)]
 
@@ -269,19 +260,14 @@ class CommonSeen(NamedTuple):
 
 def read_common(exchanges: Sequence[Exchange], users: int, features: int) -> CommonSeen:
     """Follow the layer by the sums, if they can be read, and collect latent vectors."""
-    latents, steps, settings = dict[int, Floats](), dict[int, tuple[Floats, float]](), None
-    for one in of_kind(exchanges, "train"):
-        config = config_of(one.request)
-        settings, at = COMMON_SETTINGS.from_config(config), int(config["layer-round"])
-        if config["has-total"] and at not in steps:
-            total = array_of(one.request, "total", "gradient").copy()
-            steps[at] = total, float(config["learning-rate"])
-        if "measured" in config:
-            numbers = unpack_integers(config["measured"], "measured")
+    latents, steps = dict[int, Floats](), dict[int, tuple[Floats, float]]()
+    for request, reply in requests_of(exchanges, LatentRequest):
+        settings, advance, at = request.settings, request.advance, request.advance.layer_round
+        if advance.total is not None:
+            steps.setdefault(at, (advance.total.copy(), advance.learning_rate))
+        if request.measured.size:
             here = latents.setdefault(at, np.zeros((users, settings.latent_size)))
-            here[numbers] = array_of(one.reply, keys.ARRAYS, "measured")
-    if settings is None or not latents:
-        raise ValueError("no latent vector was recorded; at least one round is needed")
+            here[request.measured] = reply("measured")
     weight = shared_linear_weight(features, settings)
     adam, layers = Adam([weight], weight_decay=settings.weight_decay), dict[int, Floats]()
     for at in sorted(latents):

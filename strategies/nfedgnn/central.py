@@ -65,10 +65,3 @@ def propagate_labels(config: NFedGNNConfig) -> list[Epoch]:
     """Spread the server's labels: the labels for training and for the choice of a round."""
     found = propagate_all_labels(cached_data(config))
     return [Epoch(math.nan, found["val"], found["test"])]
-
-
-def commonest(config: NFedGNNConfig) -> float:
-    """Return the test accuracy of always naming the commonest class of the test nodes."""
-    data = cached_data(config)
-    labels = data.y[data.test_mask]
-    return int(labels.bincount().max()) / int(labels.numel())

@@ -21,12 +21,11 @@ from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops.active_rows import ActiveRows, pack, pack_csr
 from flower_graph.ops.graph import row_entries
-from flower_graph.outputs.client import ClientOutputs, Snapshot
-from flower_graph.outputs.weights import SavedModels
+from flower_graph.outputs.client import ClientOutputs
+from flower_graph.outputs.files import SavedModels, Snapshot
 from flower_graph.storage import row_file
 from flower_graph.storage.files import node_name, state_key
 from flower_graph.storage.writing import remove_empty
-from flower_graph.strategies.nfedgnn.kept import user_models
 from flower_graph.strategies.nfedgnn.messages import (
     EnrolmentReply,
     EnrolmentRequest,
@@ -35,17 +34,17 @@ from flower_graph.strategies.nfedgnn.messages import (
 )
 from flower_graph.strategies.nfedgnn.users import (
     ADAM_TENSORS,
-    Cohort,
     LinearCohort,
     ModuleCohort,
     StoredCohort,
     UserSettings,
+    user_models,
 )
 from flower_graph.wire.arrays import Answer, Config, Parameters
 
 LOG = logging.getLogger(__name__)
 ROWS = "rows"  # in a checkpoint: where each user's rows of weights begin
-Opened = tuple[Cohort, Tensors]
+Opened = tuple[LinearCohort, Tensors]
 # Per user: the last round whose gradient was applied, and whose averaged weights were taken over.
 # A message that comes twice, because its reply was lost, is applied once.
 GRADIENT_ROUND, AVERAGE_ROUND = "gradient-round", "average-round"
@@ -278,7 +277,7 @@ class NodeClient(UsersClient):
         return RelayReply(request.server_round, np.zeros_like(request.gradient)).to_numpy()
 
     @contextmanager
-    def _updated(self, request: RelayRequest) -> Iterator[tuple[Cohort, Tensor | None]]:
+    def _updated(self, request: RelayRequest) -> Iterator[tuple[LinearCohort, Tensor | None]]:
         """Apply a message to its users; changes are kept if the block ends well."""
         self._remember(request.settings)
         # The state must be there if a gradient comes for what the users have sent.
@@ -294,14 +293,18 @@ class NodeClient(UsersClient):
             self._step(cohort, place, tensors[GRADIENT_ROUND], request)
             yield cohort, self._unless_all(place)
 
-    def _average(self, cohort: Cohort, place: Tensor, seen: Tensor, request: RelayRequest) -> None:
+    def _average(
+        self, cohort: LinearCohort, place: Tensor, seen: Tensor, request: RelayRequest
+    ) -> None:
         """Replace the weights of the users that have not taken this average yet."""
         due = place[seen[place] < request.average_round]
         if request.average is not None and due.numel():
             cohort.set_weights(self._unless_all(due), torch.from_numpy(request.average))
             seen[due] = request.average_round
 
-    def _step(self, cohort: Cohort, place: Tensor, seen: Tensor, request: RelayRequest) -> None:
+    def _step(
+        self, cohort: LinearCohort, place: Tensor, seen: Tensor, request: RelayRequest
+    ) -> None:
         """Step the users for which the request's gradient is new."""
         rounds = torch.from_numpy(request.gradient_round).to(torch.int32)
         fresh = seen[place] < rounds
@@ -333,7 +336,7 @@ class NodeClient(UsersClient):
         rows = self._rows(settings).feature.numel()
         return len(ADAM_TENSORS) * rows * settings.latent_size
 
-    def _cohort(self, settings: UserSettings, tensors: Tensors | None) -> Cohort:
+    def _cohort(self, settings: UserSettings, tensors: Tensors | None) -> LinearCohort:
         if self._model is not None:
             return ModuleCohort(self._x.to(self._device), self._model, settings, tensors)
         if self._file is not None and tensors is not None:

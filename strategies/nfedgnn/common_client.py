@@ -28,7 +28,7 @@ from torch import Tensor
 
 from flower_graph.client.state import Makers, Tensors
 from flower_graph.errors import RefusedError, StateLostError
-from flower_graph.outputs.weights import SavedModels
+from flower_graph.outputs.files import SavedModels
 from flower_graph.secure.client import MaskingClient
 from flower_graph.secure.common_key import CommonKey, KeyPacket, ShareKeyRequest
 from flower_graph.secure.parties.identity import TrustSettings
@@ -36,14 +36,6 @@ from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.strategies.nfedgnn.cohort_client import UsersClient
-from flower_graph.strategies.nfedgnn.common_layer import (
-    CommonLayer,
-    Layer,
-    LinearLayer,
-    ModuleLayer,
-    bounded,
-)
-from flower_graph.strategies.nfedgnn.kept import common_model
 from flower_graph.strategies.nfedgnn.messages import (
     Advance,
     CommonEnrolment,
@@ -58,7 +50,15 @@ from flower_graph.strategies.nfedgnn.messages import (
     MaskedEnrolment,
     SumReply,
 )
-from flower_graph.strategies.nfedgnn.users import UserSettings
+from flower_graph.strategies.nfedgnn.users import (
+    CommonLayer,
+    Layer,
+    LinearLayer,
+    ModuleLayer,
+    UserSettings,
+    bounded,
+    common_model,
+)
 from flower_graph.wire.arrays import Answer, Config, Parameters
 from flower_graph.wire.keys import SUM_STATE
 

@@ -8,12 +8,15 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 from __future__ import annotations
 
 import copy
+import logging
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
@@ -21,7 +24,7 @@ from torch.nn.utils import clip_grad_norm_
 from flower_graph.config.rules import BELOW_ONE, NOT_NEGATIVE, at_least
 from flower_graph.data.description import server_graph
 from flower_graph.errors import DataError, DivergedError
-from flower_graph.models import PairModel
+from flower_graph.models import PairModel, SplitGAT, SplitGCN, SplitSAGE
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.graph import (
     LaplacianTerm,
@@ -38,11 +41,53 @@ from flower_graph.ops.links import (
     split_links,
     undirected,
 )
+from flower_graph.outputs.files import (
+    NO_CLIENT,
+    Embeddings,
+    KnownLinks,
+    Predictions,
+    SavedModels,
+    Snapshot,
+    role_of,
+)
 from flower_graph.rng import generator, seeded
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.nfedgnn.config import steadying
 from flower_graph.wire.keys import ROLES
 
+if TYPE_CHECKING:
+    from flower_graph.records.rounds import BestRound
+
+LOG = logging.getLogger(__name__)
+MODULES = "flower_graph.strategies.nfedgnn.modules"
+# Of each split model: the module's name, and what its parameters are called there
+NAMES: dict[type[nn.Module], tuple[str, dict[str, str]]] = {
+    SplitGCN: (
+        "ServerGCN",
+        {"bias": "conv1.bias", "linear.weight": "conv2.lin.weight", "linear.bias": "conv2.bias"},
+    ),
+    SplitGAT: (
+        "ServerGAT",
+        {
+            "source_1": "conv1.att_src",
+            "target_1": "conv1.att_dst",
+            "bias_1": "conv1.bias",
+            "linear.weight": "conv2.lin.weight",
+            "source_2": "conv2.att_src",
+            "target_2": "conv2.att_dst",
+            "bias_2": "conv2.bias",
+        },
+    ),
+    SplitSAGE: (
+        "ServerSAGE",
+        {
+            "bias": "conv1.lin_l.bias",
+            "own.weight": "conv2.lin_r.weight",
+            "own.bias": "conv2.lin_l.bias",
+            "neighbours.weight": "conv2.lin_l.weight",
+        },
+    ),
+}
 WARM_UP = 0.1  # share of the rounds in which ``warmup-cosine`` raises the step size
 
 
@@ -394,3 +439,80 @@ def _scores(model: nn.Module, rows: Tensor, pairs: Tensor) -> Tensor:
     if isinstance(model, PairModel):
         return model.decoder(rows, pairs)  # type: ignore[no-any-return]
     return dot_products(rows, pairs)
+
+
+# Outputs -----------------------------------------------------------------------------------------
+
+
+def server_snapshot(server: RelayServer) -> Snapshot:
+    """Return the server's half of a run, of users that have answered."""
+    users = server.known.nonzero().flatten().cpu()
+    every = np.arange(server.num_nodes) if server.names is None else np.array(list(server.names))
+    nodes, client = every[users.numpy()], np.full(len(users), NO_CLIENT)
+    models, is_public = server_models(server.eval_model), np.zeros(len(users), bool)
+
+    def beside(rows: Tensor) -> Embeddings:
+        return Embeddings(client, nodes, users.numpy(), is_public, rows.cpu()[users].numpy())
+
+    if isinstance(server, LinkRelayServer):
+        edges = server.whole[:, server.known[server.whole].all(0)].cpu().numpy()
+        known = KnownLinks(np.full(edges.shape[1], NO_CLIENT), *every[edges])
+        return Snapshot(None, models, beside(server.rows(server.whole)), known)
+    masks = (server.masks[name].cpu()[users] for name in ROLES)
+    logits, label = server.logits().cpu()[users], server.y.cpu()[users]
+    role = role_of(*masks)
+    predictions = Predictions.of(logits, NO_CLIENT, nodes, role, label, server.classes)
+    return Snapshot(predictions, models, beside(server.latent))
+
+
+def user_lines(
+    server: RelayServer, traffic: NDArray[np.int64], best: BestRound, right_then: Tensor | None
+) -> Iterator[list[str]]:
+    """Give a line for each user that has answered, for the last and the best round.
+
+    ``right_then``: whose class was right in the best round, ``[n]``.
+    """
+    role = np.full(server.num_nodes, -1)
+    for index, name in enumerate(ROLES):
+        role[server.masks[name].cpu().numpy()] = index
+    rounds = {"last": (best.last, server.right), "best": (best.number, right_then)}
+    texts = {
+        at: (str(number), right.cpu().tolist())
+        for at, (number, right) in rounds.items()
+        if right is not None
+    }
+    for user in server.known.nonzero().flatten().tolist():
+        counts = [str(count) for count in traffic[user].tolist()]
+        for at, (number, right) in texts.items():
+            accuracy = ["", "", ""]
+            if role[user] >= 0:
+                accuracy[role[user]] = "1.0" if right[user] else "0.0"
+            yield [str(user), at, number, "1", "", *accuracy, *counts]
+
+
+def server_models(model: nn.Module) -> list[SavedModels]:
+    """Return the server's half as a module of PyG's layers; nothing for other models."""
+    if isinstance(model, PairModel):
+        decoder = {f"decoder.{n}": one.cpu() for n, one in model.decoder.state_dict().items()}
+        return [
+            replace(one, module=f"{one.module}Pairs", shared=one.shared | decoder)
+            for one in server_models(model.rows)
+        ]
+    if type(model) not in NAMES:
+        LOG.warning("%s: saved by its own name alone, in weights.safetensors", type(model).__name__)
+        return []
+    name, names = NAMES[type(model)]
+    state = {names[key]: value.detach().cpu() for key, value in model.state_dict().items()}
+    for key in state:
+        if ".att_" in key:
+            state[key] = state[key][None]
+    return [SavedModels(f"{MODULES}.{name}", _arguments(model), [NO_CLIENT], state, {})]
+
+
+def _arguments(model: nn.Module) -> dict[str, int | float]:
+    last = model.own if isinstance(model, SplitSAGE) else model.linear
+    assert isinstance(last, nn.Linear) and isinstance(model.dropout, float)
+    arguments = {"classes": last.out_features, "dropout": model.dropout}
+    if isinstance(model, SplitGAT):
+        return {"hidden": last.in_features // model.heads, "heads": model.heads, **arguments}
+    return {"hidden": last.in_features, **arguments}

@@ -40,8 +40,10 @@ clients know that it was not changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -76,8 +78,10 @@ from flower_graph.strategies.nfedgnn.common_client import (
     LEAST_FRACTION_BITS,
     detail_of,
 )
-from flower_graph.strategies.nfedgnn.common_layer import bounded
 from flower_graph.strategies.nfedgnn.messages import (
+    Advance,
+    CommonEnrolment,
+    CommonQuestion,
     CopyReply,
     CopyRequest,
     EnrolmentReply,
@@ -89,9 +93,17 @@ from flower_graph.strategies.nfedgnn.messages import (
     SumReply,
 )
 from flower_graph.strategies.nfedgnn.server_model import Losses, ServerData
-from flower_graph.strategies.nfedgnn.server_state import NEVER, CommonMembership, CommonTable, NoSum
-from flower_graph.strategies.nfedgnn.strategy import DEFAULTS, RelayStrategy
-from flower_graph.strategies.nfedgnn.users import UserSettings
+from flower_graph.strategies.nfedgnn.strategy import (
+    ANSWERED,
+    DEFAULTS,
+    DOWN,
+    FLOAT,
+    UP,
+    RelayMembership,
+    RelayStrategy,
+    UserTable,
+)
+from flower_graph.strategies.nfedgnn.users import UserSettings, bounded
 from flower_graph.wire.arrays import Config, FloatArray, IntArray
 from flower_graph.wire.codec import Message
 from flower_graph.wire.exchange import Rejected, Replies, few
@@ -101,6 +113,137 @@ from flower_graph.wire.ledger import reply_bytes, setup_bytes
 
 NOBODY: IntArray = np.zeros(0, np.int64)
 T = TypeVar("T")
+NEVER = -1  # the round of no step
+MOST_STOPPED = 2  # steps that a SuperNode may stop before it is left out
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class NoSum:
+    """The reason why a round has no sum of gradients, so that nobody steps."""
+
+    text: str  # One line for a person
+    nodes: tuple[int, ...] = ()  # SuperNodes that it is for want of, as far as they are known
+
+    def __str__(self) -> str:
+        return f"no sum of gradients: {self.text}"
+
+    @classmethod
+    def unanswered(cls, nodes: Sequence[int]) -> NoSum:
+        count = f"{len(nodes)} SuperNode{'' if len(nodes) == 1 else 's'}"
+        return cls(f"missing from {count}", tuple(nodes))
+
+
+class CommonTable(UserTable):
+    """Users, the last step of their layer, and which SuperNodes have taken it."""
+
+    def __init__(self, num_users: int, settings: UserSettings) -> None:
+        super().__init__(num_users, settings)
+        self.last, self.before = 0, NEVER  # rounds of the last two steps; 0: the first weights
+        # [f, w] that the last was taken with, or the same under pads
+        self.total: FloatArray | HiddenSum | None = None
+        self._learning_rate = 0.0  # of it
+        self.at: dict[int, int] = {}  # round of the last step of each SuperNode's layer
+
+    # The last step
+
+    def made(self, server_round: int, total: FloatArray | HiddenSum, learning_rate: float) -> None:
+        self.last, self.before = server_round, self.last
+        self.total, self._learning_rate = total, learning_rate
+
+    def can_go_on(self, node: int) -> bool:
+        """Whether a SuperNode has the last step, or can take it with the sum."""
+        at = self.at.get(node, 0)
+        return at == self.last or (at == self.before and self.total is not None)
+
+    def go_back(self, nodes: Collection[int]) -> None:
+        newest = max(self.at.get(node, 0) for node in nodes)
+        LOG.warning(
+            "nobody who is there has the users' layer of round %d: they go on from that of round "
+            "%d",
+            self.last,
+            newest,
+        )
+        self.last, self.before, self.total = newest, NEVER, None
+
+    def advance(self, node: int, copied: int = NEVER, copy: Bytes | None = None) -> Advance:
+        at = self.at.get(node, 0)
+        copy = None if self.can_go_on(node) else copy
+        result = Advance(self.last, self.before, self._learning_rate, copy=copy)
+        if at == self.last or self.before not in (at, copied):
+            return result
+        if isinstance(self.total, HiddenSum):
+            return replace(result, hidden=self.total)
+        return replace(result, has_total=self.total is not None, total=self.total)
+
+    # What travelled
+
+    def took_step(self, node: int, request: LatentRequest) -> None:
+        advance = request.advance
+        self.at[node] = advance.layer_round
+        measured = request.measured
+        total = advance.hidden if advance.total is None else advance.total
+        for kind, sent in (("sum", total), ("copy", advance.copy)):
+            if sent is not None:
+                self.ledger.count("down", kind, sent.nbytes)
+                self.traffic[measured, DOWN] += sent.nbytes // max(1, measured.size)
+        if measured.size:
+            self.count("up", "measured", measured, self.settings.latent_size * FLOAT)
+
+    def used(self, users: IntArray, *, apart: bool) -> None:
+        # apart: vectors to be measured were sent too, and are counted already
+        size = self.settings.latent_size * FLOAT
+        if apart:
+            self.count("up", "latent", users, size)
+        self.traffic[users, ANSWERED] += 1
+        self.count("down", "gradient", users, size)
+
+    def added_up(self, users: IntArray, nbytes: int) -> None:
+        self.ledger.count("up", "sum", nbytes)
+        self.traffic[users, UP] += nbytes // users.size
+
+    def state_dict(self) -> dict[str, object]:
+        return super().state_dict() | {"layer-round": self.last}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Go on from what ``state_dict`` returned: every SuperNode has the last step."""
+        super().load_state_dict(state)
+        self.last, self.before, self.total = int(state["layer-round"]), NEVER, None
+
+
+class CommonMembership(RelayMembership):
+    """The users of each SuperNode, and the round of its layer."""
+
+    question_type = CommonQuestion
+    answer_type = CommonEnrolment
+    state: CommonTable
+
+    def __init__(self, state: CommonTable) -> None:
+        super().__init__(state)
+        self._stopped = Counter[int]()  # steps that SuperNodes stopped, by their users
+
+    def stopped(self, nodes: Collection[int], asked: Collection[int]) -> None:
+        # If most of them have, it is no fault of theirs.
+        for node in nodes if 2 * len(nodes) < len(asked) else ():
+            self._stopped.update(self.clients[node])
+            if why := self._refused_for(self.clients[node]):
+                LOG.warning("node %d and its %d users: %s", node, len(self.clients[node]), why)
+                self.forget(node)
+
+    def refusal(self, answer: EnrolmentReply) -> str:
+        """Refuse a SuperNode that stops steps, even under another id."""
+        return self._refused_for(answer.users.tolist()) or super().refusal(answer)
+
+    def _refused_for(self, users: Iterable[int]) -> str:
+        if max((self._stopped[user] for user in users), default=0) < MOST_STOPPED:
+            return ""
+        return f"it stopped {MOST_STOPPED} steps of all: left out until another SuperNode joins"
+
+    def enrolled(self, node: int, answer: EnrolmentReply) -> None:
+        super().enrolled(node, answer)
+        assert isinstance(answer, CommonEnrolment)
+        self._stopped.clear()
+        self.state.at[node] = answer.layer_round
 
 
 @dataclass

@@ -1,8 +1,9 @@
-"""Cohorts: the users of one SuperNode, computed in one batched tensor program.
+"""The users of one SuperNode as tensors, computed in one batched program.
 
-A node-client owns one feature vector ``x_i`` and one model ``f_u(theta_i, .)``. Nothing in a
-cohort mixes users, so any assignment of users to cohorts gives the same numbers. ``LinearCohort``
-is the papers' linear map, stored by active rows; ``ModuleCohort`` takes any module.
+A user has a feature vector ``x_i`` and a model ``f_u(theta_i, .)``. Where each user has a layer of
+its own, nothing in a cohort mixes users, so any assignment of users to cohorts gives the same
+numbers. ``LinearCohort`` is the paper's linear map, stored by active rows; ``ModuleCohort`` takes
+any module. ``CommonLayer`` is one layer for all users.
 
 This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 """
@@ -10,18 +11,30 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple, NoReturn
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_graph.ops.active_rows import ActiveRows, adam_, project, sum_by_feature, take
-from flower_graph.rng import generator
+from flower_graph.ops.adam import Adam
+from flower_graph.ops.graph import csr_tensor, pointers, weighted_sums
+from flower_graph.outputs.files import SavedModels, SparseRows
+from flower_graph.rng import chances, generator
 
 Tensors = dict[str, Tensor]
 # What Adam changes, by its name in a cohort's state
 ADAM_TENSORS = ("weight", "exp-avg", "exp-avg-sq")
 AT_A_TIME = 1 << 14  # users whose rows are read from a file at a time
+STEP, ROUND = "step", "round"  # of the common layer: steps taken; round of the last step
+BLOCK_ROWS = 65_536  # of which features are dropped at a time, about
+FEATURES_OF_A_USER = 1 << 32  # at most, so that each has a number of its own
+MODULE = "flower_graph.strategies.nfedgnn.modules.UserModel"  # of saved models
+
+Numbers = TypeVar("Numbers", bound=NDArray[np.floating])
 
 
 class UserSettings(NamedTuple):
@@ -59,91 +72,89 @@ def shared_linear_weight(num_features: int, settings: UserSettings) -> Tensor:
     return torch.cat([weight, torch.zeros(int(settings.bias), settings.latent_size)])
 
 
-def adam_step(
-    rows: ActiveRows,
-    tensors: list[Tensor],
-    gradient: Tensor,
-    step: Tensor,
-    learning_rate: float,
-    weight_decay: float,
-) -> None:
-    """Take an Adam step on ``ADAM_TENSORS``, in place."""
-    weight, exp_avg, exp_avg_sq = tensors
-    adam_(
-        rows,
-        weight,
-        exp_avg,
-        exp_avg_sq,
-        gradient.to(weight.device),
-        step,
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-    )
-
-
-def _a_row_each(like: Tensor) -> ActiveRows:
-    """Let each row of a matrix belong to a user of its own, with value 1."""
-    n = like.shape[0]
-    ptr = torch.arange(n + 1, dtype=torch.int32, device=like.device)
-    return ActiveRows(ptr, ptr[:-1], torch.ones_like(like[:, 0]), n)
-
-
 class LinearCohort:
-    """Users with a linear map each, stored by active rows."""
+    """Users with a linear map each, stored by active rows.
+
+    Where a method takes ``users``, ``None``, the fast path, means all of them.
+    """
 
     def __init__(
         self, rows: ActiveRows, settings: UserSettings, tensors: Tensors | None = None
     ) -> None:
         self.rows, self.settings = rows, settings
         self.num_users = rows.num_users
-        self._state = linear_state(rows, settings) if tensors is None else tensors
+        self._state = self._initial() if tensors is None else tensors
+
+    def _initial(self) -> Tensors:
+        rows, shared = self.rows, self._first().to(self.rows.value.device)
+        state = self._begun_state(shared.index_select(0, rows.feature))
+        if self.settings.average_over == "all":
+            state |= {
+                "inactive-weight": shared,
+                "inactive-exp-avg": torch.zeros_like(shared),
+                "inactive-exp-avg-sq": torch.zeros_like(shared),
+            }
+        return state
+
+    def _first(self) -> Tensor:
+        features = self.rows.num_features - int(self.settings.bias)
+        return shared_linear_weight(features, self.settings)
+
+    def _begun_state(self, weight: Tensor) -> Tensors:
+        state = {name: torch.zeros_like(weight) for name in ADAM_TENSORS} | {"weight": weight}
+        steps = torch.zeros(self.num_users, dtype=torch.int32, device=weight.device)
+        return state | {"step": steps}
 
     def tensors(self) -> Tensors:
         """Return weights, moments and step counts; the inactive row's with ``"all"``."""
         return self._state
 
+    def _part(self, users: Tensor | None) -> tuple[ActiveRows, Tensor | slice]:
+        """Return some users' rows, and their place in the state."""
+        return (self.rows, slice(None)) if users is None else take(self.rows, users)
+
     def forward(self, users: Tensor | None) -> Tensor:
         """Return latent vectors ``[p, h]``."""
-        if users is None:
-            return project(self.rows, self._state["weight"])
-        rows, place = take(self.rows, users)
+        rows, place = self._part(users)
         return project(rows, self._state["weight"][place])
 
     def step(self, users: Tensor | None, gradient: Tensor, learning_rate: float) -> None:
-        state, rates = self._state, (learning_rate, self.settings.weight_decay)
-        if users is None:
-            state["step"] += 1
-            whole = [state[name] for name in ADAM_TENSORS]
-            adam_step(self.rows, whole, gradient, state["step"], *rates)
-        else:
-            state["step"][users] += 1
-            rows, place = take(self.rows, users)
-            part = [state[name][place] for name in ADAM_TENSORS]
-            adam_step(rows, part, gradient, state["step"][users], *rates)
+        """Take Adam's step with the gradients ``[p, h]`` by the users' latent vectors."""
+        state, chosen = self._state, slice(None) if users is None else users
+        rows, place = self._part(users)
+        state["step"][chosen] += 1
+        part = [state[name][place] for name in ADAM_TENSORS]
+        slope = self._slope(part[0], gradient.to(part[0].device), chosen)
+        self._adam(rows, part, slope, state["step"][chosen], learning_rate)
+        if users is not None:
             for name, value in zip(ADAM_TENSORS, part, strict=True):
                 state[name][place] = value
         if "inactive-weight" in state:
-            self._step_inactive(*rates)
+            # Only weight decay acts on rows that users do not store. All users started from the
+            # same row and are averaged together, so one matrix stands for the inactive rows of
+            # everybody. It holds only if all users step together.
+            nothing = torch.zeros_like(state["inactive-weight"])
+            part = [state[f"inactive-{name}"] for name in ADAM_TENSORS]
+            step = state["step"][:1].expand(nothing.shape[0])
+            self._adam(_a_row_each(nothing), part, nothing, step, learning_rate)
 
-    def _step_inactive(self, learning_rate: float, weight_decay: float) -> None:
-        """Move the rows that users do not store: only weight decay acts on them."""
-        # All users started from the same row and are averaged together, so one matrix stands for
-        # the inactive rows of everybody. It holds only if all users step together.
-        state = self._state
-        nothing = torch.zeros_like(state["inactive-weight"])
-        part = [state[f"inactive-{name}"] for name in ADAM_TENSORS]
-        step = state["step"][:1].expand(nothing.shape[0])
-        adam_step(_a_row_each(nothing), part, nothing, step, learning_rate, weight_decay)
+    def _adam(
+        self, rows: ActiveRows, part: list[Tensor], slope: Tensor, step: Tensor, rate: float
+    ) -> None:
+        weight, mean, square = part
+        decay = self.settings.weight_decay
+        adam_(rows, weight, mean, square, slope, step, learning_rate=rate, weight_decay=decay)
+
+    def _slope(self, weight: Tensor, gradient: Tensor, users: Tensor | slice) -> Tensor:
+        """Return what ``adam_`` multiplies by the rows' values."""
+        return gradient
 
     def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
         """Sum the users' weights; return the sum and how many users each row has."""
         # With ``"holders"``, a feature's row is summed over the users that have the feature, and
         # the bias stays personal (its count is 0). With ``"all"``, over all users and all rows.
-        rows, weight = self.rows, self._state["weight"]
-        if users is not None:
-            rows, place = take(self.rows, users)
-            weight = weight[place]
-        total, count = sum_by_feature(rows, weight)
+        rows, place = self._part(users)
+        total, count = sum_by_feature(rows, self._state["weight"][place])
         if self.settings.average_over == "all":
             others = (rows.num_users - count).double()[:, None]
             total += others * self._state["inactive-weight"].double()
@@ -154,38 +165,19 @@ class LinearCohort:
 
     def set_weights(self, users: Tensor | None, mean: Tensor) -> None:
         """Replace the users' weights by ``[f, h]`` means; rows that nobody averaged are NaN."""
-        weight, state = mean.to(self._state["weight"]), self._state
-        rows, place = (self.rows, None) if users is None else take(self.rows, users)
+        state, (rows, place) = self._state, self._part(users)
+        weight = mean.to(state["weight"])
         new = weight.index_select(0, rows.feature)
-        old = state["weight"] if place is None else state["weight"][place]
-        new = torch.where(new.isnan(), old, new)
-        if place is None:
-            state["weight"].copy_(new)
-        else:
-            state["weight"][place] = new
+        state["weight"][place] = torch.where(new.isnan(), state["weight"][place], new)
         if "inactive-weight" in state:
             state["inactive-weight"].copy_(weight)
 
 
-def linear_state(rows: ActiveRows, settings: UserSettings) -> Tensors:
-    """Make the tensors of a cohort before its first round."""
-    device = rows.value.device
-    num_features = rows.num_features - int(settings.bias)
-    shared = shared_linear_weight(num_features, settings).to(device)
-    weight = shared.index_select(0, rows.feature)
-    state = {
-        "weight": weight,
-        "exp-avg": torch.zeros_like(weight),
-        "exp-avg-sq": torch.zeros_like(weight),
-        "step": torch.zeros(rows.num_users, dtype=torch.int32, device=device),
-    }
-    if settings.average_over == "all":
-        state |= {
-            "inactive-weight": shared,
-            "inactive-exp-avg": torch.zeros_like(shared),
-            "inactive-exp-avg-sq": torch.zeros_like(shared),
-        }
-    return state
+def _a_row_each(like: Tensor) -> ActiveRows:
+    """Let each row of a matrix belong to a user of its own, with value 1."""
+    n = like.shape[0]
+    ptr = torch.arange(n + 1, dtype=torch.int32, device=like.device)
+    return ActiveRows(ptr, ptr[:-1], torch.ones_like(like[:, 0]), n)
 
 
 class StoredCohort(LinearCohort):
@@ -198,10 +190,9 @@ class StoredCohort(LinearCohort):
     def __init__(
         self, rows: ActiveRows, settings: UserSettings, tensors: Tensors, numbers: Tensor
     ) -> None:
-        size = len(ADAM_TENSORS), rows.feature.numel(), settings.latent_size
-        parts = numbers.view(size)
+        parts = numbers.view(len(ADAM_TENSORS), rows.feature.numel(), settings.latent_size)
         super().__init__(rows, settings, tensors | dict(zip(ADAM_TENSORS, parts, strict=True)))
-        self._first = shared_linear_weight(rows.num_features - int(settings.bias), settings)
+        self._start = self._first()
 
     def forward(self, users: Tensor | None) -> Tensor:
         parts = self._everyone(users).split(AT_A_TIME)
@@ -219,7 +210,6 @@ class StoredCohort(LinearCohort):
         raise ValueError("users whose weights are in a file do not average them")
 
     def set_weights(self, *_: object) -> NoReturn:
-        """Refuse, as ``weight_sum``."""
         self.weight_sum()
 
     def tensors(self) -> Tensors:
@@ -233,7 +223,7 @@ class StoredCohort(LinearCohort):
     def _begun(self, users: Tensor) -> Tensor:
         """Write the first weights of users that have not stepped yet; return all ``users``."""
         rows, place = take(self.rows, users[self._state["step"][users] == 0])
-        self._state["weight"][place] = self._first[rows.feature]
+        self._state["weight"][place] = self._start[rows.feature]
         return users
 
 
@@ -256,7 +246,7 @@ class FlatModule:
         return torch.func.functional_call(self._module, parameters, (x,))  # type: ignore[no-any-return]
 
 
-class ModuleCohort:
+class ModuleCohort(LinearCohort):
     """Users with a module each, of any kind; each user's parameters are a row of ``weight``."""
 
     def __init__(
@@ -266,52 +256,236 @@ class ModuleCohort:
         settings: UserSettings,
         tensors: Tensors | None = None,
     ) -> None:
-        self.x, self.settings, self.num_users = x, settings, x.shape[0]
-        self._module = FlatModule(module, x.device)
-        self._state = self._initial() if tensors is None else tensors
+        self.x, self._module = x, FlatModule(module, x.device)
+        super().__init__(_a_row_each(x), settings, tensors)
 
     def _initial(self) -> Tensors:
-        weight = self._module.start().expand(self.num_users, -1).clone()
-        state = {name: torch.zeros_like(weight) for name in ADAM_TENSORS} | {"weight": weight}
-        return state | {
-            "step": torch.zeros(self.num_users, dtype=torch.int32, device=weight.device)
-        }
-
-    def tensors(self) -> Tensors:
-        return self._state
-
-    def _all(self, users: Tensor | None) -> Tensor:
-        return torch.arange(self.num_users) if users is None else users
+        return self._begun_state(self._module.start().expand(self.num_users, -1).clone())
 
     def _call(self, weights: Tensor, x: Tensor) -> Tensor:
         return torch.func.vmap(lambda flat, row: self._module(flat, row[None])[0])(weights, x)
 
     def forward(self, users: Tensor | None) -> Tensor:
-        users = self._all(users)
+        chosen = slice(None) if users is None else users
         with torch.no_grad():
-            return self._call(self._state["weight"][users], self.x[users])
+            return self._call(self._state["weight"][chosen], self.x[chosen])
 
-    def step(self, users: Tensor | None, gradient: Tensor, learning_rate: float) -> None:
-        users, state = self._all(users), self._state
-        x, part = self.x[users], [self._state[name][users] for name in ADAM_TENSORS]
-        pull_back = torch.func.vjp(lambda weights: self._call(weights, x), part[0])[1]
-        (slope,) = pull_back(gradient.to(x.device))
-        state["step"][users] += 1
-        rows, decay = _a_row_each(slope), self.settings.weight_decay
-        adam_step(rows, part, slope, state["step"][users], learning_rate, decay)
-        for name, value in zip(ADAM_TENSORS, part, strict=True):
-            state[name][users] = value
+    def _slope(self, weight: Tensor, gradient: Tensor, users: Tensor | slice) -> Tensor:
+        x = self.x[users]
+        (slope,) = torch.func.vjp(lambda weights: self._call(weights, x), weight)[1](gradient)
+        return slope  # type: ignore[no-any-return]
 
     def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
         """Sum all parameters over the users, ``[f, 1]``; every user counts."""
-        users = self._all(users)
-        total = self._state["weight"][users].double().sum(0)[:, None]
-        return total, torch.full((total.shape[0],), users.numel())
+        weight = self._state["weight"][slice(None) if users is None else users]
+        total = weight.double().sum(0)[:, None]
+        return total, torch.full((total.shape[0],), weight.shape[0])
 
     def set_weights(self, users: Tensor | None, mean: Tensor) -> None:
         """Replace the users' parameters by ``[f, 1]`` means."""
-        self._state["weight"][self._all(users)] = mean[:, 0].to(self._state["weight"])
+        chosen = slice(None) if users is None else users
+        self._state["weight"][chosen] = mean[:, 0].to(self._state["weight"])
 
 
-# What ``NodeClient`` works with; where a cohort is asked for ``users``, ``None`` means all of them.
-Cohort = LinearCohort | ModuleCohort
+# One layer for all -------------------------------------------------------------------------------
+
+
+def bounded(total: Numbers, limit: float) -> Numbers:
+    """Scale a sum of gradients down to a length of ``limit``, if it is longer."""
+    length = float(np.linalg.norm(total))
+    if length <= limit:
+        return total
+    result: Numbers = np.clip(total * (limit / length), -limit, limit)
+    return result
+
+
+class Dropped(NamedTuple):
+    """The random dropout of users' features in one round."""
+
+    rate: float
+    seed: int
+    server_round: int
+
+    def scale(self, user: Tensor, feature: Tensor) -> Tensor:
+        """Return the factors of users' features: 0, or the factor that keeps the mean."""
+        # A draw for each user and round; it depends on the numbers, not on the SuperNode.
+        numbers = user.long() * FEATURES_OF_A_USER + feature.long()
+        drawn = chances(numbers, self.seed, "feature-dropout", self.server_round)
+        return (drawn >= self.rate).float() / (1 - self.rate)
+
+
+class LinearLayer:
+    """A linear map ``[f, h]`` that all users share; a bias is its last row."""
+
+    def __init__(self, rows: ActiveRows, numbers: Tensor, settings: UserSettings) -> None:
+        # numbers [n]: the users' in the server's graph
+        device = rows.value.device
+        self.rows, self.numbers, self.settings = rows, numbers.to(device), settings
+        order = torch.argsort(rows.feature, stable=True).to(torch.int32)
+        ptr = pointers(rows.feature, rows.num_features)
+        self._by_feature = order, rows.user.index_select(0, order), ptr
+        self._last: tuple[Dropped | None, Tensor] = None, rows.value
+        self._parts = rows.blocks(BLOCK_ROWS)  # so small that what is made of them stays in cache
+
+    def start(self, settings: UserSettings) -> Tensor:
+        return shared_linear_weight(self.rows.num_features - int(settings.bias), settings)
+
+    def forward(self, weight: Tensor, users: Tensor | None, dropped: Dropped | None) -> Tensor:
+        """Return latent vectors ``[p, h]`` of some users or all."""
+        rows, value = self.rows, self._values(dropped)
+        if users is not None:
+            rows, place = take(rows, users)
+            value = value[place]
+        if not value.numel():
+            return weight.new_zeros(rows.num_users, weight.shape[1])
+        return weighted_sums(rows.feature, rows.ptr, value, weight)
+
+    def gradient(
+        self, weight: Tensor, users: Tensor, gradient: Tensor, dropped: Dropped | None
+    ) -> Tensor:
+        """Add up the users' gradients, ``[f, h]``, in double precision."""
+        # gradient [p, h], by the users' latent vectors; gradients of other users are 0
+        rows, (order, user, ptr), value = self.rows, self._by_feature, self._values(dropped)
+        size = rows.num_users, gradient.shape[1]
+        every = torch.zeros(size, dtype=torch.float64, device=value.device)
+        every[users.to(value.device)] = gradient.to(every)
+        if not value.numel():
+            return every.new_zeros(rows.num_features, every.shape[1])
+        by_feature = value.index_select(0, order).double()
+        entries = csr_tensor(ptr, user, by_feature, (rows.num_features, rows.num_users))
+        total: Tensor = entries @ every
+        return total
+
+    def _values(self, dropped: Dropped | None) -> Tensor:
+        if dropped is None or not self._parts:
+            return self.rows.value
+        if self._last[0] != dropped:  # asked for twice a round
+            self._last = dropped, torch.cat([self._kept(dropped, *part) for part in self._parts])
+        return self._last[1]
+
+    def _kept(self, dropped: Dropped, users: slice, part: slice) -> Tensor:
+        """Return some users' features after dropout; a bias is never dropped."""
+        rows, size = self.rows, part.stop - part.start
+        ends, feature = rows.ptr[users.start : users.stop + 1], rows.feature[part]
+        counts = ends[1:] - ends[:-1]
+        number = self.numbers[users].repeat_interleave(counts, output_size=size)
+        value = rows.value[part] * dropped.scale(number, feature)
+        if self.settings.bias:
+            value[feature == rows.num_features - 1] = 1
+        return value
+
+
+class ModuleLayer:
+    """Any module from one user's features to its latent vector, the same for all users."""
+
+    def __init__(self, x: Tensor, numbers: Tensor, module: nn.Module) -> None:
+        # x [n, f], numbers [n]
+        self.x, self.numbers = x, numbers.to(x.device)
+        self._module = FlatModule(module, x.device)
+
+    def start(self, settings: UserSettings) -> Tensor:
+        return self._module.start()[:, None]
+
+    def forward(self, weight: Tensor, users: Tensor | None, dropped: Dropped | None) -> Tensor:
+        users = torch.arange(self.x.shape[0]) if users is None else users
+        with torch.no_grad():
+            return self._call(weight, users, dropped)
+
+    def gradient(
+        self, weight: Tensor, users: Tensor, gradient: Tensor, dropped: Dropped | None
+    ) -> Tensor:
+        """Add up the users' gradients, all parameters one behind the other, ``[f, 1]``."""
+        double = weight.double().requires_grad_()  # as the sum is of many small numbers
+        latent = self._call(double, users, dropped)
+        (total,) = torch.autograd.grad(latent, double, gradient.to(latent), materialize_grads=True)
+        return total
+
+    def _call(self, weight: Tensor, users: Tensor, dropped: Dropped | None) -> Tensor:
+        x = self.x[users]
+        if dropped is not None:
+            feature = torch.arange(x.shape[1], device=x.device).expand_as(x)
+            x = x * dropped.scale(self.numbers[users][:, None].expand_as(x), feature)
+        return self._module(weight[:, 0], x.to(weight.dtype))
+
+
+Layer = LinearLayer | ModuleLayer
+
+
+class CommonLayer:
+    """The weights that all users share, Adam's moments, and the round of the last step."""
+
+    def __init__(self, layer: Layer, settings: UserSettings, tensors: Tensors) -> None:
+        self.layer, self.settings, self.tensors = layer, settings, tensors
+        self.weight = tensors["weight"]
+
+    @staticmethod
+    def start(layer: Layer, settings: UserSettings) -> Tensors:
+        weight = layer.start(settings)
+        moments = {name: torch.zeros_like(weight) for name in ADAM_TENSORS[1:]}
+        counts = {STEP: torch.zeros(()), ROUND: torch.zeros((), dtype=torch.int64)}
+        return {"weight": weight, **moments, **counts}
+
+    @property
+    def round(self) -> int:
+        """The round of the last step; 0 before the first."""
+        return int(self.tensors[ROUND])
+
+    def forward(self, users: Tensor | None = None, server_round: int = 0) -> Tensor:
+        return self.layer.forward(self.weight, users, self._dropped(server_round))
+
+    def gradient(self, users: Tensor, gradient: Tensor, server_round: int) -> Tensor:
+        """Add up some users' gradients with respect to the weights, with ``forward``'s dropout."""
+        return self.layer.gradient(self.weight, users, gradient, self._dropped(server_round))
+
+    def step(self, total: Tensor, server_round: int, learning_rate: float) -> None:
+        adam = Adam([self.weight], lr=learning_rate, weight_decay=self.settings.weight_decay)
+        exp_avg, exp_avg_sq = (self.tensors[name] for name in ADAM_TENSORS[1:])
+        count = self.tensors[STEP].clone()
+        adam.state[0] = {"step": count, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+        self.weight.grad = total.reshape(self.weight.shape).to(self.weight)
+        adam.step()
+        adam.zero_grad()
+        self.tensors[STEP] += 1
+        self.tensors[ROUND].fill_(server_round)
+
+    def _dropped(self, server_round: int) -> Dropped | None:
+        if not server_round or not self.settings.dropout:
+            return None
+        return Dropped(self.settings.dropout, self.settings.seed, server_round)
+
+
+# What is saved ------------------------------------------------------------------------------------
+
+
+def user_models(
+    users: Sequence[int], rows: ActiveRows, tensors: Tensors, settings: UserSettings
+) -> SavedModels:
+    """Return the users' linear maps; rows of features that a user lacks are the first weights."""
+    features, bias = rows.num_features - int(settings.bias), settings.bias
+    rest = tensors.get("inactive-weight")
+    begun = (shared_linear_weight(features, settings) if rest is None else rest).cpu()[:features]
+    weight, feature, ptr = (t.cpu() for t in (tensors["weight"], rows.feature, rows.ptr.long()))
+    own: dict[str, Tensor] = {}
+    if bias:  # the last row of each
+        last = ptr[1:] - 1
+        own["linear.bias"] = weight[last]
+        chosen = torch.ones(feature.numel(), dtype=torch.bool)
+        chosen[last] = False
+        weight, feature = weight[chosen], feature[chosen]
+        ptr = ptr - torch.arange(ptr.numel())
+    kept = SparseRows("linear.weight", weight, feature, ptr, transposed=True)
+    arguments = {"features": features, "latent_size": settings.latent_size, "bias": bias}
+    shared = {"linear.weight": begun.T}
+    return SavedModels(MODULE, arguments, list(users), shared, own, kept)
+
+
+def common_model(users: Sequence[int], weight: Tensor, bias: bool) -> SavedModels:
+    """Return the linear map that all users share."""
+    # weight [f, h], with a bias its last row
+    weight = weight.detach().cpu()
+    features = weight.shape[0] - int(bias)
+    shared = {"linear.weight": weight[:features].T.contiguous()}
+    if bias:
+        shared["linear.bias"] = weight[features].clone()
+    arguments = {"features": features, "latent_size": weight.shape[1], "bias": bias}
+    return SavedModels(MODULE, arguments, list(users), shared, {})

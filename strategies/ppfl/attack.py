@@ -19,7 +19,7 @@ from flower_graph.audit.attacks import (
     config_of,
     of_kind,
 )
-from flower_graph.audit.deviating import Deviation, of_parties, of_sums
+from flower_graph.audit.deviating import Deviation, of_sums
 from flower_graph.audit.scores import Finding, cosines, ranking
 from flower_graph.data.folders.client_folder import clients_path
 from flower_graph.data.partition.overlapping import OverlappingGraph
@@ -141,14 +141,11 @@ class EmbeddingAudit(Audit[PPFLConfig, Holders]):
 
     def refuse(self, config: PPFLConfig) -> None:
         if config.strategy.name == LOCAL:
-            raise ConfigError(
-                f"strategy.name: {LOCAL} has no audit, since its clients send nothing"
-            )
+            raise ConfigError(f"strategy.name: {LOCAL} has no audit: its clients send nothing")
         if clients_path(config.data) is not None:
+            why = "a folder with a graph of each client; the audit judges by the whole graph"
             raise ConfigError(
-                f"data.name: {config.data.name!r} is a folder with one graph a client, and the "
-                f"audit of app={config.app} needs the whole graph to judge by; name a data set or "
-                "a file"
+                f"data.name: {config.data.name!r} is {why}; name a data set or a file"
             )
 
     def counterparts(self, config: PPFLConfig, noisy: Sequence[list[str]]) -> list[list[str]]:
@@ -167,8 +164,8 @@ class EmbeddingAudit(Audit[PPFLConfig, Holders]):
     def deviations(self, config: PPFLConfig, method: Holders) -> list[Deviation]:
         if config.strategy.alignment != SECURE:
             return []
-        lies = of_parties if config.strategy.distrusts else of_sums
-        return lies(lambda strategy: strategy.sums.server)
+        distrusts = config.strategy.distrusts
+        return of_sums(lambda strategy: strategy.sums.server, distrusts=distrusts)
 
     def attack(self, config: PPFLConfig, grid: RecordingGrid, method: Holders) -> list[Finding]:
         return attack(grid.exchanges, _true_graph(config, method.graphs(config)), audit_rng(config))

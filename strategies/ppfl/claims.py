@@ -180,9 +180,7 @@ class Claims(Message, down="train"):
     ) -> dict[int, dict[int, IntArray]]:
         """Return the nodes of each party's clients; every party of the sums must have signed."""
         if set(self.parties.tolist()) != set(parties):
-            raise RefusedError(
-                f"there are claims of {self.parties.size} parties, and {len(parties)} in the sums"
-            )
+            raise RefusedError(f"claims are of {self.parties.size} parties, sums of {len(parties)}")
         ends = np.cumsum(self.counts).tolist()
         clients, result = split_rows(self.clients, self.counts), dict[int, dict[int, IntArray]]()
         for row, party in enumerate(self.parties.tolist()):
@@ -231,9 +229,8 @@ def check_layout(
         COLLUDING * count // 10
     ):
         raise RefusedError(
-            f"with {count} SuperNodes, of which {trust.minimum} suffice (trust-minimum) and a "
-            f"share of {trust.corrupt:g} may collude (trust-corrupt), two honest holders of a node "
-            f"are not sure: all count on {MISSING} tenths missing and {COLLUDING} colluding"
+            f"trust-minimum: {trust.minimum} of {count}, trust-corrupt: {trust.corrupt:g}: two "
+            f"honest holders are sure up to {MISSING} tenths missing and {COLLUDING} colluding"
         )
     held = claims.checked(trust.registry, run_id, parties)
     local = held[trust.identity.party]

@@ -108,16 +108,14 @@ class EmbeddingClient:
     judge: Judge | None = None
 
     def __post_init__(self) -> None:
-        who = f"client {self.number}"
+        who, n = f"client {self.number}", self.nodes.size
         for name, values in (("nodes", self.nodes), ("rows", self.rows)):
             if values.ndim != 1 or values.size == 0 or np.unique(values).size != values.size:
-                raise ValueError(
-                    f"{who}: {name} of shape {values.shape}: one or more different numbers are "
-                    "allowed"
-                )
-        least, most, last = self.rows.min(), self.rows.max(), self.nodes.size - 1
-        if least < 0 or most > last:
-            raise ValueError(f"{who}: rows {least} to {most}; allowed are 0 to {last}")
+                why = "one or more different numbers are allowed"
+                raise ValueError(f"{who}: {name} of shape {values.shape}: {why}")
+        if self.rows.min() < 0 or self.rows.max() >= n:
+            given = f"{self.rows.min()} to {self.rows.max()}"
+            raise ValueError(f"{who}: rows {given}; allowed are 0 to {n - 1}")
         if self.dimension < 1:
             raise ValueError(f"{who}: dimension is {self.dimension}, must be at least 1")
 
@@ -129,17 +127,13 @@ class EmbeddingClient:
     @property
     def is_public(self) -> NDArray[np.bool_]:
         """Whether each node is public, ``[n]``."""
-        public = np.zeros(self.nodes.size, bool)
-        public[self.rows] = True
-        return public
+        return np.isin(np.arange(self.nodes.size), self.rows)
 
 
 def public_rows(nodes: IntArray, public: IntArray) -> IntArray:
     """Return the indices in ``nodes`` of public ids ``[p]``; ``ValueError`` for an unknown id."""
     if (strangers := public[~np.isin(public, nodes)]).size:
-        raise ValueError(
-            f"public nodes {strangers[:5].tolist()} are none of the client's {nodes.size} nodes"
-        )
+        raise ValueError(f"public: {strangers[:5].tolist()} are none of the {nodes.size} nodes")
     order = np.argsort(nodes, kind="stable")
     return order[np.searchsorted(nodes, public, sorter=order)]
 
@@ -322,22 +316,20 @@ class PublicNodeClient(NumPyClient):
             kept = self._context.state.array_records.get(JUDGED, ArrayRecord())
             self._context.state[JUDGED] = ArrayRecord({**kept, **folds})
 
-    def _models(self) -> Models:
-        return {number: member.build() for number, member in self.members.items()}
-
     def _first(self) -> Tensors:
-        kept = _tensors(self._models())
-        return {name: value.detach().clone() for name, value in kept.items()}
+        return {name: value.detach().clone() for name, value in _tensors(self._models()).items()}
 
     def _build(self, tensors: Tensors) -> tuple[Models, Tensors]:
         models = self._models()
         for number, model in models.items():
             if isinstance(model, KeepsState):
-                local = [name for name in tensors if name.startswith(f"{number}.")]
-                model.load_state_dict(
-                    {name.removeprefix(f"{number}."): tensors[name].clone() for name in local}
-                )
+                prefix = f"{number}."
+                own = {name: value for name, value in tensors.items() if name.startswith(prefix)}
+                model.load_state_dict({n.removeprefix(prefix): v.clone() for n, v in own.items()})
         return models, tensors
+
+    def _models(self) -> Models:
+        return {number: member.build() for number, member in self.members.items()}
 
     def _train(
         self,
@@ -346,19 +338,14 @@ class PublicNodeClient(NumPyClient):
         targets: FloatArray | None,
         request: PublicRequest,
     ) -> _Answer:
-        shape = (member.rows.size, member.dimension)
+        who, d = f"client {member.number}", member.dimension
+        shape = (member.rows.size, d)
         if targets is not None and (targets.shape != shape or not np.isfinite(targets).all()):
-            raise ValueError(
-                f"client {member.number}: means of shape {targets.shape}: finite ones of shape "
-                f"{shape} are allowed"
-            )
+            raise ValueError(f"{who}: means {targets.shape}: finite ones of {shape} are allowed")
         loss = float(model.learn(member.rows, targets, request.server_round))
-        embeddings = np.asarray(model.embed(), np.float32)
-        shape = (member.nodes.size, member.dimension)
+        embeddings, shape = np.asarray(model.embed(), np.float32), (member.nodes.size, d)
         if embeddings.shape != shape:
-            raise ValueError(
-                f"client {member.number}: its model embeds as {embeddings.shape}, expected {shape}"
-            )
+            raise ValueError(f"{who}: its model embeds as {embeddings.shape}, expected {shape}")
         shared = embeddings[member.rows]
         pull = math.nan if targets is None else disagreement(shared, targets)
         if not np.isfinite(embeddings).all():

@@ -173,10 +173,8 @@ class PPFLConfig(RunConfig):
         if AUC in self.metrics:
             raise ConfigError(f"metrics: {AUC} needs probabilities, and an SVC has none")
         if self.privacy.epsilon is not None and (how.name == LOCAL or self.masks_sums):
-            raise ConfigError(
-                f"privacy.epsilon: {self.privacy.epsilon:g} adds noise to embeddings that clients "
-                "send in the clear, and these clients send none; set privacy.epsilon=null"
-            )
+            why = "these clients send no embeddings in the clear; set privacy.epsilon=null"
+            raise ConfigError(f"privacy.epsilon: {self.privacy.epsilon:g}: {why}")
         if how.alignment == SECURE and (how.participation < 1 or how.absent == LAST):
             key = "participation" if how.participation < 1 else "absent"
             raise ConfigError(
@@ -185,15 +183,11 @@ class PPFLConfig(RunConfig):
                 key=f"strategy.{key}",
             )
         if self.model.name == GAT and self.model.dimension % self.gat.heads:
-            raise ConfigError(
-                f"gat.heads: {self.gat.heads} heads cannot share model.dimension: "
-                f"{self.model.dimension} numbers equally"
-            )
+            why = f"cannot share model.dimension: {self.model.dimension} equally"
+            raise ConfigError(f"gat.heads: {self.gat.heads} heads {why}")
         if self.model.name == GAT and self.partition.ratios[0] == 0:
-            raise ConfigError(
-                f"partition.ratios: {self.partition.ratios}: model.name={GAT} learns from labels; "
-                "the first must be above 0"
-            )
+            why = f"the first must be above 0: model.name={GAT} learns from labels"
+            raise ConfigError(f"partition.ratios: {self.partition.ratios}: {why}")
 
 
 def require_gensim(config: PPFLConfig) -> None:

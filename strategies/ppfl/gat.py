@@ -22,7 +22,7 @@ from flower_graph.engine.graph_batch import check_sizes, pack_graphs, turn_of, w
 from flower_graph.ops.adam import adam_rows_
 from flower_graph.ops.attention import AttentionGraph, attend, attention_graph
 from flower_graph.ops.graph import Adjacency, propagate
-from flower_graph.outputs.files import SavedModels, SparseRows
+from flower_graph.outputs.files import SavedModels
 from flower_graph.rng import generator, seeded
 
 if TYPE_CHECKING:
@@ -93,10 +93,7 @@ class PublicGAT(nn.Module):
         self._client, self._device = graph.client, graph.x.device
         self._train = (graph.train_mask & (graph.train_y >= 0)).nonzero()[:, 0]
         if not self._train.numel():
-            raise ValueError(
-                f"client {graph.client} has no training node with a label; a GAT learns from "
-                "labels and needs at least one"
-            )
+            raise ValueError(f"client {graph.client}: no training node has a label; 1 is needed")
         self._y = graph.train_y[self._train]
         batch = pack_graphs([graph], self._device)
         x, self._feature = batch.x, batch.feature  # [r] which feature each row of weights is of
@@ -141,7 +138,11 @@ class PublicGAT(nn.Module):
         d, classes = weights.linear_2.shape
         arguments = {"features": self._features, "dimension": d, "classes": classes}
         arguments |= {"heads": self.settings.heads}
+        # A feature that the client never sees has no weight.
+        first = weights.linear_1.new_zeros(self._features, d)
+        first[self._feature.cpu()] = weights.linear_1
         own = {
+            "conv1.lin.weight": first.T,
             "conv1.att_src": weights.source_1[None],
             "conv1.att_dst": weights.target_1[None],
             "conv1.bias": weights.bias_1,
@@ -150,16 +151,12 @@ class PublicGAT(nn.Module):
             "conv2.att_dst": weights.target_2[None],
             "conv2.bias": weights.bias_2,
         }
-        # A feature that the client never sees has no weight.
-        name, feature = "conv1.lin.weight", self._feature.cpu()
-        ptr = torch.tensor([0, feature.numel()])
         return SavedModels(
             MODULE,
             arguments | {"dropout": self.settings.dropout},
             [self._client],
-            {name: torch.zeros(d, self._features)},
+            {},
             {key: value[None] for key, value in own.items()},
-            SparseRows(name, weights.linear_1, feature, ptr, transposed=True),
         )
 
     def _epoch(self, aligned: tuple[Tensor, Tensor] | None) -> Tensor:

@@ -95,16 +95,13 @@ class EmbeddingEnrolment(Message, up="query"):
         clients = self.clients
         if not clients or len(set(clients)) != len(clients) or min(clients) < 0:
             raise MalformedReplyError(
-                f"{keys.CLIENTS}: {brief(clients)}: one or more different numbers >= 0 are expected"
+                f"{keys.CLIENTS}: {brief(clients)}: not different numbers >= 0"
             )
         for client, ids, dimension in zip(clients, self.nodes, self.dimensions, strict=True):
             if not 1 <= dimension <= MAX_DIMENSION:
                 raise MalformedReplyError(f"client {client} has embeddings of {dimension} numbers")
             if ids.size < 1 or np.unique(ids).size != ids.size:
-                raise MalformedReplyError(
-                    f"client {client}: {ids.size} public nodes: one or more different ones are "
-                    "expected"
-                )
+                raise MalformedReplyError(f"client {client}: {ids.size} nodes, not all different")
 
 
 @dataclass(frozen=True)
@@ -119,10 +116,8 @@ class Fingerprints(Numbers):
         prints = super().decode(value, name, reading)
         for client, print_ in zip(clients, prints, strict=True):
             if client not in nodes or fingerprint(nodes[client]) != print_:
-                raise ValueError(
-                    f"client {client}: it is not here, or has other public nodes than the server "
-                    f"knows; here are {brief(sorted(nodes))}, whose ids must not change"
-                )
+                here = f"here are {brief(sorted(nodes))}, whose ids must not change"
+                raise ValueError(f"client {client}: not here, or with other public nodes; {here}")
         return [nodes[client] for client in clients]
 
 
@@ -265,8 +260,7 @@ class Judged(Field[Mapping[str, Sequence[float]]]):
             good = not is_share or all(math.isnan(v) or 0 <= v <= 1 for v in values)
             if not (good and re.fullmatch(r"[a-z0-9-]{1,40}", what)):
                 raise MalformedReplyError(
-                    f"{keys.MEASURED}{what!a:.60}: {brief(values)}: names are of letters, digits "
-                    "and hyphens, shares from 0 to 1"
+                    f"{keys.MEASURED}{what!a:.60}: {brief(values)}: no share, or no such name"
                 )
         return judged
 

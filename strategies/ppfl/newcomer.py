@@ -68,15 +68,14 @@ class PublicSpace(NamedTuple):
         """Return the nodes that a new graph has too; hold a share of them out."""
         _, there = self.common(nodes)
         if not there.size:
-            raise DataError(
-                f"none of the new graph's {nodes.size} nodes is among the {self.nodes.size} public "
-                "ones: without a common node the two spaces cannot be aligned"
-            )
+            count = self.nodes.size
+            raise DataError(f"none of the graph's {nodes.size} nodes is among the {count} public")
         order = np.random.default_rng(derive_seed(seed, "held-back")).permutation(there)
-        count = round(share * len(order))
-        held, rest = (PublicSpace(self.nodes[rows], self.embeddings[rows])
-                      for rows in (order[:count], order[count:]))  # fmt: skip
-        return rest, held
+        held, rest = np.split(order, [round(share * len(order))])
+        return self._take(rest), self._take(held)
+
+    def _take(self, rows: Integers) -> PublicSpace:
+        return PublicSpace(self.nodes[rows], self.embeddings[rows])
 
 
 class Joined(NamedTuple):
@@ -222,9 +221,7 @@ def join_graph(run: FinishedRun[RunConfig], graph: NewGraph, client: int | None 
         raise OutputError(f"app: {config.app} has no spaces to lie in; the run's must be {APP}")
     new, nodes = _new_client(graph, placed, int(every.client.max()) + 1)
     if config.model.name == GAT and not new.train_mask.any():
-        raise DataError(
-            "no node has a label to learn from (y, train_mask), and a GAT learns from some"
-        )
+        raise DataError("y, train_mask: no node has a label, from which a GAT learns")
     named = placed.node if nodes.dtype.kind == "U" else placed.number
     whole = PublicSpace(named[placed.public], placed.embeddings[placed.public])
     space, held = whole.split(nodes, HELD_BACK, config.seed)

@@ -236,11 +236,8 @@ class SecureConsensus(ProcrustesAlignment):
             holders, fewest = len(held), max(self._least, fewest_parties(len(held)))
             nodes = agreed_nodes(held, self._least) if held else self.mean.nodes
         if holders > 1 and not nodes.size:
-            raise ValueError(
-                f"no public node has {fewest} holders among {holders}, of which some may be "
-                "missing: its sum could be one client's own embedding; lower dropout, or align in "
-                "the clear"
-            )
+            why = "a sum could be one client's embedding; lower dropout, or align in the clear"
+            raise ValueError(f"no public node has {fewest} holders among {holders}: {why}")
         return nodes, claims
 
     def read(self, node: int, content: RecordDict) -> PublicReply:

@@ -193,8 +193,8 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
         last = Journal(self.trust.journal).last(ROUNDS, resume.run.encode()) or 0
         if self._state.store.is_due(resume) and resume.server_round < last:
             raise RefusedError(
-                f"this SuperNode is in the sum of round {last}: it does not go back to the "
-                f"checkpoint of round {resume.server_round}, as two sums of a round can be compared"
+                f"this SuperNode is in the sum of round {last}: no way back to the checkpoint of "
+                f"round {resume.server_round}, as two sums of a round can be compared"
             )
         self.context.state[RUN] = ConfigRecord({RUN: resume.run})
 
@@ -275,15 +275,12 @@ def _with_measured(
 def sum_vector(turned: Floats, slots: IntArray, length: int) -> Floats:
     """Place a client's rotated rows ``[p, d]`` at their slots, zeros elsewhere, ``[length]``."""
     dimension = turned.shape[1]
-    here = slots != ABSENT
+    here, count = slots != ABSENT, length // dimension
     chosen = slots[here]
-    count = length // dimension
-    are_places = np.unique(chosen).size == chosen.size and ((chosen >= 0) & (chosen < count)).all()
-    if length % dimension or not are_places:
-        raise ValueError(
-            f"slots of {length} numbers in rows of {dimension}: {brief(chosen.tolist())}; allowed "
-            f"are different ones from 0 to {count - 1}"
-        )
+    is_inside = ((chosen >= 0) & (chosen < count)).all()
+    if length % dimension or np.unique(chosen).size != chosen.size or not is_inside:
+        given = f"{brief(chosen.tolist())} of {length} numbers in rows of {dimension}"
+        raise ValueError(f"slots: {given}; allowed are different ones from 0 to {count - 1}")
     rows = np.zeros((count, dimension))
     rows[chosen] = turned[here]
     return rows.ravel()

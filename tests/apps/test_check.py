@@ -102,7 +102,7 @@ def test_check_says_what_each_method_can_do_and_writes_only_what_is_asked(
     assert {*tmp_path.rglob("*")} == before
     assert "30 nodes, 30 edges, 2.0 neighbours a node" in shown
     assert re.search(r"nfedgnn/own-graph\n  clients    30 users", shown)
-    assert re.search(r"fedgls/own-graph\n  cannot     .*graph.neighbours = 10", shown)
+    assert re.search(r"fedgls/own-graph\n  cannot     .*graph.neighbours: 10", shown)
     assert "warning    30 nodes are few" in shown
     assert main([*words, "--out", "found"]) == 0
     assert {path.name for path in (tmp_path / "found").iterdir()} == {"check.json", "check.png"}
@@ -112,16 +112,6 @@ def test_check_says_what_each_method_can_do_and_writes_only_what_is_asked(
     mine = record["methods"]["nfedgnn/own-graph"]
     assert mine["clients"] == 30 and mine["config"]["device"] == "cpu"
     assert {*mine["baselines"]} >= {"majority", "logistic-regression"}
-
-
-def test_check_of_a_config_is_of_its_method_alone(
-    config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    config_of(own_graph())
-    monkeypatch.chdir(tmp_path)
-    assert main(["check", "own.yaml", "rounds=1"]) == 0
-    shown = capsys.readouterr().out
-    assert "own.yaml\n  clients    30 users" in shown and "fedgls" not in shown
 
 
 def test_a_run_says_first_which_data_it_has(

@@ -52,7 +52,7 @@ def test_clients_need_no_file_of_the_run(
         config, _ = configured(context)
         method_of(config).num_clients(config)
     things = pickle.dumps(made)
-    for cache in (of_app._configuration, datasets._cached_data, datasets._made):
+    for cache in (of_app._configuration, datasets._answer):
         cache.cache_clear()
     graph.unlink()
     with pytest.raises(DataError):  # as on another machine

@@ -45,7 +45,6 @@ from flower_graph.apps.reproduce.runs import (
     Curves,
     Run,
     Store,
-    curves_of,
     read_curves,
     run_all,
     run_of,
@@ -67,10 +66,9 @@ from flower_graph.apps.reproduce.table import (
 from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError, DataError, OutputError
 from flower_graph.method.load import list_configs, load_config
-from flower_graph.method.registry import known_apps, method_named, method_of
-from flower_graph.report.plots.base import band
+from flower_graph.method.registry import method_named, method_of
+from flower_graph.report.plots import band
 from flower_graph.storage import reading as files_reading
-from flower_graph.storage.files import write_packed
 from flower_graph.storage.reading import read_packed
 from flower_graph.strategies.fedscem import tables as fedscem_tables
 
@@ -99,23 +97,19 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_methods_name_the_tables_that_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named = {one for app in known_apps() for one in method_named(app).tables}
-    assert {*papers()} == named >= {"fedgls", "fedscem", "nfedgnn", "ppfl", "personalised"}
-    with pytest.raises(ConfigError, match=r"'fedgl'.*'fedgls'"):
-        read_paper("fedgl")
-    with pytest.raises(ConfigError, match=", ".join(papers())):
-        read_paper("somebody-elses")
-    monkeypatch.setattr(method_named("fedpub"), "tables", (str(tmp_path / "mine.py"),), False)
+    assert {*papers()} >= {"fedgls", "fedscem", "nfedgnn", "ppfl", "personalised"}
+    path = tmp_path / "mine.py"
+    monkeypatch.setattr(method_named("fedpub"), "tables", (str(path),), False)
     head = "from flower_graph.apps.reproduce.table import Line, Paper\n"
-    (tmp_path / "mine.py").write_text(f"{head}PAPER = Paper('Of a stranger', {{}})")
+    path.write_text(f"{head}PAPER = Paper('Of a stranger', {{}})")
     assert read_paper("mine").title == "Of a stranger"
-    for text, said in (("PAPER = 3", "no PAPER"), ("import nothing", "nothing"), ("", "no PAPER")):
-        (tmp_path / "mine.py").write_text(text)
-        with pytest.raises(ConfigError, match=said):
+    for text in ("PAPER = 3", "import nothing", ""):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"paper: .*mine\.py"):
             read_paper("mine")
-    for name in ("none.py", "old.yaml"):
-        with pytest.raises(ConfigError, match=name):
-            read_paper(str(tmp_path / name))
+    for name in ("fedgl", "none.py"):
+        with pytest.raises(ConfigError, match=f"paper.*{name}"):
+            read_paper(name)
 
 
 @pytest.mark.slow
@@ -194,29 +188,6 @@ def test_rows_and_page_have_all_figures(made: Made) -> None:
             assert above.count("|") == line.count("|")  # every line has all columns of its table
 
 
-def test_rows_with_fewer_runs_than_seeds_are_named(made: Made) -> None:
-    store = MadeUp(made.store.out)
-    store.lacks = (1,)
-    lines = [line for line in made.paper.lines if not line.measure]
-    missing = missing_runs(lines, store)
-    assert f"{lines[0].words}: 1 of 2 runs" in missing
-    results = make_rows(lines[:1], store)
-    rows = all_rows(results)
-    assert rows and all(row["seeds"] == [0] for row in rows)
-    assert f"- {missing[0]}" in make_page(made.paper, results, missing)
-    assert "## Table" not in make_page(made.paper, {}, missing)
-
-
-def test_what_is_unknown_is_refused(made: Made) -> None:
-    for only, said in (
-        ({"dat": ["Cora"]}, "dat"),
-        ({"data": ["Coral"]}, "data=Coral: unknown; allowed are"),
-        ({"table": ["table-9"]}, "table=table-9: unknown; allowed are"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            selected(made.paper, only)
-
-
 @pytest.mark.slow
 def test_pictures_are_on_the_page(made: Made, tmp_path: Path) -> None:
     write_page(MadeUp(tmp_path), made.paper, [])
@@ -249,36 +220,26 @@ def test_a_table_of_ones_own(tmp_path: Path, simulated: list[RunConfig]) -> None
     assert len(simulated) == 4  # nor is what other words say
 
 
-def test_a_figure_stands_in_a_run_s_place(
-    tmp_path: Path, simulated: list[RunConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    computed: list[int] = []
-    kind = type(method_named("fedgls"))
-    baselines = kind.baselines
-
-    def counted(method: Any, config: RunConfig) -> Any:
-        computed.append(config.seed)
-        return baselines(method, config)
-
-    monkeypatch.setattr(kind, "baselines", counted)
+def test_a_figure_stands_in_a_run_s_place(tmp_path: Path, simulated: list[RunConfig]) -> None:
     mine, *_ = lines = own_lines(settings=GENERATED, seeds=(0,))
     lines += [
         replace(mine, method=name, trained=trained, figures=[TEST])
         for name, trained in {"guess": "majority", "lp": "label-propagation"}.items()
     ]
     page = run_lines(lines, tmp_path, method=["guess", "lp", "mine"])
-    assert len(simulated) == 1 and computed == [0]  # mine; both baselines at once
+    assert len(simulated) == 1
     row = only_row(written(tmp_path), method="guess", metric=TEST)
     config = load_config("fedgls/cora", [*mine.settings, "seed=0", "rounds=3"])
     wanted = method_of(config).baselines(config)["majority"]
     assert row["mean"] == pytest.approx(wanted["test"], abs=1e-5)
     assert f"| guess | {row['mean']:.3f} |" in page
-    with pytest.raises(ConfigError, match="'regression'"):
-        run_lines([replace(mine, trained="regression")], tmp_path / "wrong")
-    with pytest.raises(ConfigError, match="no_such"):
-        run_lines([replace(mine, trained="flower_graph.no_such:it")], tmp_path / "wrong")
-    with pytest.raises(ConfigError, match="figure: 'accuracy'"):
-        run_lines([replace(mine, figures=["accuracy"])], tmp_path)
+    for wrong, said in (
+        ({"trained": "regression"}, "trained"),
+        ({"trained": "flower_graph.no_such:it"}, "no_such"),
+        ({"figures": ["accuracy"]}, "figure: 'accuracy'"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            run_lines([replace(mine, **wrong)], tmp_path / "wrong")
 
 
 def test_an_interrupted_reproduce_leaves_a_page_and_goes_on(
@@ -287,7 +248,8 @@ def test_an_interrupted_reproduce_leaves_a_page_and_goes_on(
     with pytest.raises(RuntimeError, match="broke"):
         run_lines(own_lines(), tmp_path, seeds=[0, 7, 2], method=["mine"])
     page = (tmp_path / "table.md").read_text()
-    assert "mine: 1 of 3 runs" in page and "| mine, 3 rounds | 0.800 | 0.7500 |" in page
+    assert "- Table one, Cora, GCN, mine: 1 of 3 runs" in page
+    assert "| mine, 3 rounds | 0.800 | 0.7500 |" in page
     page = run_lines(own_lines(), tmp_path, seeds=[0, 2], method=["mine"])
     assert [config.seed for config in simulated] == [0, 2]
     said = capsys.readouterr().out
@@ -374,17 +336,9 @@ def test_pictures_draw_through_rounds_that_were_left_out() -> None:
     assert line.get_xydata().tolist() == [pytest.approx([1, 0.15]), pytest.approx([4, 0.45])]
 
 
-def test_a_file_that_unpacks_to_too_much_is_refused(
+def test_a_store_has_what_files_of_runs_and_the_one_file_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_packed(tmp_path / RUNS, {"rows": [], "choices": [], "runs": [], "more": "x" * 9999})
-    assert Store(tmp_path).kept == {}
-    monkeypatch.setattr(files_reading, "MOST_PACKED", 9999)
-    with pytest.raises(OutputError, match="9,999 bytes"):
-        Store(tmp_path)
-
-
-def test_a_store_has_what_files_of_runs_and_the_one_file_have(tmp_path: Path) -> None:
     kept = [RUN._replace(seed=seed) for seed in range(3)]
     leave(tmp_path, kept[2])
     leave(tmp_path, kept[0])
@@ -396,6 +350,12 @@ def test_a_store_has_what_files_of_runs_and_the_one_file_have(tmp_path: Path) ->
     leave(tmp_path, kept[1])  # as of a command that was stopped before it wrote the one file
     store = Store(tmp_path)
     assert {*store.kept} == {*kept} and store.left(kept) == []
+    older = read_curves({"cross_entropy": [1.0], "val_accuracy": [None], "test_accuracy": [0.5]})
+    assert (older.judged, older.structure) == ({}, {}) and math.isnan(older.val_accuracy[0])
+    monkeypatch.setattr(files_reading, "MOST_PACKED", 99)  # bytes that it may unpack to
+    with pytest.raises(OutputError, match="99 bytes"):
+        Store(tmp_path)
+    monkeypatch.undo()
     (tmp_path / RUNS).write_bytes(first[:-9])
     with pytest.raises(OutputError, match=RUNS):
         Store(tmp_path)
@@ -412,26 +372,7 @@ def test_a_graph_of_ones_own_may_lie_elsewhere(
         assert settings_kept(config)["data.name"] == "mine.pt"
 
 
-def test_files_of_older_versions_still_load() -> None:
-    curves = read_curves({"cross_entropy": [1.0], "val_accuracy": [None], "test_accuracy": [0.5]})
-    assert (curves.alignment, curves.judged, curves.structure) == ({}, {}, {})
-    assert math.isnan(curves.val_accuracy[0]) and curves.best_round == 0
-    assert curves_of([report(1, 0.5, 0.5)], {}, 2, 5).judged == {}
-
-
 # What one paper's tables alone have --------------------------------------------------------------
-
-
-def test_only_the_masked_row_has_masks_and_blinded_identities() -> None:
-    lines = read_paper("fedscem").tables
-    for line in (*lines["table-3"], *lines["masks"]):
-        how: Any = load_config(line.config, [*line.settings, *line.choices[0]])
-        if how.strategy.name == "masked-embedding-averaging" and not line.trained:
-            masked = line.method == "FedSCem, masked"
-            kind = ("psi", "masked") if masked else ("plain", "plain")
-            assert (how.strategy.alignment, how.strategy.aggregation) == kind
-        if (line.data, line.method) == ("Cora", "FedSCem, paper's mu, tau, head"):
-            assert (how.strategy.mu, how.strategy.tau, how.model.projection) == (5, 10, 32)
 
 
 def test_costs_are_measured_in_the_place_of_runs(
@@ -451,20 +392,6 @@ def test_costs_are_measured_in_the_place_of_runs(
     seconds, memory = rows[2:]
     assert (seconds["mean"], seconds["paper"]) == (report(1, 0.5, 0.5).seconds, 3.795)
     assert memory["mean"] > 50 and memory["paper-gpu-memory-percent"] == 13.21
-
-
-def test_a_budget_chooses_by_the_first_seed_and_says_what_it_costs(tmp_path: Path) -> None:
-    paper = selected(read_paper("nfedgnn"), {"table": ["privacy"]})
-    lines = [line for line in paper.lines if line.keys.get("epsilon") in (10.0, 1e6)]
-    assert {(line.choosers, line.seeds, len(line.choices)) for line in lines} == {
-        ((0,), (0, 1, 2), 12)
-    }
-    rows = all_rows(make_rows(lines, MadeUp(tmp_path)))
-    for line in lines:
-        of_line = [row for row in rows if row["epsilon"] == line.keys["epsilon"]]
-        noise = only_row(of_line, metric="noise-multiplier")["mean"]
-        assert 0 < only_row(of_line, metric="epsilon-of-a-round")["mean"] < line.keys["epsilon"]
-        assert (noise > 1) == (line.keys["epsilon"] == 10.0)
 
 
 # Real runs ---------------------------------------------------------------------------------------
@@ -512,13 +439,9 @@ def test_one_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param("fedscem", marks=pytest.mark.release), "fedgls", "ppfl"]
 )
-def test_a_small_comparison(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_small_comparison(name: str, tmp_path: Path) -> None:
     rows = small_comparison(name, tmp_path)
-    for r in rows:
-        if r["metric"] in (TEST, LAST, "micro-f1", "precision-1"):
-            assert 0 <= r["mean"] <= 1
-        if r["metric"] in ("seconds-per-round", "peak-mib"):
-            assert r["mean"] > 0
+    assert all(0 <= r["mean"] <= 1 for r in rows if r["metric"] in (TEST, LAST, "micro-f1"))
     assert "Not run" not in (tmp_path / "table.md").read_text()
     if name == "fedscem":
         assert len([r for r in rows if r["table"] == "Figure 8"]) == 8 * 4
@@ -526,7 +449,7 @@ def test_a_small_comparison(name: str, tmp_path: Path, capsys: pytest.CaptureFix
         methods = ("FedSCem, masked", "FedSCem")
         masked, plain = (only_row(rows, method=m, **key)["mean"] for m in methods)
         assert masked == pytest.approx(plain, abs=0.02)  # masks change nothing but the rounding
-        assert 0 <= only_row(rows, table="Table 1", method="Global")["mean"] <= 1
+        assert only_row(rows, table="Table 1", method="Global")
     if name == "ppfl":
         key = {"method": "FED", "model": "DeepWalk"}
         last = only_row(rows, metric="micro-f1", table="Figure 3", iteration=22, **key)
@@ -545,14 +468,6 @@ def test_a_small_comparison(name: str, tmp_path: Path, capsys: pytest.CaptureFix
         run_all([run_of(line, 0, store)], other)
         found = other.get(run_of(line, 0, store))
         assert found and found.test_accuracy == runs_of(line, store)[0].test_accuracy
-
-    # What is there is not run again.
-    capsys.readouterr()
-    before = written(tmp_path, "runs")
-    small_comparison(name, tmp_path)
-    said = capsys.readouterr().out.split()
-    assert said[0] == said[2]  # of the runs, so many are there already
-    assert written(tmp_path, "runs") == before
 
 
 def test_a_difference_is_to_a_line_of_the_same_place(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +36,17 @@ def own_graph(**changes: Any) -> dict[str, Any]:
         "test_mask": torch.tensor([False, False, False, True]),
     }
     return {**parts, **changes}
+
+
+def tables(folder: Path, nodes: str, edges: str | None = None) -> Path:
+    """Write a graph in tables; without edges, a path of its nodes, whose names come first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [line.partition(",")[0] for line in nodes.splitlines()[1:]]
+    pairs = "".join(f"{a},{b}\n" for a, b in pairwise(names))
+    (folder / "nodes.csv").write_text(nodes, encoding="utf-8")
+    written = f"source,target\n{pairs}" if edges is None else edges
+    (folder / "edges.csv").write_text(written, encoding="utf-8")
+    return folder
 
 
 def mask(*places: int, size: int = 6) -> Tensor:

@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import torch
+from partition_helpers import tables
 from torch_geometric.data import Batch, Data
 from torch_geometric.transforms import ToSparseTensor
 from torch_geometric.utils import from_networkx
@@ -41,13 +42,6 @@ EDGES = "source,target\nanna,bert\nbert,cora\n"
 def frame(columns: Sequence[str] = ("name", "label", "age", "income")) -> pd.DataFrame:
     whole = {"name": PEOPLE, "label": LABELS, "age": AGES, "income": INCOMES}
     return pd.DataFrame(whole)[list(columns)]
-
-
-def tables(folder: Path, nodes: str, edges: str = EDGES) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "nodes.csv").write_text(nodes, encoding="utf-8")
-    (folder / "edges.csv").write_text(edges, encoding="utf-8")
-    return folder
 
 
 def network(columns: Sequence[str] = ("label", "age", "income")) -> Any:
@@ -84,7 +78,7 @@ KINDS = ("tables", "g.graphml", "g.json")
 
 def with_order(folder: Path, kind: str, columns: Sequence[str]) -> Path:
     if kind == "tables":
-        return tables(folder / kind, frame(columns).to_csv(index=False))
+        return tables(folder / kind, frame(columns).to_csv(index=False), EDGES)
     return saved(folder / kind, network([key for key in columns if key != "name"]))
 
 
@@ -542,7 +536,7 @@ def test_small_slips_of_tables_are_read(nodes: str, edges: str, tmp_path: Path) 
 def test_hidden_files_are_none_and_capital_endings_are(tmp_path: Path) -> None:
     folder = tmp_path / "clients"
     saved(folder / "a.JSON", network())
-    tables(folder / "b", frame().to_csv(index=False))
+    tables(folder / "b", frame().to_csv(index=False), EDGES)
     (folder / "b" / "nodes.csv").rename(folder / "b" / "Nodes.CSV")
     nx.write_graphml(network(), folder / "c.GraphML")
     for name in ("._a.json", ".DS_Store", "~$b.json", "__MACOSX", "Thumbs.db"):
@@ -555,7 +549,7 @@ def test_hidden_files_are_none_and_capital_endings_are(tmp_path: Path) -> None:
 def test_a_folder_with_other_names_is_refused_with_them(tmp_path: Path) -> None:
     folder = tmp_path / "clients"
     saved(folder / "a.json", network())
-    tables(folder / "b", frame().to_csv(index=False))
+    tables(folder / "b", frame().to_csv(index=False), EDGES)
     (folder / "b" / "nodes.csv").rename(folder / "b" / "people.csv")
     said(lambda: load_folder(folder, RATIOS, 0), "edges.csv, people.csv", "nodes.csv")
     (folder / "a.json").rename(folder / "a.gml")
@@ -638,19 +632,6 @@ def test_tables_of_programs(program: str, tmp_path: Path) -> None:
     assert graph.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
 
 
-def test_pandas_and_igraph_write_these(tmp_path: Path) -> None:
-    """The tables above are what the programs write that can be asked here."""
-    assert frame().to_csv(index=False) == TABLES["pandas, index=False"][0]
-    assert frame().to_csv(index=False, sep="\t") == TABLES["pandas, tabs"][0]
-    comma = frame().to_csv(index=False, sep=";", decimal=",")
-    assert comma == TABLES["pandas, decimal=','"][0]
-    assert frame().to_csv().startswith(",name,label")
-    graph = igraph.Graph.from_networkx(network())
-    assert next(iter(graph.get_vertex_dataframe().reset_index())) == "vertex ID"
-    listed = nx.to_pandas_edgelist(network()).to_csv(index=False)
-    assert listed.startswith("source,target,weight\nanna,bert,2.0\n")
-
-
 @pytest.mark.parametrize("program", ["NetworkX", "igraph", "Gephi", "by hand"])
 def test_graphml_says_what_networkx_reads(program: str, tmp_path: Path) -> None:
     path = tmp_path / "g.graphml"
@@ -692,10 +673,6 @@ CLASSES_OF = ["cat", "dog", None, "dog"]
 NAMES = ("anna", "bert", "Cox, C.", "dora")
 
 
-def graph_tables(folder: Path, nodes: str = NODES, edges: str = PAIRS) -> Path:
-    return tables(folder, nodes, edges)
-
-
 def drawn(kind: type[nx.Graph] = nx.Graph) -> Any:
     """Make the same graph as in the tables."""
     graph = kind()
@@ -713,11 +690,11 @@ def drawn(kind: type[nx.Graph] = nx.Graph) -> Any:
 def same(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Write one graph in each of the forms."""
     if request.param == "csv":
-        return graph_tables(tmp_path / "graph")
+        return tables(tmp_path / "graph", NODES, PAIRS)
     if request.param == "semicolons":  # as spreadsheets of half of Europe write them
         nodes = "\ufeff" + NODES.replace('"Cox, C."', "Cox~ C.").replace(",", ";").replace("~", ",")
         edges = PAIRS.replace('"Cox, C."', "Cox~ C.").replace(",", ";").replace("~", ",")
-        return graph_tables(tmp_path / "graph", nodes.replace("name", "ID"), edges)
+        return tables(tmp_path / "graph", nodes.replace("name", "ID"), edges)
     kind = nx.DiGraph if request.param.startswith("directed") else nx.Graph
     return saved(tmp_path / f"graph.{request.param}", drawn(kind))
 
@@ -735,9 +712,7 @@ def test_all_forms_say_the_same_graph(same: Path) -> None:
 
 
 def test_a_graph_without_features_split_and_edges_is_read(tmp_path: Path) -> None:
-    found = read_file(
-        graph_tables(tmp_path / "t", "id,label\n7,three\n9,-1\n\n", "source,target\n")
-    )
+    found = read_file(tables(tmp_path / "t", "id,label\n7,three\n9,-1\n\n", "source,target\n"))
     assert found["x"] is None and "train_mask" not in found and "notes" not in found
     assert found["y"] == ["three", "-1"] and found["names"] == ("7", "9")
     assert load_file(tmp_path / "t", Gaps("degree")).y.tolist() == [0, -1]
@@ -746,7 +721,7 @@ def test_a_graph_without_features_split_and_edges_is_read(tmp_path: Path) -> Non
 
 def test_numbers_to_learn_are_read_and_minus_one_is_one_of_them(tmp_path: Path) -> None:
     rows = "name,label,age\na,-1,3\nb,,4\nc,2.5,5\n"
-    path = graph_tables(tmp_path / "t", rows, "source,target\na,b\n")
+    path = tables(tmp_path / "t", rows, "source,target\na,b\n")
     graph = load_file(path, uses=Uses(targets=True))
     assert graph.targets is not None and graph.num_classes == 1
     expected = torch.tensor([-1, torch.nan, 2.5])
@@ -806,7 +781,7 @@ def test_a_wrong_table_of_nodes_is_refused_by_line_and_column(
 ) -> None:
     assert old in NODES
     with pytest.raises(DataError, match=said) as caught:
-        load_file(graph_tables(tmp_path / "t", NODES.replace(old, new, 1)))
+        load_file(tables(tmp_path / "t", NODES.replace(old, new, 1), PAIRS))
     assert str(caught.value).startswith(f"file {tmp_path}/t/nodes.csv")
     assert "\n" not in str(caught.value)
 
@@ -825,7 +800,7 @@ def test_a_wrong_table_of_edges_is_refused_by_line_and_column(
     edges: str, said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(DataError, match=rf"^file {tmp_path}/t/edges\.csv.*{said}"):
-        load_file(graph_tables(tmp_path / "t", edges=edges))
+        load_file(tables(tmp_path / "t", NODES, edges))
     (tmp_path / "t" / "edges.csv").unlink()
     with pytest.raises(DataError, match=r"edges\.csv"):
         load_file(tmp_path / "t")
@@ -870,7 +845,7 @@ def test_wrong_graphml_and_other_text_than_utf8_are_refused(tmp_path: Path) -> N
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"g\.graphml"):
         load_file(path)
-    graph_tables(tmp_path / "t")
+    tables(tmp_path / "t", NODES, PAIRS)
     (tmp_path / "t" / "nodes.csv").write_bytes("name,label\nJürg,1\n".encode("latin-1"))
     with pytest.raises(DataError, match=r"nodes\.csv"):
         load_file(tmp_path / "t")
@@ -880,7 +855,7 @@ def test_names_of_the_kinds_lead_to_them_and_others_are_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    graph_tables(tmp_path / "people")
+    tables(tmp_path / "people", NODES, PAIRS)
     for name in ("people", "people/", "absent.graphml", "absent.json"):
         assert file_path(name) == Path(name) and folder_path(name) is None
     (tmp_path / "clients").mkdir()
@@ -907,7 +882,7 @@ def test_names_of_the_kinds_lead_to_them_and_others_are_refused_with_the_remedy(
 
 def test_one_folder_has_one_name_from_wherever_it_is_named(tmp_path: Path) -> None:
     """So that two runs on it are on the same data."""
-    graph_tables(tmp_path / "people")
+    tables(tmp_path / "people", NODES, PAIRS)
     (tmp_path / "runs" / "sweep").mkdir(parents=True)
     named = located("../../people/", tmp_path / "runs" / "sweep")
     assert named == located("people/", tmp_path.resolve()) == f"{tmp_path.resolve() / 'people'}/"

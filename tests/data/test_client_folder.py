@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from partition_helpers import RATIOS, mask, roles
+from partition_helpers import RATIOS, mask, roles, tables
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -323,10 +323,7 @@ EDGES = "source,target\nb1,b2\nb2,b3\nz1,z2\nz3,z2\nb1,z1\nn1,b1\n"
 @pytest.fixture
 def one(tmp_path: Path) -> Path:
     """Write one graph whose nodes say which client has them."""
-    (tmp_path / "people").mkdir()
-    (tmp_path / "people" / "nodes.csv").write_text(NODES, encoding="utf-8")
-    (tmp_path / "people" / "edges.csv").write_text(EDGES, encoding="utf-8")
-    return tmp_path / "people"
+    return tables(tmp_path / "people", NODES, EDGES)
 
 
 def test_one_graph_is_cut_into_the_clients_that_its_nodes_name(

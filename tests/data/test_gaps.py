@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import networkx as nx
 import pytest
 import torch
+from partition_helpers import tables
 from torch_geometric.data import Data
 
 from flower_graph.config.common import DataConfig
@@ -41,16 +40,6 @@ dora,dog,train,60,
 FEATURES = [[30, 1, 0], [50, 0, 1], [60, 1, 0], [60, 2 / 3, 1 / 3]]
 
 
-def tables(folder: Path, nodes: str = NODES) -> Path:
-    """Write a graph in tables, a path of its nodes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    names = [line.partition(",")[0] for line in nodes.splitlines()[1:]]
-    pairs = [f"{a},{b}" for a, b in itertools.pairwise(names)]
-    (folder / "nodes.csv").write_text(nodes, encoding="utf-8")
-    (folder / "edges.csv").write_text("\n".join(["source,target", *pairs]), encoding="utf-8")
-    return folder
-
-
 def load(path: Path, features: str = "as-is", gaps: Gaps = FILLED) -> Graph:
     """Load a graph as a run does."""
     return load_graph(DataConfig(str(path), split="auto", features=features, **gaps._asdict()))
@@ -64,7 +53,7 @@ def form_of(graph: Graph) -> DataForm:
 
 
 def test_a_missing_number_gets_the_mean_and_a_word_a_feature(tmp_path: Path) -> None:
-    graph = load(tables(tmp_path / "t"))
+    graph = load(tables(tmp_path / "t", NODES))
     torch.testing.assert_close(graph.x, torch.tensor(FEATURES))
     assert any("3 missing numbers" in note for note in graph.notes)  # a town's two features
 
@@ -103,7 +92,7 @@ def test_nan_in_a_saved_graph_gets_the_mean(tmp_path: Path) -> None:
 
 
 def test_new_nodes_get_the_runs_means_and_words(tmp_path: Path) -> None:
-    form = form_of(load(tables(tmp_path / "t")))
+    form = form_of(load(tables(tmp_path / "t", NODES)))
     columns = "name,town,age\n"  # in another order, without labels
     new = read_new_graph(tables(tmp_path / "new", f"{columns}eva,genf,\nfinn,,20\n"), form)
     torch.testing.assert_close(new.x, torch.tensor([[50, 0, 1], [20, 2 / 3, 1 / 3]]))
@@ -121,7 +110,7 @@ def test_new_nodes_get_the_runs_means_and_words(tmp_path: Path) -> None:
 
 
 def test_all_clients_have_the_same_features(tmp_path: Path) -> None:
-    tables(tmp_path / "all" / "one")
+    tables(tmp_path / "all" / "one", NODES)
     tables(
         tmp_path / "all" / "two",
         NODES.replace("bern", "chur").replace("age,town", "town,age").replace(
@@ -190,11 +179,8 @@ def test_a_cut_graphs_clients_know_their_nodes_names() -> None:
 
 
 def people(folder: Path, names: str) -> None:
-    folder.mkdir(parents=True)
-    rows = [f"{name},{row % 2},{row},{12 - row}" for row, name in enumerate(names)]
-    (folder / "nodes.csv").write_text("name,label,p,q\n" + "\n".join(rows) + "\n")
-    edges = [f"{a},{b}" for a, b in pairwise(names)]
-    (folder / "edges.csv").write_text("source,target\n" + "\n".join(edges) + "\n")
+    rows = (f"{name},{row % 2},{row},{12 - row}\n" for row, name in enumerate(names))
+    tables(folder, "name,label,p,q\n" + "".join(rows))
 
 
 def test_clients_of_folders_know_their_nodes_names(tmp_path: Path) -> None:

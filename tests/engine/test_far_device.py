@@ -26,8 +26,13 @@ from benchmarks.gpu import make_rows, make_server
 from flower_graph.strategies.fedgls.cohort import StructureCohort
 from flower_graph.strategies.fedgls.method import FEDGLS
 from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
-from flower_graph.strategies.nfedgnn.common_layer import CommonLayer, LinearLayer
-from flower_graph.strategies.nfedgnn.users import LinearCohort, ModuleCohort, UserSettings
+from flower_graph.strategies.nfedgnn.users import (
+    CommonLayer,
+    LinearCohort,
+    LinearLayer,
+    ModuleCohort,
+    UserSettings,
+)
 from flower_graph.strategies.ppfl.gat import PublicGAT
 
 USERS = UserSettings(16, True, 5e-4, 0, "holders")

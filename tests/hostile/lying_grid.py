@@ -96,8 +96,11 @@ def left_out(entries: Entries, place: int) -> dict[str, Any]:
     return only(ListRequest, struck(place))(entries, place)
 
 
-# The server's own key stands in place of the first partner's
-own_key = edited("channel_keys", lambda rows: np.copyto(rows[0], np.frombuffer(new_key()[1], "u1")))
+def own_key(name: str) -> Callable[[Any], Any]:
+    """Put the server's own key in place of the first partner's."""
+    return edited(name, lambda rows: np.copyto(rows[0], np.frombuffer(new_key()[1], np.uint8)))
+
+
 fewer = edited("ready", lambda ready: np.put(ready, np.flatnonzero(ready)[-1], False))
 # Two at opposite places of the circle have vanished, or all but one
 halves = edited("listed", lambda listed: np.put(listed, [0, listed.size // 2], False))
@@ -123,7 +126,7 @@ SUMS = (
         "own commitment is not on the list"),
     Lie("a seed of its own", "epoch-run", changed(EpochRequest, flipped("seeds")),
         "committed to another seed"),
-    Lie("a channel key of its own", "epoch-run", changed(EpochRequest, own_key),
+    Lie("a channel key of its own", "epoch-run", changed(EpochRequest, own_key("channel_keys")),
         "binding is not signed"),
     Lie("threshold lowered", "prepare-run",
         only(PrepareRequest, lambda m: replace(m, threshold=1)), "threshold 1"),
@@ -215,7 +218,9 @@ class LyingGrid:
                 self._left.remove(lie)
                 one = to[len(found) % len(to)]
                 entries = lie.change(entries_of(one.content), self._place(one))
-                found.append((lie.kind, like(one, entries, lie.message_type)))
+                found.append(
+                    (lie.kind, like(one, {CONFIG: ConfigRecord(entries)}, lie.message_type))
+                )
         return found
 
     def _place(self, message: Message) -> int:
@@ -238,7 +243,7 @@ class LyingGrid:
         found = []
         for (kind, name, _), one in zip(REPEATED, lists, strict=False):
             before = self._first[one.metadata.dst_node_id, name]
-            found.append((kind, like(before, entries_of(before.content))))
+            found.append((kind, like(before, {})))
         return found
 
     def _send(self, lies: Sequence[Told]) -> None:
@@ -253,12 +258,11 @@ class LyingGrid:
             time.sleep(0.05 if ids else 0)
 
 
-def like(message: Message, entries: Entries, message_type: str | None = None) -> Message:
-    """Write a message with other entries, or of another type."""
+def like(message: Message, records: Mapping[str, Any], message_type: str | None = None) -> Message:
+    """Write a message with other records, or of another type."""
     about = message.metadata
-    records = {name: record for name, record in message.content.items() if name != CONFIG}
     return Message(
-        RecordDict(records | {CONFIG: ConfigRecord(dict(entries))}),
+        RecordDict({**message.content, **records}),
         about.dst_node_id,
         message_type or about.message_type,
         group_id=about.group_id,

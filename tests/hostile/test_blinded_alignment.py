@@ -19,13 +19,10 @@ from flower_graph.secure.align.blinded import (
     MAX_CLIENTS,
     BlindReply,
     BlindRequest,
-    cells_for,
-    insert,
     peel,
 )
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.server import AlignmentServer
-from flower_graph.secure.channel import pieces
 from flower_graph.secure.node_config import MOST_BLOCK
 from flower_graph.wire.arrays import pack_integers
 from flower_graph.wire.keys import ALIGN_STAGE
@@ -237,10 +234,3 @@ def test_a_crafted_table_is_given_up_after_a_few_passes(monkeypatch: pytest.Monk
     monkeypatch.setattr(blinded, "_single", counted)
     assert peel(chain(120, 4 * 400)) is None
     assert next(passes) <= 30
-
-
-def test_a_table_as_full_as_honest_ones_is_read() -> None:
-    tokens = np.frombuffer(os.urandom(12 * 3000), np.uint8).reshape(-1, 12)
-    union = peel(insert(tokens, cells_for(3000)))
-    assert union is not None
-    assert {*pieces(union[0])} == {*pieces(tokens)}

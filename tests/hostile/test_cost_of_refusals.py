@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from mutations import evil, objects, with_header
+from hostile_grid import evil, objects, with_header
 
 from flower_graph import ClientGraph
 from flower_graph.apps.run import run

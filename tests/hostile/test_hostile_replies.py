@@ -5,13 +5,17 @@ This is a part of the corpus; ``run_corpus.py`` tries all of it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+import ego_strategy_helpers
 import numpy as np
 import pytest
-from federation import ALL, tried
-from flwr.app import Array, RecordDict
+import structure_helpers
+from ego_helpers import SETTINGS, toy_egos
+from federation import ALL, METHODS, VARIANTS, Federation, Setup, tried
+from flwr.app import Array
 from hostile_grid import (
     CORPUS,
     FEDGLS,
@@ -27,10 +31,15 @@ from hostile_grid import (
     Around,
     Attacked,
     Method,
+    Mutation,
+    drawn,
     fit_for_a_log,
+    invented,
+    moved,
     registered,
+    replaced,
 )
-from mutations import Mutation, drawn, invented
+from plain_structure import FEDGLS as NAME
 from run_corpus import (
     FORMS,
     Tally,
@@ -43,10 +52,19 @@ from run_corpus import (
     try_campaigns,
     try_each,
 )
+from structure_helpers import settings_of, toy_clients
 
-from flower_graph.errors import AlignmentError
-from flower_graph.method.registry import known_apps
+from flower_graph.apps.run import client_app
+from flower_graph.client.state import forget_run
+from flower_graph.data.folders.members import Member
+from flower_graph.data.folders.party import assigned
+from flower_graph.errors import AlignmentError, MembershipError
+from flower_graph.method.registry import known_apps, method_of
+from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.align.server import AlignmentServer
+from flower_graph.server.membership import Admission
+from flower_graph.strategies.fedgls.strategy import StructureFedAvg
+from flower_graph.strategies.fedscem.baselines import EgoFedAvg, EgoModelClient
 from flower_graph.strategies.fedscem.messages import SUMMED_NAMES
 
 
@@ -92,10 +110,7 @@ def test_an_attack_that_does_nothing_is_found_harmless() -> None:
 
 
 def test_an_attack_that_is_not_noticed_is_found_out() -> None:
-    def half(content: object) -> None:
-        array = content["arrays"]["relay"]  # type: ignore[index]
-        content["arrays"]["relay"] = type(array)(array.numpy() / 2)  # type: ignore[index]
-
+    half = replaced("arrays", "relay", lambda array: Array(array.numpy() / 2))
     quiet = Mutation("arrays/relay", "half", half)
     tally = try_each(NFEDGNN, "train", [quiet])
     assert [*tally["taken"]] == ["arrays/relay: half"]
@@ -118,12 +133,12 @@ def test_numbers_that_no_client_can_have_are_refused(method: Method, value: floa
     record = next(name for name in example if name in ("arrays", "sums"))
     key = next(iter(example[record]))
 
-    def spoil(content: object) -> None:
-        array = content[record][key]  # type: ignore[index]
+    def spoilt(array: Array) -> Array:
         values = array.numpy().astype(np.float64)
         values.reshape(-1)[-1] = value
-        content[record][key] = type(array)(values)  # type: ignore[index]
+        return Array(values)
 
+    spoil = replaced(record, key, spoilt)
     outcome = method.run({("train", 2): Mutation("x", "y", spoil)}, SHORT)
     assert outcome.error is None
     assert method.round_of(("train", 2)) in outcome.named
@@ -131,9 +146,7 @@ def test_numbers_that_no_client_can_have_are_refused(method: Method, value: floa
 
 
 def test_one_supernode_alone_does_not_decide_how_large_weights_are() -> None:
-    def huge(content: object) -> None:
-        content["config"]["weight-shape"] = [1 << 20, 200]  # type: ignore[index]
-
+    huge = replaced("config", "weight-shape", lambda _: [1 << 20, 200])
     outcome = NFEDGNN.run({("query", 1): Mutation("config", "huge", huge)}, SHORT)
     assert outcome.error is None
     others = 90 - len(NFEDGNN.clean.clients)
@@ -181,9 +194,7 @@ def test_a_key_holder_that_is_excluded_has_the_others_aligned_again(
 
 
 def test_metrics_under_another_name_do_not_end_flowers_averaging() -> None:
-    def rename(content: object) -> None:
-        content["other"] = content.pop("metrics")  # type: ignore[attr-defined,index]
-
+    rename = moved("metrics", "other")
     outcome = FEDGLS.run({("train", 2): Mutation("metrics", "named other", rename)}, SHORT)
     assert outcome.error is None
     assert "metrics are not as in the other replies" in outcome.named[2][0]
@@ -198,13 +209,6 @@ def test_a_wrong_table_in_every_union_ends_a_run_before_its_first_round() -> Non
 
 ROUNDS, CLIENTS, HIDDEN = 5, 6, 6
 READERS = 5  # clients that share a node with another
-
-
-def poison(content: RecordDict, change: Any) -> None:
-    """Change the embeddings alone: what was measured stays as it is."""
-    words = content["sums"]["total"].numpy().copy()  # type: ignore[union-attr]
-    change(words)
-    content["sums"]["total"] = Array(words)  # type: ignore[index]
 
 
 def embeddings(words: np.ndarray[Any, Any]) -> int:
@@ -222,7 +226,13 @@ def large_words(words: np.ndarray[Any, Any]) -> None:
 
 
 def attacked(method: Any, change: Any, rounds: list[int]) -> Attacked:
-    attack = Mutation("sums/total", "poisoned", partial(poison, change=change))
+    def poisoned(array: Array) -> Array:
+        """Change the embeddings alone: what was measured stays as it is."""
+        words = array.numpy().copy()
+        change(words)
+        return Array(words)
+
+    attack = Mutation("sums/total", "poisoned", replaced("sums", "total", poisoned))
     # The vector of round t comes with the t-th message.
     found: Attacked = method.run({("train", number): attack for number in rounds}, ROUNDS)
     assert found.error is None
@@ -282,7 +292,8 @@ def test_a_wholly_wrong_vector_skips_the_round_and_no_more() -> None:
 
 def test_a_poisoned_consensus_skips_the_round_and_no_more() -> None:
     # Once a mean of millions had been handed out, no client's embeddings fitted any more.
-    words = Mutation("arrays/masked-sum", "other words", spoil_consensus)
+    other = replaced("arrays", "masked-sum", lambda array: Array(~array.numpy()))
+    words = Mutation("arrays/masked-sum", "other words", other)
     found = SECURE.run({("train", 2): words}, ROUNDS)
     assert found.error is None
     assert [bool(report.skipped) for report in found.reports] == [False, True, False, False, False]
@@ -291,6 +302,111 @@ def test_a_poisoned_consensus_skips_the_round_and_no_more() -> None:
     assert np.abs(found.weights["mean"]).max() < 10
 
 
-def spoil_consensus(content: RecordDict) -> None:
-    words = content["arrays"]["masked-sum"].numpy()  # type: ignore[union-attr]
-    content["arrays"]["masked-sum"] = Array(~words)  # type: ignore[index]
+# Where there is a registry, it says who may speak for whom
+EACH = METHODS | {name: one for name, one in VARIANTS.items() if "untrusted" not in name}
+EVERY = tried(EACH)
+
+
+class Hosted:
+    """A federation with one SuperNode that claims all numbers, the lowest id's or another."""
+
+    def __init__(self, setup: Setup, is_lowest: bool = True) -> None:
+        config, self.reports = setup.load(), list[RoundReport]()
+        app, method = client_app(config, None), method_of(config)
+        self.grid = Federation(app, num_supernodes=setup.supernodes, faults=self._fault)
+        self.ids = list(self.grid.contexts)
+        self.strategy, self.count = method.build_strategy(config, None), method.num_clients(config)
+        places = range(len(self.ids))
+        self.clients = [[*assigned(k, len(self.ids), self.count)] for k in places]
+        self.claimant = min(self.ids) if is_lowest else max(self.ids)
+
+    def _fault(self, partition: int, server_round: int, kind: str) -> Any:
+        is_claim = kind == "query" and self.ids[partition] == self.claimant
+        return invented("all", self.count, 0, instead=True).apply if is_claim else "good"
+
+    def start(self, members: Iterable[Member] | None = None) -> None:
+        """Run two rounds, with a list of members or without."""
+        self.strategy.session.admission = Admission(members)
+        try:
+            self.strategy.start(self.grid, num_rounds=2, timeout=5, on_round=self.reports.append)
+        finally:
+            forget_run(self.grid.run.run_id)
+
+
+@pytest.mark.parametrize("is_lowest", [True, False])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_double_stops_the_run_and_both_are_named(name: str, is_lowest: bool) -> None:
+    run = Hosted(EACH[name], is_lowest)
+    with pytest.raises(MembershipError) as error:
+        run.start()
+    said = str(error.value)
+    assert str(run.claimant) in said
+    assert any(str(node) in said for node in run.ids if node != run.claimant)
+    assert "members.csv" in said and "registry" in said
+    assert run.reports == []
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_by_the_list_the_right_ones_are_taken_and_the_claimant_is_named(name: str) -> None:
+    run = Hosted(EACH[name])
+    expected = dict(zip(run.ids, run.clients, strict=True))
+    run.start([Member(f"{node}", frozenset(own), node) for node, own in expected.items()])
+    del expected[run.claimant]
+    assert run.strategy.session.members.clients == expected
+    for report in run.reports:
+        assert run.claimant in {entry.get("node") for entry in report.rejected}
+
+
+HUGE = 10**12
+GRAPHS = toy_clients()[:3]
+NODES = [int(graph.x.shape[0]) for graph in GRAPHS]
+
+
+def claim(record: str, weight: int) -> Mutation:
+    return Mutation(record, "a claim", replaced(record, "num-examples", lambda _: weight))
+
+
+def fedavg() -> tuple[Any, Any]:
+    deal = [[0, 1], [2, 3], [4, 5]]
+    app = ego_strategy_helpers.client_app(toy_egos(), deal, client=EgoModelClient)
+    return app, EgoFedAvg(SETTINGS)
+
+
+def fedgls(**more: Any) -> tuple[Any, Any]:
+    return structure_helpers.client_app(NAME, GRAPHS), StructureFedAvg(settings_of(NAME), **more)
+
+
+FEDAVG, TOYS = Method("FedAvg", fedavg, 3), Method("FedGLS", fedgls, 3)
+
+
+def reasons(outcome: Attacked) -> dict[int, list[str]]:
+    assert outcome.error is None
+    assert outcome.grid.failed == []
+    return outcome.named
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_the_roll_call_makes_no_client_of_fedavg_heavier(kind: str) -> None:
+    # Each client weighs one, so what the SuperNode says of it does not count.
+    plan = {("query", 1): claim("config", HUGE), (kind, 2): claim("metrics", HUGE)}
+    outcome = FEDAVG.run(plan, 3)
+    assert reasons(outcome)[2][0].endswith(f"num-examples is {HUGE}, its SuperNode has 2")
+
+
+def test_nobody_has_more_nodes_than_there_are() -> None:
+    plan = {("query", 1): claim("config", HUGE), ("train", 2): claim("metrics", sum(NODES) + 1)}
+    outcome = Method("FedGLS", partial(fedgls, num_nodes=sum(NODES)), 3).run(plan, 3)
+    (why,) = reasons(outcome)[2]
+    assert why == f"num-examples is {sum(NODES) + 1}, its SuperNode has {sum(NODES)}"
+    assert any(f"says that it has {HUGE} of" in line for line in outcome.log)
+
+
+def test_without_such_a_bound_a_lie_from_the_start_is_taken_and_named() -> None:
+    plan = {("query", 1): claim("config", HUGE)}
+    plan |= {("train", number): claim("metrics", HUGE) for number in (1, 2, 3)}
+    outcome = TOYS.run(plan, 3)
+    assert reasons(outcome) == {}
+    assert any(f"says that it has {HUGE} of" in line for line in outcome.log)
+    clean = TOYS.run({}, 3)  # the documented limit: the mean is this SuperNode's model
+    moved = [np.abs(w - clean.weights[name]).max() for name, w in outcome.weights.items()]
+    assert max(moved) > 1e-4

@@ -58,6 +58,10 @@ def entry(name: str, change: Callable[[Any], Any]) -> Lie:
     return lambda entries, _: entries.__setitem__(name, change(entries[name]))
 
 
+def other_node(data: bytes) -> bytes:
+    return np.where(integers(data) == 11, 14, integers(data)).tobytes()
+
+
 def fewer(entries: dict[str, Any], arrays: Any) -> None:
     rows = entries["claim-rows"]
     entries["claim-nodes"] = integers(entries["claim-nodes"])[: -rows[-1]].tobytes()
@@ -80,20 +84,12 @@ OTHER_PLACES = entry("slots", lambda slots: integers(slots)[::-1].tobytes())
 LIES = [
     (entry("server-round", lambda number: number - 1), "round 2 is not after 2"),
     (OTHER_PLACES, "orders public nodes otherwise"),
-    (
-        entry(
-            "claim-nodes", lambda own: np.where(integers(own) == 11, 14, integers(own)).tobytes()
-        ),
-        "is not signed with its key",
-    ),
-    (fewer, "there are claims of 6 parties, and 7 in the sums"),
+    (entry("claim-nodes", other_node), "is not signed with"),
+    (fewer, "claims are of 6 parties, sums of 7"),
     (own_means, "are not those that it shows to all"),
     (entry("with-targets", lambda _: [0]), "has means for some clients and not for others"),
-    (
-        entry("mask-length", lambda length: length + 3),
-        "another length than the nodes that are in it",
-    ),
-    (nobody, "there are claims of 0 parties"),
+    (entry("mask-length", lambda length: length + 3), "another length than the nodes"),
+    (nobody, "claims are of 0 parties"),
 ]
 
 

@@ -6,18 +6,25 @@ last round, has that round again without one. Of clients that trust it, it has w
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+import test_summed
 from federation import ALL, Federation, Setup
+from flwr.app import Array, Context, Message
 from lying_grid import FEDSCEM, SUMS, Lie, LyingGrid, unrefused
 from party_helpers import write_keys
 from public_helpers import ToyModel
+from test_summed import rich_graph
 from test_summing_of_parties import gridded
 from told_otherwise import (
     COUNT,
@@ -30,24 +37,28 @@ from told_otherwise import (
     public_app,
     public_server,
     signed,
+    trust_in,
 )
 
+from flower_graph import EgoNetworkClient
 from flower_graph.apps.run import client_app, with_registry
 from flower_graph.client.state import IN_PROCESS, forget_run
-from flower_graph.errors import NoClientsError
+from flower_graph.client.trust import trust_of
+from flower_graph.errors import NoClientsError, RefusedError
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.parties import server as party_server
 from flower_graph.secure.parties.server import PartySums
-from flower_graph.secure.relayed import CHECKS
+from flower_graph.secure.relayed import CHECKS, REFUSAL
 from flower_graph.secure.sum.round import SumResult
 from flower_graph.secure.sum.service import SecureSum, Summed
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem.messages import Layout
-from flower_graph.strategies.fedscem.session import EgoSession
-from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
+from flower_graph.strategies.fedscem.strategy import EgoSession, MaskedEmbeddingAveraging
 from flower_graph.strategies.ppfl.secure_consensus import CommonMean
+from flower_graph.wire.arrays import own_records
 from flower_graph.wire.exchange import Exchange
+from flower_graph.wire.keys import CONFIG
 
 LONELY = 1  # who is left out with it
 SLOW = pytest.mark.slow
@@ -281,3 +292,146 @@ def test_every_lie_to_a_method_is_refused_and_it_learns_as_if_nobody_had_lied(
         losses.append([report.loss for report in reports])
     assert losses[0] == losses[1]
     assert unrefused(lying.said, lies) == {}
+
+
+RELAYED = {"total", "sums"}  # records of a message with words of a sum
+WAYS = ("add one", "top bit", "another")
+
+
+def changed(words: np.ndarray, place: int, way: str) -> np.ndarray:
+    """Change one word of a sum."""
+    result = words.copy()
+    one, bits = words.dtype.type(1), 8 * words.itemsize
+    if way == "add one":
+        result[place] += one
+    elif way == "top bit":
+        result[place] ^= one << words.dtype.type(bits - 1)
+    else:
+        chance = np.random.default_rng((place, bits))
+        result[place] = chance.integers(0, 1 << bits, dtype=words.dtype)
+    return result
+
+
+class Changes(InProcessGrid):
+    """Gives one SuperNode the first relayed sum with a word changed, as often as there are ways."""
+
+    every, home = 1, 1
+    said: list[bytes]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Try all changes, and then what was sent, which comes too late; then go on as before."""
+        sent = list(messages)
+        for message in sent:
+            config = self.contexts[message.metadata.dst_node_id].node_config
+            found = RELAYED & message.content.array_records.keys()
+            if found and config["partition-id"] == self.home and not hasattr(self, "said"):
+                self.said = []
+                self._try(message, *found)
+        return super().push_messages(sent)
+
+    def _try(self, message: Message, record: str) -> None:
+        context = self.contexts[message.metadata.dst_node_id]
+        journal = self.journal(context)
+        before = journal.read_bytes()
+        for one in self._changed(message, record):
+            journal.write_bytes(before)  # so that each is a first trial
+            self._note(one)
+        self._note(message)
+        journal.write_bytes(before)
+
+    def _changed(self, message: Message, record: str) -> Iterator[Message]:
+        """Give the message with each word of the sum, and of its checks, changed in each way."""
+        for key, array in message.content.array_records[record].items():
+            words = array.numpy()
+            for place, way in product(range(0, words.size, self.every), WAYS):
+                other = copied(message)
+                other.content.array_records[record][key] = Array(changed(words, place, way))
+                yield other
+        checks = message.content.config_records[CONFIG].get("sums-checks")
+        for place, way in product(range(0, CHECKS if checks else 0, self.every), WAYS):
+            other, words = copied(message), np.frombuffer(checks, "<u8")  # type: ignore[arg-type]
+            entries = other.content.config_records[CONFIG]
+            entries["sums-checks"] = changed(words, place, way).tobytes()
+            yield other
+
+    def journal(self, context: Context) -> Path:
+        """Return the SuperNode's journal."""
+        return trust_of(context).journal
+
+    def _note(self, message: Message) -> None:
+        reply = self._handle(message, self.contexts[message.metadata.dst_node_id])
+        words = reply.error.reason if reply.has_error() else "it is answered"
+        self.said.append(re.sub(rb" [(].*[)]$", b"", words.encode()))  # the line of a simulation
+
+
+def copied(message: Message) -> Message:
+    """Copy a message, that its content may be changed."""
+    result = copy.copy(message)
+    result.content = own_records(message.content)
+    return result
+
+
+def said_by_users(kind: int, every: int, folder: Path) -> list[bytes]:
+    """Run nFedGNN with one first layer, where one user's features are of two kinds."""
+    data = rich_graph()
+    if kind:
+        data.x[-1] = -3 * data.x[-1] + 1
+    grid = type("Some", (Changes,), {"every": max(1, every // 150)})  # its words are few
+    run = test_summed.Summed(
+        data, grid=grid, supernodes=5, is_masked=True, distrusts=True, rounds=3
+    )
+    assert len(run.reports) == 3 and not any(report.skipped for report in run.reports)
+    assert set(run.grid.said) == {f"RefusedError: {REFUSAL}".encode()}  # type: ignore[attr-defined]
+    return run.grid.said  # type: ignore[attr-defined, no-any-return]
+
+
+class Egos(Changes):
+    """FedSCem's clients answer with masked words: noted is what they make these of."""
+
+    keys: Path
+
+    def journal(self, context: Context) -> Path:
+        """Return the SuperNode's journal."""
+        trust = trust_in(context, self.keys)
+        assert trust is not None
+        return trust.journal
+
+    def _note(self, message: Message) -> None:
+        fuse = EgoNetworkClient._fuse
+
+        def noted(client: Any, chosen: Any, *given: Any) -> Any:
+            contrast, is_unread = fuse(client, chosen, *given)
+            assert is_unread and bool(contrast.isnan().all()), "it goes on alone"
+            self.said.append(chosen.embed().numpy().tobytes())
+            raise RefusedError("it is known")  # so that nothing of it is kept
+
+        with patch.object(EgoNetworkClient, "_fuse", noted):
+            assert self._handle(message, self.contexts[message.metadata.dst_node_id]).has_error()
+
+
+def said_by_egos(kind: int, every: int, folder: Path) -> list[bytes]:
+    """Run FedSCem, where one client's graph is of two kinds."""
+    keys = folder / str(kind)
+    keys.mkdir()
+    write_keys(COUNT, keys)
+    grid = type("Some", (Egos,), {"every": every, "keys": keys})
+    app = egos_app(kind, keys)
+    made = grid(app, num_supernodes=COUNT)
+    try:
+        egos_server(keys).start(made, num_rounds=2, timeout=5.0)
+    finally:
+        forget_run(made.run.run_id)
+    return made.said  # type: ignore[no-any-return]
+
+
+WHOLE = pytest.param(1, marks=(pytest.mark.slow, pytest.mark.release))
+
+
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("every", [600, WHOLE])
+@pytest.mark.parametrize("said", [said_by_users, said_by_egos])
+def test_a_changed_sum_is_answered_alike_whatever_it_is(
+    said: Any, every: int, tmp_path: Path
+) -> None:
+    one, other = said(0, every, tmp_path), said(1, every, tmp_path)
+    assert one == other and len(one) > 15 and len(set(one)) == 1

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import logging
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives import serialization as keys
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ego_strategy_helpers import run as run_ego
 from ego_strategy_helpers import seven_egos
 from federation import ALL, Federation
 from flwr.app import ArrayRecord, Context, Message, RecordDict
-from mutations import evil
+from hostile_grid import evil
 from party_helpers import PartyWorld
 from public_helpers import toy_members
 
@@ -27,7 +30,7 @@ from flower_graph.apps.run import client_app
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import ClientCheckpoints
 from flower_graph.errors import ConfigError, DataError, RefusedError, StateLostError
-from flower_graph.flower_compat import NumPyClient
+from flower_graph.flower_compat import NumPyClient, create_message_to_sign
 from flower_graph.method.of_app import configured, configured_client
 from flower_graph.method.registry import method_of
 from flower_graph.secure.align.client import AlignmentClient
@@ -35,7 +38,7 @@ from flower_graph.secure.client import SUM_STATE
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
-from flower_graph.strategies.fedscem import ego_secrets
+from flower_graph.strategies.fedscem import cohort_client as ego_host
 from flower_graph.strategies.ppfl.secure_consensus import (
     SecureConsensus,
 )
@@ -300,14 +303,14 @@ def test_a_partys_secrets_are_in_no_log_and_in_no_text_of_an_object(
 class Collector:
     """A mod that notes the secrets of its client after each message, and spoils some requests."""
 
-    def __init__(self, spoil: frozenset[str] = frozenset()) -> None:
-        self.secrets: set[bytes] = set()
+    def __init__(self, spoil: frozenset[str], at: Container[Any] = range(99)) -> None:
+        self.secrets, self.embeddings = set[bytes](), set[bytes]()
         self.texts: list[str] = []
-        self.spoil = spoil
+        self.spoil, self.at = spoil, at  # messages, and who gets them so
 
     def __call__(self, message: Message, context: Context, call_next: Next) -> Message:
-        number = message.metadata.group_id
-        if f"{message.metadata.message_type} {number}" in self.spoil:
+        what = f"{message.metadata.message_type} {message.metadata.group_id}"
+        if what in self.spoil and context.node_config["partition-id"] in self.at:
             for record in message.content.config_records.values():
                 for key, value in record.items():
                     if isinstance(value, bytes) and value:
@@ -321,7 +324,7 @@ class Collector:
             self._note(context)
 
     def _note(self, context: Context) -> None:
-        for key, (_, live) in ego_secrets._LIVE.items():
+        for key, (_, live) in ego_host._LIVE.items():
             if key[:2] == (context.run_id, context.node_id):
                 self.texts += [repr(live), str(live)]
                 for part in live if isinstance(live, tuple) else (live,):
@@ -334,6 +337,8 @@ class Collector:
                 host = SumClient.from_bytes(data)
                 self.texts += [repr(host), repr(host._rounds)]
                 self.secrets |= set(secrets_of(host))
+        rotated = context.state.array_records.get("public-rotations", {})
+        self.embeddings.update(array.numpy().tobytes() for array in rotated.values())
 
 
 def secrets_of(part: Any) -> Iterator[bytes]:
@@ -392,62 +397,48 @@ SPOILT = frozenset({"train.unmask 2", "train 3", "train.unmask 4"})
 @pytest.mark.parametrize("alignment", ["psi", "plain"])
 @pytest.mark.parametrize("spoil", [frozenset(), SPOILT], ids=["well", "errors"])
 def test_fedscem(alignment: str, spoil: frozenset[str], tmp_path: Path, log: Any) -> None:
-    seen = Collector()
-    bad = Collector(spoil)
-
-    def some(message: Message, context: Context, call_next: Next) -> Message:
-        own = bad if context.node_config["partition-id"] == 1 else seen
-        return own(message, context, call_next)
-
+    seen = Collector(spoil, [1])
     outcome = run_ego(
         seven_egos(),
         rounds=5,
         supernodes=3,
         deal=[[1, 2, 3], [0], [4, 5, 6]],
-        mods=[some],
+        mods=[seen],
         alignment=alignment,
         checkpoint_dir=tmp_path / "checkpoints",
         checkpoint_every=1,
         client_options={"checkpoint_dir": tmp_path / "checkpoints"},
     )
-    secrets = seen.secrets | bad.secrets
-    places = left(tmp_path, log.text, outcome.reports, seen.texts + bad.texts)
-    assert len(secrets) > 50
+    places = left(tmp_path, log.text, outcome.reports, seen.texts)
+    assert len(seen.secrets) > 50
     assert any(place.startswith("checkpoints") for place in places) or spoil
     assert bool(spoil) == ("error reply" in log.text)
-    assert found_in(secrets, places) == []
+    assert found_in(seen.secrets, places) == []
 
 
 @pytest.mark.parametrize("spoil", [frozenset(), frozenset({"train.sum_unmask 2", "train 3"})])
 def test_secure_consensus(spoil: frozenset[str], tmp_path: Path, log: Any) -> None:
     seen, members = Collector(spoil), toy_members()
-    embeddings: set[bytes] = set()
 
     def client_fn(context: Context) -> SecureConsensusClient:
         own = members[int(context.node_config["partition-id"])]
         return SecureConsensusClient(context, [own], checkpoint_dir=tmp_path / "checkpoints")
 
-    def note(message: Message, context: Context, call_next: Next) -> Message:
-        reply = call_next(message, context)
-        record = context.state.array_records.get("public-rotations", {})
-        embeddings.update(array.numpy().tobytes() for array in record.values())
-        return reply
-
-    app = make_client_app(client_fn, mods=[seen, note])
+    app = make_client_app(client_fn, mods=[seen])
     grid, reports = InProcessGrid(app, num_supernodes=4), list[Any]()
     SecureConsensus(checkpoint_dir=tmp_path / "checkpoints", checkpoint_every=1).start(
         grid, num_rounds=4, timeout=0.05, on_round=reports.append
     )
     assert bool(spoil) == ("error reply" in log.text)
     assert len(seen.secrets) > 50
-    assert embeddings
+    assert seen.embeddings
     places = left(tmp_path, log.text, reports, seen.texts)
     assert any(place.startswith("checkpoints") for place in places)
     assert found_in(seen.secrets, places) == []
     # A client's own checkpoint has its model, which makes the embeddings
     places = {place: data for place, data in places.items() if "client-" not in place}
     assert any(place.startswith("checkpoints") for place in places)
-    assert found_in(embeddings, places) == []
+    assert found_in(seen.embeddings, places) == []
 
 
 @pytest.mark.parametrize("write", [bytes.hex, repr, lambda b: str(list(b)), str], ids=range(4))
@@ -458,3 +449,32 @@ def test_the_search_finds_what_is_there(write: Callable[[bytes], str]) -> None:
     assert found_in({secret}, {"log": str(row[None]).encode()}) == ["log"]
     assert found_in({secret}, {"file": b"x" + secret}) == ["file"]
     assert found_in({secret}, {"log": b"nothing"}) == []
+
+
+# Flower's own, and not public; without it the page has to be read anew
+supernode = pytest.importorskip("flwr.supernode.start_client_internal")
+Fab = pytest.importorskip("flwr.supercore.fab").Fab
+
+NAME = "fpk_reviewer"
+
+
+def signed(content, key, at=0):
+    """Give an app as a SuperLink delivers it, with one signature from the Hub."""
+    signature = key.sign(create_message_to_sign(hashlib.sha256(content).digest(), at))
+    text = base64.urlsafe_b64encode(signature).rstrip(b"=").decode()
+    record = json.dumps({"signature": text, "signed_at": at})
+    return Fab("hash", content, {NAME: record, "valid_license": "Valid"})
+
+
+def test_one_trusted_signature_admits_an_app_however_old_and_no_other_does():
+    key = Ed25519PrivateKey.generate()
+    form = (keys.Encoding.OpenSSH, keys.PublicFormat.OpenSSH)
+    trusted = {NAME: key.public_key().public_bytes(*form).decode()}
+    verify = supernode._verify_fab
+    assert verify(signed(b"app", key), trusted)
+    assert verify(signed(b"an app of 1970, since withdrawn", key, at=1), trusted)
+    assert not verify(signed(b"app", Ed25519PrivateKey.generate()), trusted)
+    changed = signed(b"app", key)
+    assert not verify(Fab("hash", b"another app", changed.verifications), trusted)
+    assert not verify(Fab("hash", b"app", {"valid_license": "Valid"}), trusted)
+    assert not verify(signed(b"app", key), {"fpk_other": trusted[NAME]})

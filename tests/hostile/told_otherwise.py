@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from ego_helpers import SETTINGS
 from flwr.app import Array, Message, RecordDict
+from lying_grid import like
 from party_helpers import write_keys
 from public_helpers import ToyModel
 
@@ -311,10 +312,7 @@ class TellsOtherwise(InProcessGrid):
             return None
         records = dict(message.content.items())
         set_value(entry, records, value)
-        about = message.metadata
-        return Message(
-            RecordDict(records), about.dst_node_id, about.message_type, group_id=about.group_id
-        )
+        return like(message, records)
 
     def _note(self, reply: Message) -> None:
         """Note an answer: whether it is an error, and all that is neither random nor a time."""

@@ -38,17 +38,6 @@ def test_temperature_by_hand(tau: float):
     torch.testing.assert_close(grad, torch.tensor([[0, share / 3], [share, 0]]))
 
 
-def test_three_nodes_by_hand():
-    """Negatives are both other nodes and the other mean; a node without a mean is no anchor.
-
-    The two shared nodes and their means point along two axes, the third node along a third one:
-    each loss is ``-log(e / (e + 1 + 1 + 1))``.
-    """
-    z = torch.eye(3)
-    loss, _, _ = run(z, z[:2], [0, 1], [0, 3], [0, 2], 1.0)
-    torch.testing.assert_close(loss, torch.tensor([2 * math.log1p(3 / math.e)]))
-
-
 def test_a_small_temperature_overflows_nowhere():
     """The mean points the other way, the other node the same way: ``log(1 + exp(2 / tau))``."""
     z, shared = torch.tensor([[1.0, 0], [1, 0]]), torch.tensor([[-1.0, 0]])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spoiled_files import ODD, in_json, in_lines, places_in
+from hostile_files import ODD, in_json, in_lines, places_in
 
 import flower_graph as fg
 from flower_graph import errors

@@ -15,12 +15,10 @@ from matplotlib.figure import Figure
 from flower_graph.apps.cli.main import main
 from flower_graph.errors import OutputError
 from flower_graph.method.compare import Comparison
-from flower_graph.outputs.files import as_text, table_of, table_text
-from flower_graph.outputs.rows import Predictions
+from flower_graph.outputs.files import Predictions, as_text, table_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.report import writer as writing
-from flower_graph.report.plots.base import save
-from flower_graph.report.plots.page import confusion_panel, curves_panel
+from flower_graph.report.plots import confusion_panel, curves_panel, save
 from flower_graph.report.writer import RunWriter, write_data_form
 
 NAMES = ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(1)", "\t=1", "fine"]
@@ -44,7 +42,7 @@ def test_predictions_have_no_formulas() -> None:
         probability=np.full(6, 0.5, np.float32), role=np.zeros(6, np.int8), label=numbers,
         classes=tuple(NAMES),
     )  # fmt: skip
-    text = table_text(*table_of(predictions))
+    text = table_of(predictions).to_csv(index=False)
     for row in list(csv.reader(io.StringIO(text)))[1:]:
         assert len(row) == 6
         assert not any(cell[:1] in ("=", "+", "-", "@", "\t") and cell for cell in row), row

@@ -10,7 +10,6 @@ import pytest
 
 from flower_graph.errors import ConfigError
 from flower_graph.outputs.figures import HEAD, merge_clients, spread
-from flower_graph.outputs.files import write_lines
 from flower_graph.records.rounds import BestRound
 from flower_graph.server.averaging import ReportedFedAvg
 
@@ -40,7 +39,7 @@ def test_clients_tables_are_put_together_and_compared(tmp_path: Path) -> None:
 
 
 def test_a_table_without_a_client_has_no_spread(tmp_path: Path, recwarn: Any) -> None:
-    write_lines(tmp_path / "clients.csv", HEAD, [])
+    (tmp_path / "clients.csv").write_text(",".join(HEAD) + "\n")
     assert spread(tmp_path / "clients.csv") == {} and not recwarn.list
 
 

@@ -53,8 +53,10 @@ VALUES: dict[type, dict[str, Any]] = {
     public.EmbeddingEnrolment: {"nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])]},
     ego.EgoRequest: {
         "settings": EgoSettings(7, 3, 5, 4, 0.25, 0.5, 11, 2, 0.75, 1.5, 0.125, 16),
-        "sums": ego.Sums(3, 5, 4, np.arange(6, dtype=np.uint32), np.arange(2, dtype=np.uint32)),
-        "model": (np.ones((7, 5), np.float32), np.zeros(9, np.float32)),
+        "sums": ego.Sums(3, [5, 4], np.arange(6, dtype=np.uint32), np.arange(2, dtype=np.uint32)),
+        "shares_model": True,
+        "first": np.ones((7, 5), np.float32),
+        "rest": np.zeros(9, np.float32),
         "slots": {"align-stage": "publish"},
         # Without the secure sum's part a client would write words that nobody masks
         **dict.fromkeys(("ring", "mask", "ready")),

@@ -9,12 +9,10 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.secure.ring import Ring
 from flower_graph.strategies.fedscem.cohort import EgoSettings
 from flower_graph.strategies.fedscem.messages import (
     SUMMED_NAMES,
     EgoReply,
-    EgoRequest,
     Layout,
     PlainEnrolment,
 )
@@ -64,10 +62,3 @@ def test_who_is_in_a_plain_sum_was_asked() -> None:
     presence = PlainEnrolment(np.array([4, 2]), {7: "too large: 9", 3: ""})
     with pytest.raises(MalformedReplyError, match="client 4"):
         PlainEnrolment.from_config(presence.to_config(), asked=np.array([2]))
-
-
-def test_a_ring_travels_with_its_mask_request_only() -> None:
-    # Without the secure sum's part a client would write words that nobody masks.
-    request = EgoRequest(1, np.array([2]), SETTINGS, "full", ring=Ring.fit(4, 1.0, 0.5))
-    read = EgoRequest.from_numpy(*received(request.to_record()))
-    assert (read.ring, read.mask, read.sums, read.model) == (None, None, None, None)

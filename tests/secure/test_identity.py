@@ -5,13 +5,16 @@ import json
 import os
 import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from flower_graph.errors import ConfigError, IdentityError
 from flower_graph.secure.channel import new_key
-from flower_graph.secure.parties.identity import Binding, Identity, TrustSettings, new_identity
+from flower_graph.secure.parties.identity import Identity, TrustSettings, new_identity
+from flower_graph.secure.parties.messages import BINDING, BindReply
 from flower_graph.secure.parties.registry import Registry, read_numbers, write_numbers
 
 
@@ -140,16 +143,18 @@ def test_a_revoked_party_signs_nothing_although_its_file_has_this_registrys_dige
     assert not revoked.verify(0, identity.sign(b"x"), b"x")
 
 
+def party(number, **values):
+    """Change entries of a party."""
+    return lambda registry: registry["parties"][number].update(values)
+
+
 LOW_ORDER = ("00" * 32, "01" + "00" * 31, "ec" + "ff" * 30 + "7f", "02" + "00" * 31, "ff" * 32)
 WRONG = {
     "a party twice": (lambda r: r["parties"].append(r["parties"][0]), "party 0"),
     "another order": (lambda r: r["parties"].reverse(), "party 5 is at place 0"),
     "a gap": (lambda r: r["parties"].pop(2), "party 3 is at place 2"),
-    "a number below 0": (lambda r: r["parties"][0].update(party=-1), "party -1 is at place 0"),
-    "a key twice": (
-        lambda r: r["parties"][1].update(key=r["parties"][0]["key"]),
-        "party 1:",
-    ),
+    "a number below 0": (party(0, party=-1), "party -1 is at place 0"),
+    "a key twice": (lambda r: r["parties"][1].update(key=r["parties"][0]["key"]), "party 1:"),
     "a former key of another": (
         lambda r: r["parties"][1].update(former=[r["parties"][5]["key"]]),
         "party 5:",
@@ -158,35 +163,23 @@ WRONG = {
         lambda r: r["parties"][1].update(former=[r["parties"][1]["key"]]),
         "party 1:",
     ),
-    "overlapping grants": (
-        lambda r: r["parties"][1].update(clients="3-6"),
-        "client 3",
-    ),
-    "a grant above the cap": (
-        lambda r: r["parties"][5].update(clients="20-24"),
-        "party 5",
-    ),
-    "a huge grant": (lambda r: r["parties"][5].update(clients="0-2147483647"), "party 5"),
-    "numbers too large": (
-        lambda r: r["parties"][5].update(clients="20-2147483648"),
-        "clients '20-2147483648'",
-    ),
-    "grants in no order": (lambda r: r["parties"][5].update(clients="21,20"), "clients '21,20'"),
-    "a number twice": (lambda r: r["parties"][5].update(clients="20-21,21"), "clients '20-21,21'"),
-    "no grant": (lambda r: r["parties"][5].update(clients=""), "clients ''"),
-    "another script's digits": (lambda r: r["parties"][5].update(clients="٣"), "clients '٣'"),
+    "overlapping grants": (party(1, clients="3-6"), "client 3"),
+    "a grant above the cap": (party(5, clients="20-24"), "party 5"),
+    "a huge grant": (party(5, clients="0-2147483647"), "party 5"),
+    "numbers too large": (party(5, clients="20-2147483648"), "clients '20-2147483648'"),
+    "grants in no order": (party(5, clients="21,20"), "clients '21,20'"),
+    "a number twice": (party(5, clients="20-21,21"), "clients '20-21,21'"),
+    "no grant": (party(5, clients=""), "clients ''"),
+    "another script's digits": (party(5, clients="٣"), "clients '٣'"),
     "no cap": (lambda r: r.update({"most-clients": 0}), "most-clients is 0"),
     "another format": (lambda r: r.update(format=2), "format 2"),
     "a format of another type": (lambda r: r.update(format=True), "format"),
-    "an entry too many": (lambda r: r["parties"][0].update(role="a"), r"party 0 has .*'role'"),
+    "an entry too many": (party(0, role="a"), r"party 0 has .*'role'"),
     "an entry too few": (lambda r: r["parties"][0].pop("revoked"), r"must have .*'revoked'"),
-    "revoked as a number": (lambda r: r["parties"][0].update(revoked=0), "revoked"),
+    "revoked as a number": (party(0, revoked=0), "revoked"),
     "a party that is none": (lambda r: r["parties"].append(3), "party 6"),
-    "a key in capitals": (
-        lambda r: r["parties"][0].update(key="AB" * 32),
-        "party 0",
-    ),
-    "a former key that is none": (lambda r: r["parties"][0].update(former=[None]), "party 0"),
+    "a key in capitals": (party(0, key="AB" * 32), "party 0"),
+    "a former key that is none": (party(0, former=[None]), "party 0"),
     "a name twice": (
         lambda r: json.dumps(r).replace('"revoked": false', '"revoked": true, "revoked": false', 1),
         r"\['revoked'\]",
@@ -195,13 +188,7 @@ WRONG = {
     "no JSON": (lambda r: json.dumps(r)[:-1], "Expecting"),
     "no text": (lambda r: "\udcff".encode("utf-8", "surrogateescape").decode("latin-1"), "Expect"),
     "too deep": (lambda r: "[" * 200_000, "registry"),
-} | {
-    f"a key of low order, {key[:2]}": (
-        lambda r, key=key: r["parties"][0].update(key=key),
-        "party 0",
-    )
-    for key in LOW_ORDER
-}
+} | {f"a key of low order, {key[:2]}": (party(0, key=key), "party 0") for key in LOW_ORDER}
 
 
 @pytest.mark.parametrize("change, said", WRONG.values(), ids=WRONG)
@@ -221,69 +208,82 @@ def test_numbers_are_read_as_they_are_written():
 # Binding
 
 
-def binding(party=1, **others):
-    public = new_key()[1]
-    values = {"run": b"run", "clients": (4, 5), "channel_key": public, "blocks": (16, 32)}
-    return Binding(**({"party": party, "seed_commitment": bytes(32)} | values | others))
+def binding(**others):
+    values = {
+        "run_id": b"run",
+        "party": 1,
+        "clients": [4, 5],
+        "channel_key": [*new_key()[1]],
+        "commitment": [0] * 32,
+        "signature": [],
+        "declared": [[4, 16], [5, 32]],
+    }
+    types = {"clients": np.int64, "declared": np.int64}
+    given = {
+        name: np.array(value, types.get(name, np.uint8)) if isinstance(value, list) else value
+        for name, value in (values | others).items()
+    }
+    return BindReply(**given | {"declared": given["declared"].reshape(-1, 2)})
 
 
 def test_one_signature_covers_the_run_the_clients_the_keys_and_the_blocks(made):
     registry, identity = read(made, party=1)
-    said = binding()
-    signature = said.sign(identity)
-    said.verify(registry, signature, block_cap=32)
+    said = binding().signed(identity, 32)
+    said.verify(registry, block_cap=32)
     others = {
-        "run": b"later",
-        "clients": (4, 6),
-        "channel_key": new_key()[1],
-        "seed_commitment": b"\1" * 32,
-        "blocks": (16, 31),
+        "run_id": b"later",
+        "clients": np.array([4, 6]),
+        "channel_key": np.frombuffer(new_key()[1], np.uint8),
+        "commitment": np.ones(32, np.uint8),
+        "declared": np.array([[4, 16], [5, 31]]),
         "party": 0,
     }
     for name, value in others.items():
-        clients = {"clients": (0, 1)} if name == "party" else {}
-        changed = Binding(**(vars(said) | {name: value} | clients))
+        own = {"party": np.array([0, 1]), "clients": np.array([4, 6])}.get(name, said.clients)
+        sizes = value[:, 1] if name == "declared" else said.declared[:, 1]
+        fits = {"clients": own, "declared": np.stack([own, sizes], 1)}
         with pytest.raises(IdentityError, match="binding"):
-            changed.verify(registry, signature)
+            replace(said, **{name: value} | fits).verify(registry)
 
 
 @pytest.mark.parametrize(
     "others, said",
     [
-        ({"clients": (3, 4)}, "party 1: client 3"),
-        ({"clients": (4, 4)}, "party 1"),
-        ({"clients": (5, 4)}, "ascending"),
-        ({"clients": (), "blocks": ()}, "clients"),
-        ({"clients": (-1, 4)}, "-1.*granted"),
-        ({"channel_key": bytes(32)}, "channel"),
-        ({"channel_key": b"a" * 31}, "32 bytes"),
-        ({"seed_commitment": b""}, "commitment.*32"),
-        ({"blocks": (16,)}, "declares 1"),
-        ({"blocks": (16, 0)}, "1"),
+        ({"clients": [3, 4]}, "party 1: client 3"),
+        ({"clients": [4, 4]}, "party 1"),
+        ({"clients": [5, 4]}, "ascending"),
+        ({"clients": [], "declared": []}, "clients"),
+        ({"clients": [-1, 4]}, "-1.*granted"),
+        ({"channel_key": [0] * 32}, "channel"),
+        ({"channel_key": [97] * 31}, "32 bytes"),
+        ({"commitment": []}, "commitment.*32"),
+        ({"declared": [[4, 16]]}, "declares 1"),
+        ({"declared": [[4, 16], [6, 16]]}, "declares 2"),
+        ({"declared": [[4, 16], [5, 0]]}, "1"),
+        ({"declared": [[4, 16], [5, 65]]}, r"declares.*65.*1.*64"),
     ],
 )
 def test_a_binding_says_no_more_than_the_registry_grants(made, others, said):
     registry, identity = read(made, party=1)
-    wrong = binding(**({"party": 1} | others))
-    parts = wrong._parts()
+    wrong = binding(**others)
+    signature = identity.sign(BINDING, *wrong._parts())  # of a party that signs whatever it likes
     with pytest.raises(IdentityError, match=said):
-        wrong.sign(identity)
-    with pytest.raises(IdentityError, match=said):  # from a party that signs whatever it likes
-        wrong.verify(registry, identity.sign(b"binding", *parts))
+        wrong.signed(identity, 64)
+    with pytest.raises(IdentityError, match=said):
+        replace(wrong, signature=np.frombuffer(signature, np.uint8)).verify(registry, 64)
 
 
-def test_blocks_are_capped_and_revoked_parties_bind_nothing(made):
+def test_who_is_revoked_or_another_binds_nothing(made):
     registry, identity = read(made, party=1)
-    said = binding()
-    with pytest.raises(IdentityError, match=r"declares.*32.*1"):
-        said.verify(registry, said.sign(identity), block_cap=31)
     identity.registry = registry.without(1)
+    said = binding()
+    signature = np.frombuffer(identity.sign(BINDING, *said._parts()), np.uint8)
     with pytest.raises(IdentityError, match="party 1"):
-        said.verify(identity.registry, identity.sign(b"binding", *said._parts()))
+        replace(said, signature=signature).verify(identity.registry)
     with pytest.raises(IdentityError, match=r"party 7.*registry"):
-        binding(party=7).verify(registry, bytes(64))
+        binding(party=7).verify(registry)
     with pytest.raises(IdentityError, match=r"party 0.*1"):
-        binding(party=0, clients=(0, 1)).sign(read(made, party=1)[1])
+        binding(party=0, clients=[0, 1], declared=[]).signed(read(made, party=1)[1], 64)
 
 
 # Node config

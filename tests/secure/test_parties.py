@@ -95,18 +95,6 @@ def test_points_are_declared_for_all_clients_or_none(tmp_path):
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("n", [MANY, pytest.param(1_000, marks=pytest.mark.release)])
-def test_many_parties(n, tmp_path):
-    world = PartyWorld.make(n, tmp_path, corrupt=0.0)
-    world.begin()
-    gone = (1000 + np.random.default_rng(0).permutation(n)[: 3 * n // 10]).tolist()
-    left = set(range(n)) - {node - 1000 for node in gone}
-    for number, stage in enumerate(("prepare", "mask", "sign", "unmask")):
-        result = world.round(number, **{stage: gone})
-        world.check(result, left if stage in ("prepare", "mask") else range(n))
-
-
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("trusted", [True, False])
 @pytest.mark.parametrize("n", [MANY, pytest.param(2_000, marks=pytest.mark.release)])
 def test_many_of_whom_some_are_lost_at_each_stage(n, trusted):

@@ -154,6 +154,8 @@ def test_too_few_partners_or_packets_of_an_earlier_round_at_the_host():
         few = replace(request, **change)
         why = "fewer than 6 of its partners"
         refused(why, world.mask_reply, node, few, error=RefusedError)
+        kept = world.hosts[node]._rounds[1]
+        assert not kept.has.any() and not kept.held.any()  # so that nothing can be revealed
 
 
 def test_state_that_is_none():

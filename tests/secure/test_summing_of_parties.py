@@ -9,14 +9,12 @@ from party_helpers import write_keys
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import IdentityError, MalformedReplyError
 from flower_graph.secure.client import SecureSumClient
-from flower_graph.secure.parties.messages import BindReply
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.sum.round import Cause, Reason, Skipped
-from flower_graph.secure.sum.service import SecureSum, as_record
+from flower_graph.secure.sum.service import SecureSum
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import Exchange
-from flower_graph.wire.keys import RING_WORD
 
 
 class Numbered(SecureSumClient):
@@ -59,6 +57,9 @@ def test_sums_with_one_exchange_more(parties):
         assert len(sent) == 3 or server_round == 1
         assert summed.contributors.tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11]
         assert summed.values.tolist() == [62, 11]
+        left_out = Reason(Cause.LEFT_OUT, "no vector, expected (2,)", 4, server_round - 1)
+        assert secure.server.blamed[-1] == left_out
+    assert str(left_out) == "round 2: left out: no vector, expected (2,)"
 
 
 def test_who_has_a_key_refuses_a_server_that_wants_to_be_trusted(parties):
@@ -84,21 +85,6 @@ def test_a_lying_server_is_refused_and_the_log_says_why(parties, monkeypatch, ca
     assert "we are not on the list" in caplog.text + str(secure.rejected)
 
 
-def test_four_steps_are_one_sum(parties):
-    grid, secure = make(parties)
-    for number in (1, 2):
-        assert secure.prepare(number, grid.get_node_ids()) == list(range(12))
-        asked = secure.requests(2)
-        assert all({"mask-ready", "mask-signatures", RING_WORD} <= e.keys() for e in asked.values())
-        requests = {node: as_record(entries) for node, entries in asked.items()}
-        sent = {"message_type": "train.sum_mask", "max_reply_bytes": 1 << 20}
-        secure._ask(requests, number, secure.take, **sent)
-        assert secure.close(number).values.tolist() == [62, 11]
-    left_out = Reason(Cause.LEFT_OUT, "no vector, expected (2,)", 4, 1)
-    assert secure.server.blamed[-1] == left_out
-    assert str(left_out) == "round 1: left out: no vector, expected (2,)"
-
-
 def test_who_joins_begins_an_epoch_and_who_is_back_with_its_keys_does_not(parties):
     grid, secure = make(parties)
     nodes = grid.get_node_ids()
@@ -115,19 +101,8 @@ def test_who_joins_begins_an_epoch_and_who_is_back_with_its_keys_does_not(partie
 def test_nobody_takes_the_place_of_a_party_that_is_there(parties):
     grid, secure = make(parties)
     secure.prepare(1, grid.get_node_ids())
-    stranger, reply = 99, secure.server.bindings[2]
-    binding = BindReply(
-        secure.server.run_id,
-        2,
-        np.array(reply[0].clients),
-        *(
-            np.frombuffer(part, np.uint8)
-            for part in (reply[0].channel_key, reply[0].seed_commitment)
-        ),
-        np.frombuffer(reply[1], np.uint8),
-    )
     with pytest.raises(MalformedReplyError, match="party 2"):
-        secure.server.enroll(stranger, binding)
+        secure.server.enroll(99, secure.server.bindings[2])
 
 
 def test_bad_input(parties):

@@ -107,8 +107,8 @@ def test_a_client_adds_the_distance_and_sends_sums_by_node() -> None:
     assert sent["shares"].tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("name", ["local", "fedproto"])
-def test_what_sends_no_weights_refuses_a_budget(name: str) -> None:
+@pytest.mark.parametrize("name", ["local", "fedproto", "fedgta", "fedpub"])
+def test_what_sends_no_weights_or_more_refuses_a_budget(name: str) -> None:
     with pytest.raises(ConfigError, match=f"app={name}"):
         METHODS[name].load("privacy.epsilon=1")
 

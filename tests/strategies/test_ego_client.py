@@ -19,10 +19,9 @@ from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.errors import StateLostError
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
-from flower_graph.strategies.fedscem import ego_secrets
+from flower_graph.strategies.fedscem import cohort_client as ego_host
 from flower_graph.strategies.fedscem.cohort import initial_weights
-from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient
-from flower_graph.strategies.fedscem.ego_secrets import EgoSecrets
+from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient, EgoSecrets
 from flower_graph.strategies.fedscem.messages import EgoEnrolment, EgoReply, EgoRequest
 
 RUN, OTHER_RUN = b"0123456789abcdef", b"fedcba9876543210"
@@ -80,14 +79,15 @@ def test_a_message_that_comes_twice_is_worked_on_once(context: Context) -> None:
 def test_a_shared_model_is_taken_over_once_a_round(context: Context) -> None:
     begun(context)
     start = initial_weights(SETTINGS)
-    model = start.first.numpy() + 1, start.rest.numpy() + 1
-    ask(context, 1, model=model)
-    ask(context, 2, model=model)
+    first, rest = start.first.numpy() + 1, start.rest.numpy() + 1
+    model: dict[str, Any] = {"shares_model": True, "first": first, "rest": rest}
+    ask(context, 1, **model)
+    ask(context, 2, **model)
     after = kept(context)
-    ask(context, 2, model=model)
+    ask(context, 2, **model)
     assert torch.equal(kept(context), after)
-    ask(context, 3, model=model)
-    expected = torch.from_numpy(model[1]).expand(3, -1)
+    ask(context, 3, **model)
+    expected = torch.from_numpy(rest).expand(3, -1)
     torch.testing.assert_close(kept(context), expected, atol=0.1, rtol=0)
 
 
@@ -128,7 +128,7 @@ FORMS = {
 
 
 def forget_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ego_secrets, "_LIVE", {})
+    monkeypatch.setattr(ego_host, "_LIVE", {})
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -185,7 +185,7 @@ def test_nothing_is_there_before_and_after_nor_at_other_nodes(
     for _ in range(2):
         secret.drop()
     assert not list(context.state.keys())
-    assert ego_secrets._LIVE == {}
+    assert ego_host._LIVE == {}
     with pytest.raises(ValueError, match="alignment: 'guess'"):
         secret.begin(RUN, "guess")
 

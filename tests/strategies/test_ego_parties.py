@@ -9,7 +9,7 @@ from federation import METHODS, Federation, round_of
 from flwr.app import Array, ArrayRecord, Message
 
 from flower_graph import EgoNetworkClient
-from flower_graph.errors import ConfigError, NoClientsError
+from flower_graph.errors import ConfigError
 from flower_graph.flower_compat import recorddict_from_proto, recorddict_to_proto
 from flower_graph.secure.parties.identity import TrustSettings, new_identity
 from flower_graph.secure.parties.registry import Registry
@@ -153,12 +153,6 @@ def test_lies_are_refused_and_the_run_goes_on_as_if_there_were_none(parties):
 def test_settings_that_a_server_could_read_clients_by_are_refused(setting, says):
     with pytest.raises(ConfigError, match=says):
         UNTRUSTED.load(setting)
-
-
-def test_clients_without_keys_take_no_part(parties):
-    options = {**parties, "client_options": {}}
-    with pytest.raises(NoClientsError):
-        run(**options)
 
 
 # Who comes and goes -------------------------------------------------------------------------------

@@ -17,8 +17,7 @@ from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import KeyReply
 from flower_graph.strategies.fedscem.cohort import initial_weights
 from flower_graph.strategies.fedscem.messages import EgoReply, Layout
-from flower_graph.strategies.fedscem.session import EgoSession
-from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
+from flower_graph.strategies.fedscem.strategy import EgoSession, MaskedEmbeddingAveraging
 from flower_graph.strategies.fedscem.vector import RoundSum, contrast_scale
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.keys import HANDLED

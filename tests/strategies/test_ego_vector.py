@@ -89,7 +89,7 @@ def test_reading_the_sum_gives_the_means(
         parts.append((chosen, table, h, words))
     total = np.sum([words for *_, words in parts], 0, dtype=parts[0][3].dtype)
     count = sum(map(len, hosts))
-    sums = Sums(1, ROUND, count, total[layout.embeddings], total[layout.counts])
+    sums = Sums(1, [ROUND, count], total[layout.embeddings], total[layout.counts])
     metrics = total[layout.metrics] if ring is None else ring.decode(total[layout.metrics])
     assert metrics.tolist() == [count] * len(SUMMED_NAMES)
     rows: dict[int, list[torch.Tensor]] = {}

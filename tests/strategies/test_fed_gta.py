@@ -11,11 +11,9 @@ import torch
 from federation import METHODS
 from torch import Tensor
 
-from flower_graph.errors import ConfigError
 from flower_graph.ops.graph import gcn_adjacency
 from flower_graph.strategies.fed_gta import (
     METHOD,
-    FedGTAConfig,
     FedGTASection,
     moments,
     peer_weights,
@@ -138,9 +136,3 @@ def test_the_server_averages_for_each_client_by_hand() -> None:
         7: [6.0],
         9: [5.0],
     }
-
-
-def test_a_budget_is_refused() -> None:
-    with pytest.raises(ConfigError, match="app=fedgta"):
-        SMALL.load("privacy.epsilon=1")
-    assert FedGTAConfig().strategy.local_epochs == 3

@@ -11,7 +11,6 @@ import torch
 from federation import METHODS
 from torch import Tensor, nn
 
-from flower_graph.errors import ConfigError
 from flower_graph.strategies.fed_pub import Masked, random_graph, softmax_weights
 
 SMALL, ENTRIES = METHODS["fedpub"], ("weight", "bias")
@@ -95,8 +94,3 @@ def test_without_a_scale_all_clients_have_one_mean(tmp_path: Path) -> None:
     for name in ("first.weight", "second.weight"):
         for client in (1, 2, 3):
             assert torch.equal(kept[f"client-0.{name}"], kept[f"client-{client}.{name}"])
-
-
-def test_a_budget_is_refused() -> None:
-    with pytest.raises(ConfigError, match="app=fedpub"):
-        SMALL.load("privacy.epsilon=1")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch_geometric.nn import GATConv
 
+from flower_graph.data.partition.overlapping import OverlappingGraph as Client
 from flower_graph.strategies.ppfl.config import GATConfig, ModelConfig, PPFLConfig
 from flower_graph.strategies.ppfl.gat import GATWeights, PublicGAT
 
@@ -26,20 +26,6 @@ SETTINGS = PPFLConfig(
 )
 
 
-@dataclass(frozen=True)
-class Client:
-    """What the model reads of an overlapping graph."""
-
-    client: int
-    x: Tensor
-    y: Tensor
-    train_y: Tensor
-    edge_index: Tensor
-    train_mask: Tensor
-    val_mask: Tensor
-    test_mask: Tensor
-
-
 def make_client(seed: int = 0, client: int = 2, nodes: int = N) -> Client:
     """Draw a graph in which the last two nodes are isolated, and every second node trains."""
     draw = torch.Generator().manual_seed(seed)
@@ -50,7 +36,8 @@ def make_client(seed: int = 0, client: int = 2, nodes: int = N) -> Client:
     y = torch.randint(C, (nodes,), generator=draw)
     train = torch.arange(nodes) % 2 == 0
     nobody = torch.zeros_like(train)
-    return Client(client, x, y, y, (upper | upper.T).nonzero().T, train, ~train, nobody)
+    edges, ids = (upper | upper.T).nonzero().T, torch.arange(nodes)
+    return Client(client, ids, train, x, y, y, edges, train, ~train, nobody)
 
 
 def make_targets(seed: int = 3) -> np.ndarray:

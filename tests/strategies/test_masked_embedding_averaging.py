@@ -15,7 +15,6 @@ from ego_strategy_helpers import (
     FINE,
     RESOLUTION,
     assert_same,
-    ego,
     faulty,
     rounded,
     run,
@@ -143,49 +142,7 @@ def test_clients_get_the_means_over_holders(
 # Masks, dealings, seeds --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("egos", "rounds"), [(seven_egos(), 5), (three_egos()[:2], 3)])
-def test_masked_and_plain_train_alike(egos: list[EgoNetwork], rounds: int) -> None:
-    count = len(egos)
-    masked = run(egos, rounds=rounds, supernodes=count)
-    assert masked.answered == [count] * rounds
-    # With vectors rounded as the ring rounds them nothing at all differs; without, the means
-    # differ by half a step of the ring at most.
-    exact = run(egos, rounds=rounds, supernodes=count, aggregation="plain", mods=[rounded])
-    assert_same(masked, exact, 0.0)
-    plain = run(egos, rounds=rounds, aggregation="plain")
-    coarse = run(egos, rounds=rounds, resolution=2.0**-8)
-    far = [float((o.figures - plain.figures).nan_to_num().abs().max()) for o in (masked, coarse)]
-    assert far[0] <= rounds * RESOLUTION
-    assert far[0] < far[1] <= rounds * 2.0**-8
-    assert SETTINGS.mu < 1  # or the contrastive loss, times mu, would be further off
-
-
 # Clients with nothing in common, and clients that come later -------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("count", "options"),
-    [
-        (5, {}),
-        (8, {"model_sharing": "fedavg"}),
-    ],
-)
-def test_a_client_joins_after_three_rounds(count: int, options: dict[str, Any]) -> None:
-    # With five clients the newcomer changes the size of the ring as well. It brings node 30 with
-    # it, which only one client held before: a new slot.
-    others = [ego(k, [k, k + 1, k + 2], [(k, k + 1)]) for k in range(1, count)]
-    egos = [*others, ego(60, [2, count + 1, 30], [(2, 30)])]
-    egos[0] = ego(1, [1, 2, 3, 30], [(1, 30)])
-    absent = faulty({(count - 1, "gone", number): "" for number in (1, 2, 3)})
-    outcome = run(egos, rounds=7, supernodes=count, make_grid=absent, **options)
-    # A round's report says who took part in its measurement, with the next round's vectors.
-    assert outcome.answered == [count - 1] * 2 + [count] * 5
-    assert not any(report.skipped or report.rejected for report in outcome.reports)
-    assert outcome.figures[:, 0].isfinite().all()
-    assert outcome.figures[3:, 2].isfinite().all()  # all of them fuse again
-    assert 60 in outcome.last
-    # Two more slots: node 30, and the last of the others' nodes.
-    assert outcome.strategy.session.num_slots == count + 1
 
 
 # What does not fit together ----------------------------------------------------------------------

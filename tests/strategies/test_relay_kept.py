@@ -18,8 +18,8 @@ from flower_graph.models import build_server_model
 from flower_graph.ops.active_rows import pack
 from flower_graph.outputs.files import read_embeddings, read_models, read_predictions, write_outputs
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.nfedgnn.kept import server_models, user_models
-from flower_graph.strategies.nfedgnn.users import LinearCohort, UserSettings
+from flower_graph.strategies.nfedgnn.server_model import server_models
+from flower_graph.strategies.nfedgnn.users import LinearCohort, UserSettings, user_models
 
 
 @pytest.mark.slow  # a process that imports PyG

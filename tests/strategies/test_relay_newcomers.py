@@ -12,13 +12,13 @@ from relay_helpers import small_graph
 from torch_geometric.data import Data
 
 from flower_graph.apps.cli.main import main
-from flower_graph.apps.run import client_app, run, run_server
+from flower_graph.apps.run import client_app, run_server
 from flower_graph.data.folders.party import server_folder
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import load_config
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
-from flower_graph.strategies.nfedgnn.newcomers import hosted_by, users_graph, users_left
+from flower_graph.strategies.nfedgnn.method import hosted_by, users_graph, users_left
 
 # name, class, part and the numbers of two features; friends are who stands beside whom
 PEOPLE = {
@@ -151,13 +151,6 @@ def test_a_run_is_gone_on_with_by_the_command_line(
     for server_round in checkpoint.complete_rounds(tmp_path / "out" / "checkpoints"):
         state = checkpoint.load_server(tmp_path / "out" / "checkpoints", server_round)
         assert not state["server"]["latent"][4].any()
-
-
-def test_beginning_with_a_grown_graph_trains_all_from_the_start(tmp_path: Path) -> None:
-    file = tables(tmp_path / "grown", PEOPLE | NEW, FRIENDS + NEW_FRIENDS)
-    config = config_of(tmp_path, f"data.add={file}", "rounds=2")
-    result = run(config, tmp_path / "out")
-    assert result["clients"] == 6
 
 
 def test_newcomers_of_a_deployment_connect_with_folders_of_their_own(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from flower_graph.models import SplitModel, build_server_model
 from flower_graph.ops import graph as ops_graph
 from flower_graph.strategies.nfedgnn.messages import RelayReply
 from flower_graph.strategies.nfedgnn.server_model import RelayServer, scheduled
-from flower_graph.strategies.nfedgnn.server_state import OwnTable
+from flower_graph.strategies.nfedgnn.strategy import OwnTable
 from flower_graph.strategies.nfedgnn.users import UserSettings
 
 N, C, CPU, RATE = 14, 3, torch.device("cpu"), 0.05
@@ -225,64 +225,8 @@ def state_of(average_every: int = 0) -> OwnTable:
     return state
 
 
-def play(state: OwnTable, server_round: int, silent: tuple[int, ...] = ()) -> Any:
-    """Run a round in which the gradient of user ``u`` is ``10 * round + u`` twice."""
-    requests = state.requests(server_round, HOSTED, EVERYBODY)
-    answered = {node: r for node, r in requests.items() if node not in silent}
-    state.delivered(answered)
-    gradient = np.repeat(10 * server_round + EVERYBODY, H)
-    gradient = gradient.reshape(-1, H).astype(np.float32)
-    state.keep_gradients(server_round, answered, gradient, RATE / server_round)
-    return requests
-
-
 def weights(total: list[list[float]], holders: Any) -> RelayReply:
     return RelayReply(1, np.zeros((1, H)), np.array(total), np.array(holders))
-
-
-def test_gradients_come_one_round_later_and_wait_for_the_absent():
-    state = state_of()
-    first = play(state, 1)
-    assert {node: r.users.tolist() for node, r in first.items()} == HOSTED
-    assert first[10].gradient_round.tolist() == [0, 0, 0] and not first[10].send_weights
-    second = play(state, 2, silent=(20,))
-    assert second[10].learning_rate == RATE
-    assert second[10].gradient.tolist() == [[10, 10], [11, 11], [14, 14]]
-    assert second[20].gradient.tolist() == [[13, 13], [12, 12]]
-    third = play(state, 3)
-    assert third[20].learning_rate == RATE / 2, "of the round before, whoever is asked"
-    assert third[10].gradient[:, 0].tolist() == [20, 21, 24]
-    assert third[10].gradient_round.tolist() == [2, 2, 2]
-    assert third[20].gradient[:, 0].tolist() == [13, 12], "of the last round that they answered"
-    assert third[20].gradient_round.tolist() == [1, 1]
-    last = state.requests(3, HOSTED)
-    assert last[20].gradient_round.tolist() == [3, 3]
-    state.delivered(last)
-    assert state.requests(4, HOSTED, EVERYBODY)[10].gradient_round.tolist() == [0, 0, 0]
-
-
-def test_the_last_message_and_checkpoints_reach_every_host():
-    state, hosted, drawn = state_of(), {10 + user: [user] for user in range(5)}, np.array([3])
-    assert list(state.requests(9, hosted, drawn)) == [13]
-    assert [r.users.tolist() for r in state.requests(9, hosted).values()] == [[n] for n in range(5)]
-    saving = state.requests(9, hosted, drawn, checkpoint=True)
-    assert all(request.checkpoint for request in saving.values())
-    assert [r.users.tolist() for r in saving.values()] == [[], [], [], [3], []]
-
-
-def test_an_average_goes_once_to_each_that_lacks_it_and_is_counted_in_full():
-    state = state_of(average_every=2)
-    assert not play(state, 1)[10].send_weights
-    assert play(state, 2)[10].send_weights
-    assert state.ledger.payload["up"] == {"latent": 80, "weights": 5 * 3 * 2 * 4}
-    state.average(2, [weights([[1, 1]] * 3, [1, 1, 1])])
-    third = play(state, 3, silent=(20,))
-    assert third[10].average is not None and third[20].average is not None
-    assert state.ledger.payload["down"]["weights"] == 3 * 3 * 2 * 4
-    fourth = play(state, 4)
-    assert (fourth[10].average, fourth[20].average_round) == (None, 2)
-    play(state, 5)
-    assert state.ledger.payload["down"]["weights"] == 5 * 3 * 2 * 4
 
 
 def averaged(*replies: RelayReply) -> NDArray[np.float32]:

@@ -21,7 +21,6 @@ from flower_graph.storage.files import IN_PROCESS
 from flower_graph.strategies.nfedgnn.cohort_client import NodeClient
 from flower_graph.strategies.nfedgnn.messages import RelayRequest
 from flower_graph.strategies.nfedgnn.users import (
-    Cohort,
     LinearCohort,
     ModuleCohort,
     UserSettings,
@@ -114,7 +113,7 @@ class Loop:
                     self.layers[user].weight[:, k] = mean
 
 
-def average(cohorts: list[Cohort]) -> Tensor:
+def average(cohorts: list[LinearCohort]) -> Tensor:
     """Average over cohorts as the server does; NaN where nobody counts."""
     sums = [cohort.weight_sum(None) for cohort in cohorts]
     total, count = sum(s for s, _ in sums), sum(c for _, c in sums)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, Context, Message
+from federation import Faults, Federation, good
+from flwr.app import Array, Context
 from relay_helpers import CLASSES, FEATURES, assigned, small_graph
 from safetensors.torch import load
 from torch import Tensor, nn
@@ -28,10 +29,8 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.common_key import CommonKey, ShareKeyRequest
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest
-from flower_graph.simulation import InProcessGrid
+from flower_graph.storage.files import IN_PROCESS
 from flower_graph.strategies.nfedgnn.common_client import MaskedLayerClient
-from flower_graph.strategies.nfedgnn.common_layer import Dropped
-from flower_graph.strategies.nfedgnn.kept import NAMES as KEPT_NAMES
 from flower_graph.strategies.nfedgnn.messages import (
     Advance,
     CopyRequest,
@@ -39,9 +38,9 @@ from flower_graph.strategies.nfedgnn.messages import (
     HiddenSum,
     LatentRequest,
 )
-from flower_graph.strategies.nfedgnn.server_state import NoSum
+from flower_graph.strategies.nfedgnn.server_model import NAMES as KEPT_NAMES
 from flower_graph.strategies.nfedgnn.summed import MaskedGradientRelay
-from flower_graph.strategies.nfedgnn.users import UserSettings, shared_linear_weight
+from flower_graph.strategies.nfedgnn.users import Dropped, UserSettings, shared_linear_weight
 
 RATE, DECAY, ROUNDS = 0.05, 5e-4, 20
 LINEAR = "weight"
@@ -63,9 +62,8 @@ class Summed:
         *,
         supernodes: int = 2,
         rounds: int = ROUNDS,
-        grid: type[InProcessGrid] = InProcessGrid,
-        gone: Container[int] = (),
-        mute: Container[int] = (),
+        grid: type[Federation] = Federation,
+        faults: Faults = good,
         timeout: float = 5.0,
         patience: int = 0,
         is_masked: bool = False,
@@ -85,8 +83,8 @@ class Summed:
         self.first = {name: t.clone() for name, t in server.state_dict().items()}
         settings = {"learning_rate": RATE, "weight_decay": DECAY, "seed": 3, **how}
         kind: Any = MaskedGradientRelay if is_masked else SummedGradientRelay
-        self.grid = grid(make_client_app(self.client), num_supernodes=supernodes)
-        self.grid.__dict__ |= {"gone": gone, "mute": mute}
+        app = make_client_app(self.client)
+        self.grid = grid(app, num_supernodes=supernodes, state_dir=IN_PROCESS, faults=faults)
         if self.distrusts:
             hosted = [range(k, k + 1) for k in range(supernodes)]  # the first user of each
             settings["registry"] = throwaway_parties(self.grid.run.run_id, hosted)
@@ -259,25 +257,21 @@ def test_a_module_of_ones_own_is_the_linear_map_if_it_is_linear() -> None:
     assert losses[-1] < losses[0]
 
 
-class Counted(InProcessGrid):
-    """Counts the numbers of latent vectors that clients send, by array."""
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Look at the replies."""
-        replies = list(super().pull_messages(message_ids))
-        for one in replies:
-            if one.metadata.message_type == "train" and one.has_content():
-                for name, array in one.content.array_records.get("arrays", {}).items():
-                    sent = self.__dict__.setdefault("sent", Counter())
-                    sent[name] += int(np.prod(array.shape))
-        return replies
+def numbers_sent(grid: Federation) -> Counter[str]:
+    """Count the numbers of latent vectors that clients sent, by array."""
+    sent = Counter[str]()
+    for message, reply in grid.exchanged:
+        if message.metadata.message_type == "train":
+            for name, array in reply.content.array_records.get("arrays", {}).items():
+                sent[name] += int(np.prod(array.shape))
+    return sent
 
 
 @pytest.mark.parametrize(("dropout", "latent"), [(0.5, (8, 8)), (0.0, (1, 6))])
 def test_vectors_without_dropout_travel_for_rounds_that_are_evaluated(
     dropout: float, latent: tuple[int, int]
 ) -> None:
-    how: dict[str, Any] = {"feature_dropout": dropout, "rounds": 8, "grid": Counted}
+    how: dict[str, Any] = {"feature_dropout": dropout, "rounds": 8}
     every, third = (Summed(rich_graph(), evaluate_every=k, **how) for k in (1, 3))
     assert third.losses == every.losses
     accuracies = [report.val_accuracy for report in third.reports]
@@ -290,51 +284,31 @@ def test_vectors_without_dropout_travel_for_rounds_that_are_evaluated(
     # Without dropout one vector does for both
     for run, measured, own in ((every, 8, latent[0]), (third, 3, latent[1])):
         numbers = 40 * 4  # of the vectors of all users
-        assert run.grid.__dict__["sent"] == {"relay": own * numbers, "measured": measured * numbers}
+        assert numbers_sent(run.grid) == {"relay": own * numbers, "measured": measured * numbers}
         up = run.reports[-1].bytes["up"]
         assert (up["latent"], up["measured"]) == (4 * own * numbers, 4 * measured * numbers)
-
-
-def test_patience_ends_a_run_in_a_round_that_is_evaluated() -> None:
-    run = Summed(rich_graph(), rounds=60, patience=4, evaluate_every=3)
-    assert len(run.reports) < 60 and not math.isnan(run.reports[-1].val_accuracy)
-    assert run.strategy.best.number == run.reports[-1].round - 4
 
 
 # Who is missing -----------------------------------------------------------------------------------
 
 
-class Missing(InProcessGrid):
-    """The second SuperNode is gone, or silent, in some rounds."""
+def second(*, gone: Container[int] = (), mute: Container[int] = ()) -> Faults:
+    """The second SuperNode is not there in some rounds, or its sum is lost."""
 
-    gone: Container[int] = ()
-    mute: Container[int] = ()  # rounds in which it sends no sum
-    at = 0  # the round
+    # A round begins with messages of the round after it: vectors are asked for ahead.
+    def word(partition: int, server_round: int, kind: str) -> str:
+        if partition != 1:
+            return "good"
+        if kind == "connect" and server_round - 1 in gone:
+            return "gone"
+        return "lost" if kind == "train.add_up" and server_round in mute else "good"
 
-    def get_node_ids(self) -> list[int]:
-        """Leave out who is gone in the round that begins."""
-        nodes = super().get_node_ids()
-        return nodes[:1] + nodes[2:] if self.at + 1 in self.gone else nodes
-
-    def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Lose the sums of who is mute."""
-        sent = list(messages)
-        second = super().get_node_ids()[1]
-        ids = super().push_messages(sent)
-        for one, number in zip(sent, ids, strict=True):
-            is_sum = one.metadata.message_type == "train.add_up"
-            if is_sum and one.metadata.dst_node_id == second:
-                self.at = int(one.metadata.group_id)
-                if self.at in self.mute:
-                    self._replies.pop(number)
-            elif is_sum:
-                self.at = int(one.metadata.group_id)
-        return ids
+    return word
 
 
-@pytest.mark.parametrize("gone", [[1, 2], [3, 4]], ids=["late", "absent"])
+@pytest.mark.parametrize("gone", [[0, 1, 2], [3, 4]], ids=["late", "absent"])
 def test_who_has_missed_a_step_gets_a_copy(gone: list[int]) -> None:
-    run = Summed(rich_graph(), supernodes=3, rounds=6, grid=Missing, gone=gone)
+    run = Summed(rich_graph(), supernodes=3, rounds=6, faults=second(gone=gone))
     assert [report.answered for report in run.reports] == [
         27 if number in gone else 40 for number in range(1, 7)
     ]
@@ -346,7 +320,7 @@ def test_who_has_missed_a_step_gets_a_copy(gone: list[int]) -> None:
 
 @pytest.mark.parametrize("is_masked", [False, True])
 def test_a_sum_that_is_missing_stops_the_step_of_all(is_masked: bool) -> None:
-    how: dict[str, Any] = {"grid": Missing, "mute": [2], "timeout": 0.2, "is_masked": is_masked}
+    how: dict[str, Any] = {"faults": second(mute=[2]), "timeout": 0.2, "is_masked": is_masked}
     run = Summed(rich_graph(), supernodes=3, rounds=4, **how)
     assert [bool(report.skipped) for report in run.reports] == [False, True, False, False]
     assert run.reports[1].answered == 0 and run.reports[1].rejected
@@ -360,18 +334,18 @@ def test_a_sum_that_is_missing_stops_the_step_of_all(is_masked: bool) -> None:
 
 @pytest.mark.parametrize("is_masked", [False, True])
 def test_who_stops_two_steps_is_left_out_and_named(is_masked: bool) -> None:
-    how: dict[str, Any] = {"rounds": 6, "mute": range(2, 7), "timeout": 0.5}
-    run = Summed(rich_graph(), supernodes=3, grid=Missing, is_masked=is_masked, **how)
+    how: dict[str, Any] = {"rounds": 6, "faults": second(mute=range(2, 7)), "timeout": 0.5}
+    run = Summed(rich_graph(), supernodes=3, is_masked=is_masked, **how)
     assert [bool(report.skipped) for report in run.reports] == [False, True, True, *[False] * 3]
     assert [report.answered for report in run.reports] == [40, 0, 0, 27, 27, 27]
-    second = list(run.grid.contexts)[1]
+    mute = list(run.grid.contexts)[1]
     for report in run.reports[3:]:
         (left_out,) = report.rejected
-        assert left_out["node"] == second and "2 steps" in str(left_out["reason"])
+        assert left_out["node"] == mute and "2 steps" in str(left_out["reason"])
 
 
 def test_nobody_is_left_out_where_most_stop_a_step() -> None:
-    run = Summed(rich_graph(), supernodes=2, grid=Missing, mute=range(2, 5), rounds=5, timeout=0.1)
+    run = Summed(rich_graph(), faults=second(mute=range(2, 5)), rounds=5, timeout=0.1)
     assert [report.answered for report in run.reports] == [40, 0, 0, 0, 40]
 
 
@@ -398,27 +372,20 @@ def test_a_sum_that_is_too_long_moves_nobody_further_than_the_limit(
 
 
 def test_masked_the_server_has_neither_sums_nor_layer_and_copies_are_sealed() -> None:
-    seen = list[bytes]()
-
-    class Watched(Missing):
-        def push_messages(self, messages: Iterable[Message]) -> list[str]:
-            sent = list(messages)
-            ids = super().push_messages(sent)
-            for content in [one.content for one in sent] + [
-                self._replies[number].content for number in ids if number in self._replies
-            ]:
-                for record in content.values():
-                    values = [v.data if isinstance(v, Array) else v for v in record.values()]
-                    seen.extend(v for v in values if isinstance(v, bytes) and len(v) > 100)
-            return ids
-
-    how: dict[str, Any] = {"supernodes": 3, "rounds": 6, "grid": Watched, "gone": [3, 4]}
+    how: dict[str, Any] = {"supernodes": 3, "rounds": 6, "faults": second(gone=[3, 4])}
     run = Summed(rich_graph(), is_masked=True, **how)
     assert [report.answered for report in run.reports] == [40, 40, 27, 27, 40, 40]
     assert not any(report.skipped for report in run.reports)
     for layer in run.layers[-3:]:
         torch.testing.assert_close(layer, run.layers[-1])
     assert run.strategy.users.ledger.payload["down"]["copy"] > 0
+    seen = [
+        value.data if isinstance(value, Array) else value
+        for message, reply in run.grid.exchanged
+        for record in (*message.content.values(), *reply.content.values())
+        for value in record.values()
+    ]
+    seen = [value for value in seen if isinstance(value, bytes) and len(value) > 100]
     secret = [layer[LINEAR].numpy().tobytes() for layer in run.layers]
     assert seen and not any(weights in one for weights in secret for one in seen)
     settings = run.strategy.users.settings
@@ -426,37 +393,17 @@ def test_masked_the_server_has_neither_sums_nor_layer_and_copies_are_sealed() ->
     assert not torch.allclose(first, run.layers[0][LINEAR], atol=2 * RATE), "not of the run's seed"
 
 
-def test_a_void_round_tells_a_skipped_sum_from_one_that_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    void = list[NoSum | None]()
-    add = MaskedGradientRelay.add
+def test_a_void_round_tells_a_skipped_sum_from_one_that_is_missing() -> None:
+    def sealed(_: int, server_round: int, kind: str) -> str:
+        """Nobody answers in round 2 when it is asked for shares, and keys for round 3."""
+        return "lost" if (kind, server_round) == ("train.sum_unmask", 2) else "good"
 
-    def watched(self: MaskedGradientRelay, *given: Any) -> Any:
-        total = add(self, *given)
-        void.append(total if isinstance(total, NoSum) else None)
-        return total
-
-    class Sealed(InProcessGrid):
-        """No SuperNode answers in round 2 when it is asked for shares, and keys for round 3."""
-
-        def push_messages(self, messages: Iterable[Message]) -> list[str]:
-            sent = list(messages)
-            ids = super().push_messages(sent)
-            for one, number in zip(sent, ids, strict=True):
-                about = one.metadata.message_type, one.metadata.group_id
-                if about == ("train.sum_unmask", "2") and "unmask-run" in one.content["config"]:
-                    self._replies.pop(number)
-            return ids
-
-    monkeypatch.setattr(MaskedGradientRelay, "add", watched)
     how: dict[str, Any] = {"supernodes": 3, "is_masked": True, "timeout": 0.2}
-    skipped = Summed(rich_graph(), rounds=4, grid=Sealed, **how)
-    Summed(rich_graph(), rounds=2, grid=Missing, mute=[2], **how)
-    texts = [one and one.text for one in void]
-    assert texts == [None, texts[1], texts[2], None, None, "missing from 1 SuperNode"]
-    assert texts[1] and texts[2] and "missing" not in texts[1] + texts[2]
-    assert [report.skipped for report in skipped.reports] == ["", *map(str, void[1:3]), ""]
+    skipped = Summed(rich_graph(), rounds=4, faults=sealed, **how).reports
+    missing = Summed(rich_graph(), rounds=2, faults=second(mute=[2]), **how).reports
+    assert [bool(report.skipped) for report in skipped] == [False, True, True, False]
+    assert not any("missing" in report.skipped for report in skipped)
+    assert "missing from 1 SuperNode" in missing[1].skipped
 
 
 @pytest.mark.parametrize("what", ["plain request", "readable sum", "few bits"])

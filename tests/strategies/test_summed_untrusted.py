@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from federation import Federation
 from flwr.app import Array, Context, Message, RecordDict
 from party_helpers import settings
-from test_summed import LINEAR, Missing, Summed, rich_graph
+from test_summed import LINEAR, Summed, rich_graph, second
 
 from flower_graph.errors import NoClientsError, RefusedError
 from flower_graph.secure.common_key import CommonKey, KeyPacket, ShareKeyRequest
 from flower_graph.secure.relayed import CHECKS, SumCheck, SumPad
 from flower_graph.secure.ring import Ring
-from flower_graph.simulation import InProcessGrid
 
 RING, SUM = Ring(64, 40, 3, 64.0), (bytes(16), 3, b"detail")
 LENGTH, COUNT = 12, 5
@@ -25,7 +25,7 @@ HOW: dict[str, Any] = {"supernodes": 5, "is_masked": True, "rounds": 3, "timeout
 DELTA = 1 << 50  # of a word of the sum: a thousand, of one weight's gradient
 
 
-class Adds(InProcessGrid):
+class Adds(Federation):
     """Adds to the sum that clients are to step with, under pads that it cannot take off."""
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
@@ -55,7 +55,7 @@ def test_nobody_steps_with_a_sum_to_which_something_was_added() -> None:
 def test_one_that_misses_a_step_is_back_and_the_others_go_on_meanwhile() -> None:
     """Sums under pads may differ by one SuperNode: nobody else is left out for one that is gone."""
     how = HOW | {"supernodes": 7, "rounds": 5, "timeout": 5.0}
-    run = Summed(rich_graph(), grid=Missing, gone=[2, 3], distrusts=True, **how)
+    run = Summed(rich_graph(), faults=second(gone=[2, 3]), distrusts=True, **how)
     assert not any(report.skipped or report.rejected for report in run.reports)
     answered = [report.answered for report in run.reports]
     assert answered[0] == answered[-1] == 40 and 0 < answered[1] == answered[2] < 40

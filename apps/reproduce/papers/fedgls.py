@@ -6,11 +6,10 @@ from typing import Any
 from flower_graph.apps.reproduce.rows import STRUCTURE
 from flower_graph.apps.reproduce.table import (
     BASELINES,
-    LAST,
+    PLAIN,
     READ,
     REGRESSION,
     TEST,
-    VALIDATION,
     Figure,
     Line,
     Paper,
@@ -34,22 +33,16 @@ METHODS: dict[str, dict[str, Any]] = {
 # The settings that each method may try in Table 1: the shipped settings, and others.
 RATE, NEIGHBOURS = "strategy.learning_rate", "graph.neighbours"
 STEPS = [[f"{RATE}=0.01"], [f"{RATE}=0.003"], [f"{RATE}=0.03"], ["strategy.local_epochs=1"]]
-NEAR = [
-    [f"{NEIGHBOURS}=5"],
-    [f"{NEIGHBOURS}=5", f"{RATE}=0.003"],
-    [f"{NEIGHBOURS}=15"],
-    [f"{NEIGHBOURS}=30"],
-]
+FIVE = f"{NEIGHBOURS}=5"
+NEAR = [[FIVE], [FIVE, f"{RATE}=0.003"], [f"{NEIGHBOURS}=15"], [f"{NEIGHBOURS}=30"]]
 WEIGHT, LEARNER = "strategy.prototype_weight", "graph.learning_rate"
 TRIES = {
     **dict.fromkeys(["Fed-MLP", "Fed-GNNMLP", "Fed-GNN"], STEPS),
     **dict.fromkeys(["Local-GNN_k", "Fed-GNN_k", "FedGLS, phi fixed"], NEAR),
     "FedProto": [[f"{WEIGHT}=0.1"], [f"{RATE}=0.01"], [f"{RATE}=0.003"], [f"{WEIGHT}=10"]],
     "FedGLS": [
-        [f"{NEIGHBOURS}=5", f"{LEARNER}=0.01"],
-        [f"{NEIGHBOURS}=30", f"{LEARNER}=0.01"],
-        [f"{NEIGHBOURS}=5", f"{LEARNER}=0.001"],
-        [f"{NEIGHBOURS}=5", f"{LEARNER}=0.01", f"{RATE}=0.003"],
+        *([FIVE, f"{LEARNER}=0.01"], [f"{NEIGHBOURS}=30", f"{LEARNER}=0.01"]),
+        *([FIVE, f"{LEARNER}=0.001"], [FIVE, f"{LEARNER}=0.01", f"{RATE}=0.003"]),
     ],
 }
 # The paper prints means without deviations: by method, on the data sets in order.
@@ -63,30 +56,22 @@ PAPER_1: dict[str, list[float]] = {
     "Fed-GNN": [0.8238, 0.7951, 0.8629, 0.5014, 0.5386],
 }
 COMPARED = ["Fed-MLP", "Fed-GNN_k", "FedGLS"]
-EPOCHS = {  # Table 2: local epochs, and the paper's figures of those three
-    "CiteSeer": {
-        "3": [0.7203, 0.7876, 0.8017],
-        "5": [0.7253, 0.7884, 0.8058],
-        "10": [0.7311, 0.7859, 0.8015],
-    },
-    "PubMed": {
-        "3": [0.8406, 0.8467, 0.8477],
-        "5": [0.8398, 0.8426, 0.8491],
-        "10": [0.8354, 0.8455, 0.8493],
-    },
-}
-GRAPHLESS = {  # Table 3: graph:graphless, the share, and the paper's figures
-    "PubMed": {
-        "12:4": (0.25, [0.8398, 0.8465, 0.8527]),
-        "8:8": (0.5, [0.8398, 0.8426, 0.8491]),
-        "4:12": (0.75, [0.8398, 0.8351, 0.8422]),
-    },
-    "Flickr": {
-        "12:8": (0.4, [0.4649, 0.4831, 0.4982]),
-        "10:10": (0.5, [0.4649, 0.4796, 0.4937]),
-        "8:12": (0.6, [0.4649, 0.4687, 0.4790]),
-    },
-}
+EPOCHS = [  # Table 2: local epochs, and the paper's figures of those three
+    ("CiteSeer", 3, [0.7203, 0.7876, 0.8017]),
+    ("CiteSeer", 5, [0.7253, 0.7884, 0.8058]),
+    ("CiteSeer", 10, [0.7311, 0.7859, 0.8015]),
+    ("PubMed", 3, [0.8406, 0.8467, 0.8477]),
+    ("PubMed", 5, [0.8398, 0.8426, 0.8491]),
+    ("PubMed", 10, [0.8354, 0.8455, 0.8493]),
+]
+GRAPHLESS = [  # Table 3: graph:graphless, the share, and the paper's figures
+    ("PubMed", "12:4", 0.25, [0.8398, 0.8465, 0.8527]),
+    ("PubMed", "8:8", 0.5, [0.8398, 0.8426, 0.8491]),
+    ("PubMed", "4:12", 0.75, [0.8398, 0.8351, 0.8422]),
+    ("Flickr", "12:8", 0.4, [0.4649, 0.4831, 0.4982]),
+    ("Flickr", "10:10", 0.5, [0.4649, 0.4796, 0.4937]),
+    ("Flickr", "8:12", 0.6, [0.4649, 0.4687, 0.4790]),
+]
 LINE = Line(
     table="Table 1",
     config="fedgls/{data}",
@@ -94,7 +79,7 @@ LINE = Line(
     seeds=(0, 1, 2, 3, 4),
     rounds=1000,
     keys={"varied": ""},
-    figures=[TEST, LAST, VALIDATION, "rounds"],
+    figures=PLAIN,
 )
 GAINS = [  # FedGLS less another method, seed by seed
     (Figure(f"gain-over-{rival.lower()}", TEST, rival), ["FedGLS"])
@@ -103,7 +88,7 @@ GAINS = [  # FedGLS less another method, seed by seed
 COSTS = ["seconds-per-round", "steps-a-client", "MiB-a-client", *STRUCTURE]
 TABLE_1 = [
     *grid(
-        replace(LINE, figures=[*LINE.figures, *COSTS]),
+        LINE,
         DATA,
         {
             name: {**fields, "tries": TRIES[name], "paper": PAPER_1.get(name, {})}
@@ -111,33 +96,36 @@ TABLE_1 = [
         },
         GAINS,
         within("100 rounds", "500 steps", "10 MiB"),
+        figures=[*PLAIN, *COSTS],
     ),
     *grid(LINE, DATA, BASELINES),
 ]
 
 
-def varied(table: str, data: str, value: str, paper: list[float], *setting: str) -> list[Line]:
+def varied(data: str, value: str, paper: list[float], setting: str, **fields: Any) -> list[Line]:
     """Make the lines of three methods with another value of a setting."""
-    seeds = range(5 if (table, data) == ("Table 2", "CiteSeer") else 3)
-    line = replace(LINE, table=table, keys={"varied": value}, seeds=seeds)
     own = {
         name: METHODS[name] | {"paper": [one]} for name, one in zip(COMPARED, paper, strict=True)
     }
-    return grid(line, [data], own, GAINS, last=setting)
+    return grid(LINE, [data], own, GAINS, over={"varied": {value: [setting]}}, **fields)
 
 
 TABLE_2 = [
     line
-    for data, values in EPOCHS.items()
-    for epochs, paper in values.items()
-    for line in varied("Table 2", data, epochs, paper, f"strategy.local_epochs={epochs}")
+    for data, epochs, paper in EPOCHS
+    for line in varied(
+        *(data, str(epochs), paper, f"strategy.local_epochs={epochs}"),
+        table="Table 2",
+        seeds=range(3 if data == "PubMed" else 5),
+    )
 ]
 TABLE_3 = [
     # Fed-MLP reads no edges: it is the same run with any share
     replace(line, settings=line.settings[:-1]) if line.method == "Fed-MLP" else line
-    for data, values in GRAPHLESS.items()
-    for value, (share, paper) in values.items()
-    for line in varied("Table 3", data, value, paper, f"graph.graphless_ratio={share}")
+    for data, value, share, paper in GRAPHLESS
+    for line in varied(
+        *(data, value, paper, f"graph.graphless_ratio={share}"), table="Table 3", seeds=(0, 1, 2)
+    )
 ]
 MARKED = ["Fed-MLP", "Local-GNN_k", "Fed-GNN_k", "FedGLS", "FedGLS, phi fixed", "Fed-GNN"]
 EDGES = {"Table 1": ["Fed-GNN_k", "FedGLS"]}

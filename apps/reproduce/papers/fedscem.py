@@ -1,19 +1,20 @@
 """FedSCem: Tables 1 and 3, Figures 5, 6 and 8, under two splits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 from flower_graph.apps.reproduce.table import (
     BASELINES,
     LAST,
+    PLAIN,
     READ,
     REGRESSION,
     TEST,
     VALIDATION,
     Figure,
     Line,
+    Methods,
     Paper,
     Picture,
     grid,
@@ -21,26 +22,29 @@ from flower_graph.apps.reproduce.table import (
 )
 
 TABLES = "flower_graph.strategies.fedscem.tables"
-SMALL, LARGE = ["Cora", "CiteSeer"], ["PubMed", "LastFM-Asia"]
+# Settings tried
+SMALL, LARGE = {"Cora": 4, "CiteSeer": 2}, {"PubMed": 2, "LastFM-Asia": 2}
+DATA = SMALL | LARGE
 OURS = "strategy.name=masked-embedding-averaging"
 # Accuracies do not depend on the masks but for the fixed-point resolution, so that the lines do
 # without; the table "Masks" has the whole method.
-PLAIN = ["strategy.alignment=plain", "strategy.aggregation=plain"]
-FULL = [OURS, *PLAIN, "strategy.variant=full"]
+OPEN = ["strategy.alignment=plain", "strategy.aggregation=plain"]
+FULL = [OURS, *OPEN, "strategy.variant=full"]
 OWN = "FedSCem, paper's mu, tau, head"
+MASKED = "FedSCem, masked"
 METHODS = {
     "Self-training": ["strategy.name=self-training"],
     "FedAvg": ["strategy.name=fedavg"],
     "FedProx": ["strategy.name=fedprox"],
     "LocalSage+": ["strategy.name=local-sage"],
     "FedSage+": ["strategy.name=fed-sage"],
-    "FedSCem_iter": [OURS, *PLAIN, "strategy.variant=iter"],
-    "FedSCem-": [OURS, *PLAIN, "strategy.variant=minus"],
+    "FedSCem_iter": [OURS, *OPEN, "strategy.variant=iter"],
+    "FedSCem-": [OURS, *OPEN, "strategy.variant=minus"],
     "FedSCem": FULL,
     "FedAvg+FedSCem": [*FULL, "strategy.model_sharing=fedavg"],
     "FedProx+FedSCem": [*FULL, "strategy.model_sharing=fedprox"],
-    OWN: [OURS, *PLAIN, "model.projection=32"],  # its settings where ours differ
-    "FedSCem, masked": [
+    OWN: [OURS, *OPEN, "model.projection=32"],  # its settings where ours differ
+    MASKED: [
         *(OURS, "strategy.variant=full"),
         *("strategy.alignment=psi", "strategy.aggregation=masked"),
     ],
@@ -99,7 +103,6 @@ MEMORY = {
     "LastFM-Asia": [3.53, 6.45, 6.45, 95.06, None, 16.98, 15.74, 16.98, 16.98, 16.98],
 }
 GLOBAL = {"Cora": (0.8399, 0.0081), "LastFM-Asia": (0.8792, 0.0038)}
-GLOBAL_SPLIT, PER_CLIENT = "partition.split=global", "partition.split=per-client"
 BUDGETS = within("20 rounds", "100 rounds", "100 steps", "500 steps", "10 MiB", "50 MiB")
 COSTS = ["steps-a-client", "MiB-a-client"]
 GAIN = Figure("gain-over-self-training", TEST, "Self-training")
@@ -109,159 +112,134 @@ GAINS = [  # with the same seed, ego-networks and split
     (Figure("gain-over-regression", TEST, REGRESSION), [MAIN[0], *MAIN[2:]]),
 ]
 LINE = Line(table="", config="fedscem/{data}", seeds=(0, 1, 2, 3, 4))
-SHORT = replace(LINE, seeds=(0, 1, 2))
+STRICT, PER_CLIENT = "partition.split=global", "partition.split=per-client"
 # Settings are chosen under the strict split, where no label travels
-CHOSEN = replace(LINE, rounds=500, tried_on=[GLOBAL_SPLIT])
+CHOSEN = replace(LINE, rounds=500, tried_on=[STRICT])
 
 
-def fields(data: str, method: str) -> dict[str, Any]:
-    """Return a method's settings, and the paper's figures."""
-    result: dict[str, Any] = {"settings": METHODS.get(method, []), "paper": {}, "also": {}}
-    accuracy, deviation = None, None
-    if method == "Global":
-        accuracy, deviation = GLOBAL[data]
-        result["trained"] = f"{TABLES}:train"
+def ours(*methods: str, is_tried: bool = False) -> Callable[[str], Methods]:
+    """Return methods with the paper's figures, and the settings that each may try."""
+    return lambda data: {
+        method: _fields(data, method) | ({"tries": TRIES[method]} if is_tried else {})
+        for method in methods
+    }
+
+
+def _fields(data: str, method: str) -> dict[str, Any]:
+    settings, paper, also = METHODS.get(method, []), dict[str, Any](), dict[str, Any]()
+    accuracy, deviation = GLOBAL[data] if method == "Global" else (None, None)
     if method == OWN:
         mu, tau = PAPERS_OWN[data]
-        result["settings"] = [*METHODS[OWN], f"{MU}={mu}", f"{TAU}={tau}"]
+        settings = [*settings, f"{MU}={mu}", f"{TAU}={tau}"]
     if method in TRAINED:
         number = TRAINED.index("FedSCem" if method == OWN else method)
         accuracy, deviation = ACCURACY[data][number], DEVIATION[data][number]
-        result["paper"] = {"seconds-per-round": SECONDS[data][number]}
-        result["also"] = {"peak-mib": {"paper-gpu-memory-percent": MEMORY[data][number]}}
+        paper["seconds-per-round"] = SECONDS[data][number]
+        also["peak-mib"] = {"paper-gpu-memory-percent": MEMORY[data][number]}
     if accuracy is not None:
-        result["paper"] |= {TEST: accuracy}
-        result["also"] |= {TEST: {"paper-std": deviation}}
-    return result
-
-
-def lines(
-    line: Line, data: Sequence[str], methods: Sequence[str], *last: str, is_compared: bool = False
-) -> list[Line]:
-    """Make lines with the paper's figures; compared ones have gains and budgets."""
-    more = (GAINS, BUDGETS) if is_compared else ()
-    return [
-        made
-        for name in data
-        for method in methods
-        for tries in [TRIES[method] if line.tried_on else [()]]
-        for made in grid(
-            *(line, {name: 4 if name == "Cora" else 2}),
-            *({method: {**fields(name, method), "tries": tries}}, *more),
-            last=last,
-        )
-    ]
+        paper[TEST], also[TEST] = accuracy, {"paper-std": deviation}
+    trained = f"{TABLES}:train" if method == "Global" else ""
+    return {"settings": settings, "trained": trained, "paper": paper, "also": also}
 
 
 def split_table(table: str, split: str) -> list[Line]:
     """Make Table 3 under a split; the large data sets have what others are judged by."""
-    line = replace(CHOSEN, table=table, figures=[TEST, LAST, VALIDATION, "rounds", *COSTS])
+    line = replace(CHOSEN, table=table, figures=[*PLAIN, *COSTS])
     untrained = {name: {**how, "figures": [TEST, GAIN]} for name, how in BASELINES.items()}
+    more, last = (GAINS, BUDGETS), [split, "patience=50"]
     return [
-        *lines(line, SMALL, TRAINED, split, "patience=50", is_compared=True),
-        *lines(line, LARGE, MAIN, split, "patience=50", is_compared=True),
-        *grid(replace(LINE, table=table), [*SMALL, *LARGE], untrained, last=[split]),
+        *grid(line, SMALL, ours(*TRAINED, is_tried=True), *more, last),
+        *grid(line, LARGE, ours(*MAIN, is_tried=True), *more, last),
+        *grid(LINE, DATA, untrained, table=table, last=[split]),
     ]
 
 
-STRICT = split_table("Table 3, strict split", GLOBAL_SPLIT)
 TABLE_3 = split_table("Table 3", PER_CLIENT)
 TABLE_1 = [
     line
     # The same model on the whole graph can be judged under the strict split only.
     for split, more in {"per-client": [], "global": ["Global"]}.items()
-    for line in lines(
-        replace(CHOSEN, table="Table 1", keys={"split": split}, figures=[TEST]),
-        *(["Cora", "LastFM-Asia"], ["Self-training", "FedAvg", "FedProx", *more]),
-        *(f"partition.split={split}", "patience=50"),
+    for line in grid(
+        *(CHOSEN, {"Cora": 4, "LastFM-Asia": 2}),
+        ours("Self-training", "FedAvg", "FedProx", *more, is_tried=True),
+        last=[f"partition.split={split}", "patience=50"],
+        table="Table 1",
+        keys={"split": split},
+        figures=[TEST],
     )
 ]
-FEDAVG = replace(SHORT, config="fedscem/{data}-fedavg")
-AS_SHIPPED = ["FedAvg+FedSCem, as shipped"]
-SHIPPED = [
-    line
-    for data in SMALL
-    for sums, settings in {"masked": [], "plain": PLAIN}.items()
-    for line in lines(
-        replace(
-            *(FEDAVG,),
-            table="Shipped",
-            keys={"sums": sums},
-            figures=[TEST, LAST, "rounds", "MiB-a-client"],
-        ),
-        *([data], AS_SHIPPED, *settings, PER_CLIENT),
-    )
-]
+FEDAVG = replace(LINE, config="fedscem/{data}-fedavg", seeds=(0, 1, 2))
+AS_SHIPPED: Methods = {"FedAvg+FedSCem, as shipped": {}}
+SHIPPED = grid(
+    *(FEDAVG, SMALL, AS_SHIPPED),
+    over={"sums": {"masked": [PER_CLIENT], "plain": [*OPEN, PER_CLIENT]}},
+    table="Shipped",
+    figures=[TEST, LAST, "rounds", "MiB-a-client"],
+)
 SHIPPED += [
     line
-    for data in SMALL
-    for mu, rate in ((1, 0.0005), (1, 0.002), (0.1, 0.002))
-    for line in lines(
-        replace(
-            *(FEDAVG,),
-            table="Shipped, tried",
-            keys={"mu": mu, "lr": rate},
-            seeds=range(10, 16),  # of two or three seeds others come out best
-            figures=[VALIDATION],
-        ),
-        *([data], AS_SHIPPED, *PLAIN, PER_CLIENT, f"{MU}={mu}", f"{RATE}={rate}"),
+    for line in grid(
+        *(FEDAVG, SMALL, AS_SHIPPED),
+        last=[*OPEN, PER_CLIENT],
+        over={
+            "mu": {mu: [f"{MU}={mu}"] for mu in (1, 0.1)},
+            "lr": {rate: [f"{RATE}={rate}"] for rate in (0.0005, 0.002)},
+        },
+        table="Shipped, tried",
+        seeds=range(10, 16),  # of two or three seeds others come out best
+        figures=[VALIDATION],
     )
+    if line.keys != {"mu": 0.1, "lr": 0.0005}
 ]
 FIGURE_6A = [
-    replace(line, shown=f"FedSCem, mu={mu}, tau={tau}", paper={}, also={})
-    for mu, tau in product((0.5, 1, 5, 10), (0.01, 0.1, 1, 5, 10))
-    for line in lines(
-        replace(
-            *(SHORT,),
-            table="Figure 6a",
-            keys={"mu": mu, "tau": tau},
-            rounds=500,
-            figures=[VALIDATION, TEST, "rounds"],
-        ),
-        *(["Cora"], ["FedSCem"], PER_CLIENT, "patience=50", f"{RATE}=0.002"),
-        *(f"{MU}={mu}", f"{TAU}={tau}"),
+    replace(line, shown="FedSCem, mu={mu}, tau={tau}".format(**line.keys))
+    for line in grid(
+        *(LINE, ["Cora"], {"FedSCem": {"settings": FULL}}),
+        last=[PER_CLIENT, "patience=50", f"{RATE}=0.002"],
+        over={
+            "mu": {mu: [f"{MU}={mu}"] for mu in (0.5, 1, 5, 10)},
+            "tau": {tau: [f"{TAU}={tau}"] for tau in (0.01, 0.1, 1, 5, 10)},
+        },
+        table="Figure 6a",
+        seeds=(0, 1, 2),
+        rounds=500,
+        figures=[VALIDATION, TEST, "rounds"],
     )
 ]
-BATCHES = [
-    line
-    for batch, size in {"16": "16", "64": "64", "all": "null"}.items()
-    for line in lines(
-        replace(
-            *(LINE,),
-            table="Batches",
-            keys={"batch": batch},
-            seeds=(10, 11),
-            rounds=500,
-            figures=[VALIDATION, "rounds", "steps-a-client"],
-        ),
-        *(["Cora"], ["FedSCem", "Self-training"], "patience=50", f"{RATE}=0.002"),
-        f"strategy.batch_size={size}",
-    )
-]
-MASKS = lines(
-    replace(LINE, table="Masks", seeds=(0,), rounds=50, figures=[LAST, "run-seconds"]),
-    *(SMALL, ["FedSCem", "FedSCem, masked"], PER_CLIENT),
+SIZES = {"16": "16", "64": "64", "all": "null"}
+BATCHES = grid(
+    *(LINE, ["Cora"], ours("FedSCem", "Self-training")),
+    last=["patience=50", f"{RATE}=0.002"],
+    over={"batch": {name: [f"strategy.batch_size={size}"] for name, size in SIZES.items()}},
+    table="Batches",
+    seeds=(10, 11),
+    rounds=500,
+    figures=[VALIDATION, "rounds", "steps-a-client"],
+)
+MASKS = grid(
+    *(LINE, SMALL, ours("FedSCem", MASKED)),
+    last=[PER_CLIENT],
+    table="Masks",
+    seeds=(0,),
+    rounds=50,
+    figures=[LAST, "run-seconds"],
 )
 MEASURED = ["seconds-per-round", "peak-mib"]
-COST = lines(
-    replace(
-        *(LINE,),
-        table="Cost",
-        measure="flower_graph.apps.reproduce.runs:costs",
-        rounds=10,
-        figures=MEASURED,
-    ),
-    *([*SMALL, *LARGE], TRAINED, PER_CLIENT),
+SHOWN = ("ms a round", 1000), ("memory, MiB", 1)
+COST = grid(
+    *(LINE, DATA, ours(*TRAINED)),
+    last=[PER_CLIENT],
+    measure="flower_graph.apps.reproduce.runs:costs",
+    table="Cost",
+    rounds=10,
+    figures=MEASURED,
 )
 FIGURE_8 = grid(
-    replace(
-        *(LINE,),
-        table="Figure 8",
-        measure=f"{TABLES}:costs",
-        figures=["nodes", "edges", *MEASURED],
-    ),
-    *([*SMALL, *LARGE], {"FedSCem": {"settings": FULL}}),
+    *(LINE, DATA, {"FedSCem": {"settings": FULL}}),
     last=[PER_CLIENT],
+    measure=f"{TABLES}:costs",
+    table="Figure 8",
+    figures=["nodes", "edges", *MEASURED],
 )
 ON_BOTH = [one for one in TABLE_3 if one.data in SMALL and one.method in TRAINED]
 FIGURE_5 = ["Self-training", "FedSCem", "FedAvg", "FedAvg+FedSCem", "FedProx", "FedProx+FedSCem"]
@@ -272,7 +250,7 @@ PAPER = Paper(
     title="FedSCem: the paper's comparison",
     notes=READ,
     tables={  # in the order in which they are run: first the strict split
-        "strict": STRICT,
+        "strict": split_table("Table 3, strict split", STRICT),
         "table-3": TABLE_3,
         "shipped": SHIPPED,
         "table-1": TABLE_1,
@@ -285,16 +263,14 @@ PAPER = Paper(
         "figure-8": FIGURE_8,
     },
     pictures=[
-        *(
-            Picture(f"figure-5{letter}.png", "intervals", "figure-5", {"Table 3": methods})
-            for letter, methods in {"a": FIGURE_5, "b": VARIANTS}.items()
+        Picture("figure-5a.png", "intervals", "figure-5", {"Table 3": FIGURE_5}),
+        Picture("figure-5b.png", "intervals", "figure-5", {"Table 3": VARIANTS}),
+        Picture(
+            *("axes-strict-{data}.png", "axes", "strict", {"Table 3, strict split": None}),
+            options={"marked": MARKED},
         ),
-        *(
-            Picture(file, "axes", group, {table: None}, options={"marked": MARKED})
-            for file, group, table in (
-                ("axes-strict-{data}.png", "strict", "Table 3, strict split"),
-                ("axes-{data}.png", "table-3", "Table 3"),
-            )
+        Picture(
+            *("axes-{data}.png", "axes", "table-3", {"Table 3": None}), options={"marked": MARKED}
         ),
         Picture(
             *("figure-6a-{data}.png", "matrices", "figure-6a", {"Figure 6a": None}),
@@ -305,20 +281,12 @@ PAPER = Paper(
             },
         ),
         # Two pictures: six curves can be told apart, ten cannot
-        *(
-            Picture(file, "curves", "figure-6b", {"Table 3": methods})
-            for file, methods in (
-                ("figure-6b.png", [*MARKED[:3], *VARIANTS]),
-                ("figure-6b-more.png", MORE),
-            )
-        ),
+        Picture("figure-6b.png", "curves", "figure-6b", {"Table 3": [*MARKED[:3], *VARIANTS]}),
+        Picture("figure-6b-more.png", "curves", "figure-6b", {"Table 3": MORE}),
         Picture(
             *("figure-8.png", f"{TABLES}:plot_costs", "figure-8"),
             options={
-                "metrics": {
-                    "seconds-per-round": ["ms a round", 1000],
-                    "peak-mib": ["memory, MiB", 1],
-                },
+                "metrics": dict(zip(MEASURED, SHOWN, strict=True)),
                 "over": ["nodes", "edges"],
             },
         ),

@@ -1,6 +1,5 @@
 """Where each method gains, by homophily and signal; on graphs that nobody tuned for."""
 
-from itertools import product
 from typing import Any
 
 from flower_graph.apps.reproduce.table import READ, TEST, Figure, Line, Paper, Picture, grid
@@ -46,32 +45,21 @@ GAINS = [
         ("fedgls", "FedGLS", "Local-GNN_k"),
     )
 ]
-
-
-def lines(method: str, homophily: float, signal: float) -> list[Line]:
-    """Make the line of one method on one kind of graph."""
-    line = Line(
-        table="Gain",
-        config="",
-        settings=GRAPH,
-        seeds=(0, 1),
-        keys={"homophily": homophily, "signal": signal},
-        figures=[TEST],
-    )
-    how = METHODS[method]
-    last = [f"data.homophily={homophily}", f"data.signal={signal}"]
-    return grid(line, ["csbm"], {method: {"model": how["config"], **how}}, GAINS, last=last)
-
-
+LINE = Line(table="Gain", config="", settings=GRAPH, seeds=(0, 1), figures=[TEST])
+OVER = {
+    "homophily": {one: [f"data.homophily={one}"] for one in (0.1, 0.3, 0.5, 0.7, 0.9)},
+    "signal": {one: [f"data.signal={one}"] for one in (0.05, 0.1, 0.2)},
+}
 PAPER = Paper(
     title="Gain by homophily and signal, on generated graphs",
     notes=READ,
     tables={
         "gain": [
             line
-            for method in METHODS
-            for homophily, signal in product((0.1, 0.3, 0.5, 0.7, 0.9), (0.05, 0.1, 0.2))
-            for line in lines(method, homophily, signal)
+            for method, how in METHODS.items()
+            for line in grid(
+                *(LINE, ["csbm"], {method: {"model": how["config"], **how}}, GAINS), over=OVER
+            )
         ]
     },
     pictures=[

@@ -20,39 +20,31 @@ DROPPED = "centralised, dropout of features"  # as the summed form drops them at
 SUMMED = "nFedGNN, summed"
 WHOLE, INSIDE = "The whole graph", "Inside clients"
 ALL_FEATURES, FEATURES = "dot product of all features", "dot product of features"
-UNTRAINED = {
-    name: {"trained": name, "figures": FIGURES, "tries": [()]}
+COMMON, ADAMIC, PRODUCT = (
+    {"trained": name, "figures": FIGURES, "tries": [()]}
     for name in ("common-neighbours", "adamic-adar", "feature-product")
-}
-COMMON, ADAMIC, PRODUCT = UNTRAINED.values()
+)
 METHODS: dict[str, dict[str, dict[str, Any]]] = {
     WHOLE: {
-        "centralised": {"settings": [*ONE, "model.input_dropout=0"]},
+        "centralised": {},
         DROPPED: {"settings": [*ONE, "model.input_dropout=0.5"]},
         "nFedGNN": {"config": "nfedgnn/{data}", "settings": [*USERS, "strategy.share=own"]},
         SUMMED: {"config": "nfedgnn/{data}", "settings": [*USERS, "strategy.share=summed"]},
-        **{
-            name: {**how, "settings": [*ONE, "model.input_dropout=0"]}
-            for name, how in {
-                "common neighbours in the whole graph": COMMON,
-                "Adamic-Adar in the whole graph": ADAMIC,
-                ALL_FEATURES: PRODUCT,
-            }.items()
-        },
+        "common neighbours in the whole graph": COMMON,
+        "Adamic-Adar in the whole graph": ADAMIC,
+        ALL_FEATURES: PRODUCT,
     },
     INSIDE: {
-        name: {**how, "settings": [*TEN, "model.input_dropout=0"]}
-        for name, how in {
-            "local training": {"config": "local/{data}"},
-            "FedAvg": {},
-            "FedGTA": {"config": "fedgta/{data}"},
-            "FED-PUB": {"config": "fedpub/{data}"},
-            "common neighbours": COMMON,
-            "Adamic-Adar": ADAMIC,
-            FEATURES: PRODUCT,
-        }.items()
+        "local training": {"config": "local/{data}"},
+        "FedAvg": {},
+        "FedGTA": {"config": "fedgta/{data}"},
+        "FED-PUB": {"config": "fedpub/{data}"},
+        "common neighbours": COMMON,
+        "Adamic-Adar": ADAMIC,
+        FEATURES: PRODUCT,
     },
 }
+USUAL = {WHOLE: [*ONE, "model.input_dropout=0"], INSIDE: [*TEN, "model.input_dropout=0"]}
 GNNS = [DROPPED, "nFedGNN", SUMMED]
 CLIENTS = ["FedAvg", "FedGTA", "FED-PUB"]
 GAINS = {  # over what, and of which methods
@@ -70,22 +62,26 @@ GAINS = {  # over what, and of which methods
 }
 
 
+LINE = Line(
+    table="",
+    config="fedavg/{data}",
+    settings=MODEL,
+    seeds=(0, 1, 2, 3, 4),
+    rounds=200,
+    figures=[*FIGURES, "rounds"],
+    # The settings that each method may try: the same two for all
+    tries=[["strategy.weight_decay=0"], ["strategy.weight_decay=5e-3"]],
+    choosers=(10,),
+)
+
+
 def lines(table: str, method: str, data: str) -> list[Line]:
     """Make a line."""
-    line = Line(
-        table=table,
-        config="fedavg/{data}",
-        settings=MODEL,
-        seeds=range(3 if data == "PubMed" else 5),
-        rounds=200,
-        figures=[*FIGURES, "rounds"],
-        # The settings that each method may try: the same two for all
-        tries=[["strategy.weight_decay=0"], ["strategy.weight_decay=5e-3"]],
-        choosers=(10,),
-    )
+    how = {"settings": USUAL[table], **METHODS[table][method]}
     # Validation falls in the first rounds here, and is back after forty or more
     last = ["patience=150"] if (data, method) == ("PubMed", SUMMED) else []
-    return grid(line, [data], {method: METHODS[table][method]}, GAINS[table], last=last)
+    seeds = range(3 if data == "PubMed" else 5)
+    return grid(LINE, [data], {method: how}, GAINS[table], last=last, table=table, seeds=seeds)
 
 
 PAPER = Paper(

@@ -6,12 +6,11 @@ from typing import Any
 
 from flower_graph.apps.reproduce.table import (
     BASELINES,
-    LAST,
+    PLAIN,
     PROPAGATION,
     READ,
     REGRESSION,
     TEST,
-    VALIDATION,
     Figure,
     Line,
     Paper,
@@ -46,7 +45,6 @@ UNTRAINED: dict[str, dict[str, Any]] = {
         "figures": [TEST],
     },
 }
-PLAIN = [TEST, LAST, VALIDATION, "rounds"]
 GAINS = [
     (Figure("gain-over-lambda-0", TEST, "lambda=0"), OURS),
     (Figure("gain-over-regression", TEST, REGRESSION), [NFEDGNN]),
@@ -77,107 +75,97 @@ def methods(model: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def line_of(table: str, model: str, rounds: int, **keys: float) -> Line:
-    """Return what all lines of a figure have."""
-    how: dict[str, Any] = {"settings": MODELS[model], "seeds": (0, 1, 2), "choosers": (3, 4)}
-    return Line(table=table, model=model, config="nfedgnn/{data}", rounds=rounds, keys=keys, **how)
+LINE = Line(table="", config="nfedgnn/{data}", seeds=(0, 1, 2), choosers=(3, 4))
 
 
 def compared(table: str, model: str, data: str) -> list[Line]:
     """Make the lines of a data set."""
-    line = replace(line_of(table, model, 500), figures=[*PLAIN, "MiB-a-client"])
+    line = replace(LINE, table=table, model=model, settings=MODELS[model], rounds=500)
     left_out = [NO_BIAS] * (model == "GAT") + [AVERAGED] * ((table, data) != ("Figure 4", "Cora"))
     ours = {name: how for name, how in methods(model).items() if name not in left_out}
     if (table, data) == ("Figure 4", "Cora"):
         ours[NFEDGNN]["paper"], ours["centralised"]["paper"] = [0.719], [0.815]
-    tried = 2 if data in ("PubMed", "Squirrel", "Squirrel-filtered", "Wiki-CS") else 4
-    lines = grid(line, {data: tried}, ours, GAINS, BUDGETS, last=["patience=50"])
+    tried = {data: 2 if data in ("PubMed", "Squirrel", "Squirrel-filtered", "Wiki-CS") else 4}
+    figures = [*PLAIN, "MiB-a-client"]
+    lines = grid(line, tried, ours, GAINS, BUDGETS, ["patience=50"], figures=figures)
     lines += grid(line, [data], UNTRAINED)
     if table == "Figure 4":
         # Each feature that is not 0 is another one: what of the accuracy does not need them. Lambda
         # is that of the config, which is also what was chosen for nFedGNN
         noise = ["data.feature_noise=1", "patience=50"]
-        figures = [*PLAIN, Figure("gain-over-nfedgnn", TEST, NFEDGNN)]
-        lines += grid(
-            line, [data], {"nFedGNN, scrambled features": {"figures": figures}}, last=noise
-        )
+        gain = Figure("gain-over-nfedgnn", TEST, NFEDGNN)
+        scrambled = {"nFedGNN, scrambled features": {"figures": [*PLAIN, gain]}}
+        lines += grid(line, [data], scrambled, last=noise)
     return lines
 
 
 def swept(table: str, model: str, data: str) -> list[Line]:
     """Make the lines of all lambda as the paper has it, in 200 rounds."""
     one_seed = model == "GAT" and data in ("PubMed", "Squirrel", "Wiki-CS")
-    line = replace(line_of(table, model, 200), seeds=(0,) if one_seed else (0, 1, 2))
     begins = {NFEDGNN: "lambda="} | ({NO_BIAS: "no user bias, lambda="} if model == "GCN" else {})
+    line = replace(LINE, table=table, model=model, settings=MODELS[model], rounds=200)
+    ours = {name: {**methods(model)[name], "tries": [()]} for name in begins}
     return [
-        replace(one, shown=f"{begins[one.method]}{weight}", tries=[()])
+        replace(one, shown=f"{begins[one.method]}{weight}", seeds=(0,) if one_seed else one.seeds)
         for weight in ([0.1, 1, 10, 100, 300] if data in CITATION else [1, 10, 100, 500])
-        for one in grid(
-            *(line, [data], {name: methods(model)[name] for name in begins}),
-            last=[f"strategy.reg_weight={weight}"],
-        )
+        for one in grid(line, [data], ours, last=[f"strategy.reg_weight={weight}"])
     ]
 
 
-def uplink() -> list[Line]:
-    """Make Table 1."""
-    return [
-        replace(line, paper={"uplink-mib": values[number]}, tries=[()])
-        for number, data in enumerate([*CITATION, *WIKIPEDIA])
-        for (model, method), values in MIB.items()
-        for line in grid(
-            replace(line_of("Table 1", model, 200), seeds=(0,), figures=["uplink-mib"]),
-            *([data], {method: methods(model)[method]}),
-        )
-    ]
-
-
-def budgets() -> list[Line]:
-    """Make the curve of accuracy against a budget, chosen among by the first seed."""
-    line = replace(line_of("Privacy", "GCN", 200), choosers=(0,), figures=[TEST])
-    tries = [
-        [f"privacy.clipping_norm={norm}", f"strategy.reg_weight={weight}", f"rounds={rounds}"]
-        for norm, weight, rounds in product((0.1, 0.3, 1.0), (1.0, 100.0), (50, 200))
-    ]
-    figures = ["epsilon-of-a-round", "noise-multiplier", TEST]
-    noisy = replace(line, rounds=None, tries=tries, figures=figures)
-    guess = {"commonest class": UNTRAINED["commonest class"]}
-    return [
-        *grid(replace(line, seeds=(0,)), ["Cora"], guess),
-        *grid(line, ["Cora"], {"nFedGNN, no noise": {}}),
-        *(
-            one
-            # Most are far beyond what protects anybody, to show where it begins to work.
-            for epsilon in (1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0, 1000000.0)
-            for one in grid(
-                replace(noisy, keys={"epsilon": epsilon}),
-                *(["Cora"], {"nFedGNN, with noise": {}}),
-                last=[f"privacy.epsilon={epsilon}"],
-            )
-        ),
-    ]
-
-
-COMPARED = {
-    ("Figure 4", "GCN"): CITATION,
-    ("Figure 6", "GCN"): FILTERED,
-    ("Figure 7", "GAT"): CITATION,
-    ("Figure 8", "GAT"): FILTERED,
-}
-ALL = [*CITATION, *WIKIPEDIA]
-SWEPT = {("Figure 5", "GCN"): ALL, ("Figure 9", "GAT"): ALL}
+UPLINK = [
+    replace(line, paper={"uplink-mib": values[number]}, tries=[()])
+    for number, data in enumerate([*CITATION, *WIKIPEDIA])
+    for (model, method), values in MIB.items()
+    for line in grid(
+        *(LINE, [data], {method: methods(model)[method]}),
+        table="Table 1",
+        model=model,
+        settings=MODELS[model],
+        rounds=200,
+        seeds=(0,),
+        figures=["uplink-mib"],
+    )
+]
+# A curve of accuracy against a budget, chosen among by the first seed
+PRIVACY = replace(LINE, table="Privacy", rounds=200, figures=[TEST])
+GUESS = "commonest class"
+BUDGET = [
+    *grid(PRIVACY, ["Cora"], {GUESS: UNTRAINED[GUESS]}, seeds=(0,)),
+    *grid(PRIVACY, ["Cora"], {"nFedGNN, no noise": {}}),
+    *grid(
+        *(PRIVACY, ["Cora"], {"nFedGNN, with noise": {}}),
+        # Most are far beyond what protects anybody, to show where it begins to work.
+        over={"epsilon": {10.0**n: [f"privacy.epsilon={10.0**n}"] for n in range(7)}},
+        figures=["epsilon-of-a-round", "noise-multiplier", TEST],
+        tries=[
+            [f"privacy.clipping_norm={norm}", f"strategy.reg_weight={weight}", f"rounds={rounds}"]
+            for norm, weight, rounds in product((0.1, 0.3, 1.0), (1.0, 100.0), (50, 200))
+        ],
+        choosers=(0,),
+        rounds=None,
+    ),
+]
+GCN = {"Figure 4": CITATION, "Figure 6": FILTERED}
+GAT = {"Figure 7": CITATION, "Figure 8": FILTERED}
 PAPER = Paper(
     title="nFedGNN: the paper's comparison",
     notes=READ,
     tables={
         "comparison": [
-            line for place, of in COMPARED.items() for data in of for line in compared(*place, data)
+            line
+            for model, figures in {"GCN": GCN, "GAT": GAT}.items()
+            for table, names in figures.items()
+            for data in names
+            for line in compared(table, model, data)
         ],
         "lambda": [
-            line for place, of in SWEPT.items() for data in of for line in swept(*place, data)
+            line
+            for table, model in (("Figure 5", "GCN"), ("Figure 9", "GAT"))
+            for data in (*CITATION, *WIKIPEDIA)
+            for line in swept(table, model, data)
         ],
-        "uplink": uplink(),
-        "privacy": budgets(),
+        "uplink": UPLINK,
+        "privacy": BUDGET,
     },
     on_request=["privacy"],
     pictures=[
@@ -189,13 +177,8 @@ PAPER = Paper(
                 *((8, "comparison", METHODS, WIKIPEDIA), (9, "lambda", [NFEDGNN], CITATION)),
             )
         ),
-        *(
-            Picture(f"axes-{model}-{{data}}.png", "axes", "comparison", dict.fromkeys(of, METHODS))
-            for model, of in {
-                "gcn": ("Figure 4", "Figure 6"),
-                "gat": ("Figure 7", "Figure 8"),
-            }.items()
-        ),
+        Picture("axes-gcn-{data}.png", "axes", "comparison", dict.fromkeys(GCN, METHODS)),
+        Picture("axes-gat-{data}.png", "axes", "comparison", dict.fromkeys(GAT, METHODS)),
         Picture("privacy.png", "budgets", "privacy", {"Privacy": None}),
     ],
 )

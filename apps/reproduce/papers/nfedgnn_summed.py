@@ -6,13 +6,14 @@ from typing import Any
 from flower_graph.apps.reproduce.table import (
     BASELINES,
     LAST,
+    PLAIN,
     PROPAGATION,
     READ,
     REGRESSION,
     TEST,
-    VALIDATION,
     Figure,
     Line,
+    Methods,
     Paper,
     Picture,
     grid,
@@ -30,7 +31,7 @@ LINE = Line(
     settings=["patience=50"],
     seeds=(0, 1, 2, 3, 4),
     rounds=500,
-    figures=[TEST, LAST, VALIDATION, "rounds", "MiB-a-client"],
+    figures=[*PLAIN, "MiB-a-client"],
 )
 METHODS: dict[str, dict[str, Any]] = {
     SUMMED: {"tries": TRIES},
@@ -52,35 +53,31 @@ GAINS = [
 DATA = {"Cora": 4, "CiteSeer": 4, "PubMed": 2}  # settings tried
 
 
-def accuracy(data: str) -> list[Line]:
-    """Make the lines of a data set."""
-    # Each feature that is not 0 is another one
-    noise = replace(LINE, settings=["data.feature_noise=1", "patience=50"])
-    untrained = {name: BASELINES[name] for name in (REGRESSION, PROPAGATION)}
-    return [
-        *grid(LINE, {data: DATA[data]}, METHODS, GAINS),
-        *grid(noise, [data], {"nFedGNN, summed, scrambled features": {}}),
-        *grid(replace(LINE, settings=[]), [data], untrained),
-    ]
-
-
+SCRAMBLED: Methods = {"nFedGNN, summed, scrambled features": {}}
+UNTRAINED = {name: BASELINES[name] for name in (REGRESSION, PROPAGATION)}
+# Each feature that is not 0 is another one
+NOISE = ["data.feature_noise=1", "patience=50"]
+BUCKETS: dict[object, str] = {name: str(name) for name in (64, 128, 256, 512)} | {"all": "null"}
 PAPER = Paper(
     title="nFedGNN: one first layer for all users",
     notes=READ,
     tables={
-        "accuracy": [line for data in DATA for line in accuracy(data)],
-        "sketch": [
-            replace(
-                line,
-                shown=f"{line.method} to {buckets}",
-                keys={"buckets": buckets},
-                settings=[
-                    *line.settings,
-                    f"strategy.sketch={'null' if buckets == 'all' else buckets}",
-                ],
+        "accuracy": [
+            line
+            for data, tried in DATA.items()
+            for line in (
+                *grid(LINE, {data: tried}, METHODS, GAINS),
+                *grid(LINE, [data], SCRAMBLED, settings=NOISE),
+                *grid(LINE, [data], UNTRAINED, settings=[]),
             )
-            for line in grid(replace(LINE, table="Sketch"), DATA, {"nFedGNN, summed, sketched": {}})
-            for buckets in (64, 128, 256, 512, "all")
+        ],
+        "sketch": [
+            replace(line, shown=f"{line.method} to {line.keys['buckets']}")
+            for line in grid(
+                *(LINE, DATA, {"nFedGNN, summed, sketched": {}}),
+                over={"buckets": {k: [f"strategy.sketch={v}"] for k, v in BUCKETS.items()}},
+                table="Sketch",
+            )
         ],
     },
     pictures=[

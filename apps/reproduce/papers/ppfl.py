@@ -1,17 +1,16 @@
 """PPFL-GNN: Tables 1 to 3, Figures 3 to 6, and accuracy against a privacy budget."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from statistics import fmean
-from typing import Any
 
 from flower_graph.apps.reproduce.table import (
     BASELINES,
-    LAST,
+    PLAIN,
     READ,
     REGRESSION,
     TEST,
-    VALIDATION,
     Figure,
     Line,
     Paper,
@@ -21,13 +20,11 @@ from flower_graph.apps.reproduce.table import (
 )
 
 FULL = "full graph"  # one client that holds every node; nobody is there to align with
+ONE = ["partition.clients=1", "partition.public_share=1", "partition.private_share=0"]
 METHODS = {
     "LOC": ["strategy.name=local"],
     "FED": [],
-    FULL: [
-        *("strategy.name=local", "partition.clients=1", "partition.public_share=1"),
-        "partition.private_share=0",
-    ],
+    FULL: ["strategy.name=local", *ONE],
 }
 # Rounds at most, and `patience`: rounds without a better validation after which a run ends.
 # DeepWalk's steps fall to nothing by themselves, and a round of it is dear: after 22 they are
@@ -47,56 +44,44 @@ TRIES = {
 }
 NOISY = "Cora, 15 % noise"  # of the training labels; those of the full graph are clean in the paper
 # The paper's figures in percent, by table, data set and method: MLP and SVC of clients 1 to 4, or
-# of the full graph; and the sums of the differences
-PRINTED: dict[tuple[str, str], dict[str, Any]] = {
-    ("Table 1", "Cora"): {
-        "LOC": ([79.1, 76.0, 74.3, 75.0], [79.3, 77.5, 75.5, 75.0]),
-        "FED": ([80.1, 76.0, 76.1, 76.6], [81.4, 78.7, 77.9, 78.0]),
-        "sum": (4.41, 8.72),
-        FULL: ([79.9], [82.0]),
-    },
-    ("Table 1", "CiteSeer"): {
-        "LOC": ([48.1, 46.4, 48.9, 49.2], [56.3, 53.5, 57.3, 55.3]),
-        "FED": ([51.4, 50.4, 51.6, 51.7], [60.6, 58.6, 61.6, 60.4]),
-        "sum": (12.5, 18.8),
-        FULL: ([58.6], [65.4]),
-    },
-    ("Table 2", "Cora"): {
-        "LOC": ([84.4, 85.7, 83.1, 85.7], [86.1, 86.5, 85.6, 85.4]),
-        "FED": ([86.3, 85.8, 83.8, 86.0], [86.7, 86.0, 85.0, 86.0]),
-        "sum": (3.01, 0.1),
-        FULL: ([86.2], [86.1]),
-    },
-    ("Table 2", NOISY): {
-        "LOC": ([81.4, 79.0, 72.2, 70.6], [82.0, 80.0, 74.5, 72.3]),
-        "FED": ([81.0, 79.5, 75.9, 77.3], [82.4, 80.8, 77.4, 78.3]),
-        "sum": (10.4, 10.1),
-    },
-    ("Table 2", "CiteSeer"): {
-        "LOC": ([72.3, 72.8, 72.8, 72.7], [72.8, 72.3, 72.1, 72.1]),
-        "FED": ([74.7, 74.1, 74.3, 75.0], [74.5, 74.3, 74.3, 74.1]),
-        "sum": (7.51, 7.82),
-        FULL: ([74.7], [74.8]),
-    },
+# of the full graph
+PRINTED: dict[tuple[str, str, str], tuple[list[float], list[float]]] = {
+    ("Table 1", "Cora", "LOC"): ([79.1, 76.0, 74.3, 75.0], [79.3, 77.5, 75.5, 75.0]),
+    ("Table 1", "Cora", "FED"): ([80.1, 76.0, 76.1, 76.6], [81.4, 78.7, 77.9, 78.0]),
+    ("Table 1", "Cora", FULL): ([79.9], [82.0]),
+    ("Table 1", "CiteSeer", "LOC"): ([48.1, 46.4, 48.9, 49.2], [56.3, 53.5, 57.3, 55.3]),
+    ("Table 1", "CiteSeer", "FED"): ([51.4, 50.4, 51.6, 51.7], [60.6, 58.6, 61.6, 60.4]),
+    ("Table 1", "CiteSeer", FULL): ([58.6], [65.4]),
+    ("Table 2", "Cora", "LOC"): ([84.4, 85.7, 83.1, 85.7], [86.1, 86.5, 85.6, 85.4]),
+    ("Table 2", "Cora", "FED"): ([86.3, 85.8, 83.8, 86.0], [86.7, 86.0, 85.0, 86.0]),
+    ("Table 2", "Cora", FULL): ([86.2], [86.1]),
+    ("Table 2", NOISY, "LOC"): ([81.4, 79.0, 72.2, 70.6], [82.0, 80.0, 74.5, 72.3]),
+    ("Table 2", NOISY, "FED"): ([81.0, 79.5, 75.9, 77.3], [82.4, 80.8, 77.4, 78.3]),
+    ("Table 2", "CiteSeer", "LOC"): ([72.3, 72.8, 72.8, 72.7], [72.8, 72.3, 72.1, 72.1]),
+    ("Table 2", "CiteSeer", "FED"): ([74.7, 74.1, 74.3, 75.0], [74.5, 74.3, 74.3, 74.1]),
+    ("Table 2", "CiteSeer", FULL): ([74.7], [74.8]),
+}
+SUMS = {  # of the differences
+    ("Table 1", "Cora"): (4.41, 8.72),
+    ("Table 1", "CiteSeer"): (12.5, 18.8),
+    ("Table 2", "Cora"): (3.01, 0.1),
+    ("Table 2", NOISY): (10.4, 10.1),
+    ("Table 2", "CiteSeer"): (7.51, 7.82),
 }
 # Table 3 says neither which data set it is of nor which classifier; it prints 1.9 for 73.5 - 71.8.
-LEVELS = {
-    "DeepWalk": {
-        5: (57.1, 61.8, 4.7),
-        10: (57.3, 62.3, 5.0),
-        20: (61.8, 65.0, 3.2),
-        30: (63.4, 65.8, 2.4),
-        40: (67.8, 69.2, 1.4),
-    },
-    "GAT": {
-        5: (74.4, 75.1, 0.7),
-        10: (73.9, 75.1, 1.2),
-        20: (71.8, 73.5, 1.9),
-        30: (70.5, 72.6, 2.1),
-        40: (70.5, 73.0, 2.5),
-    },
+LEVELS = {  # LOC, FED, and their difference, by percent of public nodes
+    ("DeepWalk", 5): (57.1, 61.8, 4.7),
+    ("DeepWalk", 10): (57.3, 62.3, 5.0),
+    ("DeepWalk", 20): (61.8, 65.0, 3.2),
+    ("DeepWalk", 30): (63.4, 65.8, 2.4),
+    ("DeepWalk", 40): (67.8, 69.2, 1.4),
+    ("GAT", 5): (74.4, 75.1, 0.7),
+    ("GAT", 10): (73.9, 75.1, 1.2),
+    ("GAT", 20): (71.8, 73.5, 1.9),
+    ("GAT", 30): (70.5, 72.6, 2.1),
+    ("GAT", 40): (70.5, 73.0, 2.5),
 }
-SEEDS, COMPARED = (0, 1, 2, 3, 4), ["LOC", "FED"]
+COMPARED = ["LOC", "FED"]
 GAIN = Figure("fed-less-loc", TEST, "LOC")
 SPENT = ["rounds", "steps-a-client", "MiB-a-client", "seconds-per-round"]
 PRECISION = ["precision-1", "precision-5", "precision-10"]
@@ -105,8 +90,15 @@ CLASSIFIERS = ("mlp", "svc")
 
 def line_of(table: str, data: str, model: str) -> Line:
     """Return what all lines of a table have on a data set; wrong labels are one of their own."""
-    config, shown = f"ppfl/{{data}}-{model.lower()}", {"data_shown": data, "model": model}
-    return Line(table=table, config=config, rounds=MODELS[model][0], seeds=SEEDS, **shown)
+    config = f"ppfl/{{data}}-{model.lower()}"
+    return Line(
+        table=table,
+        model=model,
+        config=config,
+        seeds=(0, 1, 2, 3, 4),
+        rounds=MODELS[model][0],
+        data_shown=data,
+    )
 
 
 def noise(data: str) -> str:
@@ -116,44 +108,47 @@ def noise(data: str) -> str:
 
 def printed(table: str, data: str, method: str) -> dict[str, float]:
     """Return the paper's figures of a line by name; a client's stand under its number."""
-    figures = PRINTED[table, data]
-    if method not in figures:
+    if (table, data, method) not in PRINTED:
         return {}
-    result = {TEST: fmean(figures[method][1]) / 100}
-    for classifier, values in zip(CLASSIFIERS, figures[method], strict=True):
+    figures = PRINTED[table, data, method]
+    result = {TEST: fmean(figures[1]) / 100}
+    for classifier, values in zip(CLASSIFIERS, figures, strict=True):
         result[f"micro-f1, {classifier}"] = fmean(values) / 100
         for client, value in enumerate(values, start=1):
             result[f"micro-f1-client, {classifier}, {client}"] = value / 100
-    for classifier, value in zip(CLASSIFIERS, figures["sum"], strict=True):
+    for classifier, value in zip(CLASSIFIERS, SUMS[table, data], strict=True):
         result[f"sum-of-fed-less-loc, {classifier}"] = value / 100
     return result
+
+
+def figures_of(method: str, budgets: Sequence[str]) -> list[str | Figure]:
+    """List the figures of a method in Table 1 or 2."""
+    is_ours, has_clients = method == "FED", method != FULL
+    result: list[str | Figure] = [*PLAIN[:3], *([GAIN] if is_ours else [])]
+    result += [Figure("gain-over-regression", TEST, REGRESSION)] if has_clients else []
+    for keys in [{"classifier": classifier} for classifier in CLASSIFIERS]:
+        result += [Figure("micro-f1", keys=keys)]
+        result += [
+            Figure("micro-f1-client", "micro-f1", keys={**keys, "client": client})
+            for client in (range(1, 5) if has_clients else ())
+        ]
+        result += [Figure("sum-of-fed-less-loc", "sum-of-micro-f1", "LOC", keys)] * is_ours
+    return [*result, *SPENT, *PRECISION, *(within(*budgets) if has_clients else [])]
 
 
 def compared(table: str, data: str, model: str) -> list[Line]:
     """Make the lines of Table 1 or 2: the best by validation, and after the last round."""
     budgets = ["5 steps", "0.5 MiB"] if model == "DeepWalk" else ["100 steps", "0.2 MiB"]
-    methods: dict[str, dict[str, Any]] = {}
-    for method in METHODS if data != NOISY else COMPARED:
-        figures: list[str | Figure] = [TEST, LAST, VALIDATION, *([GAIN] if method == "FED" else [])]
-        if method != FULL:
-            figures += [Figure("gain-over-regression", TEST, REGRESSION)]
-        for classifier in CLASSIFIERS:
-            keys = {"classifier": classifier}
-            figures += [Figure("micro-f1", keys=keys)]
-            figures += [
-                Figure("micro-f1-client", "micro-f1", keys={**keys, "client": client})
-                for client in (range(1, 5) if method != FULL else ())
-            ]
-            if method == "FED":
-                figures += [Figure("sum-of-fed-less-loc", "sum-of-micro-f1", "LOC", keys)]
-        figures += [*SPENT, *PRECISION]
-        figures += within("2 rounds", "10 rounds", *budgets) if method != FULL else []
-        methods[method] = {
-            "settings": METHODS[method],
-            "figures": figures,
+    methods = {
+        method: {
+            "settings": settings,
+            "figures": figures_of(method, ["2 rounds", "10 rounds", *budgets]),
             "tries": TRIES[method, model],
             "paper": printed(table, data, method),
         }
+        for method, settings in METHODS.items()
+        if (data, method) != (NOISY, FULL)
+    }
     line = replace(line_of(table, data, model), tried_on=["judge.mlp=false"])
     return grid(line, [data.partition(",")[0]], methods, last=[noise(data), MODELS[model][1]])
 
@@ -161,31 +156,25 @@ def compared(table: str, data: str, model: str) -> list[Line]:
 def public(data: str, model: str, by: str, levels: list[int]) -> list[Line]:
     """Make lines of Table 3, a table of tendencies: by which nodes are public, and how many."""
     # With few public nodes a client has fewer than five validation nodes of some class: three
-    # folds, not five. Nothing is chosen: each method has the first that it may try.
+    # folds, not five. Nothing is chosen: each method has the first that it may try. With DeepWalk
+    # all nodes are judged: 60 % leave three test nodes of each class, at every client.
+    judged = ["judge.folds=3", MODELS[model][1], "judge.mlp=false"]
+    judged += ["partition.ratios=[0,0.4,0.6]"] if model == "DeepWalk" else []
     lines = []
-    for share, method in product(levels, COMPARED):
+    for share, (number, method) in product(levels, enumerate(COMPARED)):
+        paper = {}
+        if by == "degree":
+            figures = LEVELS[model, share]
+            paper = {TEST: figures[number] / 100, GAIN.name: figures[2] / 100}
         own = TRIES[method, model][0][: 1 if model == "GAT" else 2]
-        # All nodes are judged: 60 % leave three test nodes of each class, at every client.
-        own = own if model == "GAT" else ["partition.ratios=[0,0.4,0.6]", *own]
-        paper = dict(
-            zip((*COMPARED, "gain"), LEVELS[model][share] if by == "degree" else (), strict=False)
-        )
-        ours = {TEST: paper.get(method), GAIN.name: paper.get("gain")}
-        how = {
-            "settings": METHODS[method],
-            "paper": {key: one / 100 for key, one in ours.items() if one is not None},
-        }
-        line = replace(
-            line_of("Table 3", data, model),
-            keys={"public": by, "share": share},
-            seeds=(0, 1, 2),
-            figures=[TEST, LAST, VALIDATION],
-        )
-        place = [f"partition.public={by}", f"partition.public_share={share / 100}"]
-        place += ["judge.folds=3", MODELS[model][1], "judge.mlp=false"]
         lines += grid(
-            *(line, [data], {method: how}, [(GAIN, ["FED"])], [*map(Figure, [*SPENT, *PRECISION])]),
-            last=[noise(data), *place, *own],
+            *(line_of("Table 3", data, model), [data]),
+            {method: {"settings": METHODS[method], "paper": paper}},
+            *([(GAIN, ["FED"])], [*map(Figure, [*SPENT, *PRECISION])]),
+            last=[noise(data), f"partition.public={by}", f"partition.public_share={share / 100}"],
+            over={"public": {by: judged}, "share": {share: own}},
+            seeds=(0, 1, 2),
+            figures=PLAIN[:3],
         )
     return lines
 
@@ -213,14 +202,13 @@ def budgets(model: str, norm: float) -> list[Line]:
     measured = ["privacy.measurements=report", "judge.every=1000000", "judge.mlp=false"]
     line = replace(line_of("Privacy", "Cora", model), rounds=None, seeds=(0, 1, 2), figures=[TEST])
     noisy = {"FED, with noise": {"figures": ["epsilon-of-a-round", "noise-multiplier", TEST]}}
-    ours = {method: {"settings": METHODS[method]} for method in COMPARED}
-    return grid(line, ["Cora"], ours, last=measured) + [
-        one
-        for epsilon in (1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0, 1000000.0)
-        for one in grid(
-            *(replace(line, keys={"epsilon": epsilon}), ["Cora"], noisy),
-            last=[f"privacy.epsilon={epsilon}", f"privacy.clipping_norm={norm}", *measured],
-        )
+    clipped = [f"privacy.clipping_norm={norm}", *measured]
+    return [
+        *grid(line, ["Cora"], {one: {"settings": METHODS[one]} for one in COMPARED}, last=measured),
+        *grid(
+            *(line, ["Cora"], noisy),
+            over={"epsilon": {10.0**n: [f"privacy.epsilon={10.0**n}", *clipped] for n in range(7)}},
+        ),
     ]
 
 

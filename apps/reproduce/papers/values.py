@@ -18,12 +18,15 @@ CUT = {
 }
 LINEAR, LOCAL = "linear model on all features", "local training"
 ERRORS = [MSE, MAE, VALIDATION]
-UNTRAINED = {"config": "fedavg/own-graph", "figures": ERRORS, "tries": [()]}
+GUESS, REGRESSION = (
+    {"config": "fedavg/own-graph", "figures": ERRORS, "tries": [()], "trained": trained}
+    for trained in ("mean", "linear-regression")
+)
 METHODS: dict[str, dict[str, dict[str, Any]]] = {
     WHOLE: {
         "centralised": {"config": "fedavg/own-graph"},
-        "mean in one place": {**UNTRAINED, "trained": "mean"},
-        "linear model in one place": {**UNTRAINED, "trained": "linear-regression"},
+        "mean in one place": GUESS,
+        "linear model in one place": REGRESSION,
     },
     INSIDE: {
         LOCAL: {"config": "local/own-graph"},
@@ -38,8 +41,8 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
             "alone": [[f"strategy.pull={pull}"] for pull in (0.1, 1, 10)],
         },
         "FED-PUB": {"config": "fedpub/own-graph"},
-        "mean of the training nodes": {**UNTRAINED, "trained": "mean"},
-        LINEAR: {**UNTRAINED, "trained": "linear-regression"},
+        "mean of the training nodes": GUESS,
+        LINEAR: REGRESSION,
     },
 }
 CHANGES = {
@@ -49,6 +52,19 @@ CHANGES = {
         (Figure("change-over-local", MSE, LOCAL), [*METHODS[INSIDE]][1:]),
     ],
 }
+LINE = Line(
+    table="",
+    config="",
+    seeds=(0, 1, 2, 3, 4),
+    rounds=200,
+    figures=[*ERRORS, "rounds"],
+    tries=[
+        [f"strategy.weight_decay={decay}", f"model.dropout={dropout}"]
+        for decay in ("0", "5e-3")
+        for dropout in (0, 0.5)
+    ],
+    choosers=(10,),
+)
 PAPER = Paper(
     title="Numbers of nodes",
     notes=READ,
@@ -57,23 +73,9 @@ PAPER = Paper(
             line
             for table, methods in METHODS.items()
             for line in grid(
-                Line(
-                    table=table,
-                    config="",
-                    settings=[*MODEL, *CUT[table]],
-                    seeds=(0, 1, 2, 3, 4),
-                    rounds=200,
-                    figures=[*ERRORS, "rounds"],
-                    tries=[
-                        [f"strategy.weight_decay={decay}", f"model.dropout={dropout}"]
-                        for decay in ("0", "5e-3")
-                        for dropout in (0, 0.5)
-                    ],
-                    choosers=(10,),
-                ),
-                ["US counties"],
-                methods,
-                CHANGES[table],
+                *(LINE, ["US counties"], methods, CHANGES[table]),
+                table=table,
+                settings=[*MODEL, *CUT[table]],
             )
         ]
     },

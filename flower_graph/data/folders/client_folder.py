@@ -24,17 +24,17 @@ from flower_graph.data.description import (
     EDGE_VALUES,
     Caution,
     Described,
-    by_place,
+    by_columns,
     check_edges,
-    check_parts,
     describe_graph,
+    filled_masks,
     of_edges,
     read_mask,
     saying,
     tell,
 )
 from flower_graph.data.features import prepare_features
-from flower_graph.data.gaps import NO_GAPS, PLAIN, Gaps, Uses, align, common_columns
+from flower_graph.data.gaps import NO_GAPS, PLAIN, Gaps, Uses, common_columns
 from flower_graph.data.graph import PARTS, Graph, HeldGraph, Treatment, to_undirected
 from flower_graph.data.labels import as_tensor, check_entries, declared_classes, number_classes
 from flower_graph.data.partition.client_graphs import (
@@ -183,9 +183,7 @@ def read_clients(
 
 def _read_files(path: Path | str, gaps: Gaps, *, needs_edges: bool, uses: Uses) -> list[ClientFile]:
     if gaps.no_features == ONE_HOT:
-        raise DataError(
-            "data.no_features='one-hot': of one graph alone; set data.no_features=degree"
-        )
+        raise DataError("data.no_features='one-hot': of one graph; set data.no_features=degree")
     files = []
     for where, content in client_graphs(path, gaps):
         with saying(where):
@@ -197,9 +195,8 @@ def _read_files(path: Path | str, gaps: Gaps, *, needs_edges: bool, uses: Uses) 
     width = files[0].found.x.size(1)
     for each in files:
         if each.found.x.size(1) != width:
-            raise DataError(
-                f"{each.where}: x has {each.found.x.size(1)} features, {files[0].where} has {width}"
-            )
+            count = each.found.x.size(1)
+            raise DataError(f"{each.where}: x has {count} features, {files[0].where} has {width}")
     return files
 
 
@@ -207,15 +204,10 @@ def _with_common_columns(files: list[ClientFile]) -> list[ClientFile]:
     own = [each.found.columns for each in files if each.found.columns is not None]
     if not own:
         return files
-    common = common_columns(own)
-    result = []
+    common, result = common_columns(own), []
     for each in files:
-        x, columns = each.found.x, each.found.columns
         with saying(each.where):
-            if columns is not None:
-                x = align(x, columns, common)
-            else:
-                tell(each.where, [by_place(common)])
+            x = by_columns(each.where, each.found.x, each.found.columns, common)
         result.append(each._replace(found=replace(each.found, x=x, columns=common)))
     return result
 
@@ -358,16 +350,8 @@ def _has_masks(found: Described) -> bool:
 
 
 def _masks_of(found: Described) -> Masks:
-    """Return a client's masks, empty ones for those that it lacks."""
-    y = found.labels
-    assert isinstance(y, Tensor)
-    masks = {}
-    for part, mask in found.masks.items():
-        masks[part] = torch.zeros(len(y), dtype=torch.bool) if mask is None else mask
-        if masks[part].dim() != 1:
-            raise DataError(f"{part} is {list(masks[part].shape)}: must be bool [{len(y)}]")
-    check_parts(masks, y, found.names)
-    return Masks(*masks.values())
+    assert isinstance(found.labels, Tensor)
+    return Masks(*filled_masks(found.masks, found.labels, found.names).values())
 
 
 # Identities, by which clients recognise common nodes --------------------------------------------
@@ -381,9 +365,7 @@ def identities_in(values: Mapping[str, Any], count: int) -> Named:
     """Return the identities of one graph's nodes, from the first key that it has."""
     given = next((values[key] for key in IDENTITIES if values.get(key) is not None), None)
     if given is None:
-        raise DataError(
-            "has no identities of nodes: give it n_id, int64 [n], or identity, n words or numbers"
-        )
+        raise DataError("has no identities of nodes: give it identity, n words, or n_id, int64")
     return named_by(given, count)
 
 
@@ -411,10 +393,7 @@ def _identities_of(files: Sequence[ClientFile]) -> list[Named]:
         with saying(file.where):
             result.append(identities_in(vars(file.values), file.found.x.size(0)))
             if (result[-1][1] is None) != (result[0][1] is None):
-                kinds = ("numbers", "words") if result[0][1] else ("words", "numbers")
-                raise DataError(
-                    f"identities are {kinds[0]}, but those of {files[0].where} are {kinds[1]}"
-                )
+                raise DataError(f"identities are words here or at {files[0].where}, not at both")
     return result
 
 
@@ -561,8 +540,8 @@ def _publics(
 
     if not at_two([holder.ids for holder in holders]).numel():
         raise DataError(
-            f"data.name = {str(path)!r}: the clients' graphs must overlap, and no node (identity) "
-            f"is at two of the {len(holders)}; give a node the same identity wherever it is"
+            f"data.name = {str(path)!r}: no node (identity) is at two of {len(holders)} clients; "
+            "give a node the same identity wherever it is"
         )
     # A node that one client holds back is not public at another that says nothing about it.
     shown = zip(holders, offered, strict=True)
@@ -572,9 +551,8 @@ def _publics(
         shared = torch.isin(holder.ids, common)
         publics.append(shared if public is None else public)
         if not (publics[-1] & shared).any():
-            raise DataError(
-                f"{holder.where}: no node of {holder.ids.numel()} is public elsewhere too"
-            )
+            count = holder.ids.numel()
+            raise DataError(f"{holder.where}: no node of {count} is public elsewhere too")
     return publics
 
 
@@ -656,16 +634,11 @@ def client_graphs(
         if file.is_file() and (why := OTHER_FILES.get(file.suffix.lower())) is not None:
             raise DataError(f"file {file}: {why}")
         if file.is_dir() and (found := [one.name for one in sorted(file.glob("*.[cC][sS][vV]"))]):
-            raise DataError(
-                f"folder {file}: has {', '.join(found)}, but no {NODES}, beside {EDGES}"
-            )
+            raise DataError(f"folder {file}: has {', '.join(found)}, not {NODES} and {EDGES}")
     if not files:
         there = ", ".join(file.name for file in others) or "nothing"
-        raise DataError(
-            f"data.name = {str(path)!r}: the folder has neither a graph for each client (files "
-            f"*{', *'.join(GRAPH_FILES)}, or folders with {NODES} and {EDGES}) nor {NODES}, but "
-            f"{there:.200}"
-        )
+        wanted = f"*{', *'.join(GRAPH_FILES)}, or folders with {NODES} and {EDGES}"
+        raise DataError(f"data.name = {str(path)!r}: has no {wanted}, but {there:.200}")
     left_out = ", ".join(file.name for file in others)
     tell(f"folder {path}", [f"not read: {left_out:.200}"] if left_out else [])
     for file in files:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flower_graph.errors import DataError
-from flower_graph.records.participation import ranges
+from flower_graph.records.participation import numbers, ranges
 from flower_graph.storage.reading import MOST_RECORD, read_text, reading
 from flower_graph.storage.writing import replaced, saying
 
@@ -61,43 +61,22 @@ def read_members(folder: Path) -> tuple[Member, ...] | None:
     path = folder / MEMBERS
     if not path.exists():
         return None
-    with reading(path, DataError):
-        rows = list(csv.reader(io.StringIO(read_text(path, MOST_RECORD))))
-    if not rows or tuple(rows[0]) != COLUMNS:
-        raise DataError(f"{path}: its first line is not {','.join(COLUMNS)}")
-    members = tuple(_member(path, number, row) for number, row in enumerate(rows[1:], 2) if row)
-    _check_once(path, "client", [client for one in members for client in one.clients])
-    _check_once(path, "node-id", [one.node for one in members if one.node is not None])
+    with reading(path, DataError, "is no list of members"):
+        head, *rows = csv.reader(io.StringIO(read_text(path, MOST_RECORD)))
+        if tuple(head) != COLUMNS:
+            raise ValueError(f"its first line is not {','.join(COLUMNS)}")
+        members = tuple(_member(row) for row in rows if row)
+        clients = [("client", client) for one in members for client in one.clients]
+        nodes = [("node-id", one.node) for one in members if one.node is not None]
+        for (what, number), times in Counter([*clients, *nodes]).items():
+            if times > 1:
+                raise ValueError(f"{what} {number} is there {times} times")
     return members
 
 
-def _member(path: Path, line: int, row: list[str]) -> Member:
-    if len(row) != len(COLUMNS):
-        raise DataError(f"{path}: line {line} has {len(row)} entries, not {len(COLUMNS)}")
+def _member(row: list[str]) -> Member:
     folder, clients, node = (entry.strip() for entry in row)
     if node and not (node.isascii() and node.isdigit() and int(node[:21]) < 2**64):
-        raise DataError(f"{path}: line {line}: node-id: {node!r:.40} is no id of a SuperNode")
-    return Member(folder, _numbers(path, line, clients), int(node) if node else None)
-
-
-def _numbers(path: Path, line: int, text: str) -> frozenset[int]:
-    result = set[int]()
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        last = last if dash else first
-        if not all(one.isascii() and one.isdigit() and len(one) < 20 for one in (first, last)):
-            raise DataError(
-                f"{path}: line {line}: clients: {text!r:.40} are no numbers such as 0-4,6"
-            )
-        if not 0 <= int(last) - int(first) < MOST_CLIENTS - len(result):
-            raise DataError(
-                f"{path}: line {line}: clients: {part!r:.40} is no range of at most {MOST_CLIENTS}"
-            )
-        result |= set(range(int(first), int(last) + 1))
-    return frozenset(result)
-
-
-def _check_once(path: Path, what: str, numbers: Iterable[int]) -> None:
-    number, times = next(iter(Counter(numbers).most_common(1)), (0, 0))
-    if times > 1:
-        raise DataError(f"{path}: {what} {number} is there {times} times")
+        raise ValueError(f"node-id: {node!r:.40} is no id of a SuperNode")
+    numbered = frozenset(numbers(clients.replace(" ", ""), MOST_CLIENTS))
+    return Member(folder, numbered, int(node) if node else None)

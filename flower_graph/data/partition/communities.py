@@ -70,11 +70,9 @@ def _communities(
     finally:
         igraph.set_random_number_generator(random)  # Python's, which is igraph's default
     if len(result) < clients:
-        raise DataError(
-            f"partition.clients = {clients}: Louvain found {len(result)} communities; use fewer "
-            f"clients, or raise partition.resolution above {resolution:g} for smaller communities "
-            "(partition.resolution=null does)"
-        )
+        remedy = f"use fewer, or partition.resolution above {resolution:g}, or null"
+        found = f"Louvain found {len(result)} communities"
+        raise DataError(f"partition.clients = {clients}: {found}; {remedy}")
     parts = _parts(torch.tensor(result.membership), len(result))
     parts.sort(key=lambda part: (-part.numel(), int(part[0])))
     return _merged(parts, clients) if every_node else parts[:clients]
@@ -162,10 +160,8 @@ def dirichlet(y: Tensor, clients: int, alpha: float, seed: int) -> list[Tensor]:
         part = _assigned(y, clients, alpha, rng)
         if int(torch.bincount(part, minlength=clients).min()) >= LEAST_NODES:
             return _parts(part, clients)
-    raise DataError(
-        f"partition.alpha = {alpha:g}: in none of {DRAWS} draws did all of partition.clients = "
-        f"{clients} get {LEAST_NODES} of the {y.numel()} nodes; raise alpha or use fewer clients"
-    )
+    failed = f"{DRAWS} draws left one of {clients} clients less than {LEAST_NODES} nodes"
+    raise DataError(f"partition.alpha = {alpha:g}: {failed}; use fewer clients, or a larger alpha")
 
 
 def _assigned(y: Tensor, clients: int, alpha: float, chance: np.random.Generator) -> Tensor:

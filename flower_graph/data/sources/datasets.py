@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=RunConfig)  # a method's schema
 G = TypeVar("G")  # a client's graph
+T = TypeVar("T")
 
 DRAWN = (0.6, 0.2, 0.2)  # shares of a split that nobody asked for
 FOLDS = 10  # splits that geom-gcn published for each set
@@ -141,18 +142,14 @@ def describe(data: Any) -> dict[str, int]:
     Returns ``nodes``, ``edges`` (undirected), ``features``, ``classes``, ``isolated`` (nodes
     without an edge), and the sizes ``train``, ``val`` and ``test``.
     """
-    nodes = int(data.x.size(0))
-    touched = torch.zeros(nodes, dtype=torch.bool)
-    touched[data.edge_index.flatten()] = True
+    nodes, features = data.x.shape
     return {
         "nodes": nodes,
-        "edges": int(data.edge_index.size(1)) // 2,
-        "features": int(data.x.size(1)),
+        "edges": data.edge_index.size(1) // 2,
+        "features": features,
         "classes": int(data.num_classes),
-        "isolated": int((~touched).sum()),
-        "train": int(data.train_mask.sum()),
-        "val": int(data.val_mask.sum()),
-        "test": int(data.test_mask.sum()),
+        "isolated": nodes - data.edge_index.unique().numel(),
+        **{part.partition("_")[0]: int(getattr(data, part).sum()) for part in PARTS},
     }
 
 
@@ -162,8 +159,8 @@ def _read(config: DataConfig, seed: int, download: bool, uses: Uses) -> tuple[Gr
     known = pyg_name(config.name) if is_pyg else PygName("", None)
     if config.split == "geom-gcn" and known.group not in GEOM_GCN_CLASSES:
         raise DataError(
-            f"data.split = 'geom-gcn': there is no such split of {config.name!r}; it exists for "
-            f"sets of {', '.join(GEOM_GCN_CLASSES)}. Use data.split=public or random"
+            f"data.split = 'geom-gcn': not of {config.name!r}: only sets of "
+            f"{', '.join(GEOM_GCN_CLASSES)} have it"
         )
     if path is None and uses.targets:
         raise DataError(f"data.name = {config.name!r}: task=values needs a graph of your own")
@@ -188,9 +185,7 @@ def _generated(config: DataConfig, seed: int, uses: Uses) -> Graph:
     if not uses.sparse or fits_dense(config.nodes, config.num_features):
         return csbm(config.nodes, config.classes, **how)
     if config.features != AS_IS:
-        raise DataError(
-            f"data.features = {config.features!r}: must be {AS_IS} of so many generated nodes"
-        )
+        raise DataError(f"data.features = {config.features!r}: must be {AS_IS} of so many nodes")
     return csbm_sparse(config.nodes, config.classes, **how)
 
 
@@ -221,29 +216,36 @@ def _own_masks(graph: Graph) -> Masks | None:
 
 @dataclass(frozen=True)
 class _Asked:
-    """The wanted clients; equal questions have one answer."""
+    what: str
+    saved: object
+    by: object
+    make: Callable[[], Any] = field(compare=False)
 
-    make: Callable[[Any], list[Any]]  # of a method's own schema and graphs
-    settings: str
-    saved: int
-    config: RunConfig = field(compare=False)
+
+@lru_cache(maxsize=8)  # two runs', whose clients a method may ask for as read, and as checked
+def _answer(asked: _Asked) -> Any:
+    return asked.make()
+
+
+def once(what: str, saved: object, make: Callable[[], T], by: object = None) -> T:
+    """Make a run's data once a process, or take what another process of the run has made.
+
+    ``what`` describes the data; ``saved`` is when their files were saved, so that a new file is
+    read anew; ``by`` is the maker, if others make data of this description.
+    """
+    asked = _Asked(what, saved, by, make)
+    result: T = handed_over(what, lambda: _answer(asked))
+    return result
 
 
 def cached_data(config: RunConfig) -> Graph:
     """Load the run's graph once a process; clients are built anew for every message."""
     # JSON, because writing YAML takes longer than a client's whole answer.
     own = {one.name: getattr(config.data, one.name) for one in fields(DataConfig)}
-    settings, uses = json.dumps(own), Uses.of(config)  # without a method's own keys
-    return handed_over(
-        f"data {settings} {config.seed} {uses}",
-        lambda: _cached_data(settings, config.seed, saved_at(config.data.name), uses),
-    )
-
-
-@lru_cache(maxsize=2)
-def _cached_data(settings: str, seed: int, saved: int, uses: Uses) -> Graph:
-    """Load the graph; `saved`, the time of its file, is there to read a new file anew."""
-    return load_graph(DataConfig(**json.loads(settings)), seed=seed, uses=uses)
+    uses = Uses.of(config)
+    what = f"data {json.dumps(own)} {config.seed} {uses}"  # without a method's own keys
+    saved = saved_at(config.data.name)
+    return once(what, saved, lambda: load_graph(config.data, seed=config.seed, uses=uses))
 
 
 def cached_clients(make: Callable[[C], list[G]], config: C, *also: str | int) -> list[G]:
@@ -254,17 +256,8 @@ def cached_clients(make: Callable[[C], list[G]], config: C, *also: str | int) ->
     sections = [getattr(config, name) for name in DECIDING if hasattr(config, name)]
     # Not by ``asdict``, whose copies take several times longer than the rest.
     settings = json.dumps([config.seed, sections, Uses.of(config), also], default=vars)
-    clients: list[G] = handed_over(
-        f"clients {config.app} {make.__qualname__} {settings}",
-        lambda: _made(_Asked(make, settings, saved_at(config.data.name), config)),
-    )
-    return clients
-
-
-@lru_cache(maxsize=4)  # two runs', of which a method may ask twice: as read, and as checked
-def _made(asked: _Asked) -> list[Any]:
-    """Make them; the question has the time of the graph's file, to read a new file anew."""
-    return asked.make(asked.config)
+    what = f"clients {config.app} {make.__qualname__} {settings}"
+    return once(what, saved_at(config.data.name), lambda: make(config), by=make)
 
 
 def saved_at(name: str) -> int:

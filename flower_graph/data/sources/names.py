@@ -166,9 +166,7 @@ def pyg_name(name: str) -> PygName:
     """Return the PyG class and member that a name stands for."""
     folder, lower = folder_path(name), name.lower()
     if folder is not None and folder.is_dir():
-        raise DataError(
-            f"data.name = {name!r}: is a folder without {NODES} and {EDGES} of one graph"
-        )
+        raise DataError(f"data.name = {name!r}: is a folder without {NODES} and {EDGES}")
     if folder is not None or name.startswith(("/", ".", "~")):
         raise absent(name, "folder" if name.endswith("/") else "file")
     if lower in OTHER_OGB:

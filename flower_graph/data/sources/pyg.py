@@ -254,9 +254,7 @@ def with_own_keys(values: Tree, gaps: Gaps, *, needs_labels: bool) -> Tree:
                 key: values[given]
             }
         elif given is not None and is_needed:
-            raise DataError(
-                f"data.{setting} = {given!r}: there is no such entry, but {', '.join(values)}"
-            )
+            raise DataError(f"data.{setting} = {given!r}: must be one of {', '.join(values)}")
     return values
 
 
@@ -291,10 +289,7 @@ def _unreadable(path: Path, error: Exception) -> str:
         if named[1].endswith(("BaseStorage", "NodeStorage", "EdgeStorage")):
             return f"holds a HeteroData: {ONE_KIND}"
         return f"{unsafe}: it holds a {named[1]}, and reading that can execute code; save {wanted}"
-    return (
-        f"{unsafe}, or is damaged: {wanted} saved by torch.save is expected, or another kind by "
-        "its ending (`flower-graph docs own-data`)"
-    )
+    return f"{unsafe}, or is damaged: {wanted} by torch.save is expected (see docs own-data)"
 
 
 def load_ogb(name: str, *, root: Path | None, download: bool) -> Graph:
@@ -326,9 +321,8 @@ def _ogb(name: str) -> Any:
     try:
         from ogb.nodeproppred import PygNodePropPredDataset
     except ImportError as error:
-        raise DataError(
-            f"data set {name!r} needs the package ogb: pip install flower-graph[ogb] ({error})"
-        ) from error
+        remedy = "pip install flower-graph[ogb]"
+        raise DataError(f"data set {name!r} needs the package ogb: {remedy} ({error})") from error
     return PygNodePropPredDataset
 
 

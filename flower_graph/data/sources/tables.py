@@ -86,9 +86,8 @@ def roles_of(
     if gaps.label is not None:
         chosen = gaps.label if gaps.label in columns else lower.get(gaps.label.lower())
         if chosen is None and needs_labels:
-            raise DataError(
-                f"file {path}: data.label = {gaps.label!r}: must be one of {', '.join(columns)}"
-            )
+            there = ", ".join(columns)
+            raise DataError(f"file {path}: data.label = {gaps.label!r}: must be one of {there}")
         own = {key: one for key, one in own.items() if one != chosen}
         out |= {own.pop(LABEL)} if LABEL in own else set()
         own |= {} if chosen is None else {LABEL: chosen}
@@ -96,10 +95,10 @@ def roles_of(
     names = [lower[key] for key in NAMES if key in lower and lower[key] not in taken]
     others = [key for key in columns if key not in {*taken, *names, *out}]
     if program and gaps.label is None and needs_labels:
+        there = ", ".join(others) or "no others"
         raise DataError(
-            f"file {path}: was saved by {program}, where a node's {LABEL} is its caption: name the "
-            f"column of classes by data.label; there are {', '.join(others) or 'no others'} (or "
-            f"data.label={LABEL}, if it is the class)"
+            f"file {path}: was saved by {program}, where {LABEL} is a caption: data.label names "
+            f"the column of classes; there are {there} (or data.label={LABEL})"
         )
     if elsewhere := [key for key in others if key in ELSEWHERE]:
         key = elsewhere[0]
@@ -182,12 +181,9 @@ class Nodes(_Entries):
         if isinstance(given, str) and self.gaps.categories == ONE_HOT:
             self.words[column][row] = word_of(given) or ""
             return math.nan
-        raise self.wrong(
-            place,
-            f"{key}: {given!r:.40} is no number; whatever is not name, {', '.join(OWN)} is a "
-            f"feature: leave {key} out, make numbers of it, or set data.categories={ONE_HOT}; if "
-            f"it is the class, set data.label={key}",
-        )
+        why = f"{key}: {given!r:.40} is no number; all but name, {', '.join(OWN)} are features"
+        remedy = f"leave {key} out, or set data.categories={ONE_HOT}, or data.label={key}"
+        raise self.wrong(place, f"{why}: {remedy}")
 
     def x(self) -> tuple[Tensor | None, Columns | None]:
         """Return the features, float64 ``[n, f]``, and their columns; None without any.
@@ -220,12 +216,9 @@ class Nodes(_Entries):
                 wrong[list(words), column] = False
                 if (numbers := ~torch.isnan(x[:, column])).any():
                     row, other = int(numbers.nonzero()[0]), next(iter(words))
-                    raise self.wrong(
-                        self.rows[row],
-                        f"{self.columns[column]}: {x[row, column]:g} is a number, but "
-                        f"{self.unit} {self.rows[other]} has the word {words[other]!r:.40}: a "
-                        "column has only words, or only numbers",
-                    )
+                    word = f"{self.unit} {self.rows[other]} has the word {words[other]!r:.40}"
+                    why = f"{self.columns[column]}: {x[row, column]:g} is a number, but {word}"
+                    raise self.wrong(self.rows[row], why)
         if wrong.any():
             row, column = wrong.nonzero()[0].tolist()
             value = self.features[row * x.size(1) + column]
@@ -236,11 +229,8 @@ class Nodes(_Entries):
         if not self.places:
             raise DataError(f"file {self.path}: has no nodes")
         if needs_labels and not any(self.own[LABEL]):
-            raise DataError(
-                f"file {self.path}: no {LABEL} (a node's class) at any node: that column or "
-                "attribute is missing, or empty everywhere; data.label names another of these: "
-                f"{', '.join(self.columns) or 'none'}"
-            )
+            others = f"data.label names another of these: {', '.join(self.columns) or 'none'}"
+            raise DataError(f"file {self.path}: no {LABEL} (a node's class) at any node; {others}")
 
 
 class Edges(_Entries):
@@ -256,9 +246,8 @@ class Edges(_Entries):
         wanted = self.gaps.weight or WEIGHT
         self.weight = wanted if wanted in columns else lower.get(wanted.lower())
         if self.gaps.weight is not None and self.weight is None:
-            raise DataError(
-                f"file {path}: data.weight = {wanted!r}: must be one of {', '.join(columns)}"
-            )
+            there = ", ".join(columns)
+            raise DataError(f"file {path}: data.weight = {wanted!r}: must be one of {there}")
         self.unused = [key for key in columns if key != self.weight]
 
     def add(self, place: int, ends: Sequence[object], weight: object = None) -> None:
@@ -315,10 +304,8 @@ def read_tables(folder: Path, needs_labels: bool, gaps: Gaps) -> dict[str, objec
             raise DataError(f"file {path}: two columns are called {twice[0]!r}; rename one")
         roles = roles_of(path, header, gaps, needs_labels=needs_labels)
         if len(roles.names) != 1:
-            present = f"has {' and '.join(roles.names) or 'neither'}"
-            raise DataError(
-                f"file {path}: one column must name the nodes: {' or '.join(NAMES[:2])}; {present}"
-            )
+            wanted, found = " or ".join(NAMES[:2]), " and ".join(roles.names) or "neither"
+            raise DataError(f"file {path}: one column must name the nodes, {wanted}: has {found}")
         name, *others = (header.index(key) for key in (roles.names[0], *roles.features))
         own = [None if key is None else header.index(key) for key in roles.own]
         nodes = Nodes(path, "line", roles.features, gaps, roles.notes)
@@ -362,9 +349,7 @@ def read_node_link(
     given = [one for key in ("links", "edges") if isinstance(one := listed.get(key), list)]
     links = max(given, key=len, default=None)
     if not isinstance(listed.get("nodes"), list) or links is None:
-        raise DataError(
-            f"file {path}: must be networkx.node_link_data, with the lists `nodes` and `links`"
-        )
+        raise DataError(f"file {path}: must be node-link JSON, with lists `nodes` and `links`")
     if all(given) and len(given) > 1 and given[0] != given[1]:
         raise DataError(f"file {path}: has `links` and `edges`, which differ: leave one out")
     for kind, entries in (("node", listed["nodes"]), ("edge", links)):
@@ -400,9 +385,8 @@ def of_entries(
     ]
     most = max(MOST_FILLED, SPARSEST * sum(map(len, given)))
     if len(columns) * len(given) > most:
-        raise DataError(
-            f"file {path}: {len(columns):,} attributes at all nodes: more than {most:,} entries"
-        )
+        count = f"{len(columns):,} attributes at all nodes"
+        raise DataError(f"file {path}: {count}: more than {most:,} entries")
     nodes = Nodes(path, "node", columns, gaps, roles.notes)
     for index, (name, entry) in enumerate(zip(ids, given, strict=True)):
         features = list[object]()
@@ -451,9 +435,8 @@ def _table(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str
             for key in header:
                 if not key or _INDEX.fullmatch(key):
                     raise DataError(
-                        f"file {path}, line 1: a column is called {key!r}, as the row numbers of a "
-                        "data frame: save it without them, in pandas by to_csv(…, index=False), in "
-                        "R by row.names = FALSE"
+                        f"file {path}, line 1: a column is called {key!r}: save the table without "
+                        "row numbers, in pandas by index=False, in R by row.names = FALSE"
                     )
             yield header, _rows(path, used, reader, len(header))
         except csv.Error as error:
@@ -467,9 +450,8 @@ def _lines(path: Path, stream: TextIO, used: list[int]) -> Iterator[str]:
     while line := stream.readline(MOST_ROW):
         number, used[0] = number + 1, used[0] + len(line)
         if used[0] >= MOST_ROW:
-            raise DataError(
-                f"file {path}, line {number}: a row of more than {MOST_ROW:,} characters"
-            )
+            most = f"a row of more than {MOST_ROW:,} characters"
+            raise DataError(f"file {path}, line {number}: {most}")
         yield line
 
 
@@ -484,9 +466,8 @@ def _rows(path: Path, used: list[int], reader: Any, width: int) -> Iterator[tupl
             why = "it is cut short, or a comma needs quotes"
             if len(row) == width + 1:
                 why = "a comma needs quotes, or R has written row.names, which line 1 does not name"
-            raise DataError(
-                f"file {path}, line {reader.line_num}: {len(row)} cells, line 1 {width}; {why}"
-            )
+            where = f"file {path}, line {reader.line_num}"
+            raise DataError(f"{where}: {len(row)} cells, line 1 {width}; {why}")
         yield reader.line_num, row
 
 

@@ -22,31 +22,20 @@ from itertools import chain
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
-from safetensors.numpy import load, save
 
 from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.secure.align import blinded as ids
-from flower_graph.secure.align.blinded import (
-    KEY,
-    POINT,
-    TOKEN,
-    BlindReply,
-    BlindRequest,
-    Bytes2D,
-    EvaluateReply,
-    EvaluateRequest,
-    PublishedTokens,
-    UnionRequest,
-    Words,
-    insert,
-)
 from flower_graph.secure.align.slots import SlotTable, slot_table
 from flower_graph.secure.channel import pieces, rows_of, spread
+from flower_graph.secure.state import read_state, write_state
+from flower_graph.storage.reading import reading
 from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import split_rows
 from flower_graph.wire.keys import ALIGN_STAGE
+
+# What is saved beside the names
+KEPT = ("_secrets", "_sizes", "_dealt", "_answered", "_order", "_epoch", "_blocks")
 
 
 class AnyAlignmentClient(ABC):
@@ -76,10 +65,10 @@ class AlignmentClient(AnyAlignmentClient):
     # After *union* the caller adds ``sketch`` to the secure sum; after *publish* there are
     # ``slots``.
     stages: ClassVar[tuple[tuple[type[Message], str], ...]] = (
-        (BlindRequest, "blind"),
-        (EvaluateRequest, "evaluate"),
-        (UnionRequest, "finish"),
-        (PublishedTokens, "publish"),
+        (ids.BlindRequest, "blind"),
+        (ids.EvaluateRequest, "evaluate"),
+        (ids.UnionRequest, "finish"),
+        (ids.PublishedTokens, "publish"),
     )
 
     def __init__(self, run_id: bytes, identities: Mapping[int, Iterable[object]]) -> None:
@@ -94,20 +83,20 @@ class AlignmentClient(AnyAlignmentClient):
             raise ValueError(f"clients {a} and {b} have identities of different types")
         self._epoch = 0
         # From these a client's blinds and its share of the key follow.
-        self._secrets = {client: os.urandom(KEY) for client in self._identities}
+        self._secrets = {client: os.urandom(ids.KEY) for client in self._identities}
         several = chain([ids.GROUP_IDENTITY], *self._identities.values())
         self._distinct = list(dict.fromkeys(several))
         # Which of these each client's block has, and its size
         self._dealt: dict[int, list[int]] = {}
         self._sizes: dict[int, int] = {}
-        self._blocks: dict[int, Bytes2D] = {}  # that were sent, where answers are proved
+        self._blocks: dict[int, ids.Bytes2D] = {}  # that were sent, where answers are proved
         self._answered = set[int]()  # clients whose blocks are back
         self._names: dict[bytes, tuple[bytes, bytes]] = {}  # token and key, from all of these
         # By client, of those that have all
-        self._tokens: dict[int, Bytes2D] = {}
-        self._keys: dict[int, Bytes2D] = {}
+        self._tokens: dict[int, ids.Bytes2D] = {}
+        self._keys: dict[int, ids.Bytes2D] = {}
         self._group_key = b""
-        self._order = np.zeros((0, TOKEN), np.uint8)
+        self._order = np.zeros((0, ids.TOKEN), np.uint8)
         self._table: SlotTable | None = None
 
     @property
@@ -124,7 +113,7 @@ class AlignmentClient(AnyAlignmentClient):
         for at, client in enumerate(clients):
             self._dealt[client], self._sizes[client] = needed[at :: len(clients)], size
 
-    def blind(self, request: BlindRequest) -> BlindReply:
+    def blind(self, request: ids.BlindRequest) -> ids.BlindReply:
         self._known(request.clients)
         self._enter(request.epoch)
         clients = request.clients.tolist()
@@ -138,19 +127,19 @@ class AlignmentClient(AnyAlignmentClient):
             hashed = spread(partial(ids.hash_to_group, self._run_id), named)
             own = dict(zip(dealt, hashed, strict=True))
             blocks.append(ids.blind(own, self._secrets[client], request.epoch, size))
-        points = _joined(blocks, POINT)
-        return BlindReply(request.epoch, request.clients, np.array(sizes, np.int64), points)
+        points = _joined(blocks, ids.POINT)
+        return ids.BlindReply(request.epoch, request.clients, np.array(sizes, np.int64), points)
 
-    def evaluate(self, request: EvaluateRequest) -> EvaluateReply:
+    def evaluate(self, request: ids.EvaluateRequest) -> ids.EvaluateReply:
         self._known(request.holders)
         self._enter(request.epoch)
         if not request.holders.size:
             raise RefusedError("asked for a share of the key of no client")
         secrets = [self._secrets[client] for client in request.holders.tolist()]
         share = ids.key_share(secrets, request.epoch)
-        return EvaluateReply(request.epoch, ids.multiply(request.points, share))
+        return ids.EvaluateReply(request.epoch, ids.multiply(request.points, share))
 
-    def finish(self, request: UnionRequest) -> None:
+    def finish(self, request: ids.UnionRequest) -> None:
         """Take the key-holders' answers: tokens and keys of the clients' identities."""
         self._known(request.clients)
         self._enter(request.epoch)
@@ -177,19 +166,19 @@ class AlignmentClient(AnyAlignmentClient):
             if not all(identity in self._names for identity in own):
                 continue
             local = [self._names[identity] for identity in own]
-            self._tokens[client] = rows_of([token for token, _ in local[1:]], -1, TOKEN)
-            self._keys[client] = rows_of([key for _, key in local[1:]], -1, KEY)
+            self._tokens[client] = rows_of([token for token, _ in local[1:]], -1, ids.TOKEN)
+            self._keys[client] = rows_of([key for _, key in local[1:]], -1, ids.KEY)
             self._group_key = local[0][1]
 
-    def sketch(self, cells: int, clients: Iterable[int]) -> Words:
+    def sketch(self, cells: int, clients: Iterable[int]) -> ids.Words:
         chosen = [int(client) for client in clients]
         missing = [client for client in chosen if client not in self._tokens]
         if missing:
             raise ValueError(f"clients {missing!s:.60} have no tokens yet")
-        return insert(_joined([self._tokens[client] for client in chosen], TOKEN), cells)
+        return ids.insert(_joined([self._tokens[client] for client in chosen], ids.TOKEN), cells)
 
     @property
-    def order(self) -> Bytes2D:
+    def order(self) -> ids.Bytes2D:
         return self._order
 
     @property
@@ -197,7 +186,7 @@ class AlignmentClient(AnyAlignmentClient):
         """Clients that have their tokens, and so can take part in the sum of tables."""
         return sorted(self._tokens)
 
-    def publish(self, message: PublishedTokens) -> SlotTable:
+    def publish(self, message: ids.PublishedTokens) -> SlotTable:
         if message.epoch != self._epoch:
             raise StateLostError(
                 f"slots of alignment {message.epoch}, but the clients are in {self._epoch}"
@@ -217,24 +206,18 @@ class AlignmentClient(AnyAlignmentClient):
         return self._table
 
     def to_bytes(self) -> bytes:
-        clients, names = list(self._identities), self._names
+        names = self._names
         known = [number for number, one in enumerate(self._distinct) if one in names]
         local = [names[self._distinct[number]] for number in known]
-        arrays: dict[str, NDArray[np.generic]] = {
-            "clients": np.array(clients, np.int64),
-            "secrets": rows_of([self._secrets[client] for client in clients], -1, KEY),
-            "digest": self._digest(),
-            "sizes": _pairs(self._sizes.items()),
-            "dealt": _pairs((client, n) for client, own in self._dealt.items() for n in own),
-            "answered": np.array(sorted(self._answered), np.int64),
-            "known": np.array(known, np.int64),
-            "tokens": rows_of([token for token, _ in local], -1, TOKEN),
-            "keys": rows_of([key for _, key in local], -1, KEY),
-            "order": np.ascontiguousarray(self._order),
-            "epoch": np.array([self._epoch], np.int64),
-        }
-        arrays |= {f"block/{client}": block for client, block in self._blocks.items()}
-        return bytes(save(arrays))
+        return write_state(
+            {name: getattr(self, name) for name in KEPT}
+            | {
+                "digest": self._digest(),
+                "known": known,
+                "tokens": rows_of([token for token, _ in local], -1, ids.TOKEN),
+                "keys": rows_of([key for _, key in local], -1, ids.KEY),
+            }
+        )
 
     # Any: what a subclass's constructor takes besides
     @classmethod
@@ -243,27 +226,17 @@ class AlignmentClient(AnyAlignmentClient):
     ) -> Self:
         """Read the output of ``to_bytes``; ``StateLostError`` if it is of other identities."""
         host = cls(run_id, identities, *more)
-        host._restore(load(data))
+        with reading("the alignment's state", StateLostError):
+            kept = read_state(data)
+            if list(kept["_secrets"]) != list(host._identities) or kept["digest"] != host._digest():
+                raise StateLostError("the alignment's state is of another run or other identities")
+            vars(host).update({name: kept[name] for name in KEPT})
+            host._answered = set(host._answered)
+            pairs = zip(pieces(kept["tokens"]), pieces(kept["keys"]), strict=True)
+            known = [host._distinct[number] for number in kept["known"]]
+            host._names = dict(zip(known, pairs, strict=True))
+            host._look_up_names()
         return host
-
-    def _restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        clients = arrays["clients"].tolist()
-        if clients != list(self._identities) or (arrays["digest"] != self._digest()).any():
-            raise StateLostError("the alignment's state is of another run or other identities")
-        self._secrets = dict(zip(clients, pieces(arrays["secrets"]), strict=True))
-        known = [self._distinct[number] for number in arrays["known"].tolist()]
-        pairs = zip(pieces(arrays["tokens"]), pieces(arrays["keys"]), strict=True)
-        self._names = dict(zip(known, pairs, strict=True))
-        self._sizes = dict(arrays["sizes"].tolist())
-        self._dealt = {client: [] for client in self._sizes}
-        for client, number in arrays["dealt"].tolist():
-            self._dealt[client].append(number)
-        self._answered = set(arrays["answered"].tolist())
-        self._look_up_names()
-        self._order = arrays["order"]
-        self._epoch = int(arrays["epoch"][0])
-        blocks = [key for key in arrays if key.startswith("block/")]
-        self._blocks = {int(key.partition("/")[2]): arrays[key] for key in blocks}
 
     def _enter(self, epoch: int) -> None:
         """Begin a later alignment from scratch; refuse an earlier one."""
@@ -277,18 +250,14 @@ class AlignmentClient(AnyAlignmentClient):
             for names in (self._names, self._tokens, self._keys):
                 names.clear()
 
-    def _digest(self) -> Bytes2D:
+    def _digest(self) -> bytes:
         """Hash the run and the identities, to recognise the state's origin."""
         whole = hashlib.sha256(self._run_id)
         for client, named in self._identities.items():
             whole.update(b"|%d|%d|" % (client, len(named)))
             whole.update(b"\0".join(named))
-        return np.frombuffer(whole.digest(), np.uint8)
+        return whole.digest()
 
 
-def _pairs(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
-    return np.array(list(pairs), np.int64).reshape(-1, 2)
-
-
-def _joined(blocks: list[Bytes2D], width: int) -> Bytes2D:
+def _joined(blocks: list[ids.Bytes2D], width: int) -> ids.Bytes2D:
     return np.concatenate([np.zeros((0, width), np.uint8), *blocks])

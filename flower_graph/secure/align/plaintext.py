@@ -15,13 +15,13 @@ from itertools import chain
 from typing import Annotated, Self
 
 import numpy as np
-from safetensors.numpy import load, save
 
 from flower_graph.errors import MalformedReplyError, StateLostError
 from flower_graph.secure.align.blinded import canonical
 from flower_graph.secure.align.client import AnyAlignmentClient
 from flower_graph.secure.align.server import AnyAlignmentServer
 from flower_graph.secure.align.slots import SlotTable, open_table
+from flower_graph.secure.state import read_state, write_state
 from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.codec import Field, Known, Message, Reading
 from flower_graph.wire.fields import Clients, Exact, Integers, Sizes, Whole, split_rows
@@ -118,14 +118,12 @@ class PlaintextAlignmentClient(AnyAlignmentClient):
         return open_table(self._num_slots, self._slots)
 
     def to_bytes(self) -> bytes:
-        slots = {str(client): slots for client, slots in self._slots.items()}
-        return bytes(save({"num-slots": np.array([self._num_slots]), **slots}))
+        return write_state([self._num_slots, self._slots])
 
     @classmethod
     def from_bytes(cls, data: bytes, identities: Mapping[int, Sequence[object]]) -> Self:
-        host, arrays = cls(identities), load(data)
-        host._num_slots = int(arrays.pop("num-slots")[0])
-        host._slots = {int(client): slots for client, slots in arrays.items()}
+        host = cls(identities)
+        host._num_slots, host._slots = read_state(data)
         if strange := host._slots.keys() - host._identities.keys():
             raise StateLostError(f"the alignment's state has clients {strange}, not hosted here")
         return host

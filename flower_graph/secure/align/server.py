@@ -31,25 +31,9 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from flower_graph.errors import AlignmentError, MalformedReplyError
-from flower_graph.secure.align.blinded import (
-    MAX_CLIENTS,
-    POINT,
-    TOKEN,
-    BlindReply,
-    BlindRequest,
-    Bytes2D,
-    EvaluateReply,
-    EvaluateRequest,
-    PublishedTokens,
-    UnionRequest,
-    Words,
-    add,
-    cells_for,
-    invalid_points,
-    order_tokens,
-    peel,
-)
+from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.node_config import LEAST_HOLDERS, MOST_BLOCK, MOST_POINTS
+from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.fields import split_rows
 
 # One alone could try out identities, so with two or more clients there is never only one.
@@ -109,7 +93,7 @@ class AnyAlignmentServer(ABC, Generic[Request]):
     def _take(self, request: Request, config: Mapping[str, object]) -> None: ...
 
 
-class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
+class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]):
     """Leads all clients to one order of the identities that at least two of them hold."""
 
     def __init__(self, least_holders: int = LEAST_HOLDERS) -> None:
@@ -117,24 +101,24 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         self.epoch = 1
         self._least_holders = least_holders  # clients that hold an identity with a slot
         self._pending: dict[int, None] = {}  # clients whose identities are not blinded yet
-        self._blinded: dict[int, Bytes2D] = {}  # clients that wait for the key-holders
-        self._evaluated: dict[int, Bytes2D] = {}  # clients that wait for the union
+        self._blinded: dict[int, ids.Bytes2D] = {}  # clients that wait for the key-holders
+        self._evaluated: dict[int, ids.Bytes2D] = {}  # clients that wait for the union
         self._points = Counter[int]()  # of every SuperNode, as blocks come in
         self._sizes: dict[int, int] = {}  # points of every client whose tokens are in the union
         self._holders: list[int] = []
         self._dropped: set[int] = set()  # clients that failed as key-holders
         # By key-holders that answered together: products of all that is blinded, in its order.
-        self._answers: dict[tuple[int, ...], Bytes2D] = {}
+        self._answers: dict[tuple[int, ...], ids.Bytes2D] = {}
         self._doublings = 0
         self._absent: set[int] = set()  # clients that took no part in a union that failed
         self._excluded: set[int] = set()  # clients that are in no secure sum any more
-        self._order = np.zeros((0, TOKEN), np.uint8)
+        self._order = np.zeros((0, ids.TOKEN), np.uint8)
 
     def enroll(self, node: int, clients: Iterable[int]) -> None:
         for client in clients:
             if client not in self._node:
-                if len(self._node) == MAX_CLIENTS:
-                    why = f"there are {MAX_CLIENTS} clients already, no more can be aligned"
+                if len(self._node) == ids.MAX_CLIENTS:
+                    why = f"there are {ids.MAX_CLIENTS} clients already, no more can be aligned"
                     self.blamed.append((client, why))
                     continue
                 self._pending[client] = None
@@ -168,29 +152,29 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         return sorted(taking_part - self._absent - self._excluded)
 
     @property
-    def order(self) -> Bytes2D:
+    def order(self) -> ids.Bytes2D:
         return self._order
 
-    def union_requests(self) -> dict[int, UnionRequest]:
+    def union_requests(self) -> dict[int, ids.UnionRequest]:
         requests = {}
         for node, clients in self._by_node(self.uniting).items():
             waiting = [client for client in clients if client in self._evaluated]
             blocks = [self._evaluated[client] for client in waiting]
-            requests[node] = UnionRequest(
+            requests[node] = ids.UnionRequest(
                 self.epoch,
                 np.array(waiting, np.int64),
                 np.array([len(block) for block in blocks], np.int64),
-                np.concatenate([np.zeros((0, POINT), np.uint8), *blocks]),
+                np.concatenate([np.zeros((0, ids.POINT), np.uint8), *blocks]),
                 self._cells(),
             )
         return requests
 
-    def take_union(self, total: Words, contributors: Iterable[int]) -> bool:
+    def take_union(self, total: ids.Words, contributors: Iterable[int]) -> bool:
         """Read the sum of the tables and append newly shared tokens to the order."""
         # total [3 · cells]
         if total.shape != (3 * self._cells(),):
             raise ValueError(f"a sum of shape {total.shape}, expected {3 * self._cells()} words")
-        union = peel(total)
+        union = ids.peel(total)
         if union is None and self._doublings < MAX_DOUBLINGS:
             self._doublings += 1
         elif union is None:
@@ -204,7 +188,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
                 self._sizes[client] = len(block)
             elif block is not None:
                 self._leave_out(client, NO_PART)
-        self._order = order_tokens(self._order, *union, self._least_holders)
+        self._order = ids.order_tokens(self._order, *union, self._least_holders)
         self._doublings = 0
         self._absent.clear()
         return True
@@ -222,8 +206,8 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
             if not self._sizes:
                 raise AlignmentError(f"no clients could be aligned: {why}")
 
-    def publications(self) -> dict[int, PublishedTokens]:
-        message = PublishedTokens(self.epoch, self._order)
+    def publications(self) -> dict[int, ids.PublishedTokens]:
+        message = ids.PublishedTokens(self.epoch, self._order)
         return dict.fromkeys(self._by_node(self._sizes), message)
 
     @property
@@ -235,7 +219,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         local = self.uniting
         points = sum(self._sizes.get(c) or len(self._evaluated[c]) for c in local)
         share = FIRST_SHARE if len(self._by_node(local)) > 1 else 1
-        return cells_for(points * 2**self._doublings // share)
+        return ids.cells_for(points * 2**self._doublings // share)
 
     def _leave_out(self, client: int, reason: str) -> None:
         """Remove a client, so that it may enrol again, and record the reason."""
@@ -243,10 +227,10 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         self._pending.pop(client, None)
         self.blamed.append((client, reason))
 
-    def _drop(self, unanswered: Mapping[int, BlindRequest | EvaluateRequest]) -> None:
+    def _drop(self, unanswered: Mapping[int, ids.BlindRequest | ids.EvaluateRequest]) -> None:
         lost: list[int] = []
         for node, request in unanswered.items():
-            if isinstance(request, BlindRequest):
+            if isinstance(request, ids.BlindRequest):
                 for client in request.clients.tolist():
                     if client in self._pending:
                         self._leave_out(client, "did not blind its identities")
@@ -259,26 +243,33 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         if lost:
             self._lose_holders(lost, "did not answer as key-holder")
 
-    def _next_stage(self) -> dict[int, BlindRequest | EvaluateRequest]:
+    def _next_stage(self) -> dict[int, ids.BlindRequest | ids.EvaluateRequest]:
         if not self._pending:
             return dict(self._evaluate_requests()) if self._blinded else {}
         self._points = self._brought()
         return {
-            node: BlindRequest(self.epoch, np.array(clients, np.int64))
+            node: ids.BlindRequest(self.epoch, np.array(clients, np.int64))
             for node, clients in self._by_node(self._pending).items()
         }
 
-    def _take(self, request: BlindRequest | EvaluateRequest, config: Mapping[str, object]) -> None:
-        if isinstance(request, BlindRequest):
+    def _take(
+        self, request: ids.BlindRequest | ids.EvaluateRequest, config: Mapping[str, object]
+    ) -> None:
+        if isinstance(request, ids.BlindRequest):
             expected = {"epoch": request.epoch, "clients": request.clients}
-            self._take_blind(BlindReply.from_config(config, **expected))
+            self._take_blind(ids.BlindReply.from_config(config, **expected))
         else:
-            reply = EvaluateReply.from_config(config, epoch=request.epoch, n=len(request.points))
-            self._answers[tuple(request.holders.tolist())] = reply.points
-            if set(self._holders) == set(chain.from_iterable(self._answers)):
-                self._add_up()
+            reply = ids.EvaluateReply.from_config(
+                config, epoch=request.epoch, n=len(request.points)
+            )
+            self._take_answer(request.holders, reply.points)
 
-    def _take_blind(self, reply: BlindReply) -> None:
+    def _take_answer(self, holders: IntArray, points: ids.Bytes2D) -> None:
+        self._answers[tuple(holders.tolist())] = points
+        if set(self._holders) == set(chain.from_iterable(self._answers)):
+            self._add_up()
+
+    def _take_blind(self, reply: ids.BlindReply) -> None:
         blocks = split_rows(reply.points, reply.sizes)
         for client, block in zip(reply.clients.tolist(), blocks, strict=True):
             node = self._node[client]
@@ -289,7 +280,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
             elif points > MOST_POINTS:
                 why = f"its SuperNode's clients bring {points} points, at most {MOST_POINTS}"
                 self._leave_out(client, why)
-            elif wrong := invalid_points(block):
+            elif wrong := ids.invalid_points(block):
                 self._leave_out(client, f"its point {wrong[0]} is not in the group")
             else:
                 del self._pending[client]
@@ -303,14 +294,14 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
             brought[node] += self._sizes.get(client, len(block))
         return brought
 
-    def _evaluate_requests(self) -> dict[int, EvaluateRequest]:
+    def _evaluate_requests(self) -> dict[int, ids.EvaluateRequest]:
         if not self._holders:
             self._holders = self._choose(KEY_HOLDERS)
         answered = set(chain.from_iterable(self._answers))
         waiting = [holder for holder in self._holders if holder not in answered]
         points = np.concatenate([self._blinded[client] for client in self._at_a_time()])
         return {
-            node: EvaluateRequest(self.epoch, np.array(holders, np.int64), points)
+            node: ids.EvaluateRequest(self.epoch, np.array(holders, np.int64), points)
             for node, holders in self._by_node(waiting).items()
         }
 
@@ -327,9 +318,9 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
     def _add_up(self) -> None:
         # Checking the sum costs a fraction of checking every answer. What it misses, parts outside
         # the group that cancel, does no harm.
-        total = add(list(self._answers.values()))
-        if total is None or invalid_points(total):
-            wrong = [who for who, points in self._answers.items() if invalid_points(points)]
+        total = ids.add(list(self._answers.values()))
+        if total is None or ids.invalid_points(total):
+            wrong = [who for who, points in self._answers.items() if ids.invalid_points(points)]
             for holders in wrong:
                 del self._answers[holders]
             self._lose_holders(list(chain(*wrong)), "its answer is not in the group")

@@ -27,20 +27,6 @@ import numpy as np
 
 from flower_graph.errors import AlignmentError, MalformedReplyError, RefusedError
 from flower_graph.secure.align import blinded as ids
-from flower_graph.secure.align.blinded import (
-    CLIENTS,
-    EPOCH,
-    POINT,
-    POINTS,
-    SIZES,
-    BlindReply,
-    BlindRequest,
-    Bytes2D,
-    PublishedTokens,
-    UnionRequest,
-    Words,
-    add,
-)
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.server import KEY_HOLDERS, NO_PART, AlignmentServer
 from flower_graph.secure.channel import framed, pieces, rows_of
@@ -63,22 +49,22 @@ SIGNATURES = Block("align-signatures", "of each client's block", shape=f"c {SIGN
 
 
 @dataclass
-class SignedBlindReply(BlindReply, up="train.align"):
+class SignedBlindReply(ids.BlindReply, up="train.align"):
     """Client to server: blinded identities, and for each client its party's signature."""
 
-    signatures: Annotated[Bytes2D, SIGNATURES]
+    signatures: Annotated[ids.Bytes2D, SIGNATURES]
 
 
 @dataclass
 class ProvedEvaluateRequest(Message, down="train.align", fixed={ALIGN_STAGE: EVALUATE}):
     """Server to key-holders: multiply these blocks by your share of the key, and prove it."""
 
-    epoch: Annotated[int, EPOCH]
-    clients: Annotated[IntArray, CLIENTS]
+    epoch: Annotated[int, ids.EPOCH]
+    clients: Annotated[IntArray, ids.CLIENTS]
     parties: Annotated[IntArray, Exact("align-parties", "who signed each block", shape="c")]
-    sizes: Annotated[IntArray, SIZES]
-    points: Annotated[Bytes2D, POINTS]
-    signatures: Annotated[Bytes2D, SIGNATURES]
+    sizes: Annotated[IntArray, ids.SIZES]
+    points: Annotated[ids.Bytes2D, ids.POINTS]
+    signatures: Annotated[ids.Bytes2D, SIGNATURES]
     # Whom the server asks, as in ``EvaluateRequest``; it does not travel, a party has one key
     holders: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -87,12 +73,14 @@ class ProvedEvaluateRequest(Message, down="train.align", fixed={ALIGN_STAGE: EVA
 class ProvedEvaluateReply(Message, up="train.align"):
     """Key-holder to server: the points, multiplied, one proof for each block, its signed key."""
 
-    epoch: Annotated[int, EPOCH]
-    points: Annotated[Bytes2D, POINTS]
-    proofs: Annotated[Bytes2D, Block("align-proofs", "of each block", shape=f"c {PROOF}")]
-    key: Annotated[Bytes2D, Block("align-key", "public key of the share", shape=f"1 {POINT}")]
+    epoch: Annotated[int, ids.EPOCH]
+    points: Annotated[ids.Bytes2D, ids.POINTS]
+    proofs: Annotated[ids.Bytes2D, Block("align-proofs", "of each block", shape=f"c {PROOF}")]
+    key: Annotated[
+        ids.Bytes2D, Block("align-key", "public key of the share", shape=f"1 {ids.POINT}")
+    ]
     signature: Annotated[
-        Bytes2D, Block("align-key-signature", "of the key", shape=f"1 {SIGNATURE_BYTES}")
+        ids.Bytes2D, Block("align-key-signature", "of the key", shape=f"1 {SIGNATURE_BYTES}")
     ]
 
 
@@ -100,19 +88,21 @@ class ProvedEvaluateReply(Message, up="train.align"):
 class ProvedUnionRequest(Message, down="train.union", fixed={ALIGN_STAGE: UNION}):
     """Server to client: each key-holder's answers and proofs, and the size of the table."""
 
-    epoch: Annotated[int, EPOCH]
+    epoch: Annotated[int, ids.EPOCH]
     holders: Annotated[IntArray, Exact("align-holders", "parties that hold keys", shape="h")]
-    keys: Annotated[Bytes2D, Block("align-keys", "their public keys", shape=f"h {POINT}")]
+    keys: Annotated[ids.Bytes2D, Block("align-keys", "their public keys", shape=f"h {ids.POINT}")]
     signatures: Annotated[
-        Bytes2D, Block("align-key-signatures", "theirs of these", shape=f"h {SIGNATURE_BYTES}")
+        ids.Bytes2D, Block("align-key-signatures", "theirs of these", shape=f"h {SIGNATURE_BYTES}")
     ]
-    clients: Annotated[IntArray, CLIENTS]
-    sizes: Annotated[IntArray, SIZES]
+    clients: Annotated[IntArray, ids.CLIENTS]
+    sizes: Annotated[IntArray, ids.SIZES]
     points: Annotated[
-        Bytes2D,
-        Block("align-points", "their points times each key-holder's share", shape=f"h n {POINT}"),
+        ids.Bytes2D,
+        Block(
+            "align-points", "their points times each key-holder's share", shape=f"h n {ids.POINT}"
+        ),
     ]
-    proofs: Annotated[Bytes2D, Block("align-proofs", "of each", shape=f"h c {PROOF}")]
+    proofs: Annotated[ids.Bytes2D, Block("align-proofs", "of each", shape=f"h c {PROOF}")]
     cells: Annotated[int, Whole("align-cells", "cells of the table")]
 
 
@@ -125,7 +115,7 @@ def drawn(seed: bytes, parties: Iterable[int]) -> list[int]:
     return sorted(parties, key=rank)
 
 
-def block_parts(run_id: bytes, epoch: int, client: int, block: Bytes2D) -> tuple[bytes, ...]:
+def block_parts(run_id: bytes, epoch: int, client: int, block: ids.Bytes2D) -> tuple[bytes, ...]:
     """Return the parts of a client's block that a party signs."""
     return run_id, b"%d" % epoch, b"%d" % client, hashlib.sha256(block.tobytes()).digest()
 
@@ -148,10 +138,10 @@ class VerifiedAlignmentClient(AlignmentClient):
     """
 
     stages = (
-        (BlindRequest, "blind"),
+        (ids.BlindRequest, "blind"),
         (ProvedEvaluateRequest, "prove"),
         (ProvedUnionRequest, "finish_verified"),
-        (PublishedTokens, "publish"),
+        (ids.PublishedTokens, "publish"),
     )
 
     def __init__(
@@ -169,7 +159,7 @@ class VerifiedAlignmentClient(AlignmentClient):
         """Take the epoch's seed, its parties, and the points that each client has declared."""
         self._draw, self._declared = drawn(seed, parties), dict(declared)
 
-    def blind(self, request: BlindRequest) -> SignedBlindReply:
+    def blind(self, request: ids.BlindRequest) -> SignedBlindReply:
         """Blind the clients' identities, once an epoch, and sign each block."""
         made, clients = super().blind(request), request.clients.tolist()
         for client, block in zip(clients, split_rows(made.points, made.sizes), strict=True):
@@ -208,7 +198,7 @@ class VerifiedAlignmentClient(AlignmentClient):
             epoch,
             np.concatenate(answers),
             rows_of(proofs, -1, PROOF),
-            rows_of([public], 1, POINT),
+            rows_of([public], 1, ids.POINT),
             rows_of([signed], 1, SIGNATURE_BYTES),
         )
 
@@ -226,16 +216,18 @@ class VerifiedAlignmentClient(AlignmentClient):
             if wrong := list(claims) if block is None else failing(block, claims):
                 why = f"the answers of key-holder {wrong[0]} are not proved to be made with its key"
                 raise RefusedError(f"client {client}: {why}")
-            total = add(answers)
+            total = ids.add(answers)
             if total is None:
                 raise RefusedError(f"client {client}: the answers do not add up to points")
             totals.append(total)
-        points = np.concatenate([np.zeros((0, POINT), np.uint8), *totals])
+        points = np.concatenate([np.zeros((0, ids.POINT), np.uint8), *totals])
         sizes = request.sizes
-        super().finish(UnionRequest(request.epoch, request.clients, sizes, points, request.cells))
+        super().finish(
+            ids.UnionRequest(request.epoch, request.clients, sizes, points, request.cells)
+        )
 
     def _claims(
-        self, request: ProvedUnionRequest, number: int, answers: list[Bytes2D]
+        self, request: ProvedUnionRequest, number: int, answers: list[ids.Bytes2D]
     ) -> dict[int, Claim]:
         client, epoch = int(request.clients[number]), request.epoch
         return {
@@ -255,7 +247,7 @@ class VerifiedAlignmentClient(AlignmentClient):
         return self._draw[: KEY_HOLDERS + MOST_SKIPPED]
 
     def _check_block(
-        self, epoch: int, client: int, party: int, block: Bytes2D, signature: bytes
+        self, epoch: int, client: int, party: int, block: ids.Bytes2D, signature: bytes
     ) -> None:
         """Refuse a block without its party's signature, a too large block, and a second block."""
         registry, parts = self._identity.registry, block_parts(self._run_id, epoch, client, block)
@@ -302,8 +294,8 @@ class VerifiedAlignmentServer(AlignmentServer):
         self._failed = 0  # unions in a row
         self._party: dict[int, int] = {}  # of every client
         self._signatures: dict[int, bytes] = {}
-        # By client: each key-holder's signed key, answers and proof
-        self._proved: dict[int, dict[int, tuple[bytes, bytes, Bytes2D, bytes]]] = {}
+        # By client and key-holder: what it claims, and the signature of its key
+        self._proved: dict[int, dict[int, tuple[Claim, bytes]]] = {}
 
     def begin(self, seed: bytes, clients: Mapping[int, Sequence[int]], registry: Registry) -> None:
         """Store an epoch's seed, clients and registry; aligned clients align anew."""
@@ -322,22 +314,19 @@ class VerifiedAlignmentServer(AlignmentServer):
         result: dict[int, object] = {}
         for node, request in super().union_requests().items():
             clients = request.clients.tolist()
-            rows = [self._proved[client] for client in clients]
-            holders = sorted(rows[0]) if rows else []
-            first = [rows[0][holder] for holder in holders]
-            points = [np.concatenate([row[holder][2] for row in rows]) for holder in holders]
-            proofs = [row[holder][3] for holder in holders for row in rows]
+            holders = sorted(self._proved[clients[0]]) if clients else []
+            rows = [[self._proved[client][holder] for client in clients] for holder in holders]
+            points = [np.concatenate([claim.outputs for claim, _ in row]) for row in rows]
+            proofs = [claim.proof for row in rows for claim, _ in row]
             result[node] = ProvedUnionRequest(
                 request.epoch,
                 np.array(holders, np.int64),
-                rows_of([one[0] for one in first], -1, POINT),
-                rows_of([one[1] for one in first], -1, SIGNATURE_BYTES),
+                rows_of([row[0][0].public for row in rows], -1, ids.POINT),
+                rows_of([row[0][1] for row in rows], -1, SIGNATURE_BYTES),
                 request.clients,
                 request.sizes,
-                np.concatenate(points).reshape(len(holders), -1, POINT)
-                if rows
-                else np.zeros((0, 0, POINT), np.uint8),
-                rows_of(proofs, len(holders), len(rows), PROOF),
+                np.array(points, np.uint8).reshape(len(holders), sum(request.sizes), ids.POINT),
+                rows_of(proofs, len(holders), len(clients), PROOF),
                 request.cells,
             )
         return result
@@ -345,7 +334,7 @@ class VerifiedAlignmentServer(AlignmentServer):
     # Of an alignment a client gives its table once: two sums of which one lacks it would show what
     # it holds. So after a union that gave nothing all are aligned anew.
 
-    def take_union(self, total: Words, contributors: Iterable[int]) -> bool:
+    def take_union(self, total: ids.Words, contributors: Iterable[int]) -> bool:
         """Read the sum of the tables; if it cannot be read, align all anew for a larger one."""
         read, doublings = super().take_union(total, contributors), self._doublings
         if read:
@@ -366,7 +355,7 @@ class VerifiedAlignmentServer(AlignmentServer):
         self._restart()
 
     def _take(self, request: Any, config: Entries) -> None:
-        if isinstance(request, BlindRequest):
+        if isinstance(request, ids.BlindRequest):
             expected = {"epoch": request.epoch, "clients": request.clients}
             reply = SignedBlindReply.from_config(config, **expected)
             local = zip(reply.clients.tolist(), pieces(reply.signatures), strict=True)
@@ -376,26 +365,25 @@ class VerifiedAlignmentServer(AlignmentServer):
         n, c = len(request.points), request.clients.size
         answer = ProvedEvaluateReply.from_config(config, epoch=request.epoch, n=n, c=c)
         (holder,) = request.holders.tolist()
-        party, key, signature = (
-            self._party[holder],
-            answer.key.tobytes(),
-            answer.signature.tobytes(),
-        )
+        party, key, signature = self._party[holder], answer.key.tobytes(), answer.signature
         parts = self._run_id, b"%d" % request.epoch, key
-        if not self._registry.verify(party, signature, OF_KEY, *parts):
+        if not self._registry.verify(party, signature.tobytes(), OF_KEY, *parts):
             raise MalformedReplyError(f"party {party}: the key of its share is not signed by it")
         blocks = split_rows(answer.points, request.sizes)
         proofs, clients = pieces(answer.proofs), request.clients.tolist()
         for client, block, proof in zip(clients, blocks, proofs, strict=True):
-            self._proved.setdefault(client, {})[party] = key, signature, block, proof
-        self._answers[(holder,)] = answer.points
-        if set(self._holders) == {one for asked in self._answers for one in asked}:
-            self._end_stage()
+            context = proof_context(self._run_id, self.epoch, party, client)
+            claim = Claim(key, block, proof, context)
+            self._proved.setdefault(client, {})[party] = claim, signature.tobytes()
+        self._take_answer(request.holders, answer.points)
 
-    def _end_stage(self) -> None:
+    def _add_up(self) -> None:
         """Forward the key-holders' answers, or replace key-holders whose proofs fail."""
-        asked = self._at_a_time()
-        if wrong := {one for client in asked for one in self._wrong_proofs(client)}:
+        asked, wrong = self._at_a_time(), set[int]()
+        for client in asked:
+            claims = {party: claim for party, (claim, _) in self._proved[client].items()}
+            wrong.update(failing(self._blinded[client], claims))
+        if wrong:
             holders = [holder for holder in self._holders if self._party[holder] in wrong]
             for holder in holders:
                 del self._answers[(holder,)]
@@ -408,13 +396,6 @@ class VerifiedAlignmentServer(AlignmentServer):
         for client in asked:
             self._evaluated[client] = self._blinded.pop(client)  # as many points as answers
         self._answers.clear()
-
-    def _wrong_proofs(self, client: int) -> list[int]:
-        block, claims = self._blinded[client], {}
-        for party, (key, _, local, proof) in self._proved[client].items():
-            context = proof_context(self._run_id, self.epoch, party, client)
-            claims[party] = Claim(key, local, proof, context)
-        return failing(block, claims)
 
     def _evaluate_requests(self) -> dict[int, Any]:
         plain, clients = super()._evaluate_requests(), self._at_a_time()

@@ -19,7 +19,6 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +26,7 @@ from numpy.typing import NDArray
 from flower_graph.errors import IdentityError, RefusedError
 from flower_graph.secure.channel import framed, pieces
 from flower_graph.secure.node_config import FEWEST_PARTIES
-from flower_graph.secure.parties.identity import Binding
-from flower_graph.secure.parties.messages import EpochRequest, RevealRequest
+from flower_graph.secure.parties.messages import BindReply, EpochRequest, RevealRequest
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.sum.partners import BROKEN, circle, order_by, plan, steps
 from flower_graph.wire.fields import RUN_BYTES, Bytes, Integers
@@ -245,39 +243,16 @@ def check_partners(
     ends = np.cumsum(request.counts)[:-1]
     for index, key, signature, clients in zip(
         row.tolist(),
-        pieces(request.channel_keys),
-        pieces(request.signatures),
+        request.channel_keys,
+        request.signatures,
         np.split(request.clients, ends),
         strict=True,
     ):
-        party, promised = int(epoch.parties[index]), shown.commitments[index].tobytes()
-        hosted = tuple(clients.tolist())
-        blocks = tuple(epoch.points[client] for client in hosted if client in epoch.points)
-        binding = Binding(shown.run_id, party, hosted, key, promised, blocks)
+        party, promised = int(epoch.parties[index]), shown.commitments[index]
+        declared = [(one, epoch.points[one]) for one in clients.tolist() if one in epoch.points]
+        blocks = np.array(declared, np.int64).reshape(-1, 2)
+        binding = BindReply(shown.run_id, party, clients, key, promised, signature, blocks)
         try:
-            binding.verify(registry, signature)
+            binding.verify(registry)
         except IdentityError as error:
             raise RefusedError(str(error)) from error
-
-
-HEAD = {"whole": ("number", "minimum", "differ_by"), "real": ("dropout", "corrupt", "limit")}
-
-
-def write_head(head: RevealRequest | Epoch, name: str) -> dict[str, NDArray[np.generic]]:
-    """Write the common part of a list of commitments and an epoch."""
-    numbers = {kind: [getattr(head, one) for one in of_kind] for kind, of_kind in HEAD.items()}
-    return {
-        f"{name}/whole": np.array(numbers["whole"], np.int64),
-        f"{name}/real": np.array(numbers["real"]),
-        f"{name}/parties": np.ascontiguousarray(head.parties),
-        f"{name}/declared": np.ascontiguousarray(head.declared),
-    }
-
-
-# Left open: the fields of two dataclasses, by name
-def read_head(arrays: Mapping[str, NDArray[Any]], name: str) -> dict[str, Any]:
-    """Read the output of ``write_head``."""
-    found = {one: arrays[f"{name}/{one}"] for one in ("parties", "declared")}
-    for kind, of_kind in HEAD.items():
-        found |= zip(of_kind, arrays[f"{name}/{kind}"].tolist(), strict=True)
-    return found

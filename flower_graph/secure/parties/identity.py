@@ -7,7 +7,6 @@ The keys of all parties, and the clients that each may speak for, are in the reg
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from cryptography.hazmat.primitives import serialization as keys
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from flower_graph.errors import ConfigError, IdentityError
-from flower_graph.secure.channel import KEY_BYTES, is_low_order
 from flower_graph.secure.node_config import (
     FEWEST_PARTIES,
     MOST_BLOCK,
@@ -31,11 +29,10 @@ from flower_graph.secure.parties.registry import Registry, signed_bytes
 from flower_graph.storage.reading import MOST_KEY, open_regular, read_bytes, reading
 from flower_graph.storage.writing import named, open_own
 
-__all__ = ["Binding", "Identity", "Registry", "TrustSettings", "new_identity"]
+__all__ = ["Identity", "Registry", "TrustSettings", "new_identity"]
 
-SIGNATURE_BYTES, SEED_BYTES = 64, 32
+SIGNATURE_BYTES = 64
 PUBLIC = ".pub"  # behind the name of a key's file
-BINDING = b"binding"  # what a signature is for
 # Node config
 IDENTITY_KEY, REGISTRY, BLOCK_CAP = "identity-key", "registry", "block-cap"
 MINIMUM, CORRUPT, RUNS = "trust-minimum", "trust-corrupt", "trust-runs"
@@ -129,80 +126,6 @@ class Identity:
     def sign(self, purpose: bytes, *parts: bytes) -> bytes:
         """Sign parts for one purpose, under this registry; 64 bytes."""
         return self._key.sign(signed_bytes(self.registry.digest, self.party, purpose, parts))
-
-
-@dataclass(frozen=True)
-class Binding:
-    """A party's signed statement at the beginning of a run.
-
-    Parameters
-    ----------
-    run : bytes
-        The run.
-    party : int
-        The party that makes the statement.
-    clients : tuple of int
-        The client numbers that it hosts, ascending; a part of what the registry grants it.
-    channel_key : bytes, shape (32,)
-        Its X25519 key of this run.
-    seed_commitment : bytes, shape (32,)
-        The hash of its part of the seed of the graph of partners.
-    blocks : tuple of int
-        For each client the points that it will bring to an alignment; empty if there is none.
-    """
-
-    run: bytes
-    party: int
-    clients: tuple[int, ...]
-    channel_key: bytes
-    seed_commitment: bytes
-    blocks: tuple[int, ...] = ()
-
-    def sign(self, identity: Identity, block_cap: int | None = None) -> bytes:
-        """Sign it with the party's own key; ``IdentityError`` if the statement is not allowed."""
-        self._check(identity.registry, block_cap)
-        if identity.party != self.party:
-            raise IdentityError(f"the binding is of party {self.party}, not {identity.party}")
-        return identity.sign(BINDING, *self._parts())
-
-    def verify(self, registry: Registry, signature: bytes, block_cap: int | None = None) -> None:
-        """Refuse it unless the party signed it and the registry grants what it claims.
-
-        ``block_cap`` is the most points that a client may bring. ``IdentityError`` names the party
-        and the fault.
-        """
-        self._check(registry, block_cap)
-        if not registry.verify(self.party, signature, BINDING, *self._parts()):
-            version = registry.digest.hex()[:16]
-            why = f"its binding is not signed for this run and version of the registry, {version}"
-            raise IdentityError(f"party {self.party}: {why}")
-
-    def _parts(self) -> tuple[bytes, ...]:
-        clients = struct.pack(f"<{len(self.clients)}q", *self.clients)
-        blocks = struct.pack(f"<{len(self.blocks)}q", *self.blocks)
-        return self.run, clients, self.channel_key, self.seed_commitment, blocks
-
-    def _check(self, registry: Registry, block_cap: int | None) -> None:
-        who = f"party {self.party}"
-        registered = registry.parties.get(self.party)
-        if registered is None or registered.revoked:
-            raise IdentityError(f"{who} is {'revoked' if registered else 'not in the registry'}")
-        if not self.clients or list(self.clients) != sorted(set(self.clients)):
-            raise IdentityError(f"{who}: its clients are none, not ascending or there twice")
-        if not registered.may_host(self.clients):
-            foreign = next(each for each in self.clients if not registered.may_host([each]))
-            raise IdentityError(f"{who}: client {foreign} is not granted to it")
-        if len(self.channel_key) != KEY_BYTES or is_low_order(self.channel_key):
-            raise IdentityError(f"{who}: its channel key is of low order or not {KEY_BYTES} bytes")
-        if len(self.seed_commitment) != SEED_BYTES:
-            raise IdentityError(f"{who}: its commitment has not {SEED_BYTES} bytes")
-        if self.blocks and len(self.blocks) != len(self.clients):
-            raise IdentityError(f"{who}: declares {len(self.blocks)} blocks for other clients")
-        most = 2**62 if block_cap is None else block_cap
-        if not all(1 <= size <= most for size in self.blocks):
-            raise IdentityError(
-                f"{who}: declares a block of {max(self.blocks)} points, from 1 to {most} are taken"
-            )
 
 
 @dataclass(frozen=True)

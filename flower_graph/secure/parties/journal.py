@@ -13,7 +13,6 @@ SuperNode that has lost its state. Both count as beginning anew, which is allowe
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -22,7 +21,7 @@ import secrets
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +29,14 @@ from flower_graph.errors import IdentityError, RefusedError
 from flower_graph.secure.channel import framed
 from flower_graph.secure.node_config import DIFFER_BY
 from flower_graph.secure.parties.differences import check_difference
-from flower_graph.secure.parties.registry import read_numbers, write_numbers
 from flower_graph.secure.relayed import REFUSAL
 from flower_graph.storage.reading import MOST_RECORD, parse_json, read_bytes, reading
-from flower_graph.storage.writing import open_own, replaced
+from flower_graph.storage.writing import replaced
 
 __all__ = ["Journal"]
 
-BEGUN = b"begun"  # the key of when the party began anew, in the last day
-STATE = b"state-"  # keys of states begin so; all others are runs
+HEAD = b"flower-graph journal 3 "  # then a hash of the JSON in the next line
+OTHER = "is no journal of a SuperNode, or is damaged"
 MOST_RUNS = 1024
 MOST_NAME = 256  # bytes of a run's name: the server may have chosen some of them
 DAY = 24 * 3600.0  # seconds
@@ -60,7 +58,7 @@ class Kept:
     mark: str = ""  # what the state has that has seen the last sum
     alignment: int = -1  # the newest that blocks were evaluated in
     alignments: int = 0  # how many there were
-    served: str = ""  # whose blocks in the newest one, as the registry writes clients
+    served: list[int] = field(default_factory=list)  # clients whose blocks were in the newest one
     lists: int = 0  # of commitments that were answered: each is another draw of the partners
     # By purpose the sets of parties in its sums, as hexadecimal numbers
     sums: dict[str, list[str]] = field(default_factory=dict)
@@ -68,6 +66,67 @@ class Kept:
 
 
 KEPT = {name: type(value) for name, value in vars(Kept()).items()}
+
+
+@dataclass
+class Content:
+    """The content of a journal's file; in each table the entry that was used last is at the end."""
+
+    begun: list[float] = field(default_factory=list)  # when the party began anew, in the last day
+    runs: dict[str, Kept] = field(default_factory=dict)
+    # By state the parties of the sum that it was in, as a hexadecimal number
+    states: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> Content:
+        with reading(f"journal {path}", IdentityError):
+            try:
+                data = read_bytes(path, MOST_RECORD)
+            except FileNotFoundError:
+                return cls()
+        text = data.partition(b"\n")[2]
+        with reading(f"journal {path}", IdentityError, OTHER):
+            if data != sealed(text):
+                raise IdentityError(f"journal {path}: {OTHER}")
+            found = cls(**parse_json(text))
+            raw: dict[str, Any] = vars(found)["runs"]
+            found.runs = {name: Kept(**kept) for name, kept in raw.items()}
+            values = [
+                (KEPT[name], value)
+                for kept in found.runs.values()
+                for name, value in vars(kept).items()
+            ]
+            values += [(float, moment) for moment in found.begun]
+            if any(type(value) is not kind for kind, value in values):
+                raise IdentityError(f"journal {path}: {OTHER}")
+            sets = [
+                one for kept in found.runs.values() for sets in kept.sums.values() for one in sets
+            ]
+            _ = [int(one, 16) for one in [*found.states.values(), *sets]]
+        return found
+
+    def parties_with(self, state: str) -> int | None:
+        """Return the parties of the sum that a state was in; None if it was in none."""
+        return int(self.states[state], 16) if state in self.states else None
+
+    def begin(self, kept: Kept, most: int) -> None:
+        """Count that the party begins anew; refuse more than so many times a day."""
+        now = time.time()
+        self.begun = [moment for moment in self.begun if moment > now - DAY]
+        if (times := len(self.begun)) >= most:
+            raise RefusedError(
+                f"this SuperNode began anew {times} times in 24 hours; at most {most} (trust-runs)"
+            )
+        self.begun.append(now)
+        kept.begun = True
+
+    def forget_old(self) -> None:
+        """Drop runs and states beyond the limits; end runs that are compared no more."""
+        self.runs = dict(list(self.runs.items())[-MOST_RUNS:])
+        for old in [kept for kept in self.runs.values() if kept.sums][:-MOST_COMPARED]:
+            old.sums, old.number = {}, OVER
+        if len(self.states) > MOST_STATES:
+            self.states = dict(list(self.states.items())[-MOST_STATES // 2 :])
 
 
 class Journal:
@@ -88,8 +147,8 @@ class Journal:
 
     def last(self, *run: bytes) -> int | None:
         """Return the highest round of a run; None if it is not known."""
-        kept = _kept(JournalFile.read(self._path), _name(run))
-        return kept.number if kept.number >= 0 else None
+        number = self._kept(run).number
+        return number if number >= 0 else None
 
     def contribute(self, number: int, *run: bytes) -> None:
         """Record that something of a round is sent; the round must be above all of the run."""
@@ -103,10 +162,10 @@ class Journal:
         new mark is returned. The party may begin anew, with another run or state, ``most`` times
         in 24 hours.
         """
-        with self._changed(run) as (file, kept):
+        with self._changed(run) as (content, kept):
             _go_up(kept, number)
             if not kept.begun or kept.mark != mark:
-                _begin(file, kept, most)
+                content.begin(kept, most)
             kept.mark = secrets.token_hex(8)
         return kept.mark
 
@@ -117,11 +176,11 @@ class Journal:
         shows a list sees the draw of partners and key-holders that it gives. A run in which a list
         is answered has begun; ``most`` as in `continue_run`.
         """
-        with self._changed(run) as (file, kept):
+        with self._changed(run) as (content, kept):
             if kept.lists >= most_lists:
                 raise RefusedError(f"{most_lists} lists of commitments were answered in this run")
             if not kept.begun:
-                _begin(file, kept, most)
+                content.begin(kept, most)
             kept.lists += 1
 
     def check_state(self, purpose: str, state: bytes, ready: int) -> None:
@@ -131,7 +190,7 @@ class Journal:
         States of all runs are compared: a run that begins anew from the same data and seed has the
         states of the run before it.
         """
-        before = _parties_with(JournalFile.read(self._path), _state(purpose, state))
+        before = Content.read(self._path).parties_with(_state(purpose, state))
         if before is not None and before & ~ready:
             raise _unchanged(purpose)
 
@@ -150,7 +209,7 @@ class Journal:
         differ from all by ``differ_by``; if the state was in a sum of others; or if more sets were
         in sums than are kept.
         """
-        with self._changed(run) as (file, kept):
+        with self._changed(run) as (content, kept):
             _go_up(kept, number)
             earlier = kept.sums.setdefault(purpose, [])
             check_difference(parties, [int(one, 16) for one in earlier], differ_by)
@@ -159,18 +218,15 @@ class Journal:
             if sum(len(one) for sets in kept.sums.values() for one in sets) > MOST_DIGITS:
                 raise RefusedError(f"the journal keeps no further set of SuperNodes ({DIFFER_BY})")
             key = _state(purpose, state)
-            if _parties_with(file, key) not in (None, parties):
+            if content.parties_with(key) not in (None, parties):
                 raise _unchanged(purpose)
-            file.put(key, f"{parties:x}")
-            states = [one for one in file.lines if one.startswith(STATE)]
-            if len(states) > MOST_STATES:
-                for old in states[: -MOST_STATES // 2]:
-                    file.drop(old)
+            content.states.pop(key, None)
+            content.states[key] = f"{parties:x}"
 
     @contextmanager
     def one_trial(self, step: int, *run: bytes) -> Iterator[None]:
         """Read the relayed sum of a step in the block; a refusal ends the step, which goes up."""
-        if step <= _kept(JournalFile.read(self._path), _name(run)).void:
+        if step <= self._kept(run).void:
             raise RefusedError(REFUSAL)
         try:
             yield
@@ -185,39 +241,36 @@ class Journal:
         ``alignment`` goes up when an alignment begins again under another key; ``most`` as in
         `continue_run`.
         """
-        with self._changed(run) as (file, kept):
+        with self._changed(run) as (content, kept):
             if not kept.begun:
-                _begin(file, kept, most)
+                content.begin(kept, most)
             if alignment < kept.alignment:
                 raise RefusedError(f"alignment {alignment} is over, this is {kept.alignment}")
             if alignment > kept.alignment:
                 if kept.alignments >= MOST_ALIGNMENTS:
                     raise RefusedError(f"{MOST_ALIGNMENTS} alignments were begun in this run")
-                kept.alignment, kept.served = alignment, ""
+                kept.alignment, kept.served = alignment, []
                 kept.alignments += 1
-            served = read_numbers(kept.served) if kept.served else ()
-            for client in clients:
-                if any(client in part for part in served):
-                    raise RefusedError(f"client {client}: a second block in alignment {alignment}")
-            kept.served = write_numbers(_ranges({*clients}.union(*served)))
+            if again := set(clients).intersection(kept.served):
+                raise RefusedError(f"client {min(again)}: a second block in alignment {alignment}")
+            kept.served += clients
 
     @contextmanager
-    def _changed(self, run: tuple[bytes, ...]) -> Iterator[tuple[JournalFile, Kept]]:
-        """Change the record of a run; it is written if the block ends well."""
+    def _changed(self, run: tuple[bytes, ...]) -> Iterator[tuple[Content, Kept]]:
+        """Change the record of a run; it is on the disk if the block ends well."""
         name = _name(run)
         with self._locked():
-            file = JournalFile.read(self._path)
-            kept = _kept(file, name)
-            is_new, was_compared = name not in file.lines, bool(kept.sums)
-            yield file, kept
-            file.put(name, vars(kept))
-            if is_new:
-                runs = _runs(file)
-                for old in runs[:-MOST_RUNS]:
-                    file.drop(old)
-            if kept.sums and not was_compared:
-                _end_oldest(file)
-            file.write()
+            content = Content.read(self._path)
+            kept = content.runs[name] = content.runs.pop(name, Kept())
+            yield content, kept
+            content.forget_old()
+            try:
+                with replaced(self._path) as stream:
+                    stream.write(sealed(json.dumps(asdict(content)).encode()))
+            except OSError as error:
+                raise IdentityError(
+                    f"journal {self._path}: cannot be written: {error.strerror}"
+                ) from error
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -230,153 +283,13 @@ class Journal:
         finally:
             os.close(handle)
 
-
-# The file: lines of a key, JSON and a hash; the last line of a key counts. A note is one more line,
-# written at the end and then synced; other notes are neither read nor written again. A line that a
-# crash cut short was not on disk when anything left, and does not count. Now and then the file is
-# rewritten without superseded lines. A line with a wrong hash was changed: then the whole file is
-# no journal, and nothing is sent.
-
-HEAD = b"flower-graph journal 2\n"
-HASH = 16  # hexadecimal digits
-MOST_DEAD = 1 << 16  # bytes of lines that count no more
-OTHER = "is no journal of a SuperNode, or is damaged"
+    def _kept(self, run: tuple[bytes, ...]) -> Kept:
+        return Content.read(self._path).runs.get(_name(run), Kept())
 
 
-@dataclass
-class JournalFile:
-    """The file's content, and the notes to be added."""
-
-    path: Path
-    lines: dict[bytes, bytes]  # by key the JSON that counts, the last noted at the end
-    size: int = 0  # bytes of the file; 0 where it must be written anew
-    fresh: bytes = b""  # lines to be added
-
-    @classmethod
-    def read(cls, path: Path) -> JournalFile:
-        with reading(f"journal {path}", IdentityError):
-            try:
-                data = read_bytes(path, MOST_RECORD)
-            except FileNotFoundError:
-                return cls(path, {})
-        *whole, rest = data.removeprefix(HEAD).split(b"\n")
-        lines = [line[: -HASH - 1] for line in whole]
-        # A whole line with something else than a line's end behind it was not cut short.
-        is_other = any(map(_is_other, whole, lines)) or not _is_other(rest[:-1], rest[: -HASH - 2])
-        if is_other or not data.startswith(HEAD):
-            raise IdentityError(f"journal {path}: {OTHER}")
-        found = cls(path, {}, 0 if rest else len(data))
-        for line in lines:
-            key, _, content = line.partition(b" ")
-            found.lines.pop(key, None)
-            found.lines[key] = content
-        return found
-
-    # The JSON is not checked here: the reader of a key checks it
-    def get(self, key: bytes) -> Any:
-        if key not in self.lines:
-            return None
-        with reading(f"journal {self.path}", IdentityError, OTHER):
-            return parse_json(self.lines[key])
-
-    def put(self, key: bytes, value: object) -> None:
-        self.lines.pop(key, None)
-        self.lines[key] = json.dumps(value).encode()
-        self.fresh += sealed(key, self.lines[key])
-
-    def drop(self, key: bytes) -> None:
-        del self.lines[key]
-        self.size = 0
-
-    def write(self) -> None:
-        """Write the notes; they are on the disk when this returns."""
-        try:
-            if self._may_grow():
-                _append(self.path, self.size, self.fresh)
-                return
-            with replaced(self.path) as stream:
-                stream.write(HEAD + b"".join(sealed(*line) for line in self.lines.items()))
-        except OSError as error:
-            raise IdentityError(
-                f"journal {self.path}: cannot be written: {error.strerror}"
-            ) from error
-
-    def _may_grow(self) -> bool:
-        """Tell whether the file is the owner's alone, and has few superseded lines."""
-        if not self.size or self.path.stat().st_mode & 0o077:
-            return False
-        live = sum(len(key) + len(content) + HASH + 3 for key, content in self.lines.items())
-        return self.size + len(self.fresh) - live < MOST_DEAD
-
-
-def sealed(key: bytes, content: bytes) -> bytes:
-    """Write a line with its hash."""
-    line = key + b" " + content
-    return line + b" " + _hash(line) + b"\n"
-
-
-def _is_other(sealed: bytes, line: bytes) -> bool:
-    return sealed != line + b" " + _hash(line)
-
-
-def _hash(line: bytes) -> bytes:
-    return hashlib.sha256(line).hexdigest()[:HASH].encode()
-
-
-def _append(path: Path, size: int, data: bytes) -> None:
-    handle = open_own(path, os.O_WRONLY)
-    try:
-        if os.pwrite(handle, data, size) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.fdatasync(handle)
-    finally:
-        os.close(handle)
-
-
-def _kept(file: JournalFile, name: bytes) -> Kept:
-    raw = file.get(name)
-    with reading(f"journal {file.path}", IdentityError, OTHER):
-        kept = Kept() if raw is None else Kept(**raw)
-        if any(type(value) is not KEPT[name] for name, value in vars(kept).items()):
-            raise IdentityError(f"journal {file.path}: {OTHER}")
-        _ = [int(one, 16) for sets in kept.sums.values() for one in sets]
-    return kept
-
-
-def _parties_with(file: JournalFile, state: bytes) -> int | None:
-    """Return the parties of the sum that a state was in; None if it was in none."""
-    raw = file.get(state)
-    with reading(f"journal {file.path}", IdentityError, OTHER):
-        return None if raw is None else int(raw, 16)
-
-
-def _runs(file: JournalFile) -> list[bytes]:
-    return [key for key in file.lines if key != BEGUN and not key.startswith(STATE)]
-
-
-def _begin(file: JournalFile, kept: Kept, most: int) -> None:
-    """Count that a party begins anew; refuse more than so many times a day."""
-    begun, now = file.get(BEGUN) or [], time.time()
-    if not isinstance(begun, list) or not all(type(moment) is float for moment in begun):
-        raise IdentityError(f"journal {file.path}: {OTHER}")
-    begun = [moment for moment in begun if moment > now - DAY]
-    if len(begun) >= most:
-        raise RefusedError(
-            f"this SuperNode began anew {len(begun)} times in 24 hours; at most {most} (trust-runs)"
-        )
-    file.put(BEGUN, [*begun, now])
-    kept.begun = True
-
-
-def _end_oldest(file: JournalFile) -> None:
-    """End the runs that were used before the last few; their sets are no longer kept."""
-    compared = []
-    for name in _runs(file):
-        if (kept := _kept(file, name)).sums:
-            compared.append((name, kept))
-    for name, old in compared[:-MOST_COMPARED]:
-        old.sums, old.number = {}, OVER
-        file.put(name, vars(old))
+def sealed(text: bytes) -> bytes:
+    """Write the JSON of a journal behind its hash: a file that was damaged is noticed."""
+    return HEAD + hashlib.sha256(text).hexdigest().encode() + b"\n" + text
 
 
 def _go_up(kept: Kept, number: int) -> None:
@@ -392,23 +305,13 @@ def _unchanged(purpose: str) -> RefusedError:
     )
 
 
-def _ranges(numbers: Collection[int]) -> list[range]:
-    result: list[range] = []
-    for number in sorted(numbers):
-        if result and result[-1].stop == number:
-            result[-1] = range(result[-1].start, number + 1)
-        else:
-            result.append(range(number, number + 1))
-    return result
-
-
-def _state(purpose: str, state: bytes) -> bytes:
+def _state(purpose: str, state: bytes) -> str:
     """Name a state, a `digest_of`, of a kind of sums."""
-    return STATE + hashlib.sha256(framed(purpose.encode(), state)).hexdigest()[:32].encode()
+    return hashlib.sha256(framed(purpose.encode(), state)).hexdigest()[:32]
 
 
-def _name(run: tuple[bytes, ...]) -> bytes:
+def _name(run: tuple[bytes, ...]) -> str:
     name = framed(*run)
     if not run or len(name) > MOST_NAME:
         raise RefusedError(f"the run's name has {len(name)} bytes, from 1 to {MOST_NAME} are kept")
-    return name.hex().encode()
+    return name.hex()

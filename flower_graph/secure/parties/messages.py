@@ -6,14 +6,17 @@ keys travel beside the messages of ``messages.py``, and ``sum_list`` is an excha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.secure.channel import KEY_BYTES
+from flower_graph.errors import IdentityError
+from flower_graph.secure.channel import KEY_BYTES, is_low_order
 from flower_graph.secure.parties.identity import SIGNATURE_BYTES as SIGNATURE
+from flower_graph.secure.parties.identity import Identity
+from flower_graph.secure.parties.registry import Registry
 from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import (
     Block,
@@ -28,6 +31,7 @@ from flower_graph.wire.fields import (
 )
 
 SEED_BYTES = 32
+BINDING = b"binding"  # what a signature is for
 BindRun = Annotated[bytes, Raw("bind-run", "the run of the sums")]
 RevealRun = Annotated[bytes, Raw("reveal-run", "the run of the sums")]
 EpochRun = Annotated[bytes, Raw("epoch-run", "the run of the sums")]
@@ -70,6 +74,53 @@ class BindReply(Message, up="sum_bind"):
             optional=True,
         ),
     ] = field(default_factory=none_declared)
+
+    def signed(self, identity: Identity, block_cap: int) -> BindReply:
+        """Return it signed with the party's own key; ``IdentityError`` if it is not allowed."""
+        self._check_grant(identity.registry, block_cap)
+        if identity.party != self.party:
+            raise IdentityError(f"the binding is of party {self.party}, not {identity.party}")
+        signature = identity.sign(BINDING, *self._parts())
+        return replace(self, signature=np.frombuffer(signature, np.uint8))
+
+    def verify(self, registry: Registry, block_cap: int | None = None) -> None:
+        """Refuse it unless the party signed it and the registry grants what it claims.
+
+        ``block_cap`` is the most points that a client may bring. ``IdentityError`` names the party
+        and the fault.
+        """
+        self._check_grant(registry, block_cap)
+        if not registry.verify(self.party, self.signature.tobytes(), BINDING, *self._parts()):
+            version = registry.digest.hex()[:16]
+            why = f"its binding is not signed for this run and version of the registry, {version}"
+            raise IdentityError(f"party {self.party}: {why}")
+
+    def _parts(self) -> tuple[bytes, ...]:
+        clients, blocks = (
+            one.astype("<i8").tobytes() for one in (self.clients, self.declared[:, 1])
+        )
+        return self.run_id, clients, self.channel_key.tobytes(), self.commitment.tobytes(), blocks
+
+    def _check_grant(self, registry: Registry, block_cap: int | None) -> None:
+        who, clients, sizes = f"party {self.party}", self.clients.tolist(), self.declared[:, 1]
+        registered = registry.parties.get(self.party)
+        if registered is None or registered.revoked:
+            raise IdentityError(f"{who} is {'revoked' if registered else 'not in the registry'}")
+        if not clients or clients != sorted(set(clients)):
+            raise IdentityError(f"{who}: its clients are none, not ascending or there twice")
+        if foreign := [client for client in clients if not registered.may_host([client])]:
+            raise IdentityError(f"{who}: client {foreign[0]} is not granted to it")
+        if self.channel_key.size != KEY_BYTES or is_low_order(self.channel_key.tobytes()):
+            raise IdentityError(f"{who}: its channel key is of low order or not {KEY_BYTES} bytes")
+        if self.commitment.size != SEED_BYTES:
+            raise IdentityError(f"{who}: its commitment has not {SEED_BYTES} bytes")
+        if sizes.size and self.declared[:, 0].tolist() != clients:
+            raise IdentityError(f"{who}: declares {sizes.size} blocks, for other clients")
+        most = 2**62 if block_cap is None else block_cap
+        if ((sizes < 1) | (sizes > most)).any():
+            raise IdentityError(
+                f"{who}: declares a block of {sizes.max()} points, from 1 to {most} are taken"
+            )
 
 
 @dataclass

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import fields
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.secure import channel
-from flower_graph.secure.channel import KEY_BYTES, pieces, rows_of
+from flower_graph.secure.channel import KEY_BYTES
 from flower_graph.secure.node_config import DIFFER_BY
-from flower_graph.secure.parties.differences import STATE_BYTES, set_of
+from flower_graph.secure.parties.differences import set_of
 from flower_graph.secure.parties.epoch import (
     MASKS,
     MOST_LISTS,
@@ -31,10 +29,8 @@ from flower_graph.secure.parties.epoch import (
     check_partners,
     check_work,
     commit,
-    read_head,
-    write_head,
 )
-from flower_graph.secure.parties.identity import Binding, TrustSettings
+from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.messages import (
     SEED_BYTES,
@@ -50,6 +46,7 @@ from flower_graph.secure.parties.messages import (
     SignedKey,
 )
 from flower_graph.secure.ring import Ring, RingArray
+from flower_graph.secure.state import read_state, write_state
 from flower_graph.secure.sum.client import Received, SumClient
 from flower_graph.secure.sum.messages import (
     KEPT_ROUNDS,
@@ -64,11 +61,14 @@ from flower_graph.secure.sum.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
+from flower_graph.storage.reading import reading
 from flower_graph.wire.arrays import Config
 from flower_graph.wire.fields import Bytes, Integers
 
 ROUND_KEY, LIST = b"round key", b"list"  # what signatures are for
-TERMS_BYTES = 32
+# What is saved: always, and what counts under one version of the registry only
+KEPT = ("run_id", "clients", "points", "_private", "_public", "_seed", "_epochs", "_mark")
+OF_REGISTRY = ("_keys", "_sent")
 
 
 class SentRound(NamedTuple):
@@ -139,19 +139,16 @@ class PartyClient:
         if self._shown is not None:  # that seed is known: it may not serve a second list
             self._seed, self._shown = os.urandom(SEED_BYTES), None
         commitment = commit(self.run_id, self.party, self._seed)
-        clients = tuple(self.clients)
-        blocks = tuple(self.points[client] for client in clients if self.points)
-        binding = Binding(self.run_id, self.party, clients, self._public, commitment, blocks)
-        signature = binding.sign(self.trust.identity, self.trust.block_cap)
-        return BindReply(
+        statement = BindReply(
             self.run_id,
             self.party,
             np.array(self.clients, np.int64),
             np.frombuffer(self._public, np.uint8),
             np.frombuffer(commitment, np.uint8),
-            np.frombuffer(signature, np.uint8),
+            np.zeros(0, np.uint8),
             np.array(sorted(self.points.items()), np.int64).reshape(-1, 2),
         )
+        return statement.signed(self.trust.identity, self.trust.block_cap)
 
     def reveal(self, request: RevealRequest) -> RevealReply:
         """Show the own part of the graph's seed, when all commitments are there."""
@@ -311,68 +308,37 @@ class PartyClient:
         return reply
 
     def to_bytes(self) -> bytes:
-        arrays: dict[str, NDArray[np.generic]] = {
-            "run": np.frombuffer(self.run_id, np.uint8),
-            "clients": np.array(self.clients, np.int64),
-            "points": np.array(list(self.points.items()), np.int64).reshape(-1, 2),
-            "keys": rows_of([self._private, self._public, self._seed], 3, KEY_BYTES),
-            "epochs": np.array([self._epochs], np.int64),
-            "mark": np.frombuffer(self._mark.encode(), np.uint8),
-            "registry": np.frombuffer(self.trust.registry.digest, np.uint8),
-        }
-        for name, head in (("shown", self._shown), ("epoch", self.epoch)):
-            if head is not None:
-                arrays |= write_head(head, name)
-        if self._shown is not None:
-            arrays["shown/commitments"] = np.ascontiguousarray(self._shown.commitments)
-        if self.epoch is not None and self.sums is not None:
-            arrays["epoch/digest"] = np.frombuffer(self.epoch.digest, np.uint8)
-            arrays["epoch/order"] = self.epoch.order
-            arrays["partners"] = np.ascontiguousarray(self._keys)
-            arrays["sums"] = np.frombuffer(self.sums.to_bytes(), np.uint8)
-        for number, sent in self._sent.items():
-            arrays[f"ready/{number}"] = sent.ready.astype(np.uint8)
-            if sent.listed is not None:
-                arrays[f"listed/{number}"] = sent.listed.astype(np.uint8)
-            whole = sent.terms + sent.state + sent.purpose.encode()
-            arrays[f"sent/{number}"] = np.frombuffer(whole, np.uint8)
-        return bytes(save(arrays))
+        epoch, shown, sums = self.epoch, self._shown, self.sums
+        return write_state(
+            {name: getattr(self, name) for name in (*KEPT, *OF_REGISTRY)}
+            | {
+                "registry": self.trust.registry.digest,
+                "shown": None if shown is None else vars(shown),
+                "epoch": None
+                if epoch is None
+                else {f.name: vars(epoch)[f.name] for f in fields(epoch)},
+                "sums": None if sums is None else np.frombuffer(sums.to_bytes(), np.uint8),
+            }
+        )
 
     @classmethod
     def from_bytes(cls, state: bytes, trust: TrustSettings) -> PartyClient:
-        try:
-            arrays = load(state)
-            points = dict(arrays["points"].tolist())
-            party = cls(arrays["run"].tobytes(), arrays["clients"].tolist(), trust, points)
-            party._private, party._public, party._seed = pieces(arrays["keys"])
-            (party._epochs,) = arrays["epochs"].tolist()
-            party._mark = arrays["mark"].tobytes().decode()
-            if arrays["registry"].tobytes() == trust.registry.digest:
-                party._read_epoch(arrays)
-            elif "shown/whole" in arrays:  # that seed is known: it serves no other list
-                party._seed = os.urandom(SEED_BYTES)
-        except (SafetensorError, KeyError, ValueError, TypeError) as error:
-            raise StateLostError(f"the state of the secure sum cannot be read: {error}") from error
+        with reading("the state of the secure sum", StateLostError):
+            kept = read_state(state)
+            party = cls(kept["run_id"], kept["clients"], trust)
+            fresh = party._seed
+            vars(party).update({name: kept[name] for name in KEPT})
+            shown, epoch = kept["shown"], kept["epoch"]
+            if kept["registry"] != trust.registry.digest:  # an epoch is of one version of it
+                if shown is not None:  # that seed is known: it serves no other list
+                    party._seed = fresh
+                return party
+            party._shown = None if shown is None else RevealRequest(**shown)
+            if epoch is not None:
+                party.epoch, party._keys = Epoch(**epoch), kept["_keys"]
+                party.sums = SumClient.from_bytes(kept["sums"].tobytes())
+            party._sent = {number: SentRound(*sent) for number, sent in kept["_sent"].items()}
         return party
-
-    def _read_epoch(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Read the part of the state that counts under one version of the registry only."""
-        if "shown/whole" in arrays:
-            head, commitments = read_head(arrays, "shown"), arrays["shown/commitments"]
-            self._shown = RevealRequest(self.run_id, **head, commitments=commitments)
-        if "epoch/whole" in arrays:
-            head, digest = read_head(arrays, "epoch"), arrays["epoch/digest"].tobytes()
-            self.epoch = Epoch(**head, digest=digest, order=arrays["epoch/order"])
-            self._keys = arrays["partners"]
-            self.sums = SumClient.from_bytes(arrays["sums"].tobytes())
-        for number in [key.partition("/")[2] for key in arrays if key.startswith("ready/")]:
-            whole = arrays[f"sent/{number}"].tobytes()
-            terms, state = whole[:TERMS_BYTES], whole[TERMS_BYTES : TERMS_BYTES + STATE_BYTES]
-            purpose = whole[TERMS_BYTES + STATE_BYTES :].decode()
-            ready, listed = arrays[f"ready/{number}"], arrays.get(f"listed/{number}")
-            listed = None if listed is None else listed.astype(np.bool_)
-            sent = SentRound(ready.astype(np.bool_), purpose, state, terms, listed)
-            self._sent[int(number)] = sent
 
     def _check_signed(
         self,

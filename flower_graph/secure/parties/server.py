@@ -24,7 +24,7 @@ from flower_graph.secure.node_config import (
 )
 from flower_graph.secure.parties.differences import choose, members_of, set_of
 from flower_graph.secure.parties.epoch import MASKS, MOST_LISTS, Epoch, commit, fewest_in_a_sum
-from flower_graph.secure.parties.identity import SIGNATURE_BYTES, Binding
+from flower_graph.secure.parties.identity import SIGNATURE_BYTES
 from flower_graph.secure.parties.messages import (
     BindReply,
     BindRequest,
@@ -45,7 +45,6 @@ from flower_graph.secure.sum.messages import (
     MaskedReply,
     MaskRequest,
     PrepareReply,
-    PrepareRequest,
     SumTerms,
     UnmaskRequest,
 )
@@ -65,7 +64,6 @@ from flower_graph.wire.fields import Bytes
 from flower_graph.wire.ledger import setup_bytes
 
 LOG = logging.getLogger(__name__)
-ABSENT = -1  # and below: ids of parties of the epoch that are not connected
 TRIES = 3  # lists of commitments, while parties show no seed
 # Parties beyond `differ-by` that may be left out, should some vanish that are ready
 SPARE = 2
@@ -83,7 +81,7 @@ class PartyRound(SumRound):
         self,
         epoch: Epoch,
         number: int,
-        nodes: list[int],
+        nodes: list[int | None],
         channel_keys: Bytes,
         asked: set[int],
         blame: Blame,
@@ -205,9 +203,7 @@ class PartySums(SumServer):
         self._differ_by = differ_by
         self._earlier: dict[str, list[int]] = {}  # parties in earlier sums, by purpose
         self._cheating: set[int] = set()  # parties
-        self._homes: dict[int, int] = {}  # party: SuperNode
-        self._at: dict[int, int] = {}  # SuperNode: party
-        self.bindings: dict[int, tuple[Binding, bytes]] = {}  # of parties
+        self.bindings: dict[int, BindReply] = {}  # of parties
         self._unbound: set[int] = set()  # SuperNodes that are to bind under another registry
         self._fresh: set[int] = set()  # parties that have bound themselves for the next epoch
         # The parties' agreement; None before the first epoch, or under a new registry
@@ -222,7 +218,8 @@ class PartySums(SumServer):
 
     @property
     def parties(self) -> list[int]:
-        return sorted(self._homes.keys() - self._cheating)
+        """Parties that are connected and have not cheated, ascending."""
+        return sorted(set(self._at.values()) - self._cheating)
 
     @property
     def members(self) -> list[int]:
@@ -235,29 +232,14 @@ class PartySums(SumServer):
 
     @property
     def excluded(self) -> set[int]:
-        return set(self.hosted(self._cheating & self.bindings.keys()))
+        return set(self.hosted(self._cheating & self._members.keys()))
 
     @property
     def out(self) -> set[int]:
-        return set(self.hosted(self.bindings.keys() - self._taking_part))
-
-    @property
-    def clients(self) -> list[int]:
-        return self.hosted(self._taking_part & self._homes.keys())
-
-    @property
-    def homes(self) -> dict[int, int]:
-        homes = self._homes.items()
-        return {client: node for party, node in homes for client in self.hosted([party])}
-
-    def node_of(self, client: int) -> int | None:
-        return self.homes.get(client)
-
-    def node_of_party(self, party: int) -> int | None:
-        return self._homes.get(party)
+        return set(self.hosted(self._members.keys() - self._taking_part))
 
     def hosted(self, parties: Iterable[int]) -> list[int]:
-        return sorted(c for party in parties for c in self.bindings[party][0].clients)
+        return sorted(client for party in parties for client in self._members[party].clients)
 
     def epoch_clients(self) -> dict[int, list[int]]:
         return {party: self.hosted([party]) for party in sorted(self._taking_part)}
@@ -266,67 +248,48 @@ class PartySums(SumServer):
 
     def check_keys(self, node: int, reply: BindReply) -> None:
         """Refuse a statement that its party has not signed, or may not sign."""
-        self._binding(reply)
-
-    def _binding(self, reply: BindReply) -> Binding:
-        commitment = reply.commitment.tobytes()
-        key, clients = reply.channel_key.tobytes(), tuple(reply.clients.tolist())
-        if reply.declared.size and not np.array_equal(reply.declared[:, 0], reply.clients):
-            raise MalformedReplyError(f"party {reply.party}: declares points of other clients")
-        blocks = tuple(reply.declared[:, 1].tolist())
-        binding = Binding(reply.run_id, reply.party, clients, key, commitment, blocks)
         if reply.run_id != self.run_id:
             raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
         try:
-            binding.verify(self.registry, reply.signature.tobytes(), MOST_BLOCK)
+            reply.verify(self.registry, MOST_BLOCK)
         except IdentityError as error:
             raise MalformedReplyError(str(error)) from error
-        if (points := sum(blocks)) > MOST_POINTS:
+        if (points := reply.declared[:, 1].sum()) > MOST_POINTS:
             raise MalformedReplyError(f"party {reply.party}: {points} points, above {MOST_POINTS}")
-        return binding
+
+    def party_of(self, reply: BindReply) -> int:
+        return reply.party
 
     def knows(self, old: int, reply: BindReply) -> bool:
         """Tell whether a SuperNode's party is in the epoch with exactly these clients and key."""
-        return self._homes.get(reply.party) == old and self._is_in(reply)
-
-    def _is_in(self, reply: BindReply) -> bool:
-        if reply.party not in self._taking_part:
-            return False
-        binding = self.bindings[reply.party][0]
-        shown = tuple(reply.clients.tolist()), reply.channel_key.tobytes()
-        return (binding.clients, binding.channel_key) == shown
+        return reply.party in self._taking_part and super().knows(old, reply)
 
     def enroll(self, node: int, reply: BindReply, gone: Collection[int] = ()) -> None:
         self.check_keys(node, reply)
-        if (home := self._homes.get(reply.party, node)) != node and home not in gone:
-            raise MalformedReplyError(f"party {reply.party} is at node {home} already")
-        if self._is_in(reply):
-            self._settle(node, reply.party)
+        party, home = reply.party, self.node_of_party(reply.party)
+        if home not in (None, node, *gone):
+            raise MalformedReplyError(f"party {party} is at node {home} already")
+        shown = self._member(node, reply)
+        if party in self._taking_part and replace(self._members[party], node=node) == shown:
+            self._settle(node, reply)  # it goes on, with the statement that all know
         elif self.lists >= MOST_LISTS:
             raise MalformedReplyError(
                 f"parties answer {MOST_LISTS} lists of commitments a run: nobody can join any more"
             )
         else:
             self.take_binding(node, reply)
-            self._fresh.add(reply.party)
+            self._fresh.add(party)
 
     def take_binding(self, node: int, reply: BindReply) -> None:
         """Store a SuperNode's statement, if its party signed it."""
-        self.bindings[reply.party] = self._binding(reply), reply.signature.tobytes()
-        self._settle(node, reply.party)
-
-    def _settle(self, node: int, party: int) -> None:
-        self._homes[party], self._at[node] = node, party
-
-    def move(self, old: int, node: int) -> None:
-        self._settle(node, self._party(old))
-        for one in self._rounds.values():
-            one.move(old, node)
+        self.check_keys(node, reply)
+        self.bindings[reply.party] = reply
+        self._settle(node, reply)
 
     def forget(self, node: int) -> None:
         """Remove a SuperNode; its party counts as absent until it is back."""
-        self._fresh -= {party for party, at in self._homes.items() if at == node}
-        self._homes = {party: at for party, at in self._homes.items() if at != node}
+        self._fresh.discard(self._at.get(node, -1))
+        super().forget(node)
 
     def exclude(self, clients: Iterable[int]) -> None:
         """Exclude the parties of clients whose fault was proven before the run was resumed."""
@@ -351,9 +314,18 @@ class PartySums(SumServer):
             [number for number in old.keys() & new.keys() if old[number].key != new[number].key],
             [n for n in old if n not in new or (new[n].revoked and not old[n].revoked)],
         )
-        self.registry, self._unbound = registry, set(self._homes.values())
-        self.epoch, self._rounds, self._homes, self._at = None, {}, {}, {}
-        self._fresh.clear()
+        self.registry, self._unbound, self.epoch = registry, set(self._at), None
+        self._give_up_rounds()
+        for node in self._unbound:
+            self.forget(node)
+
+    def _give_up_rounds(self) -> None:
+        self._unopened |= {number: self._too_few(number) for number in self._rounds}
+        self._rounds.clear()
+
+    def _too_few(self, number: int) -> Skipped:
+        few = f"{len(self.parties)} parties, a sum needs {self.fewest_nodes}"
+        return Skipped(Reason(Cause.SKIPPED, few, round=number))
 
     # Epochs
 
@@ -361,13 +333,13 @@ class PartySums(SumServer):
         """Begin an epoch if a party has joined; return whether one has begun."""
         self._fresh |= self._bind(server_round, send, self._unbound.intersection(nodes))
         self._unbound.clear()
-        present = {party for party in self.parties if self._homes[party] in nodes}
+        present = {party for party in self.parties if self.node_of_party(party) in nodes}
         if present <= self._taking_part - self._fresh:
             return False
         for _ in range(TRIES):
             if self.lists >= MOST_LISTS:
                 return False
-            old = {self._homes[party] for party in present - self._fresh}
+            old = {node for node, party in self._at.items() if party in present - self._fresh}
             present &= self._bind(server_round, send, old) | self._fresh
             if not (lists := self.reveal_requests(limit, present)):
                 return False
@@ -376,7 +348,7 @@ class PartySums(SumServer):
             if epochs := self.epoch_requests():
                 self._exchange(send, server_round, "sum_epoch", epochs, EpochReply, self.take_epoch)
                 return True
-            present &= self._homes.keys()
+            present &= set(self._at.values())
         return False
 
     def _bind(self, server_round: int, send: Send, nodes: Collection[int]) -> set[int]:
@@ -386,7 +358,7 @@ class PartySums(SumServer):
         replies = self._exchange(send, server_round, "sum_bind", requests, BindReply, take)
         for entry in replies.rejected:  # with a version of the registry that is old, for one
             self.forget(entry.node_id)
-        return {party for party, node in self._homes.items() if node in replies.values}
+        return {party for node, party in self._at.items() if node in replies.values}
 
     def reveal_requests(
         self, limit: float, present: Collection[int] | None = None
@@ -396,8 +368,8 @@ class PartySums(SumServer):
         parties = [party for party in self.parties if present is None or party in present]
         if len(parties) < self.fewest_nodes:
             return {}
-        bindings = [self.bindings[party][0] for party in parties]
-        points = [pair for one in bindings for pair in zip(one.clients, one.blocks, strict=False)]
+        bindings = [self.bindings[party] for party in parties]
+        declared = np.concatenate([one.declared for one in bindings])
         self._request = RevealRequest(
             self.run_id,
             self.lists,
@@ -407,11 +379,11 @@ class PartySums(SumServer):
             self._differ_by,
             limit,
             np.array(parties, np.int64),
-            rows_of([one.seed_commitment for one in bindings], len(parties), -1),
-            np.array(sorted(points), np.int64).reshape(-1, 2),
+            np.stack([one.commitment for one in bindings]),
+            declared[np.argsort(declared[:, 0])],
         )
         self.lists, self._seeds = self.lists + 1, {}
-        return {self._homes[party]: self._request for party in parties}
+        return {node: self._request for node, party in self._at.items() if party in parties}
 
     def take_seed(self, node: int, reply: RevealReply) -> None:
         party, seed, request = self._party(node), reply.seed.tobytes(), self._request
@@ -420,7 +392,7 @@ class PartySums(SumServer):
             raise MalformedReplyError(
                 f"run {reply.run_id.hex()}, {reply.number}: not the list that is open"
             )
-        if commit(self.run_id, party, seed) != self.bindings[party][0].seed_commitment:
+        if commit(self.run_id, party, seed) != self.bindings[party].commitment.tobytes():
             text = "it has committed to another seed of the graph"
             self._blame(Reason(Cause.PROVEN, text, party), node)
             raise MalformedReplyError(f"party {party}: {text}")
@@ -432,12 +404,12 @@ class PartySums(SumServer):
         assert request is not None
         parties = request.parties.tolist()
         if missing := [party for party in parties if party not in self._seeds]:
-            for party in missing:
-                self._homes.pop(party, None)
+            for node in [node for node, party in self._at.items() if party in missing]:
+                self._leave(node)
             return {}
         seeds = rows_of([self._seeds[party] for party in parties], len(parties), -1)
         epoch = self.epoch = Epoch.agreed(request, self.registry.digest, seeds)
-        self._rounds = {}
+        self._give_up_rounds()
         if self._differ_by > max(1, len(parties) - epoch.minimum):
             LOG.warning(
                 "%d SuperNodes, of which %d must be in every sum: once a sum of all was made, "
@@ -447,19 +419,22 @@ class PartySums(SumServer):
                 self._differ_by,
                 DIFFER_BY,
             )
-        return {self._homes[party]: self._epoch_request(epoch, party, seeds) for party in parties}
+        return {
+            node: self._epoch_request(epoch, party, seeds)
+            for node, party in self._at.items()
+            if party in self._seeds
+        }
 
     def _epoch_request(self, epoch: Epoch, party: int, seeds: Bytes) -> EpochRequest:
         row = epoch.parties[epoch.partners[epoch.index(party)]].tolist()
         signed = [self.bindings[partner] for partner in row]
-        clients = [np.array(binding.clients, np.int64) for binding, _ in signed]
         return EpochRequest(
             self.run_id,
             seeds,
-            rows_of([binding.channel_key for binding, _ in signed], len(row), -1),
-            rows_of([signature for _, signature in signed], len(row), -1),
-            np.array([each.size for each in clients], np.int64),
-            np.concatenate(clients),
+            np.stack([binding.channel_key for binding in signed]),
+            np.stack([binding.signature for binding in signed]),
+            np.array([binding.clients.size for binding in signed], np.int64),
+            np.concatenate([binding.clients for binding in signed]),
         )
 
     def take_epoch(self, node: int, reply: EpochReply) -> None:
@@ -469,24 +444,17 @@ class PartySums(SumServer):
 
     # A round, as ``SumServer`` has it
 
-    def open_round(self, number: int, clients: Iterable[int]) -> dict[int, PrepareRequest]:
+    def _begin(self, number: int, clients: set[int]) -> SumRound | Skipped:
         """Begin a round of the epoch; parties without any of the clients are absent."""
-        epoch, asked = self.epoch, set(clients)
-        if epoch is None:
-            return {}
-        if number <= self._last:
-            raise ValueError(f"round {number} is not after {self._last}, the last one")
-        self._last = number
-        self._keep_newest()
-        nodes, keys = [], []
-        for index, party in enumerate(epoch.parties.tolist()):
-            is_there = party in self._homes and party not in self._cheating
-            is_there = is_there and not asked.isdisjoint(self.hosted([party]))
-            nodes.append(self._homes[party] if is_there else ABSENT - index)
-            keys.append(self.bindings[party][0].channel_key)
-        rows = rows_of(keys, len(keys), -1)
-        opened = self._rounds[number] = PartyRound(epoch, number, nodes, rows, asked, self._blame)
-        return {node: one for node, one in opened.prepare_requests().items() if node >= 0}
+        if (epoch := self.epoch) is None:
+            return self._too_few(number)
+        parties, nodes = epoch.parties.tolist(), list[int | None]()
+        for party in parties:
+            is_there = party not in self._cheating
+            is_there = is_there and not clients.isdisjoint(self._members[party].clients)
+            nodes.append(self._members[party].node if is_there else None)
+        rows = rows_of([self._members[party].channel_key for party in parties], len(parties), -1)
+        return PartyRound(epoch, number, nodes, rows, clients, self._blame)
 
     def take(self, node: int, reply: StageReply, *more: Message) -> None:
         number = reply.server_round
@@ -511,7 +479,7 @@ class PartySums(SumServer):
     def mask_requests(
         self, number: int, length: int, word: int, terms: SumTerms
     ) -> dict[int, tuple[MaskRequest, Ready]]:
-        if number not in self._rounds:
+        if number in self._unopened:
             return {}
         one = self._round(number)
         epoch = one.epoch
@@ -519,14 +487,14 @@ class PartySums(SumServer):
         ready = one.live.copy()
         result = {}
         for node, request in requests.items():
-            if self._homes.get(party := self._at[node]) != node:
+            if node not in self._at:
                 continue  # it has gone since it prepared
-            row = epoch.partners[epoch.index(party)]
+            row = epoch.partners[epoch.index(self._at[node])]
             result[node] = request, Ready(ready, one.keys[row[ready[row]]])
         return result
 
     def sign(self, number: int, server_round: int, send: Send) -> None:
-        lists = self.list_requests(number) if number in self._rounds else {}
+        lists = {} if number in self._unopened else self.list_requests(number)
         self._exchange(send, server_round, "sum_list", lists, ListReply, self.take_list)
 
     def list_requests(self, number: int) -> dict[int, ListRequest]:
@@ -543,7 +511,8 @@ class PartySums(SumServer):
         if who not in earlier:
             earlier.append(who)
         request = ListRequest(one.epoch.id, number, listed)
-        return {self._homes[party]: request for party in one.parties[listed].tolist()}
+        parties = set(one.parties[listed].tolist())
+        return {node: request for node, party in self._at.items() if party in parties}
 
     def take_list(self, node: int, reply: ListReply) -> None:
         one, party = self._round(reply.server_round), self._party(node)
@@ -553,12 +522,12 @@ class PartySums(SumServer):
         one.lists[index], one.signed[index] = reply.signature, True
 
     def unmask_requests(self, number: int) -> dict[int, tuple[UnmaskRequest, Signatures]]:
-        if number not in self._rounds:
+        if number in self._unopened:
             return {}
         one = self._round(number)
         epoch, result = one.epoch, {}
         for node, request in one.unmask_requests().items():
-            if node < 0 or not one.signed[index := epoch.index(self._at[node])]:
+            if node not in self._at or not one.signed[index := epoch.index(self._at[node])]:
                 continue
             columns = np.flatnonzero(one.signed[epoch.partners[index]])[: epoch.threshold]
             signatures = one.lists[epoch.partners[index][columns]]
@@ -567,13 +536,8 @@ class PartySums(SumServer):
             result[node] = request, Signatures(columns.astype(np.int64), signatures)
         return result
 
-    def result(self, number: int) -> SumResult | Skipped:
-        if number not in self._rounds:
-            few = f"{len(self.parties)} parties, a sum needs {self.fewest_nodes}"
-            return Skipped(Reason(Cause.SKIPPED, few, round=number))
-        one = self._round(number)
-        result = one.result()
-        del self._rounds[number]
+    def _ended(self, one: SumRound, result: SumResult | Skipped) -> SumResult | Skipped:
+        assert isinstance(one, PartyRound)
         if isinstance(result, Skipped):
             return result
         local = one.asked.intersection(self.hosted(result.contributors.tolist())) - one.left_out
@@ -583,12 +547,6 @@ class PartySums(SumServer):
         one = super()._round(number)
         assert isinstance(one, PartyRound)
         return one
-
-    def _party(self, node: int) -> int:
-        party = self._at.get(node)
-        if party is None or self._homes.get(party) != node:
-            raise MalformedReplyError(f"node {node} is no party")
-        return party
 
     def _verify(
         self, party: int, signature: Bytes, purpose: bytes, parts: tuple[bytes, ...]

@@ -20,8 +20,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.secure import channel
@@ -29,6 +27,7 @@ from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, pieces, row
 from flower_graph.secure.node_config import LEAST_CLIENTS
 from flower_graph.secure.ring import WORDS, RingArray, add_streams
 from flower_graph.secure.shamir import SHARE_BYTES, split_secrets
+from flower_graph.secure.state import read_state, write_state
 from flower_graph.secure.sum.messages import (
     KEPT_ROUNDS,
     MASK_KEY,
@@ -44,13 +43,11 @@ from flower_graph.secure.sum.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
+from flower_graph.storage.reading import reading
 from flower_graph.wire.arrays import Config
 from flower_graph.wire.fields import Bytes, Integers
 
-# What is saved of a round: numbers, arrays, and those that are written into after they were read
-NUMBERS = ("number", "threshold", "minimum", "is_masked")
-ARRAYS = ("partners", "seed", "private", "public", "secrets")
-CHANGING = ("held", "has", "live")
+KEPT = ("run_id", "clients", "_private", "_public", "_last")  # what is saved beside the rounds
 
 
 @dataclass
@@ -258,36 +255,17 @@ class SumClient:
         return UnmaskReply(self.run_id, kept.number, request.clients, kinds, shares)
 
     def to_bytes(self) -> bytes:
-        arrays = {
-            "run": np.frombuffer(self.run_id, np.uint8),
-            "last": np.array([self._last]),
-            "clients": np.array(self.clients, np.int64),
-            "channel": rows_of([self._private, self._public], 2, KEY_BYTES),
-        }
-        for number, kept in self._rounds.items():
-            numbers = [getattr(kept, name) for name in NUMBERS]
-            arrays[f"{number}/numbers"] = np.array(numbers, np.int64)
-            for name in (*ARRAYS, *CHANGING):
-                arrays[f"{number}/{name}"] = np.ascontiguousarray(getattr(kept, name))
-        return bytes(save(arrays))
+        rounds = [vars(kept) for kept in self._rounds.values()]
+        return write_state({name: getattr(self, name) for name in KEPT} | {"rounds": rounds})
 
     @classmethod
     def from_bytes(cls, state: bytes, least: int = 1) -> SumClient:
         host = cls.__new__(cls)
-        host._agreed, host._rounds, host._least = channel.Agreements(), {}, least
-        try:
-            arrays = load(state)
-            for name in [name for name in arrays if name.endswith("/numbers")]:
-                number, threshold, minimum, is_masked = arrays[name].tolist()
-                fixed = [arrays[f"{number}/{part}"] for part in ARRAYS]
-                changing = [arrays[f"{number}/{part}"].copy() for part in CHANGING]
-                kept = ClientRound(number, threshold, minimum, bool(is_masked), *fixed, *changing)
-                host._rounds[number] = kept
-            host.run_id, host._last = arrays["run"].tobytes(), int(arrays["last"][0])
-            host.clients = arrays["clients"].tolist()
-            host._private, host._public = pieces(arrays["channel"])
-        except (SafetensorError, KeyError, ValueError, IndexError) as error:
-            raise StateLostError(f"the state of the secure sum cannot be read: {error}") from error
+        host._agreed, host._least = channel.Agreements(), least
+        with reading("the state of the secure sum", StateLostError):
+            kept = read_state(state)
+            vars(host).update({name: kept[name] for name in KEPT})
+            host._rounds = {one["number"]: ClientRound(**one) for one in kept["rounds"]}
         return host
 
     def _round(self, run_id: bytes, number: int) -> ClientRound:

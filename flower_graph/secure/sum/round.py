@@ -96,7 +96,7 @@ class SumRound:
         run_id: bytes,
         number: int,
         parties: Integers,
-        nodes: list[int],
+        nodes: list[int | None],
         hosted: list[list[int]],
         channel_keys: Bytes,
         partners: Integers,
@@ -104,13 +104,14 @@ class SumRound:
         minimum: int,
         blame: Blame,
     ) -> None:
-        # hosted: the clients that each party adds up; minimum: so many of them must be in the sum
+        # nodes: None where a party is not connected; hosted: the clients that each party adds up;
+        # minimum: so many of them must be in the sum
         m, k = partners.shape
         self.run_id, self.number, self.parties = run_id, number, parties
         self.partners, self.threshold, self.minimum = partners, threshold, minimum
         self._channel_keys, self._blame = channel_keys, blame
         self._hosted, self._asked = [list(local) for local in hosted], sum(map(len, hosted))
-        self._rows = {node: row for row, node in enumerate(nodes)}
+        self._rows = {node: row for row, node in enumerate(nodes) if node is not None}
         self.round_keys = np.zeros((m, channel.KEY_BYTES), np.uint8)
         self.seed_commitments = np.zeros((m, channel.COMMITMENT_BYTES), np.uint8)
         self.share_commitments = np.zeros((m, k, 2, channel.COMMITMENT_BYTES), np.uint8)

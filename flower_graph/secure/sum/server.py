@@ -16,7 +16,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
@@ -67,6 +67,15 @@ MOST_CHEATS = 3  # SuperNodes that are proven to cheat before nobody new is take
 ALONE = 0, 0, 0  # the plan of a SuperNode whose clients are all in the sum
 
 
+@dataclass
+class Member:
+    """A SuperNode, as a party of the sums."""
+
+    node: int | None  # None while it is not connected
+    clients: list[int]  # ascending
+    channel_key: bytes
+
+
 class SumServer:
     """Carries out secure sums over clients that SuperNodes host.
 
@@ -92,12 +101,14 @@ class SumServer:
         check_shares(dropout, corrupt)
         self.dropout, self.corrupt = dropout, corrupt
         self.run_id = os.urandom(RUN_BYTES)
+        self._members: dict[int, Member] = {}  # by their numbers as parties
+        self._at: dict[int, int] = {}  # SuperNode: party
+        self._party_of: dict[int, int] = {}  # client: party
         self._blamed: list[Reason] = []
         self._excluded: set[int] = set()
         self._barred: set[int] = set()  # those SuperNodes
         self._beginnings = Counter[int]()  # of each client, with new keys
         self._cheats = 0  # SuperNodes that were proven to cheat
-        self._members: dict[int, tuple[int, bytes]] = {}  # client: SuperNode, channel key
         self._rounds: dict[int, SumRound] = {}
         self._unopened: dict[int, Skipped] = {}  # rounds with too few clients to begin
         self._last = -1
@@ -119,8 +130,8 @@ class SumServer:
 
     @property
     def clients(self) -> list[int]:
-        """Numbers of all enrolled clients that may be in the next sum, ascending."""
-        return sorted(self._members.keys() - self.out)
+        """Numbers of all connected clients that may be in the next sum, ascending."""
+        return sorted(self.homes.keys() - self.out)
 
     @property
     def out(self) -> set[int]:
@@ -129,11 +140,14 @@ class SumServer:
 
     @property
     def homes(self) -> dict[int, int]:
-        return {client: node for client, (node, _) in self._members.items()}
+        there = [(m.node, m.clients) for m in self._members.values() if m.node is not None]
+        return {client: node for node, clients in there for client in clients}
 
     def node_of(self, client: int) -> int | None:
-        member = self._members.get(client)
-        return None if member is None else member[0]
+        return self.node_of_party(self._party_of.get(client, -1))
+
+    def node_of_party(self, party: int) -> int | None:
+        return self._members[party].node if party in self._members else None
 
     # For servers that clients need not trust (``flower_graph.secure.parties``)
 
@@ -157,7 +171,8 @@ class SumServer:
         clients = reply.clients.tolist()
         if is_low_order(reply.channel_key.tobytes()):
             raise MalformedReplyError(f"the channel key of client {clients[0]} is of low order")
-        if (home := self.node_of(clients[0])) is not None and self.knows(home, reply):
+        home = self.node_of(clients[0])
+        if home is not None and self.knows(home, reply):
             return  # it goes on
         times = [self._beginnings[client] for client in clients]
         # Whoever cheated before this run went on is let in once, and has no part in any sum.
@@ -175,12 +190,11 @@ class SumServer:
         self.check_keys(node, reply)
         clients = reply.clients.tolist()
         for client in clients:
-            if (owner := self._members.get(client, (node,))[0]) != node and owner not in gone:
+            if (owner := self.node_of(client)) not in (None, node, *gone):
                 raise MalformedReplyError(f"client {client} belongs to node {owner}")
-        result = dict.fromkeys(clients, (node, reply.channel_key.tobytes()))
-        for old in gone:
+        for old in (node, *gone):
             self.forget(old)
-        self._members |= result
+        self._settle(node, reply)
         self._beginnings.update(clients)
 
     def exclude(self, clients: Iterable[int]) -> None:
@@ -188,39 +202,63 @@ class SumServer:
         self._excluded |= set(clients)
 
     def forget(self, node: int) -> None:
-        """Remove a SuperNode's clients, so that another SuperNode may host them."""
-        self._members = {c: entry for c, entry in self._members.items() if entry[0] != node}
+        """Remove a SuperNode; another SuperNode may host its clients."""
+        self._leave(node)
+
+    def _leave(self, node: int) -> None:
+        if (party := self._at.pop(node, None)) is not None:
+            self._members[party].node = None
+
+    def party_of(self, reply: Keys) -> int:
+        """Return the number that a SuperNode has as a party."""
+        return int(reply.clients.min())
 
     def knows(self, old: int, reply: Keys) -> bool:
         """Tell whether a SuperNode enrolled with exactly these clients and this key."""
-        local = {c: key for c, (node, key) in self._members.items() if node == old}
-        return local == dict.fromkeys(reply.clients.tolist(), reply.channel_key.tobytes())
+        member = self._members.get(self.party_of(reply))
+        return member is not None and member == self._member(old, reply)
 
     def move(self, old: int, node: int) -> None:
         """Register a SuperNode under another id: it was restarted and has kept its keys."""
+        party = self._party(old)
         self._barred |= {node} if old in self._barred else set()
-        self._members = {
-            c: (node if at == old else at, key) for c, (at, key) in self._members.items()
-        }
+        del self._at[old]
+        self._members[party].node, self._at[node] = node, party
         for one in self._rounds.values():
             one.move(old, node)
 
-    def open_round(self, server_round: int, clients: Iterable[int]) -> dict[int, PrepareRequest]:
-        if server_round <= self._last:
-            raise ValueError(f"round {server_round} is not after {self._last}, the last one")
-        chosen = sorted(set(clients) - self.excluded)
-        if strangers := [client for client in chosen if client not in self._members]:
-            raise ValueError(f"client {strangers[0]} is not enrolled")
-        self._last = server_round
-        self._warn_of_differences()
-        self._keep_newest()
-        parties = len({self.node_of(client) for client in chosen})
-        if self._honest(len(chosen)) < 2 or self._honest(parties) < min(parties, 2):
-            few = f"{len(chosen)} clients, a sum needs at least 2 that do not collude"
-            why = f"{few}, of {min(parties, 2)} SuperNodes (corrupt {self.corrupt:g})"
-            self._unopened[server_round] = Skipped(Reason(Cause.SKIPPED, why, round=server_round))
+    def _member(self, node: int, reply: Keys) -> Member:
+        return Member(node, sorted(reply.clients.tolist()), reply.channel_key.tobytes())
+
+    def _settle(self, node: int, reply: Keys) -> None:
+        party, member = self.party_of(reply), self._member(node, reply)
+        if (before := self._members.get(party)) is not None:
+            for client in before.clients:
+                if self._party_of.get(client) == party:
+                    del self._party_of[client]
+            if before.node is not None:
+                self._leave(before.node)
+        self._leave(node)
+        self._members[party], self._at[node] = member, party
+        self._party_of |= dict.fromkeys(member.clients, party)
+
+    def _party(self, node: int) -> int:
+        if node not in self._at:
+            raise MalformedReplyError(f"node {node} is no party")
+        return self._at[node]
+
+    def open_round(self, number: int, clients: Iterable[int]) -> dict[int, PrepareRequest]:
+        if number <= self._last:
+            raise ValueError(f"round {number} is not after {self._last}, the last one")
+        opened = self._begin(number, set(clients))
+        self._last = number
+        for kept in (self._rounds, self._unopened):  # drop those that nobody ended
+            for old in sorted(kept)[: 1 - KEPT_ROUNDS]:
+                del kept[old]
+        if isinstance(opened, Skipped):
+            self._unopened[number] = opened
             return {}
-        opened = self._rounds[server_round] = self._begin(server_round, chosen)
+        self._rounds[number] = opened
         return opened.prepare_requests()
 
     def _honest(self, count: int) -> int:
@@ -253,37 +291,46 @@ class SumServer:
         if server_round in self._unopened:
             return self._unopened.pop(server_round)
         result = self._round(server_round).result()
-        suspects = self._rounds.pop(server_round).suspects.tolist()
-        nodes = {self.node_of(client) for client in suspects}
-        for client, (node, _) in sorted(self._members.items()):
+        return self._ended(self._rounds.pop(server_round), result)
+
+    def _ended(self, one: SumRound, result: SumResult | Skipped) -> SumResult | Skipped:
+        nodes = {self.node_of(client) for client in one.suspects.tolist()}
+        for client, node in sorted(self.homes.items()):
             if node in nodes and client not in self.excluded:
                 text = "most others and its SuperNode cannot open what they seal for each other"
-                self._blame(Reason(Cause.AT_ODDS, text, client, server_round), None)
+                self._blame(Reason(Cause.AT_ODDS, text, client, one.number), None)
                 self._excluded.add(client)
         return result
 
-    def _begin(self, server_round: int, chosen: list[int]) -> SumRound:
-        local: dict[int, list[int]] = {}
+    def _begin(self, number: int, clients: set[int]) -> SumRound | Skipped:
+        """Begin a round of some clients, or say why there is none."""
+        chosen = sorted(clients - self.excluded)
+        local: dict[int, list[int]] = {}  # by party
         for client in chosen:
-            local.setdefault(self._members[client][0], []).append(client)
-        first = dict[int, int]()
-        for client in sorted(self._members):
-            first.setdefault(self._members[client][0], client)
-        nodes = sorted(local, key=first.__getitem__)
-        m, fewest = len(nodes), len(chosen) - math.floor(self.dropout * len(chosen))
+            if self.node_of(client) is None:
+                raise ValueError(f"client {client} is not enrolled")
+            local.setdefault(self._party_of[client], []).append(client)
+        self._warn_of_differences()
+        m, dropped = len(local), math.floor(self.dropout * len(chosen))
+        if self._honest(len(chosen)) < 2 or self._honest(m) < min(m, 2):
+            few = f"{len(chosen)} clients, a sum needs at least 2 that do not collude"
+            why = f"{few}, of {min(m, 2)} SuperNodes (corrupt {self.corrupt:g})"
+            return Skipped(Reason(Cause.SKIPPED, why, round=number))
         k, threshold, vanished = ALONE if m == 1 else plan(m, self.dropout, self.corrupt)
         seed = int.from_bytes(self.run_id, "little")
-        graph = partners(np.arange(m), k, seed, server_round) if k else np.zeros((1, 0), np.int64)
+        graph = partners(np.arange(m), k, seed, number) if k else np.zeros((1, 0), np.int64)
+        parties = sorted(local)
+        members = [self._members[party] for party in parties]
         return SumRound(
             self.run_id,
-            server_round,
-            np.array([first[node] for node in nodes], np.int64),
-            nodes,
-            [local[node] for node in nodes],
-            rows_of((self._members[first[node]][1] for node in nodes), m, -1),
+            number,
+            np.array(parties, np.int64),
+            [member.node for member in members],
+            [local[party] for party in parties],
+            rows_of((member.channel_key for member in members), m, -1),
             graph,
             threshold,
-            max(2, threshold + 1, m - vanished, fewest),
+            max(2, threshold + 1, m - vanished, len(chosen) - dropped),
             self._blame,
         )
 
@@ -304,20 +351,13 @@ class SumServer:
             )
         return self._rounds[server_round]
 
-    def _keep_newest(self) -> None:
-        """Drop rounds that nobody ended, so that a new one makes two."""
-        for number in sorted(self._rounds)[: 1 - KEPT_ROUNDS]:
-            del self._rounds[number]
-        for number in sorted(self._unopened)[: 1 - KEPT_ROUNDS]:
-            del self._unopened[number]
-
     def _blame(self, reason: Reason, node: int | None) -> None:
         """Record a client's fault; if it is proven, exclude all clients of its SuperNode."""
         client = reason.client
         if node is None or client is None:
             self._blamed.append(reason)
             return
-        hosted = {other for other, (at, _) in self._members.items() if at == node} - {client}
+        hosted = {other for other, at in self.homes.items() if at == node} - {client}
         if node not in self._barred:
             self._cheats += 1
         self._barred.add(node)
