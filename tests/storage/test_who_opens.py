@@ -125,8 +125,9 @@ def opened(source: str) -> Iterator[str]:
         elif name == "os.open":
             if "O_RDONLY" in ast.unparse(node) or "O_RDWR" in ast.unparse(node):
                 yield name
-        elif own == "open" and (mode := _mode(node)) is not None:
-            if not set(mode) & set("wax") or "+" in mode:
+        elif own == "open":
+            mode = _mode(node) or "w"
+            if "+" in mode or not set(mode) & set("wax"):
                 yield own
 
 
