@@ -23,7 +23,7 @@ from socketserver import BaseRequestHandler, ThreadingTCPServer
 from benchmarks.measure import say, size, spread, table
 from deploy.loopback import HOST, DeploymentError, Loopback
 from flower_graph.apps.cli import main as cli
-from flower_graph.apps.cli.processes import termination_as_exit
+from flower_graph.apps.cli.launch import termination_as_exit
 
 TIMEOUT = 900.0  # seconds that one run may take
 # Configuration, settings, exchanges of a round

@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from deploy.loopback import DeploymentError, Loopback, remove
-from flower_graph.apps.cli.processes import termination_as_exit
+from flower_graph.apps.cli.launch import termination_as_exit
 
 CLIENTS = 4
 TIMEOUT = 280.0  # seconds for one method's run

@@ -29,10 +29,10 @@ import tomli_w
 
 from deploy.connection import NAME, write_connection
 from deploy.credentials import make_node_key, make_server_credentials
-from flower_graph.apps.cli.launch import free_ports
-from flower_graph.apps.cli.processes import (
+from flower_graph.apps.cli.launch import (
     adopted_orphans,
     end_processes,
+    free_ports,
     marked_processes,
     without_interrupts,
 )

@@ -22,8 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from flower_graph.apps.cli.launch import free_ports
-from flower_graph.apps.cli.processes import end_processes, marked_processes
+from flower_graph.apps.cli.launch import end_processes, free_ports, marked_processes
 from flower_graph.storage.files import STATE_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -143,11 +143,11 @@ def pictures(no_pictures: Callable[..., None], monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Keep the axes of pictures instead of writing these."""
-    from flower_graph.report.plots import base, compared
-    from flower_graph.strategies.ppfl import plots
+    from flower_graph.report import plots
+    from flower_graph.strategies.ppfl import plots as of_ppfl
 
     kept: list[Any] = []
-    for module in (base, compared, plots):
+    for module in (plots, of_ppfl):
         monkeypatch.setattr(module, "save", lambda figure, *_: kept.extend(figure.axes))
     return kept
 

@@ -323,13 +323,6 @@ def test_a_closed_pipe_is_no_fault() -> None:
     assert done.stderr == ""
 
 
-def test_version(capsys: Captured) -> None:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["--version"])
-    assert caught.value.code == 0
-    assert capsys.readouterr().out.startswith("flower-graph 0.")
-
-
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     printer = RoundPrinter(4, seed=0)

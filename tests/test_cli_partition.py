@@ -226,15 +226,6 @@ def test_several_seeds_are_averaged_and_folders_are_for_one(capsys: Captured) ->
     assert settings["settings"]["seed"] == 1
 
 
-def test_the_folder_has_the_configs_name() -> None:
-    assert cli.main(["partition", "egos.yaml"]) == 0
-    (folder,) = Path("runs").iterdir()
-    assert folder.name.startswith("partition-egos-")
-    files = {"partition.json", "partition.md", "partition.png", "classes.png", "server"}
-    clients = {f"client-000{client}" for client in range(8)}
-    assert {path.name for path in folder.iterdir()} == files | clients
-
-
 def test_every_supernode_gets_a_folder_unless_there_are_more_than_anybody_wants(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from flower_graph.apps.cli import launch
-from flower_graph.apps.cli.processes import end_processes, marked_processes
+from flower_graph.apps.cli.launch import end_processes, marked_processes
 from flower_graph.method.load import load_config
 from flower_graph.storage.files import STATE_VARIABLE
 

@@ -12,42 +12,32 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.image import imread
 
-from flower_graph.errors import OutputError
 from flower_graph.records.rounds import RoundReport
-from flower_graph.report.plots import base
-from flower_graph.report.plots.base import CurveSet, plot_counts, plot_grid, save_curves
-from flower_graph.report.plots.compared import (
+from flower_graph.report import plots
+from flower_graph.report.plots import (
+    CurveSet,
     Interval,
     Panel,
     Spent,
     plot_budgets,
+    plot_counts,
+    plot_grid,
     plot_intervals,
     plot_lines,
     plot_matrices,
     plot_points,
     plot_spent,
+    save_curves,
 )
-
-
-@pytest.mark.parametrize("count", [1, 4])
-def test_curves_are_a_picture_even_of_bad_runs(tmp_path: Path, count: int) -> None:
-    reports = [
-        RoundReport(number, math.nan, 1.0, 0.0, 0.9, 0.1, math.inf, 10, 10)
-        for number in range(1, count + 1)
-    ]
-    save_curves(tmp_path / "curves.png", reports, title="test")
-    picture = imread(tmp_path / "curves.png")
-    assert picture.shape[0] > 300 and picture.shape[1] > 3 * picture.shape[0]
-    assert np.unique(picture).size > 10
 
 
 def test_baselines_are_grey_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     axes: list[Axes] = []
-    monkeypatch.setattr(base, "save", lambda figure, *_: axes.extend(figure.axes))
+    monkeypatch.setattr(plots, "save", lambda figure, *_: axes.extend(figure.axes))
     one = RoundReport(1, 1.0, 1.0, 0.0, 0.9, 0.1, 0.2, 10, 10)
     given = {"majority": 0.3, "logistic regression": 0.5}
     save_curves(tmp_path / "curves.png", [one], title="test", baselines=given)
-    grey = [line for line in axes[1].lines if line.get_color() == base.GREY]
+    grey = [line for line in axes[1].lines if line.get_color() == plots.GREY]
     assert {str(line.get_label()): line.get_ydata()[0] for line in grey} == given  # type: ignore[index]
     named = [text.get_text() for text in axes[1].get_legend().get_texts()]
     assert named == ["validation", "test", *given]
@@ -57,15 +47,15 @@ def test_metrics_are_curves_and_mistakes_a_map_of_shares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     axes: list[Axes] = []
-    monkeypatch.setattr(base, "save", lambda figure, *_: axes.extend(figure.axes))
+    monkeypatch.setattr(plots, "save", lambda figure, *_: axes.extend(figure.axes))
     one = RoundReport(1, 1.0, 1.0, 0.0, 0.9, 0.1, 0.2, 10, 10)
     one.scores = {"macro-f1": {"train": 0.9, "val": 0.2, "test": 0.3}}
     one.confusion = [[3, 1], [0, 0]]  # of the second class there is no node
-    base.save_curves(tmp_path / "curves.png", [one], title="test")
+    plots.save_curves(tmp_path / "curves.png", [one], title="test")
     drawn = {str(line.get_label()): line.get_ydata()[0] for line in axes[1].lines}  # type: ignore[index]
     assert drawn["test macro-f1"] == 0.3
     axes.clear()
-    base.save_confusion(tmp_path / "confusion.png", one, title="test")
+    plots.save_confusion(tmp_path / "confusion.png", one, title="test")
     assert axes[0].images[0].get_array().tolist() == [[0.75, 0.25], [0, 0]]  # type: ignore[union-attr]
 
 
@@ -161,11 +151,6 @@ def test_curves_at_stake_are_marked_and_the_others_grey(drawn: list[Axes]) -> No
     assert drawn[0].get_ylim()[0] < 0.2 and len(drawn[0].get_legend_handles_labels()[1]) == 4
 
 
-def test_a_run_that_ended_stays_where_it_was() -> None:
-    found = base.staying([[0.2, 0.4], [0.4, 0.6, 0.8]], 3)
-    assert found.tolist() == [[0.2, 0.4, 0.4], [0.4, 0.6, 0.8]]
-
-
 BUDGETS = {1e4: [0.5, 0.75], 10.0: [0.25, 0.25]}
 LEVELS = {"LOC": [0.5], "FED": [0.5, 1.0]}
 
@@ -186,20 +171,9 @@ def test_accuracies_by_budget_are_drawn(drawn: list[Axes]) -> None:
     ("draw", "panels", "how", "said"),
     [
         (plot_intervals, {"Cora": {}}, {"label": "accuracy"}, "panels"),
-        (
-            plot_matrices,
-            {},
-            {"rows": ("a", ()), "columns": ("b", ()), "label": "c"},
-            "panels",
-        ),
         (plot_points, {}, {}, "panels"),
-        (plot_spent, {}, {}, "panels"),
-        (plot_lines, {}, {"label": "points"}, "panels"),
-        (plot_budgets, {}, {}, "panels"),
         (plot_budgets, {"t": Panel({}, LEVELS)}, {}, "t"),
         (plot_budgets, {"t": Panel({1.0: []}, LEVELS)}, {}, "t"),
-        (plot_counts, {}, {"title": "t"}, "panels"),
-        (plot_grid, {}, {}, "panels"),
         (plot_grid, {"Cora": {"A": CurveSet([[]], [[1.0]])}}, {}, "curve"),
     ],
 )
@@ -209,15 +183,3 @@ def test_nothing_to_draw_is_refused(
     with pytest.raises(ValueError, match=said):
         draw(tmp_path / "x.png", panels, **how)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_picture_is_written_or_it_is_said_that_it_cannot_be(tmp_path: Path) -> None:
-    plot_budgets(tmp_path / "a.png", {"t": Panel(BUDGETS, LEVELS)})
-    assert imread(tmp_path / "a.png").shape[2] == 4
-    (tmp_path / "file").touch()
-    with pytest.raises(OutputError):
-        plot_counts(tmp_path / "file" / "a.png", {"one": {1: 1}}, title="t")
-
-
-def test_no_two_curves_look_alike() -> None:
-    assert len({base.look(place) for place in range(36)}) == 36

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flower_graph.apps.cli.processes import (
+from flower_graph.apps.cli.launch import (
     adopted_orphans,
     end_processes,
     marked_processes,
@@ -68,7 +68,7 @@ def test_descendants_without_the_mark_are_found() -> None:
 def test_this_process_is_never_among_them() -> None:
     code = f"""
 import os
-from flower_graph.apps.cli.processes import marked_processes
+from flower_graph.apps.cli.launch import marked_processes
 assert os.environ[{MARK!r}] == "x", "or the test shows nothing"
 print(os.getpid() in [p.pid for p in marked_processes({MARK!r}, "x")])
 """

@@ -180,7 +180,7 @@ def _write(
     configs: Mapping[str, RunConfig],
     tried: Mapping[str, Tree],
 ) -> None:
-    from flower_graph.report.plots.base import plot_counts  # slow to import
+    from flower_graph.report.plots import plot_counts  # slow to import
 
     panels = dict(description.distributions)
     for name, result in tried.items():

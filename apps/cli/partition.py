@@ -64,8 +64,11 @@ def partition_command(args: argparse.Namespace) -> int:
     with new_folder(args.out or folder.with_name(f"partition-{folder.name}")) as out:
         folders = _write_folders(out, config, cuts, args.supernodes)
         # The picture first: where partition.json is, the command has done all it does.
-        from flower_graph.report.plots.base import plot_counts  # slow to import
-        from flower_graph.report.plots.page import is_drawn, plot_classes
+        from flower_graph.report.plots import (
+            is_drawn,
+            plot_classes,
+            plot_counts,  # slow to import
+        )
 
         title = f"{args.config}, seed {seeds[0]}"
         plot_counts(out / PICTURE, statistics[0].distributions, title=title)

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 from flower_graph.apps.reproduce.rows import Results, Row, all_rows
 from flower_graph.apps.reproduce.runs import AXES, Curves, Store, runs_of
 from flower_graph.apps.reproduce.table import TEST, Paper, Picture, function
-from flower_graph.report.plots.base import CurveSet, plot_grid
-from flower_graph.report.plots.compared import (
+from flower_graph.report.plots import (
+    CurveSet,
     Interval,
     Panel,
     Spent,
     plot_budgets,
+    plot_grid,
     plot_intervals,
     plot_matrices,
     plot_spent,

@@ -151,15 +151,21 @@ def read_graph(
         declared, named = 1, None
     labels = number_classes([found.labels], declared, named)
     assert found.edge_index is not None
+    train, val, test = found.masks.values()
     return Graph(
         found.x,
         found.edge_index,
         labels.y[0],
         labels.num_classes,
-        *found.masks.values(),
+        train,
+        val,
+        test,
         classes=labels.classes,
+        names=found.names,
         notes=(*getattr(data, "notes", ()), *found.notes, *labels.notes),
-        **{key: getattr(found, key) for key in ("names", "columns", "targets", "edge_weight")},
+        columns=found.columns,
+        targets=found.targets,
+        edge_weight=found.edge_weight,
     )
 
 

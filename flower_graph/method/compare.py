@@ -14,8 +14,7 @@ from flower_graph.config.rules import refuse_key
 from flower_graph.errors import OutputError, one_line
 from flower_graph.method.load import flatten
 from flower_graph.method.run import METRICS, RESULT, Run
-from flower_graph.outputs.files import as_text
-from flower_graph.outputs.rows import Framed
+from flower_graph.outputs.files import Framed, as_text
 from flower_graph.records.rounds import WAYS, figure_text, format_bytes, merit
 from flower_graph.report.result import metrics_of, metrics_shown
 from flower_graph.report.significance import differences, holm, paired
@@ -298,7 +297,7 @@ class Comparison(Framed):
         return pd.DataFrame([self._flat(row) for row in self.rows], dtype=object)
 
     def save_picture(self, path: Path | str) -> None:
-        from flower_graph.report.plots.compared import Interval, plot_intervals
+        from flower_graph.report.plots import Interval, plot_intervals
 
         if Path(path).suffix != ".png":
             raise OutputError(f"{path}: pictures are PNG files, whose names end in .png")

@@ -12,8 +12,8 @@ import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from torch import Tensor, nn
 
+from flower_graph.client.learner import NODES, LinkTask, NodeTask, ValueTask
 from flower_graph.client.module_client import ModuleClient, ModuleSettings, first_module
-from flower_graph.client.tasks import NODES, LinkTask, NodeTask, ValueTask
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.config.metrics import LINKS, VALUES
 from flower_graph.config.module import MLP, ModuleRunConfig, TrainingSection
@@ -27,7 +27,7 @@ from flower_graph.method.base import FinishedRun, called
 from flower_graph.method.graph_method import GraphMethod
 from flower_graph.models import GCN, PairModel
 from flower_graph.outputs.build import build_module
-from flower_graph.outputs.weights import SavedModels
+from flower_graph.outputs.files import SavedModels
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client
 from flower_graph.server.averaging import ReportedFedAvg

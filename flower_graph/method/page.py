@@ -97,7 +97,7 @@ def page(*runs: Run | Path | str, title: str = "") -> str:
 
 
 def _comparison(compared: Comparison) -> list[str]:
-    from flower_graph.report.plots.page import curves_panel, intervals_panel
+    from flower_graph.report.plots import curves_panel, intervals_panel
 
     by_metric = dict[str, dict[str, tuple[float, float]]]()
     curves = dict[str, list[list[float]]]()
@@ -194,8 +194,7 @@ def _mean(figure: Tree, metric: str) -> str:
 def _curves(
     row: Tree, seeds: Sequence[Sequence[RoundReport]], metrics: Sequence[str]
 ) -> dict[str, str]:
-    from flower_graph.report.plots.base import bytes_of
-    from flower_graph.report.plots.page import bytes_panel, curves_panel
+    from flower_graph.report.plots import bytes_of, bytes_panel, curves_panel
 
     losses = {
         name: [[getattr(one, key) for one in reports] for reports in seeds]
@@ -228,7 +227,7 @@ def _baselines(row: Tree) -> str:
 
 
 def _took_part(reports: Sequence[RoundReport]) -> str:
-    from flower_graph.report.plots.page import curves_panel, participation_panels
+    from flower_graph.report.plots import curves_panel, participation_panels
 
     counts = {
         name: [[float(getattr(one, name)) for one in reports]] for name in ("asked", "answered")
@@ -251,20 +250,21 @@ def _took_part(reports: Sequence[RoundReport]) -> str:
 
 
 def _by_client(row: Tree, result: Tree, of_first: str) -> list[str]:
-    from flower_graph.report.plots.page import classes_panel, clients_panel, confusion_panel
+    from flower_graph.report.plots import classes_panel, clients_panel, confusion_panel
 
-    path = Run(row["path"]).each[0].path / CLIENTS
-    table = read_table(path, ["client", "at", "test-accuracy"]) if path.is_file() else None
-    pictures = {}
-    for at in ("best", "last") if table is not None else ():
-        rows = table[(table["at"] == at) & ~table["client"].str.startswith("-")]
-        shares = rows["test-accuracy"].replace("", "nan").astype(float)
-        values = dict(zip(rows["client"].astype(int), shares, strict=True))
-        words = "the best round" if at == "best" else "the last round"
-        pictures[f"Test accuracy of each client, {words}"] = clients_panel("accuracy", values)
-    kept = next((one for one in pictures.items() if one[1]), None)
+    path, shown = Run(row["path"]).each[0].path / CLIENTS, dict[str, str]()
+    if path.is_file():
+        table = read_table(path, ["client", "at", "test-accuracy"])
+        table = table[~table["client"].str.startswith("-")]
+        for at in ("best", "last"):
+            rows = table[table["at"] == at]
+            shares = rows["test-accuracy"].replace("", "nan").astype(float)
+            picture = clients_panel(
+                "accuracy", dict(zip(rows["client"].astype(int), shares, strict=True))
+            )
+            if picture and not shown:
+                shown[f"Test accuracy of each client, the {at} round"] = picture
     confusion = result.get("test-confusion-at-best-val") or result.get("test-confusion")
-    shown = dict([kept] if kept else [])
     if drawn := classes_panel(result.get("class-counts", []), result.get("classes")):
         shown["Nodes of each class at each client"] = drawn
     if confusion:
@@ -275,7 +275,7 @@ def _by_client(row: Tree, result: Tree, of_first: str) -> list[str]:
 
 
 def _structure(seeds: Sequence[Sequence[RoundReport]]) -> list[str]:
-    from flower_graph.report.plots.page import curves_panel
+    from flower_graph.report.plots import curves_panel
 
     pictures = {}
     for words, key in (

@@ -24,14 +24,15 @@ from flower_graph.outputs.files import (
     PREDICTIONS,
     SAID,
     Embeddings,
+    KnownLinks,
     Predictions,
+    Rounds,
     SavedModels,
     read_embeddings,
     read_links,
     read_models,
     read_predictions,
 )
-from flower_graph.outputs.rows import KnownLinks, Rounds
 from flower_graph.records.rounds import read_records
 from flower_graph.storage.reading import Tree, read_json, reading
 

@@ -1,34 +1,168 @@
-"""Outputs of the clients of one SuperNode, kept on their machine.
+"""Outputs of a party, kept on its machine: messages, the folder during a run, the client's half.
 
-The server asks for them with ``query.keep``; before that nothing is written. The folder is the
+The server asks for outputs with ``query.keep``; before that nothing is written. The folder is the
 SuperNode's own, ``<data-folder>/outputs/<run token>``, or ``outputs/<run token>/<SuperNode>`` in
 its ``state-dir``; in a simulation ``clients/<SuperNode>`` of the run's output folder.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
-from flower_graph.config.common import BEST
+from flower_graph.config.common import ALL, BEST, LAST
 from flower_graph.errors import MalformedReplyError, OutputError, StateLostError, brief
-from flower_graph.outputs.figures import IN_RUN
-from flower_graph.outputs.files import Snapshot
-from flower_graph.outputs.kept import KeptFolder
-from flower_graph.outputs.messages import BEGIN, SNAPSHOT, TYPE, KeepRequest
-from flower_graph.storage.places import DATA_FOLDER, node_name, own_place
+from flower_graph.outputs.figures import IN_RUN, FigureLog, write_figures
+from flower_graph.outputs.files import SAID, Snapshot, write_outputs
+from flower_graph.storage.checkpoint import round_folder, rounds_of
+from flower_graph.storage.files import DATA_FOLDER, node_name, own_place, private_folder
+from flower_graph.storage.writing import copy_file, move, remove, remove_folder, replaced
+from flower_graph.wire.codec import Message
+from flower_graph.wire.fields import Numbers, Said, Whole, Word
+from flower_graph.wire.keys import RUN_TOKEN, SERVER_ROUND
 from flower_graph.wire.ledger import count_bytes
 
 if TYPE_CHECKING:
-    from flwr.app import Context, Message
+    from flwr.app import Context
+    from flwr.app import Message as FlowerMessage
 
     from flower_graph.flower_compat import ClientAppCallable
 
-__all__ = ["ClientOutputs", "Snapshot", "count_traffic"]
+
+BEGIN, SNAPSHOT, FINISH = ACTIONS = ("begin", "snapshot", "finish")
+TYPE = "query.keep"
+
+
+@dataclass
+class KeepRequest(Message, down=TYPE):
+    """The outputs that clients are to keep on their machines."""
+
+    run: Annotated[str, Word(RUN_TOKEN, "of the run")]
+    server_round: Annotated[
+        int, Whole(SERVER_ROUND, "the last round that was measured; 0 at first", least=0)
+    ]
+    best_round: Annotated[
+        int,
+        Whole("best-round", "of the best validation so far; 0: none yet", least=0),
+    ]
+    action: Annotated[
+        str,
+        Word(
+            "keep-action",
+            "`begin`: note what is measured; `snapshot`: hold predictions and models as of this "
+            "round; `finish`: write what stays",
+        ),
+    ]
+    save: Annotated[str, Word("save", "`all`, or `predictions` without models")] = ALL
+    keep: Annotated[str, Word("keep", "of which round: the `last` or the `best`")] = LAST
+    every: Annotated[int, Whole("keep-every", "rounds between points of curves; 0: none")] = 0
+    protected: Annotated[
+        list[int],
+        Numbers(
+            "protected-rounds",
+            "rounds whose snapshots a resumed run may need",
+            whole=True,
+            optional=True,
+            shape="p",
+        ),
+    ] = field(default_factory=list)
+
+
+@dataclass
+class KeepReply(Message, up=TYPE):
+    """The answer to a ``KeepRequest``."""
+
+    not_kept: Annotated[
+        str, Said("not-kept", "why it could not be done; left out if it could", optional=True)
+    ] = ""
+
+
+LOG = logging.getLogger(__name__)
+SNAPSHOTS, CANDIDATE, LOG_FILE = "snapshots", "candidate", "measured.bin"
+Take = Callable[[], Snapshot]
+
+
+class KeptFolder:
+    """The outputs of the clients of a SuperNode, or of the server.
+
+    Until the end ``snapshots/round-N`` has the snapshot of round N. A run that is resumed from a
+    checkpoint may need the best round of that time: such rounds are protected.
+    """
+
+    def __init__(self, folder: Path, save: str) -> None:
+        self.folder, self._save = folder, save
+        self.log = FigureLog(folder / LOG_FILE)
+
+    def begin(self, server_round: int) -> None:
+        """Make the folder; remove a stopped run's files after a round."""
+        private_folder(self.folder)
+        self.log.cut(server_round)
+
+    def candidate(self, server_round: int, take: Take) -> None:
+        """Keep a snapshot that the server may call the best; only the newest such."""
+        snapshots = self.folder / SNAPSHOTS
+        for old in snapshots.glob(f"{CANDIDATE}-*"):
+            remove_folder(old)
+        self._write(snapshots / f"{CANDIDATE}-{server_round}", take())
+
+    def hold(self, request: KeepRequest, take: Take) -> None:
+        """Keep the snapshots of the best round so far and of protected rounds."""
+        snapshots, number = self.folder / SNAPSHOTS, request.server_round
+        target, candidate = round_folder(snapshots, number), snapshots / f"{CANDIDATE}-{number}"
+        remove_folder(target)
+        if candidate.is_dir():
+            move(candidate, target)
+        else:
+            self._write(target, take())
+        for old in rounds_of(snapshots.glob("round-*")):
+            if old not in (number, *request.protected):
+                remove_folder(round_folder(snapshots, old))
+
+    def figures(self, request: KeepRequest, traffic: dict[str, float]) -> None:
+        """Write the measurements; ``traffic``: all clients' bytes since the last ones."""
+        rows = self.log.read(request.server_round)
+        if not rows.size:
+            return
+        is_last = rows["round"] == rows["round"].max()
+        for way, count in traffic.items():
+            rows[f"bytes-{way}"][is_last] += count / is_last.sum()
+        at = {"last": request.server_round, "best": request.best_round}
+        write_figures(self.folder, rows, at, request.every)
+
+    def finish(self, request: KeepRequest, take: Take) -> str:
+        """Write the final files; return the differences from the request, or nothing."""
+        last, missing = request.server_round, ""
+        wanted = request.best_round or last if request.keep == BEST else last
+        held = round_folder(self.folder / SNAPSHOTS, wanted)
+        if held.is_dir() and request.keep == BEST:
+            for path in held.iterdir():
+                copy_file(path, self.folder / path.name)
+        else:
+            if wanted != last:
+                missing = f"round {wanted}, the best, is not held; what is kept is of round {last}"
+                LOG.warning("%s: %s", self.folder, missing)
+            self._write(self.folder, take())
+        kept: dict[str, object] = {"run": request.run, "round": last if missing else wanted}
+        kept |= {"last-round": last, "best-round": request.best_round}
+        with replaced(self.folder / SAID) as stream:
+            text = json.dumps(kept | {"keep": request.keep, "save": request.save}, indent=1)
+            stream.write(f"{text}\n".encode())
+        if not request.protected:  # otherwise the run may be resumed
+            remove_folder(self.folder / SNAPSHOTS)
+            remove(self.folder / LOG_FILE)
+        return missing
+
+    def _write(self, folder: Path, snapshot: Snapshot) -> None:
+        models = snapshot.models if self._save == ALL else []
+        write_outputs(folder, snapshot.predictions, models, *snapshot[2:])
+
 
 NAME = "outputs"  # in Context.state
 FOLDER = "outputs"  # in the SuperNode's own folder
@@ -152,7 +286,9 @@ def own_outputs(context: Context, run: str) -> Path | None:
     return None if own is None else own / FOLDER / run / node_name(context)
 
 
-def count_traffic(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+def count_traffic(
+    message: FlowerMessage, context: Context, call_next: ClientAppCallable
+) -> FlowerMessage:
     """Count the bytes of messages while outputs are kept."""
     reply = call_next(message, context)
     record = context.state.config_records.get(NAME)

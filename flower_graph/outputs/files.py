@@ -1,4 +1,4 @@
-"""Predictions and models as files, written by a client or a server, and read back.
+"""Predictions and models of a run: as arrays and tensors, and as files that are read back.
 
 A folder has ``predictions.npz``, the same as a table, ``predictions.csv``, and the models of its
 clients: for one client ``model.safetensors``, the ``state_dict`` of the module that ``model.json``
@@ -9,48 +9,454 @@ Other users cannot read them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flower_graph.config.foreign import NOBODY, Trust
 from flower_graph.errors import OutputError
-from flower_graph.outputs.rows import (
-    NO_CLIENT,
-    NODE_ROLES,
-    Embeddings,
-    KnownLinks,
-    Predictions,
-    Rows,
-    check_columns,
-    role_of,
-)
-from flower_graph.outputs.weights import SavedModels, SparseRows, saved_models
 from flower_graph.storage.archives import read_arrays
 from flower_graph.storage.files import private_folder
-from flower_graph.storage.reading import MOST_RECORD, read_json, reading
+from flower_graph.storage.reading import MOST_RECORD, Tree, read_json, reading
 from flower_graph.storage.tensors import read_tensors, write_tensors
 from flower_graph.storage.writing import remove, replaced, saying
+from flower_graph.wire.keys import ROLES
 
-__all__ = [
-    "NODE_ROLES",
-    "NO_CLIENT",
-    "Embeddings",
-    "KnownLinks",
-    "Predictions",
-    "SavedModels",
-    "Snapshot",
-    "SparseRows",
-    "read_embeddings",
-    "read_links",
-    "read_models",
-    "read_predictions",
-    "role_of",
-    "write_outputs",
-]
+NO_CLIENT = -1  # client number of the server's own rows
+NODE_ROLES = ("none", *ROLES)  # a node may have no role
+SHORT = ("loss", "val-accuracy", "test-accuracy")  # keys of a round that are shown
+SHOWN = 10  # rows and columns of a table in a notebook
+Numbers = NDArray[Any]
+
+
+class Framed:
+    """Base of what notebooks show as a data frame."""
+
+    def to_pandas(self) -> Any:  # a data frame
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        return str(self.to_pandas().to_html(max_rows=SHOWN, max_cols=SHOWN))
+
+
+class Rounds(Framed, list[dict[str, object]]):
+    """The lines of ``metrics.jsonl``: a mapping for each round."""
+
+    def __repr__(self) -> str:
+        last = self[-1] if self else {}
+        figures = (f"{key} {last[key]:.4g}" for key in SHORT if isinstance(last.get(key), float))
+        return f"<{len(self)} rounds; the last: {', '.join(figures)}; .to_pandas() has all>"
+
+    def to_pandas(self) -> Any:
+        """Return a data frame with a row for each round, nested keys joined by dots."""
+        import pandas as pd
+
+        return pd.json_normalize(list(self))
+
+
+@dataclass(repr=False)
+class Rows:
+    """Base of arrays with a row for each node, or edge, of each client."""
+
+    client: Numbers
+    node: Numbers
+
+    def arrays(self) -> dict[str, Any]:
+        return {name: one for name, one in vars(self).items() if isinstance(one, np.ndarray)}
+
+    def rows(self, chosen: Numbers) -> Self:
+        """Return some rows, by a mask or by indices."""
+        return replace(self, **{name: values[chosen] for name, values in self.arrays().items()})
+
+    def of_client(self, client: int) -> Self:
+        return self.rows(self.client == client)
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """Concatenate rows; an array that a part lacks is left out."""
+        # If some clients have names, NumPy makes names of numbers too.
+        given = [part.arrays() for part in parts]
+        joined: dict[str, Any] = {
+            name: np.concatenate([one[name] for one in given]) if all(name in one for one in given)
+            else None
+            for name in given[0]
+        }  # fmt: skip
+        return replace(parts[0], **joined)
+
+
+@dataclass(repr=False)
+class Predictions(Rows, Framed):
+    """Predictions: one row for each node of each client.
+
+    Attributes
+    ----------
+    client : ndarray
+        ``[r]`` int64, the client that predicts; -1 for a server.
+    node : ndarray
+        ``[r]`` the node's name as the user's data have it (str), else its number (int64).
+    predicted, probability : ndarray
+        ``[r]`` the class of the highest probability (int64), and that probability (float32). For
+        a regression: the number (float64), and NaN.
+    role : ndarray
+        ``[r]`` int8, the node's place in ``NODE_ROLES``.
+    label : ndarray
+        ``[r]`` int64, the true class, -1 if unknown; or float64, the true number, NaN if unknown.
+    classes : tuple of str or None
+        Names of the classes, by their numbers.
+    fold : ndarray or None
+        ``[r]`` int64, the fold of the classifier, if several were trained.
+    """
+
+    predicted: Numbers
+    probability: Numbers
+    role: Numbers
+    label: Numbers
+    classes: tuple[str, ...] | None = None
+    fold: Numbers | None = None
+
+    @classmethod
+    def of(
+        cls,
+        logits: Tensor,
+        clients: object,
+        nodes: object,
+        role: object,
+        label: object,
+        classes: Sequence[str] | None = None,
+        fold: object = None,
+    ) -> Predictions:
+        """Make predictions from logits ``[n, k]`` and tensors, arrays or lists ``[n]``."""
+        logits = logits.detach().cpu()
+        label = np.asarray(label, np.int64)
+        return cls(
+            np.broadcast_to(np.asarray(clients, np.int64), (len(logits),)).copy(),
+            _names(nodes),
+            logits.argmax(1).numpy(),
+            logits.softmax(1).amax(1).float().numpy(),
+            np.asarray(role, np.int8),
+            np.where(label < 0, -1, label),
+            None if classes is None else tuple(classes),
+            None if fold is None else np.asarray(fold, np.int64),
+        )
+
+    @classmethod
+    def of_values(
+        cls, values: Tensor, client: int, nodes: object, role: Numbers, targets: Tensor
+    ) -> Predictions:
+        """Make predictions of one client from numbers ``[n]`` and the true ones, NaN for none."""
+        n = len(values)
+        return cls(
+            np.full(n, client, np.int64),
+            _names(nodes),
+            values.detach().double().cpu().numpy(),
+            np.full(n, np.nan, np.float32),
+            np.asarray(role, np.int8),
+            targets.detach().double().cpu().numpy(),
+        )
+
+    @property
+    def are_values(self) -> bool:
+        """Whether numbers are predicted, not classes."""
+        return self.predicted.dtype.kind == "f"
+
+    @property
+    def known(self) -> Numbers:
+        """The rows with a known truth, ``[r]`` bool."""
+        result: Numbers = ~np.isnan(self.label) if self.are_values else self.label >= 0
+        return result
+
+    def of_role(self, role: str) -> Predictions:
+        """Return the rows of one role whose label is known."""
+        return self.rows((self.role == NODE_ROLES.index(role)) & self.known)
+
+    def errors(self) -> tuple[float, float]:
+        """Return mean squared and mean absolute error of rows whose number is known."""
+        apart = (self.predicted - self.label)[self.known] if self.are_values else np.empty(0)
+        if not apart.size:
+            return float("nan"), float("nan")
+        return float(np.square(apart).mean()), float(np.abs(apart).mean())
+
+    def accuracy(self) -> float:
+        """Return the accuracy, as runs report it; NaN without rows, and for a regression.
+
+        It is the mean over clients of the mean over each client's folds. Of a server's predictions
+        each node counts once.
+        """
+        fold = np.zeros_like(self.client) if self.fold is None else self.fold
+        right, shares = self.predicted == self.label, []
+        for client in np.unique(self.client):
+            here = self.client == client
+            folds = np.unique(fold[here])
+            shares.append(np.mean([right[here & (fold == one)].mean() for one in folds]))
+        return float(np.mean(shares)) if shares and not self.are_values else float("nan")
+
+    def __repr__(self) -> str:
+        count = f"{len(self.node)} nodes, {len(np.unique(self.client))} clients"
+        return f"<predictions: {count}; .to_pandas() has all>"
+
+    def to_pandas(self) -> Any:
+        """Return a data frame of the rows, with names of roles and classes."""
+        import pandas as pd
+
+        arrays = self.arrays() | {"role": np.asarray(NODE_ROLES)[self.role]}
+        if self.classes:
+            names = np.asarray([*self.classes, None], object)  # -1 takes the last
+            arrays |= {name: names[arrays[name]] for name in ("predicted", "label")}
+        return pd.DataFrame(arrays)
+
+
+@dataclass(repr=False)
+class Embeddings(Rows):
+    """Embeddings, in each client's own space: one row for each node of each client.
+
+    Attributes
+    ----------
+    client, node : ndarray
+        ``[r]`` as in ``Predictions``.
+    number : ndarray
+        ``[r]`` int64, the node's id, common to all clients.
+    public : ndarray
+        ``[r]`` bool, whether other clients may have the node too.
+    embeddings : ndarray
+        ``[r, d]`` float32.
+    """
+
+    number: Numbers
+    public: Numbers
+    embeddings: Numbers
+
+
+@dataclass(repr=False)
+class KnownLinks(Rows):
+    """Edges, in both directions, by the nodes' names.
+
+    Attributes
+    ----------
+    client : ndarray
+        ``[e]`` int64, the client in whose graph the edge is; -1 for a server.
+    node, other : ndarray
+        ``[e]`` the two nodes' names as the user's data have them (str), else numbers (int64).
+    """
+
+    other: Numbers
+
+
+def role_of(train: Tensor, val: Tensor, test: Tensor) -> Numbers:
+    """Return the indices in ``NODE_ROLES`` of nodes ``[n]``, from their masks."""
+    result = np.zeros(len(train), np.int8)
+    for number, mask in enumerate((train, val, test), start=1):
+        result[mask.cpu().numpy()] = number
+    return result
+
+
+def _names(nodes: object) -> Numbers:
+    values = nodes.cpu().numpy() if isinstance(nodes, torch.Tensor) else np.asarray(nodes)
+    return values.astype(np.int64) if values.dtype.kind in "iu" else values.astype(np.str_)
+
+
+# NumPy kinds of the columns that a run's arrays may have; other arrays have a row per class
+COLUMNS = {
+    **dict.fromkeys(("client", "role", "fold", "number"), "iu"),
+    **dict.fromkeys(("predicted", "label"), "iuf"),
+    **dict.fromkeys(("node", "other"), "iuU"),
+    **dict.fromkeys(("probability", "embeddings"), "f"),
+    **{"public": "b", "classes": "U"},
+}
+
+
+# Any: arrays of whatever types a file has, which are checked here
+def check_columns(arrays: Mapping[str, Any]) -> None:
+    """Refuse arrays that are not columns with a row for each node: ``ValueError``."""
+    most = {"role": len(NODE_ROLES)}
+    if "classes" in arrays:
+        most |= dict.fromkeys(("predicted", "label"), len(arrays["classes"]))
+    kinds = {arrays[name].dtype.kind == "f" for name in ("predicted", "label") if name in arrays}
+    if len(kinds) > 1 or (True in kinds and "classes" in arrays):
+        raise ValueError("predicted, label and classes are partly of classes, partly of numbers")
+    for name, values in arrays.items():
+        wide = 2 if name == "embeddings" else 1
+        if values.dtype.kind not in COLUMNS.get(name, "") or values.ndim != wide:
+            raise ValueError(f"{name} is {values.dtype} {list(values.shape)}")
+        if name != "classes" and len(values) != len(arrays["client"]):
+            raise ValueError(f"{name} has {len(values)} rows, client {len(arrays['client'])}")
+        least = 0 if name == "role" else -1
+        is_whole = values.dtype.kind in "iu" and name not in ("node", "other")
+        if is_whole and ((values < least) | (values >= most.get(name, np.inf))).any():
+            raise ValueError(f"{name} goes from {values.min()} to {values.max()}")
+
+
+KINDS = ("shared", "own", "rows")  # of the tensors' names if models have several forms
+
+
+class SparseRows(NamedTuple):
+    """The rows of one weight matrix in which clients differ: those of their features.
+
+    Attributes
+    ----------
+    name : str
+        The weight's name in the ``state_dict``.
+    values : Tensor
+        ``[R, h]`` the rows of all clients, concatenated.
+    feature : Tensor
+        ``[R]`` int64, which feature each row is of.
+    ptr : Tensor
+        ``[c + 1]`` int64, where each client's rows begin.
+    transposed : bool
+        Whether the weight has features in columns, ``[h, f]``, as a ``Linear`` has.
+    """
+
+    name: str
+    values: Tensor
+    feature: Tensor
+    ptr: Tensor
+    transposed: bool = False
+
+    def check(self, shared: Mapping[str, Tensor], count: int) -> None:
+        matrix, whole = shared[self.name], (torch.int64, torch.int32)
+        if matrix.dim() != 2 or self.values.dim() != 2 or type(self.transposed) is not bool:
+            raise ValueError(f"rows of {self.name}: are of no matrix")
+        width, height = matrix.shape if self.transposed else matrix.T.shape
+        if self.values.shape != (len(self.feature), width) or self.ptr.shape != (count + 1,):
+            raise ValueError(f"rows of {self.name}: are not {len(self.feature)} of width {width}")
+        if self.feature.dim() != 1 or {self.feature.dtype, self.ptr.dtype} - {*whole}:
+            raise ValueError(f"rows of {self.name}: feature and ptr are no whole numbers")
+        if bool(((self.feature < 0) | (self.feature >= height)).any()):
+            raise ValueError(f"rows of {self.name}: a feature is not below {height}")
+        ends = int(self.ptr[0]), int(self.ptr[-1])
+        if ends != (0, len(self.feature)) or bool((self.ptr.diff() < 0).any()):
+            raise ValueError(f"rows of {self.name}: ptr goes from {ends[0]} to {ends[1]}")
+
+    @classmethod
+    def join(cls, parts: Sequence[SparseRows]) -> SparseRows:
+        counts = torch.cat([one.ptr.diff() for one in parts])
+        return parts[0]._replace(
+            values=torch.cat([one.values for one in parts]),
+            feature=torch.cat([one.feature for one in parts]),
+            ptr=torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
+        )
+
+
+@dataclass
+class SavedModels:
+    """Models of one form, of some clients.
+
+    Attributes
+    ----------
+    module : str
+        The dotted name of the module's class.
+    arguments : dict
+        The module's arguments, which JSON can hold.
+    clients : list of int
+        The clients' numbers; -1 for a server's.
+    shared : dict of str to Tensor
+        Entries of the ``state_dict`` that all clients share.
+    own : dict of str to Tensor
+        The others, stacked: ``[c, ...]``.
+    rows : SparseRows or None
+        The rows of ``shared[rows.name]`` in which each client differs.
+    trust : Trust
+        Whether the class may be one that the user does not have.
+    """
+
+    module: str
+    arguments: Tree
+    clients: list[int]
+    shared: dict[str, Tensor]
+    own: dict[str, Tensor]
+    rows: SparseRows | None = None
+    trust: Trust = NOBODY
+
+    def check(self) -> None:
+        if type(self.module) is not str or type(self.arguments) is not dict:
+            raise ValueError("module and arguments are not a name and a mapping")
+        numbers = self.clients
+        if type(numbers) is not list or any(type(one) is not int or one < -1 for one in numbers):
+            raise ValueError("clients are not a list of numbers")
+        if len(set(numbers)) < len(numbers):
+            raise ValueError("clients are not different numbers")
+        for name, value in self.own.items():
+            if value.dim() < 1 or len(value) != len(numbers):
+                raise ValueError(f"{name} is {list(value.shape)} for {len(numbers)} clients")
+        if self.rows is not None:
+            self.rows.check(self.shared, len(numbers))
+
+    def state_dict(self, client: int) -> dict[str, Tensor]:
+        """Return one client's dense weights, as its module takes them."""
+        if client not in self.clients:
+            raise OutputError(f"client {client}: no model of it; there are {_some(self.clients)}")
+        index = self.clients.index(client)
+        state = dict(self.shared) | {name: value[index] for name, value in self.own.items()}
+        if self.rows is not None:
+            name, values, feature, ptr, transposed = self.rows
+            begin, end = int(ptr[index]), int(ptr[index + 1])
+            dense = state[name].clone()
+            # A view: writing into it changes `dense`.
+            by_feature = dense.T if transposed else dense
+            by_feature[feature[begin:end].long()] = values[begin:end].to(dense.dtype)
+            state[name] = dense
+        return state
+
+    @classmethod
+    def join(cls, parts: Sequence[SavedModels]) -> list[SavedModels]:
+        """Join models of one form that share the same weights, which are stored once."""
+        groups: list[list[SavedModels]] = []
+        for one in parts:
+            same = next((group for group in groups if group[0].is_like(one)), None)
+            if same is None:
+                groups.append([one])
+            else:
+                same.append(one)
+        return [cls._joined(group) for group in groups]
+
+    @classmethod
+    def _joined(cls, parts: Sequence[SavedModels]) -> SavedModels:
+        own = {name: torch.cat([one.own[name] for one in parts]) for name in parts[0].own}
+        alike = {name: value[0] for name, value in own.items() if bool((value == value[0]).all())}
+        rows = [one.rows for one in parts if one.rows is not None]
+        return replace(
+            parts[0],
+            clients=[client for one in parts for client in one.clients],
+            shared=parts[0].shared | alike,
+            own={name: value for name, value in own.items() if name not in alike},
+            rows=SparseRows.join(rows) if rows else None,
+        )
+
+    def is_like(self, other: SavedModels) -> bool:
+        """Whether the two differ only in clients, their own entries and rows."""
+        rows = [None if one.rows is None else one.rows[::4] for one in (self, other)]
+        return (
+            (self.module, self.arguments) == (other.module, other.arguments)
+            and rows[0] == rows[1]
+            and self.shared.keys() == other.shared.keys()
+            and all(torch.equal(value, other.shared[n]) for n, value in self.shared.items())
+        )
+
+
+def saved_models(entries: list[Tree], tensors: dict[str, Tensor]) -> list[SavedModels]:
+    """Join the models of several forms that files have."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        number, kind, own = name.split("/", 2)
+        parts.setdefault(f"{number}/{kind}", {})[own] = tensor
+    models = []
+    for index, entry in enumerate(entries):
+        shared, local, in_rows = (parts.get(f"{index}/{kind}", {}) for kind in KINDS)
+        rows = None if entry.get("rows") is None else SparseRows(**{**entry["rows"], **in_rows})
+        wanted = entry["module"], entry["arguments"], entry["clients"]
+        models.append(SavedModels(*wanted, shared, local, rows))
+    return models
+
+
+def _some(clients: Sequence[int]) -> str:
+    shown = ", ".join(map(str, clients[:5]))
+    return shown + (", ..." if len(clients) > 5 else "")
+
 
 SERVER = "server"  # how a table names the server
 PREDICTIONS, TABLE = "predictions.npz", "predictions.csv"
@@ -58,7 +464,6 @@ SAID = "outputs.json"  # has the round of the files beside it
 EMBEDDINGS, LINK_ROWS = "embeddings.npz", "links.npz"
 ONE, SEVERAL = "model", "models"
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # how what a spreadsheet computes begins
-Numbers = NDArray[Any]
 T = TypeVar("T", bound=Rows)
 
 

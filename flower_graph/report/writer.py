@@ -123,7 +123,7 @@ class RunWriter:
         if len(self.reports) < 2 and not best.confusion:
             return
         # Imported here: it takes as long as a short run, and these do without.
-        from flower_graph.report.plots.base import save_confusion, save_curves, save_participation
+        from flower_graph.report.plots import save_confusion, save_curves, save_participation
 
         if best.confusion:
             save_confusion(self.out / "confusion.png", best, title=title)

@@ -18,17 +18,17 @@ from flower_graph.config.metrics import SOME, counting_of
 from flower_graph.config.rules import at_least, choice
 from flower_graph.errors import CheckpointError, LegacyAppError, NoClientsError
 from flower_graph.ops.counts import Counts, Errors
-from flower_graph.outputs.figures import CLIENTS, HEAD
-from flower_graph.outputs.files import Snapshot, write_table
-from flower_graph.outputs.kept import KeptFolder
-from flower_graph.outputs.messages import (
+from flower_graph.outputs.client import (
     BEGIN,
     FINISH,
     SNAPSHOT,
     TYPE,
     KeepReply,
     KeepRequest,
+    KeptFolder,
 )
+from flower_graph.outputs.figures import CLIENTS, HEAD
+from flower_graph.outputs.files import Snapshot, write_table
 from flower_graph.records.rounds import BestRound, RoundReport, format_round, merit
 from flower_graph.server.session import Session, check_same
 from flower_graph.storage import checkpoint

@@ -228,7 +228,7 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         # Imported here, since clients draw nothing.
         from matplotlib.figure import Figure
 
-        from flower_graph.report.plots.base import finish, line, save
+        from flower_graph.report.plots import finish, line, save
 
         figure = Figure(figsize=(12, 3.6), layout="constrained")
         rounds = [report.round for report in reports]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from flower_graph.report.plots.compared import Line, plot_lines
+from flower_graph.report.plots import Line, plot_lines
 from flower_graph.storage.reading import Tree
 
 

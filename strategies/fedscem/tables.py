@@ -139,7 +139,7 @@ def _peak(profiler: profile) -> int:
 # Any: rows and options of ``reproduce``, which no method imports
 def plot_costs(path: Path, _: object, rows: Sequence[Tree], picture: Tree) -> bool:
     """Draw Figure 8: costs by size, a panel for each pair of them, a line for each data set."""
-    from flower_graph.report.plots.compared import plot_points  # slow to import
+    from flower_graph.report.plots import plot_points  # slow to import
 
     groups: dict[tuple[str, int], dict[str, float]] = {}
     for row in rows:

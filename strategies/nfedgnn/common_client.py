@@ -28,7 +28,7 @@ from torch import Tensor
 
 from flower_graph.client.state import Makers, Tensors
 from flower_graph.errors import RefusedError, StateLostError
-from flower_graph.outputs.weights import SavedModels
+from flower_graph.outputs.files import SavedModels
 from flower_graph.secure.client import MaskingClient
 from flower_graph.secure.common_key import CommonKey, KeyPacket, ShareKeyRequest
 from flower_graph.secure.parties.identity import TrustSettings
@@ -59,8 +59,8 @@ from flower_graph.strategies.nfedgnn.users import (
     bounded,
     common_model,
 )
+from flower_graph.wire.arrays import Answer, Config, Parameters
 from flower_graph.wire.keys import SUM_STATE
-from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 GRADIENTS = "sum of gradients"  # the purpose of the sums
 STEPS = b"steps of the layer"  # in the journal

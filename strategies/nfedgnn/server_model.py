@@ -44,12 +44,12 @@ from flower_graph.ops.links import (
 from flower_graph.outputs.files import (
     NO_CLIENT,
     Embeddings,
+    KnownLinks,
     Predictions,
     SavedModels,
     Snapshot,
     role_of,
 )
-from flower_graph.outputs.rows import KnownLinks
 from flower_graph.rng import generator, seeded
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.nfedgnn.config import steadying

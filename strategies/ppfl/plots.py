@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flower_graph.report.plots.base import GREY, band, finish, legend_below, line, save
+from flower_graph.report.plots import GREY, band, finish, legend_below, line, save
 
 if TYPE_CHECKING:
     from flower_graph.records.rounds import RoundReport

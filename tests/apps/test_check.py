@@ -114,16 +114,6 @@ def test_check_says_what_each_method_can_do_and_writes_only_what_is_asked(
     assert {*mine["baselines"]} >= {"majority", "logistic-regression"}
 
 
-def test_check_of_a_config_is_of_its_method_alone(
-    config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    config_of(own_graph())
-    monkeypatch.chdir(tmp_path)
-    assert main(["check", "own.yaml", "rounds=1"]) == 0
-    shown = capsys.readouterr().out
-    assert "own.yaml\n  clients    30 users" in shown and "fedgls" not in shown
-
-
 def test_a_run_says_first_which_data_it_has(
     config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:

@@ -45,7 +45,6 @@ from flower_graph.apps.reproduce.runs import (
     Curves,
     Run,
     Store,
-    curves_of,
     read_curves,
     run_all,
     run_of,
@@ -68,9 +67,8 @@ from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError, DataError, OutputError
 from flower_graph.method.load import list_configs, load_config
 from flower_graph.method.registry import method_named, method_of
-from flower_graph.report.plots.base import band
+from flower_graph.report.plots import band
 from flower_graph.storage import reading as files_reading
-from flower_graph.storage.files import write_packed
 from flower_graph.storage.reading import read_packed
 from flower_graph.strategies.fedscem import tables as fedscem_tables
 
@@ -190,19 +188,6 @@ def test_rows_and_page_have_all_figures(made: Made) -> None:
             assert above.count("|") == line.count("|")  # every line has all columns of its table
 
 
-def test_rows_with_fewer_runs_than_seeds_are_named(made: Made) -> None:
-    store = MadeUp(made.store.out)
-    store.lacks = (1,)
-    lines = [line for line in made.paper.lines if not line.measure]
-    missing = missing_runs(lines, store)
-    assert f"{lines[0].words}: 1 of 2 runs" in missing
-    results = make_rows(lines[:1], store)
-    rows = all_rows(results)
-    assert rows and all(row["seeds"] == [0] for row in rows)
-    assert f"- {missing[0]}" in make_page(made.paper, results, missing)
-    assert "## Table" not in make_page(made.paper, {}, missing)
-
-
 @pytest.mark.slow
 def test_pictures_are_on_the_page(made: Made, tmp_path: Path) -> None:
     write_page(MadeUp(tmp_path), made.paper, [])
@@ -263,7 +248,8 @@ def test_an_interrupted_reproduce_leaves_a_page_and_goes_on(
     with pytest.raises(RuntimeError, match="broke"):
         run_lines(own_lines(), tmp_path, seeds=[0, 7, 2], method=["mine"])
     page = (tmp_path / "table.md").read_text()
-    assert "mine: 1 of 3 runs" in page and "| mine, 3 rounds | 0.800 | 0.7500 |" in page
+    assert "- Table one, Cora, GCN, mine: 1 of 3 runs" in page
+    assert "| mine, 3 rounds | 0.800 | 0.7500 |" in page
     page = run_lines(own_lines(), tmp_path, seeds=[0, 2], method=["mine"])
     assert [config.seed for config in simulated] == [0, 2]
     said = capsys.readouterr().out
@@ -350,17 +336,9 @@ def test_pictures_draw_through_rounds_that_were_left_out() -> None:
     assert line.get_xydata().tolist() == [pytest.approx([1, 0.15]), pytest.approx([4, 0.45])]
 
 
-def test_a_file_that_unpacks_to_too_much_is_refused(
+def test_a_store_has_what_files_of_runs_and_the_one_file_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_packed(tmp_path / RUNS, {"rows": [], "choices": [], "runs": [], "more": "x" * 9999})
-    assert Store(tmp_path).kept == {}
-    monkeypatch.setattr(files_reading, "MOST_PACKED", 9999)
-    with pytest.raises(OutputError, match="9,999 bytes"):
-        Store(tmp_path)
-
-
-def test_a_store_has_what_files_of_runs_and_the_one_file_have(tmp_path: Path) -> None:
     kept = [RUN._replace(seed=seed) for seed in range(3)]
     leave(tmp_path, kept[2])
     leave(tmp_path, kept[0])
@@ -372,6 +350,12 @@ def test_a_store_has_what_files_of_runs_and_the_one_file_have(tmp_path: Path) ->
     leave(tmp_path, kept[1])  # as of a command that was stopped before it wrote the one file
     store = Store(tmp_path)
     assert {*store.kept} == {*kept} and store.left(kept) == []
+    older = read_curves({"cross_entropy": [1.0], "val_accuracy": [None], "test_accuracy": [0.5]})
+    assert (older.judged, older.structure) == ({}, {}) and math.isnan(older.val_accuracy[0])
+    monkeypatch.setattr(files_reading, "MOST_PACKED", 99)  # bytes that it may unpack to
+    with pytest.raises(OutputError, match="99 bytes"):
+        Store(tmp_path)
+    monkeypatch.undo()
     (tmp_path / RUNS).write_bytes(first[:-9])
     with pytest.raises(OutputError, match=RUNS):
         Store(tmp_path)
@@ -386,13 +370,6 @@ def test_a_graph_of_ones_own_may_lie_elsewhere(
         monkeypatch.chdir(tmp_path / place)
         config = load_config("fedavg/own-graph", ["data.name=mine.pt"])
         assert settings_kept(config)["data.name"] == "mine.pt"
-
-
-def test_files_of_older_versions_still_load() -> None:
-    curves = read_curves({"cross_entropy": [1.0], "val_accuracy": [None], "test_accuracy": [0.5]})
-    assert (curves.alignment, curves.judged, curves.structure) == ({}, {}, {})
-    assert math.isnan(curves.val_accuracy[0]) and curves.best_round == 0
-    assert curves_of([report(1, 0.5, 0.5)], {}, 2, 5).judged == {}
 
 
 # What one paper's tables alone have --------------------------------------------------------------

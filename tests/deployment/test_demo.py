@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploy.loopback import ROOT
-from flower_graph.apps.cli.processes import end_processes, marked_processes
+from flower_graph.apps.cli.launch import end_processes, marked_processes
 
 MARK = "FLOWER_GRAPH_TEST_MARK"
 

@@ -14,9 +14,8 @@ from flwr.app import Context, RecordDict
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import OutputError
 from flower_graph.flower_compat import NumPyClient
-from flower_graph.outputs.client import ClientOutputs
+from flower_graph.outputs.client import ClientOutputs, KeepReply, KeepRequest
 from flower_graph.outputs.files import Predictions, SavedModels, Snapshot, read_predictions
-from flower_graph.outputs.messages import KeepReply, KeepRequest
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import Exchange
 

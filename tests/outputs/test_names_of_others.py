@@ -15,12 +15,10 @@ from matplotlib.figure import Figure
 from flower_graph.apps.cli.main import main
 from flower_graph.errors import OutputError
 from flower_graph.method.compare import Comparison
-from flower_graph.outputs.files import as_text, table_of
-from flower_graph.outputs.rows import Predictions
+from flower_graph.outputs.files import Predictions, as_text, table_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.report import writer as writing
-from flower_graph.report.plots.base import save
-from flower_graph.report.plots.page import confusion_panel, curves_panel
+from flower_graph.report.plots import confusion_panel, curves_panel, save
 from flower_graph.report.writer import RunWriter, write_data_form
 
 NAMES = ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(1)", "\t=1", "fine"]

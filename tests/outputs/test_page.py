@@ -16,7 +16,7 @@ from PIL import Image
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
 from flower_graph.method.page import page
-from flower_graph.report.plots.page import bytes_panel
+from flower_graph.report.plots import bytes_panel
 
 SMALL: dict[str, Any] = {
     "rounds": 2,

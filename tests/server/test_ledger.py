@@ -26,7 +26,7 @@ from flower_graph.records.participation import (
     summarise_participation,
 )
 from flower_graph.records.rounds import RoundReport
-from flower_graph.report.plots.base import COLOUR, MOST_ROWS, save_participation
+from flower_graph.report.plots import COLOUR, MOST_ROWS, save_participation
 from flower_graph.wire.arrays import encode_array
 from flower_graph.wire.ledger import ByteLedger, count_bytes
 

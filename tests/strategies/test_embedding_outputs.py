@@ -13,13 +13,13 @@ from flwr.app import Context, RecordDict
 
 from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.method.load import load_config
+from flower_graph.outputs.client import BEGIN, FINISH, KeepRequest
 from flower_graph.outputs.files import (
     SavedModels,
     read_embeddings,
     read_models,
     read_predictions,
 )
-from flower_graph.outputs.messages import BEGIN, FINISH, KeepRequest
 from flower_graph.strategies.ppfl.cohort_client import PublicNodeClient
 from flower_graph.strategies.ppfl.evaluation import GraphJudge
 from flower_graph.strategies.ppfl.gat import PublicGAT

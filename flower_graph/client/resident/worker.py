@@ -40,7 +40,7 @@ from flower_graph.flower_compat import (
     message_to_proto,
     recorddict_to_proto,
 )
-from flower_graph.outputs.messages import FINISH, TYPE, KeepRequest
+from flower_graph.outputs.client import FINISH, TYPE, KeepRequest
 from flower_graph.records.warned import counted_warnings
 from flower_graph.storage.writing import is_alive, remove, remove_empty
 from flower_graph.wire.client_errors import boundary

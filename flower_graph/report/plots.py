@@ -1,0 +1,806 @@
+"""Pictures: one run over its rounds, methods beside each other, and the panels of a page.
+
+Figures are drawn without pyplot: no window system is touched and no global state is left behind.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import matplotlib
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
+from numpy.typing import NDArray
+
+from flower_graph.records.participation import ANSWERED, FAILED, LEFT_OUT, known_clients, states
+from flower_graph.records.rounds import UNITS, WAYS, RoundReport, byte_unit
+from flower_graph.storage.reading import Tree
+from flower_graph.storage.writing import written
+from flower_graph.wire.keys import ACCURACY, VALUE_SCORES
+
+# Okabe and Ito's colours, which stay apart for colour-blind eyes.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Dashes tell curves apart that coincide.
+Dashes = str | tuple[int, tuple[int, ...]]
+DASHES: Sequence[Dashes] = (
+    *("-", (0, (5, 2)), (0, (2, 2))),
+    *((0, (5, 2, 1, 2)), (0, (1, 1)), (0, (8, 3))),
+)
+GREY = "#707070"
+DPI = 150
+BARS = 30  # most bars of a distribution; smaller ranges have one bar for each number
+NAMED = 12  # most classes whose names are written
+LETTERS = 16  # of a class's name
+
+MOST_ROWS = 200  # most rows; with more clients, neighbours share a row
+COLOUR = {ANSWERED: COLOURS[0], FAILED: COLOURS[1], LEFT_OUT: "#C8C8C8"}
+NAMES = {ANSWERED: "answered", FAILED: "failed", LEFT_OUT: "left out"}
+# By the numbers of the states; unknown states are white.
+PALETTE = np.array([to_rgb("white"), *(to_rgb(COLOUR[state]) for state in sorted(COLOUR))])
+SHARES = LinearSegmentedColormap.from_list("share", [COLOUR[LEFT_OUT], COLOUR[ANSWERED]])
+Curves = Mapping[str, Sequence[Sequence[float]]]  # seeds x rounds, by name
+
+
+# A run's pictures --------------------------------------------------------------------------------
+
+
+def save_curves(
+    path: Path,
+    reports: Sequence[RoundReport],
+    *,
+    title: str,
+    baselines: Mapping[str, float] | None = None,
+) -> None:
+    """Draw a run: loss, accuracies beside grey lines for its baselines, bytes, over the rounds."""
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    loss, accuracy, traffic = figure.subplots(1, 3)
+    rounds = [report.round for report in reports]
+    line(loss, rounds, [report.loss for report in reports], "loss")
+    line(loss, rounds, [report.cross_entropy for report in reports], "cross-entropy")
+    # Errors have units of their own: the first, by which the best round is chosen, is drawn alone
+    errors = [name for name in reports[-1].scores if name in VALUE_SCORES]
+    first = errors[0] if errors else ACCURACY
+    for role, name in (("val", "validation"), ("test", "test")):
+        line(accuracy, rounds, [report.score(first, role) for report in reports], name)
+    for name in () if errors else reports[-1].scores:
+        line(accuracy, rounds, [report.score(name, "test") for report in reports], f"test {name}")
+    draw_levels(accuracy, baselines or {}, 2)
+    label, sent = in_unit(bytes_of([reports]))
+    for name, (values,) in sent.items():
+        line(traffic, rounds, values, name)
+    finish(loss, "loss", legend=True)
+    finish(accuracy, "metrics" if reports[-1].scores and not errors else first, legend=True)
+    finish(traffic, label, legend=True)
+    accuracy.set_ylim(0, None if errors else 1)
+    loss.set_ylim(bottom=0)
+    traffic.set_ylim(bottom=0)
+    save(figure, path, title)
+
+
+def bytes_of(seeds: Sequence[Sequence[RoundReport]]) -> dict[str, list[list[float]]]:
+    """Return the bytes sent up and down until each round, ``[seeds][rounds]``."""
+    return {
+        way: [[float(sum(one.bytes.get(way, {}).values())) for one in reports] for reports in seeds]
+        for way in WAYS
+    }
+
+
+def in_unit(curves: Curves) -> tuple[str, dict[str, list[list[float]]]]:
+    """Return bytes in the unit that fits, and the axis's name with the unit."""
+    power = byte_unit(max((v for rows in curves.values() for row in rows for v in row), default=0))
+    scaled = {k: [[v / 1024**power for v in row] for row in rows] for k, rows in curves.items()}
+    return f"payload so far ({UNITS[power]})", scaled
+
+
+def save_confusion(path: Path, report: RoundReport, *, title: str) -> None:
+    """Draw a confusion matrix of test nodes in one round, as shares of each class."""
+    figure = Figure(figsize=(5.2, 4.4), layout="constrained")
+    draw_confusion(figure.subplots(), report.confusion)
+    save(figure, path, f"{title} · test, round {report.round}")
+
+
+def draw_confusion(
+    axes: Axes, nodes: Sequence[Sequence[float]], classes: Sequence[str] | None = None
+) -> None:
+    """Draw a confusion matrix ``[k][k]``, by label and prediction, as shares of each class."""
+    counts: NDArray[np.float64] = np.array(nodes, np.float64)
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    image = axes.imshow(shares, "Blues", vmin=0, vmax=1)
+    axes.figure.colorbar(image, ax=axes, label="share of the class (0 to 1)", shrink=0.8)
+    if len(shares) <= NAMED:
+        names = [str(one)[:LETTERS] for one in (classes or range(len(shares)))]
+        is_short = max(map(len, names)) <= 3
+        axes.set_xticks(range(len(names)), names, rotation=0 if is_short else 60, fontsize=8)
+        axes.set_yticks(range(len(names)), names, fontsize=8)
+        for (row, column), share in np.ndenumerate(shares):
+            if share >= 0.005:
+                colour = "white" if share > 0.6 else "black"
+                text = f"{100 * share:.0f}"
+                axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=7)
+    else:
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("class")
+
+
+def save_participation(path: Path, reports: Sequence[RoundReport], *, title: str) -> None:
+    """Draw which clients, and how many, answered, failed or were left out in each round."""
+    clients = known_clients(report.participation for report in reports)
+    if not clients.size:
+        raise ValueError("reports: no round says who took part; at least one must")
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    who, how_many = figure.subplots(1, 2, width_ratios=(2, 1))
+    rounds = [report.round for report in reports]
+    result, counts = cells_of(reports, clients)
+    draw_cells(who, result, rounds, clients)
+    for state, name in NAMES.items():
+        line(how_many, rounds, counts[:, state].tolist(), name)
+        how_many.lines[-1].set_color(COLOUR[state])
+    finish(how_many, "clients", legend=True)
+    how_many.set_ylim(0, 1.05 * clients.size)
+    save(figure, path, title)
+
+
+def cells_of(
+    reports: Sequence[RoundReport], clients: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the cells, ``[rows, rounds]``, and clients by state, ``[rounds, 4]``."""
+    # A cell is a state, or, if clients share rows, the share of them that answered; NaN in a
+    # round that does not say.
+    rows = min(clients.size, MOST_ROWS)
+    starts = np.arange(rows) * clients.size // rows
+    width = np.diff([*starts, clients.size])
+    cells, counts = np.full((rows, len(reports)), np.nan), np.full((len(reports), 4), np.nan)
+    records = [report.participation for report in reports]
+    for index, (record, result) in enumerate(zip(records, states(records, clients), strict=True)):
+        if not record:
+            continue
+        counts[index] = np.bincount(result, minlength=4)
+        shared = np.add.reduceat(result == ANSWERED, starts, dtype=np.int64) / width
+        cells[:, index] = result if rows == clients.size else shared
+    return cells, counts
+
+
+def draw_cells(
+    axes: Axes, cells: NDArray[np.float64], rounds: Sequence[int], clients: NDArray[np.int64]
+) -> None:
+    """Draw the cells: by the client's state, or by the share that answered."""
+
+    def number(at: float, _: object) -> str:
+        return str(clients[int(at)]) if 0 <= at < clients.size else ""
+
+    edges = (rounds[0] - 0.5, rounds[-1] + 0.5, clients.size - 0.5, -0.5)
+    if len(cells) == clients.size:
+        colours = PALETTE[np.nan_to_num(cells).astype(int)]
+        axes.imshow(colours, aspect="auto", extent=edges)
+        handles = [Patch(color=COLOUR[state], label=name) for state, name in NAMES.items()]
+        legend_above(axes, handles=handles, ncols=3)
+    else:
+        image = axes.imshow(cells, SHARES, aspect="auto", extent=edges, vmin=0, vmax=1)
+        axes.figure.colorbar(image, ax=axes, label="share that answered (0 to 1)")
+    finish(axes, "client", legend=False)
+    axes.grid(visible=False)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.yaxis.set_major_formatter(FuncFormatter(number))
+
+
+# Figures beside each other -----------------------------------------------------------------------
+
+
+@dataclass
+class CurveSet:
+    """One method's curves: a row for each seed, a column for each round."""
+
+    accuracy: Sequence[Sequence[float]]  # seeds x rounds, 0 to 1
+    loss: Sequence[Sequence[float]]  # seeds x rounds
+
+
+def plot_grid(
+    path: Path,
+    columns: Mapping[str, Mapping[str, CurveSet]],
+    reference: Mapping[str, float] | None = None,
+) -> None:
+    """Draw several methods on several data sets: accuracy above, loss below, over the rounds."""
+    names = list(dict.fromkeys(name for curves in columns.values() for name in curves))
+    figure, axes = panels_of(columns, (3.6, 3.1), 0.6, rows=2)
+    for upper, lower, (data, curves) in zip(*axes, columns.items(), strict=True):
+        for name, curve in curves.items():
+            band(upper, curve.accuracy, f"{data}, {name}", names.index(name), name)
+            band(lower, curve.loss, f"{data}, {name}", names.index(name), name)
+        upper.set_title(data, fontsize=11)
+        if reference and data in reference:
+            upper.axhline(reference[data], color=GREY, linewidth=1.2, label="centralised")
+        finish(upper, "test accuracy" if upper is axes[0, 0] else "", legend=False)
+        finish(lower, "loss" if upper is axes[0, 0] else "", legend=False)
+    legend_below(figure, axes[0])
+    save(figure, path)
+
+
+def plot_counts(path: Path, panels: Mapping[str, Mapping[int, int]], *, title: str) -> None:
+    """Draw distributions of whole numbers beside each other."""
+    figure, axes = panels_of(panels, (3.2, 3.0))
+    for index, (cell, (name, counts)) in enumerate(zip(axes[0], panels.items(), strict=True)):
+        values = list(counts)
+        low, high = min(values, default=0), max(values, default=0)
+        # Every bar covers the same number of whole numbers, else heights would jitter.
+        width = -(-(high - low + 1) // BARS)
+        edges = np.arange(low, high + width + 1, width) - 0.5
+        cell.hist(
+            values,
+            bins=edges.tolist(),
+            weights=list(counts.values()),
+            color=COLOURS[index % len(COLOURS)],
+            edgecolor="white",  # keeps neighbouring bars of one height apart
+            linewidth=0.5,
+        )
+        cell.set_axisbelow(True)  # the grid goes behind the bars
+        cell.yaxis.set_major_locator(MaxNLocator(integer=True))
+        finish(cell, "how many" if index == 0 else "", legend=False, x_label=name)
+    save(figure, path, title)
+
+
+def panels_of(
+    columns: Mapping[Any, object],
+    size: tuple[float, float],
+    margin: float = 0.0,
+    *,
+    rows: int = 1,
+    same_y: bool = False,
+) -> tuple[Figure, Any]:
+    """Make a figure with a column for each entry, ``[rows, columns]`` axes of a size in inches."""
+    if not columns:
+        raise ValueError("panels: empty; at least one is needed")
+    width, height = size
+    figure = Figure((width * len(columns) + margin, height * rows), layout="constrained")
+    return figure, figure.subplots(rows, len(columns), squeeze=False, sharey=same_y)
+
+
+# Parts of pictures -------------------------------------------------------------------------------
+
+
+def band(axes: Axes, rows: Sequence[Sequence[float]], what: str, place: int, name: str) -> None:
+    """Draw several seeds' curves as their mean, with a band of one deviation."""
+    if not rows or not all(rows):
+        raise ValueError(f"{what}: a curve without rounds; each needs at least one")
+    rounds = max(map(len, rows))
+    mean_band(axes, range(1, rounds + 1), staying(rows, rounds), place, name)
+
+
+def look(place: int) -> tuple[str, Dashes]:
+    """Return the colour and the dashes of a curve, distinct for up to 36 curves."""
+    shift = place // len(COLOURS)
+    return COLOURS[place % len(COLOURS)], DASHES[(place + shift) % len(DASHES)]
+
+
+def line(axes: Axes, rounds: Sequence[int], values: Sequence[float], name: str) -> None:
+    """Draw the next curve of a panel, in a colour and with dashes of its own."""
+    mean_band(axes, rounds, np.array([values], np.float64), len(axes.lines), name)
+
+
+def mean_band(
+    axes: Axes, spent: Sequence[float], values: NDArray[np.float64], place: int, name: str
+) -> None:
+    """Draw a mean over seeds against a cost, with a band of one deviation."""
+    mean = values.mean(axis=0)  # of [seeds, rounds]
+    known = np.isfinite(mean)  # rounds that some seed leaves out are drawn through
+    spent, mean = np.asarray(spent)[known], mean[known]
+    colour, dashes = look(place)
+    marker = "o" if len(spent) == 1 else ""  # a single round has no line
+    axes.plot(spent, mean, color=colour, linestyle=dashes, marker=marker, linewidth=1.4, label=name)
+    if len(values) > 1:
+        spread = values[:, known].std(axis=0, ddof=1)
+        if marker:
+            axes.errorbar(spent, mean, spread, fmt="none", ecolor=colour, capsize=3)
+        axes.fill_between(
+            spent, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0
+        )
+
+
+def draw_levels(axes: Axes, levels: Mapping[str, float], first: int) -> None:
+    """Draw figures without rounds as grey lines, with the dashes of curves from a place on."""
+    for place, (name, level) in enumerate(levels.items(), start=first):
+        dashes: Any = DASHES[place % len(DASHES)]
+        axes.axhline(level, color=GREY, linestyle=dashes, linewidth=1.2, zorder=1, label=name)
+
+
+def staying(rows: Sequence[Sequence[float]], rounds: int) -> NDArray[np.float64]:
+    """Stack the seeds' curves, ``[seeds, rounds]``; a run that has ended keeps its last value."""
+    return np.array([[*row, *[row[-1]] * (rounds - len(row))] for row in rows], dtype=np.float64)
+
+
+def finish(axes: Axes, label: str, *, legend: bool, x_label: str = "round") -> None:
+    """Name the axes, draw a grid and, above the axes, a legend."""
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(label)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    open_grid(axes)
+    if legend:
+        legend_above(axes, ncols=2)
+
+
+def open_grid(axes: Axes, axis: Literal["both", "x"] = "both") -> None:
+    """Draw a pale grid, and no frame above and to the right."""
+    axes.grid(visible=True, axis=axis, color="#E0E0E0", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def legend_above(axes: Axes, **more: Any) -> None:
+    """Put a legend above the axes, where it hides no curve."""
+    anchor = (0.0, 1.0)
+    axes.legend(loc="lower left", bbox_to_anchor=anchor, frameon=False, fontsize=9, **more)
+
+
+def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
+    """Put one legend for all columns below them."""
+    handles: dict[str, Artist] = {}
+    for cell in axes:
+        for handle, name in zip(*cell.get_legend_handles_labels(), strict=True):
+            handles.setdefault(str(name), handle)
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=min(len(handles), 5),
+        frameon=False,
+    )
+
+
+def without_formulas(figure: Figure) -> None:
+    """Draw a figure's text literally: two dollar signs in a name make no formula."""
+    scaled = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
+    powers = {  # whose labels matplotlib writes itself, as formulas
+        text for axis in scaled if axis.get_scale() == "log" for text in axis.findobj(Text)
+    } - {axis.label for axis in scaled}
+    for text in figure.findobj(Text):
+        if isinstance(text, Text) and text not in powers:
+            text.set_parse_math(False)
+
+
+def save(figure: Figure, path: Path, title: str = "") -> None:
+    """Write a picture, whole or not at all."""
+    if title:
+        figure.suptitle(title, fontsize=11)
+    # Not by `savefig`, which draws a figure with a layout twice.
+    figure.set_dpi(DPI)
+    without_formulas(figure)
+    canvas: Any = FigureCanvasAgg(figure)  # its method has no types
+    with written(path) as stream:
+        canvas.print_png(stream)
+
+
+MARKERS = ("o", "s", "^", "D", "v", "P")
+LABEL_WIDTH = 42  # most letters of an attack's name in a line
+TITLE_WIDTH = 30  # of a panel's title
+GREY_LINE: dict[str, object] = {"color": "#B0B0B0", "linewidth": 0.9, "label": "_"}
+LEAST_ROOM = 0.04  # in accuracy
+ZOOM = 3.0  # room below the marked curves, as a multiple of the range of their ends
+BAR, GAP = 0.8, 0.35  # height of a bar, and room between attacks
+
+
+class Interval(NamedTuple):
+    """One method's figure: our mean and deviation, and the paper's figure, if there is one."""
+
+    mean: float
+    std: float
+    paper: float | None
+
+
+def plot_intervals(path: Path, panels: Mapping[str, Mapping[str, Interval]], *, label: str) -> None:
+    """Draw points with intervals by method, a panel for each data set; diamonds are the paper's."""
+    if not any(panels.values()):
+        raise ValueError("panels: empty; at least one figure is needed")
+    names = list(dict.fromkeys(name for figures in panels.values() for name in figures))
+    figure, (row,) = panels_of(panels, (3.2, 0.32 * len(names) + 1.6), 1.6, same_y=True)
+    row[0].set_yticks(range(len(names)), names, fontsize=9)
+    row[0].invert_yaxis()
+    for cell, (data, figures) in zip(row, panels.items(), strict=True):
+        draw_intervals(cell, names, figures)
+        cell.set_title(data, fontsize=11)
+        cell.set_xlabel(label)
+    legend_below(figure, row)
+    save(figure, path)
+
+
+def draw_intervals(axes: Axes, names: Sequence[str], figures: Mapping[str, Interval]) -> None:
+    """Draw a point with its interval for each name, and a diamond where the paper has a figure."""
+    # Not bars: their lengths mislead on an axis that does not begin at 0.
+    places = [names.index(name) for name in figures]
+    how: Any = {"fmt": "o", "color": COLOURS[0], "capsize": 3, "label": "mean ± deviation"}
+    ours = [one.mean for one in figures.values()]
+    axes.errorbar(ours, places, xerr=[one.std for one in figures.values()], markersize=5, **how)
+    marks = {at: one.paper for at, one in zip(places, figures.values(), strict=True)}
+    if known := {at: paper for at, paper in marks.items() if paper is not None}:
+        papers = [*known.values()], [*known]
+        axes.plot(*papers, "D", color=COLOURS[1], markersize=5, label="paper")
+    axes.locator_params(axis="x", nbins=5)  # more labels would touch each other
+    open_grid(axes)
+
+
+def plot_matrices(
+    path: Path,
+    panels: Mapping[str, Sequence[Sequence[float]]],
+    *,
+    rows: tuple[str, Sequence[float]],
+    columns: tuple[str, Sequence[float]],
+    label: str,
+) -> None:
+    """Draw numbers by two settings as coloured cells; gains and losses have different colours."""
+    size = 0.75 * len(columns[1]) + 1.2, 0.6 * len(rows[1]) + 1.6
+    figure, (axes,) = panels_of(panels, size, 1.0, same_y=True)
+    every = np.array([*panels.values()], dtype=np.float64)
+    low, high, colours = np.nanmin(every), np.nanmax(every), "Blues"
+    if low < 0:  # white is 0
+        high, colours = np.nanmax(np.abs(every)), "RdBu"
+        low = -high
+    for cell, (name, values) in zip(axes, zip(panels, every, strict=True), strict=True):
+        image = cell.imshow(values, cmap=colours, vmin=low, vmax=high, aspect="auto")
+        for (y, x), value in np.ndenumerate(values):
+            if np.isfinite(value):
+                is_dark = abs(value) > 0.6 * high if low < 0 else value > (low + high) / 2
+                colour = "white" if is_dark else "black"
+                cell.text(x, y, f"{value:.3f}", ha="center", va="center", color=colour, fontsize=9)
+        cell.set_xticks(range(len(columns[1])), [f"{v:g}" for v in columns[1]])
+        cell.set_yticks(range(len(rows[1])), [f"{v:g}" for v in rows[1]])
+        cell.set_xlabel(columns[0])
+        cell.set_title(textwrap.fill(name, TITLE_WIDTH), fontsize=10)
+    axes[0].set_ylabel(rows[0])
+    figure.colorbar(image, ax=list(axes), label=label)
+    save(figure, path)
+
+
+def plot_points(
+    path: Path,
+    panels: Mapping[tuple[str, str], Mapping[str, Sequence[tuple[float, float]]]],
+) -> None:
+    """Draw points joined by lines, both axes logarithmic."""
+    if not panels:
+        raise ValueError("panels: empty; at least one is needed")
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.2 * columns, 3.2 * rows + 0.4), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for cell, ((x_name, y_name), lines) in zip(axes, panels.items(), strict=False):
+        for index, (name, points) in enumerate(lines.items()):
+            x, y = zip(*sorted(points), strict=True)
+            marker, colour = MARKERS[index % len(MARKERS)], COLOURS[index % len(COLOURS)]
+            cell.plot(x, y, marker=marker, color=colour, markersize=4, linewidth=1, label=name)
+        for axis, scale in ((cell.xaxis, cell.set_xscale), (cell.yaxis, cell.set_yscale)):
+            scale("log")
+            # Plain numbers at 1, 2, 5, 10 ...: a panel has only one or two powers of ten.
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_minor_locator(NullLocator())
+        cell.set_xlabel(x_name)
+        cell.set_ylabel(y_name)
+        open_grid(cell)
+    legend_below(figure, list(axes[: len(panels)]))
+    save(figure, path)
+
+
+Line = Mapping[str | float, Sequence[float]]  # all seeds' differences, by a number or a word
+
+
+def plot_lines(path: Path, panels: Mapping[str, Mapping[str, Line]], *, label: str) -> None:
+    """Draw differences in points, a panel for each varied setting, and a line at zero."""
+    figure, (row,) = panels_of(panels, (3.4, 3.8), same_y=True)
+    for cell, (name, lines) in zip(row, panels.items(), strict=True):
+        cell.axhline(0, color=GREY, linewidth=1)
+        finish(cell, label if cell is row[0] else "", legend=False, x_label=name)
+        positions = list(dict.fromkeys(x for one in lines.values() for x in one))
+        # Words stand side by side, numbers at their values
+        places = {x: at if isinstance(x, str) else x for at, x in enumerate(positions)}
+        cell.set_xticks([*places.values()], [*map(str, places)])
+        for index, (data, one) in enumerate(lines.items()):
+            xs = [places[x] for x in one]
+            mean_band(cell, xs, 100 * np.array([*one.values()]).T, index, data)
+    legend_below(figure, row)
+    save(figure, path)
+
+
+class Spent(NamedTuple):
+    """One method's curves by cost."""
+
+    spent: Sequence[float]  # After each round of the longest run
+    accuracy: Sequence[Sequence[float]]  # seeds x rounds; a run that has ended keeps its last value
+
+    @property
+    def values(self) -> NDArray[np.float64]:
+        """Accuracies after each round of the longest run, ``[seeds, rounds]``."""
+        return staying(self.accuracy, len(self.spent))
+
+
+def plot_spent(
+    path: Path, panels: Mapping[str, Mapping[str, Spent]], marked: Sequence[str] = ()
+) -> None:
+    """Draw accuracy against cost, a panel for each kind of cost, on logarithmic axes.
+
+    If some curves are marked, the others are grey, and the axis shows where the marked ones end.
+    """
+    figure, (row,) = panels_of(panels, (4.2, 4.2), same_y=True)
+    for cell, (label, lines) in zip(row, panels.items(), strict=True):
+        rest = [name for name in lines if marked and name not in marked]
+        for name in rest:  # first, so that they lie below
+            cell.plot(lines[name].spent, lines[name].values.mean(axis=0), **GREY_LINE)
+        for index, name in enumerate(name for name in lines if name not in rest):
+            _draw_spent(cell, lines[name], index, name)
+        cell.set_xscale("log")
+        finish(cell, "test accuracy" if cell is row[0] else "", legend=False, x_label=label)
+        cell.xaxis.set_major_locator(LogLocator())
+        if rest:
+            cell.plot([], [], **{**GREY_LINE, "label": "others (the table names them)"})
+            _zoom(cell, [one.values for name, one in lines.items() if name not in rest])
+    legend_below(figure, row)
+    save(figure, path)
+
+
+def _draw_spent(cell: Axes, one: Spent, place: int, name: str) -> None:
+    # A method without cost has no point on a logarithmic axis: it is a horizontal line.
+    if one.spent[-1] > 0:
+        mean_band(cell, one.spent, one.values, place, name)
+        return
+    colour, dashes = look(place)
+    level = one.values[:, -1].mean()
+    cell.axhline(level, color=colour, linestyle=dashes, linewidth=0.8, label=name)
+
+
+def _zoom(cell: Axes, curves: Sequence[NDArray[np.float64]]) -> None:
+    """Limit the axis to the accuracies that curves end with, and a few times their range below."""
+    ends = [values[:, -1].mean() for values in curves]
+    highest = max((values.mean(axis=0) + values.std(axis=0)).max() for values in curves)
+    room = max(LEAST_ROOM, ZOOM * (max(ends) - min(ends)))
+    cell.set_ylim(min(ends) - room, highest + LEAST_ROOM / 4)
+
+
+Values = Sequence[float]  # one a seed
+
+
+class Panel(NamedTuple):
+    """The drawn figures of one config."""
+
+    budgets: dict[float, Values]  # Accuracies by epsilon
+    levels: dict[str, Values]  # Accuracies of runs without noise, by name
+
+
+def plot_budgets(
+    path: Path, panels: Mapping[str, Panel], *, noisy: str = "FED, with noise"
+) -> None:
+    """Draw accuracy against epsilon, with levels for comparison."""
+    # Points and lines are means over the seeds; bars and bands one standard deviation.
+    # Below a single panel the legend is wider than the panel.
+    figure, (row,) = panels_of(panels, (max(4.6, 7.2 / (len(panels) or 1)), 3.9))
+    for cell, (title, panel) in zip(row, panels.items(), strict=True):
+        if not panel.budgets or not all(
+            map(len, [*panel.budgets.values(), *panel.levels.values()])
+        ):
+            raise ValueError(f"{title}: every budget and level needs at least one accuracy")
+        epsilons = sorted(panel.budgets)
+        means, spread = zip(*(_percent(panel.budgets[one]) for one in epsilons), strict=True)
+        cell.errorbar(epsilons, means, spread, color=COLOURS[0], marker="o", capsize=3, label=noisy)
+        for index, (name, values) in enumerate(panel.levels.items(), 1):
+            mean, half = _percent(values)
+            cell.axhline(mean, color=COLOURS[index], linestyle=DASHES[index], label=name)
+            cell.axhspan(mean - half, mean + half, color=COLOURS[index], alpha=0.15, linewidth=0)
+        cell.set_xscale("log")
+        cell.set_xlabel("epsilon of the whole run")
+        cell.set_title(title, fontsize=11)
+        open_grid(cell)
+    row[0].set_ylabel("accuracy in percent")
+    legend_below(figure, row)
+    save(figure, path)
+
+
+def _percent(values: Values) -> tuple[float, float]:
+    return 100 * float(np.mean(values)), 100 * float(np.std(values))
+
+
+def save_audit(path: Path, findings: Sequence[Tree], *, title: str) -> None:
+    """Draw one bar for each attack and setting, and a line for a guess."""
+    if not findings:
+        raise ValueError("findings: empty; at least one attack is needed")
+    attacks = list(dict.fromkeys(one["attack"] for one in findings))
+    settings = list(dict.fromkeys(one["setting"] for one in findings))
+    step = len(settings) * BAR + GAP
+    figure = Figure(figsize=(8.6, 1.4 + 0.32 * len(attacks) * step), layout="constrained")
+    axes = figure.subplots()
+    for one in findings:
+        setting = settings.index(one["setting"])
+        position = attacks.index(one["attack"]) * step + setting * BAR
+        axes.barh(
+            position,
+            one["mean"],
+            height=BAR * 0.9,
+            color=COLOURS[setting % len(COLOURS)],
+            xerr=one["std"] or 0,
+            error_kw={"elinewidth": 1},
+            label=one["setting"],
+        )
+        ends = [position - BAR / 2, position + BAR / 2]
+        axes.plot([one["chance"]] * 2, ends, color=GREY, linewidth=2)
+    centres = [index * step + (len(settings) - 1) * BAR / 2 for index in range(len(attacks))]
+    axes.set_yticks(centres, [textwrap.fill(attack, LABEL_WIDTH) for attack in attacks], fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.02)
+    axes.set_xlabel("success (AUC or precision); grey lines: a guess")
+    open_grid(axes, "x")
+    axes.set_axisbelow(True)
+    legend_below(figure, [axes])
+    save(figure, path, title)
+
+
+SIZE = (4.6, 3.3)  # of a panel, in inches
+CLIENT_BARS = 40  # most clients that have a bar each
+MOST_CLIENTS = 100  # that have a column of dots each
+LARGEST = 200.0  # of a dot, in points squared
+STYLE: Any = {"svg.fonttype": "none", "font.family": "DejaVu Sans"}  # text stays text
+Counts = Sequence[Sequence[int]]  # clients x classes
+
+
+def curves_panel(
+    label: str,
+    curves: Curves,
+    levels: Mapping[str, float] | None = None,
+    *,
+    from_zero: bool = False,
+) -> str:
+    """Draw curves over the rounds, several seeds as mean and deviation, and levels as grey lines.
+
+    Empty if no curve has a number.
+    """
+    stacked = {
+        name: staying(rows, max(map(len, rows))) for name, rows in curves.items() if any(rows)
+    }
+    drawn = {name: values for name, values in stacked.items() if np.isfinite(values).any()}
+    if not drawn:
+        return ""
+    figure, axes = panel()
+    for place, (name, values) in enumerate(drawn.items()):
+        mean_band(axes, range(1, values.shape[1] + 1), values, place, name)
+    draw_levels(axes, levels or {}, len(drawn))
+    finish(axes, label, legend=False)
+    if from_zero:
+        axes.set_ylim(0, 1.1 * axes.dataLim.y1 or 1)  # also where nothing was sent
+    figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8)
+    return svg(figure)
+
+
+def bytes_panel(curves: Curves) -> str:
+    """Draw bytes over the rounds, in the unit that fits."""
+    return curves_panel(*in_unit(curves), from_zero=True)
+
+
+def participation_panels(reports: Sequence[RoundReport]) -> list[str]:
+    """Draw which clients answered in each round; nothing if no round says so."""
+    clients = known_clients(report.participation for report in reports)
+    if not clients.size:
+        return []
+    figure, axes = panel()
+    cells, _ = cells_of(reports, clients)
+    draw_cells(axes, cells, [report.round for report in reports], clients)
+    return [svg(figure)]
+
+
+def clients_panel(label: str, values: Mapping[int, float]) -> str:
+    """Draw one figure of each client, the lowest first."""
+    known = {client: value for client, value in values.items() if np.isfinite(value)}
+    if not known:
+        return ""
+    ordered = sorted(known, key=lambda client: known[client])
+    heights = [known[client] for client in ordered]
+    figure, axes = panel()
+    if len(ordered) <= CLIENT_BARS:
+        axes.bar(range(len(ordered)), heights, color=COLOURS[0], width=0.8)
+        size = 9 if len(ordered) <= CLIENT_BARS // 2 else 6
+        axes.set_xticks(range(len(ordered)), map(str, ordered), fontsize=size)
+        axes.set_xlabel("client")
+    else:
+        shares = 100 * np.arange(1, len(heights) + 1) / len(heights)
+        axes.plot(shares, heights, color=COLOURS[0], linewidth=1.6, drawstyle="steps-mid")
+        axes.xaxis.set_major_formatter(PercentFormatter())
+        axes.set_xlabel(f"share of {len(heights):,} clients that have this or less")
+    mean = float(np.mean(heights))
+    axes.axhline(mean, color=GREY, linestyle="--", linewidth=1.1, label=f"mean {mean:.3f}")
+    figure.legend(loc="outside upper left", frameon=False, fontsize=8)
+    axes.set_ylabel(label)
+    axes.set_ylim(0, 1.02)
+    open_grid(axes)
+    axes.set_axisbelow(True)
+    return svg(figure)
+
+
+def confusion_panel(nodes: Sequence[Sequence[float]], classes: Sequence[str] | None) -> str:
+    """Draw a confusion matrix, as shares of each class."""
+    figure, axes = panel(height=3.8)
+    draw_confusion(axes, nodes, classes)
+    return svg(figure)
+
+
+def intervals_panel(label: str, figures: Mapping[str, tuple[float, float]]) -> str:
+    """Draw mean and deviation of each run beside each other."""
+    known = {name: Interval(*one, None) for name, one in figures.items() if np.isfinite(one[0])}
+    if not known:
+        return ""
+    figure, axes = panel(height=1.3 + 0.3 * len(known))
+    draw_intervals(axes, list(known), known)
+    axes.set_yticks(range(len(known)), [name[-28:] for name in known], fontsize=8)
+    axes.set_ylim(len(known) - 0.5, -0.5)
+    axes.set_xlabel(label)
+    return svg(figure)
+
+
+def classes_panel(counts: Counts, classes: Sequence[str] | None) -> str:
+    """Draw a dot for each client and class, sized by its nodes; empty if unreadable."""
+    if not is_drawn(counts):
+        return ""
+    figure, axes = panel()
+    _draw_classes(axes, counts, classes)
+    return svg(figure)
+
+
+def plot_classes(path: Path, counts: Counts, classes: Sequence[str] | None, *, title: str) -> None:
+    """Draw the same as a PNG."""
+    figure = Figure(figsize=(7.0, 3.6), layout="constrained")
+    _draw_classes(figure.subplots(), counts, classes)
+    save(figure, path, title)
+
+
+def is_drawn(counts: Counts) -> bool:
+    """Whether clients and classes are few enough to draw, and at least two each."""
+    return 1 < len(counts) <= MOST_CLIENTS and len(counts[0]) > 1
+
+
+def _draw_classes(axes: Axes, counts: Counts, classes: Sequence[str] | None) -> None:
+    nodes = np.array(counts, np.float64)  # [clients, classes]
+    client, label = nodes.nonzero()
+    # Dots do not cover those of the next client
+    largest = min(LARGEST, (300 / len(nodes)) ** 2)
+    sizes = largest * nodes[client, label] / nodes.max()
+    axes.scatter(client, label, np.maximum(sizes, 0.5), color=COLOURS[0], linewidths=0)
+    axes.set_xlim(-0.7, len(nodes) - 0.3)
+    axes.set_ylim(-0.7, nodes.shape[1] - 0.3)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if nodes.shape[1] <= NAMED:
+        places = range(nodes.shape[1])
+        axes.set_yticks(places, [str(one)[:LETTERS] for one in (classes or places)], fontsize=8)
+    axes.set_xlabel(f"client; the largest dot is {nodes.max():,.0f} nodes")
+    axes.set_ylabel("class")
+
+
+def panel(height: float = SIZE[1]) -> tuple[Figure, Axes]:
+    """Make a small panel to draw in."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(SIZE[0], height), layout="constrained")
+        return figure, figure.subplots()
+
+
+def svg(figure: Figure) -> str:
+    """Write a figure as an SVG element as wide as its container."""
+    stream = io.StringIO()
+    # Names of clipped parts must differ between the pictures of one page, and not between runs.
+    salt = sha256(repr([axes.get_ylabel() for axes in figure.axes]).encode()).hexdigest()
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": salt}):
+        without_formulas(figure)
+        canvas: Any = FigureCanvasSVG(figure)  # its method has no types
+        canvas.print_svg(stream, metadata={"Date": None, "Creator": None})
+    text = stream.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    head, _, rest = text.partition(">")
+    head = re.sub(r' (width|height)="[^"]*"', "", head)
+    # Groups are named alike in all pictures; nothing refers to these names.
+    return re.sub(r'<g id="[^"]*"', "<g", f"{head}>{rest}")
