@@ -28,8 +28,8 @@ from flower_graph.secure.sum.messages import (
     MaskRequest,
     SumTerms,
 )
+from flower_graph.wire.arrays import Answer, Config, Parameters
 from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, MASKED_SUM, SUM_STATE
-from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 FloatArray = NDArray[np.floating]
 

@@ -19,8 +19,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from flower_graph.errors import CheckpointError, ConfigError
-from flower_graph.storage.files import SEALED
-from flower_graph.storage.reading import MOST_KEY, open_regular, reason
+from flower_graph.storage.reading import MOST_KEY, SEALED, open_regular, reason
 
 STATE_KEY = "state-key"  # node config
 SALT, NONCE, CHECK, LENGTH, TAG = 16, 12, 8, 8, 16

@@ -21,15 +21,12 @@ ALLOWED = {
     ("flower_graph/lazy.py", "read_text"): "the package's own source",
     ("apps/cli/launch.py", "open"): "copies the log that it wrote itself",
     ("apps/cli/progress.py", "open"): "new lines of the metrics that its own run writes",
-    ("flower_graph/method/load.py", "read_bytes"): "configs that the package ships",
-    ("flower_graph/method/load.py", "read_text"): "configs that the package ships",
     ("flower_graph/method/registry.py", "open"): "the package's own source",
     ("flower_graph/data/cora_linqs/__init__.py", "np.load"): "bytes that the package ships",
     ("flower_graph/data/cora_linqs/__init__.py", "read_bytes"): "bytes that the package ships",
     ("flower_graph/data/cora_linqs/__init__.py", "read_text"): "bytes that the package ships",
     ("flower_graph/engine/machine.py", "read_text"): "the kernel's",
     ("flower_graph/outputs/figures.py", "fromfile"): "of a stream that storage opened",
-    ("flower_graph/outputs/figures.py", "loadtxt"): "of lines that were read",
     ("flower_graph/secure/parties/journal.py", "os.open"): "locks a folder, reads nothing",
 }
 

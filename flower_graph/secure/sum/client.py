@@ -44,8 +44,8 @@ from flower_graph.secure.sum.messages import (
     UnmaskRequest,
 )
 from flower_graph.storage.reading import reading
+from flower_graph.wire.arrays import Config
 from flower_graph.wire.fields import Bytes, Integers
-from flower_graph.wire.numpy_client import Config
 
 KEPT = ("run_id", "clients", "_private", "_public", "_last")  # what is saved beside the rounds
 
