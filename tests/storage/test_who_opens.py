@@ -125,9 +125,12 @@ def opened(source: str) -> Iterator[str]:
         elif name == "os.open":
             if "O_RDONLY" in ast.unparse(node) or "O_RDWR" in ast.unparse(node):
                 yield name
-        elif own == "open" and (mode := _mode(node)) is not None:
-            if not set(mode) & set("wax") or "+" in mode:
-                yield own
+        elif (
+            own == "open"
+            and (mode := _mode(node)) is not None
+            and ("+" in mode or not set(mode) & set("wax"))
+        ):
+            yield own
 
 
 def found(calls: Callable[[str], Iterator[str]], is_gate: Callable[[str], bool]) -> set[Any]:
