@@ -250,7 +250,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         if self.trust is not None:
             return [], 1, self.as_party("sum_unmask", config)
         with self.secrets.opened() as (host, _):
-            return [], 1, host.unmask_and_prepare(config)
+            return [], 1, host.answer("sum_unmask", config)
 
     def of_party(self, action: str, config: Config, trust: TrustSettings) -> Config:
         with self.secrets.opened() as (host, aligner):

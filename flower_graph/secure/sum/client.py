@@ -226,7 +226,7 @@ class SumClient:
         clients = np.array(came.present, np.int64)
         return MaskedReply(self.run_id, kept.number, clients, masked, came.refused)
 
-    def unmask_and_prepare(self, config: Config) -> Config:
+    def answer(self, action: str, config: Config) -> Config:
         """Reveal shares of one sum, prepare the next, or both, as the request's entries ask."""
         answer: Config = {}
         if "unmask-run" in config:
