@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from flower_graph.apps.cli.run import Options, run_all
+from flower_graph.apps.cli.main import make_parser
+from flower_graph.apps.cli.run import run_all
 from flower_graph.config.foreign import OWN
 from flower_graph.data.given import with_saved_graphs
 from flower_graph.engine.machine import waiting_threads
@@ -74,15 +75,9 @@ def run(
         overrides = with_saved_graphs(overrides, folder / GRAPHS)
     words = as_overrides(overrides) + ([f"track=[{','.join(track)}]"] if track else [])
     seeds = [seed] if isinstance(seed, int) else seed
-    options = Options(
-        config=config,
-        overrides=words,
-        seeds=None if seeds is None else list(seeds),
-        out=None if out is None else Path(out),
-        overwrite=overwrite,
-        supernodes=supernodes,
-        quiet=quiet,
-        on_round=on_round,
-    )
+    args = make_parser().parse_args(["run"])  # each option's default
+    args.config, args.overrides, args.seeds = config, words, None if seeds is None else list(seeds)
+    args.out, args.overwrite = None if out is None else Path(out), overwrite
+    args.supernodes, args.quiet, args.on_round = supernodes, quiet, on_round
     with waiting_threads():
-        return load_run(run_all(options)[0], trust=OWN)
+        return load_run(run_all(args)[0], trust=OWN)

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -42,6 +43,7 @@ from flower_graph.storage import checkpoint
 from flower_graph.storage.writing import named
 from flower_graph.wire.keys import CONFIG as MESSAGE_CONFIG
 
+G = TypeVar("G", bound=InProcessGrid)
 # A trial's rounds at most, the seconds after which it is over, and of a round after which it is
 TRIED, TRIED_SECONDS = 8, 3.0
 
@@ -118,7 +120,7 @@ def run_server(
             on_wait(f"round {server_round}: {work}")
 
     # What is refused here leaves no folder.
-    strategy = _server(config, grid, out, folder)
+    strategy = make_server(config, grid, out, folder)
     # With a folder nobody has the data of all.
     baselines = {"baselines": method.baselines(config)} if folder is None else {}
     writer = RunWriter(
@@ -176,9 +178,10 @@ def run_server(
         writer.close()
 
 
-def _server(
+def make_server(
     config: RunConfig, grid: Grid, out: Path | None = None, folder: RunFolder | None = None
 ) -> RoundLoop:
+    """Build the server's half of a run, which admits the SuperNodes of its list."""
     strategy = method_of(config).build_strategy(with_registry(config, grid, folder), out, folder)
     # A registry says itself which SuperNode may speak for which client
     path = None if folder is None or config.strategy.distrusts else folder.path
@@ -238,7 +241,7 @@ def run(
 ) -> dict[str, object]:
     """Run a config in this process and write every output."""
     out = named(out)
-    with _grid(config, supernodes, out) as grid:
+    with making_grid(config, InProcessGrid, supernodes, out) as grid:
         return run_server(
             config,
             grid,
@@ -264,8 +267,8 @@ def simulate_whole(
 ) -> tuple[list[RoundReport], dict[str, object]]:
     """Run a config as ``simulate`` does; also return the final figures of the method."""
     reports: list[RoundReport] = []
-    with _grid(config, supernodes, None) as grid:
-        strategy = _server(config, grid)
+    with making_grid(config, InProcessGrid, supernodes) as grid:
+        strategy = make_server(config, grid)
         strategy.start(
             grid,
             num_rounds=config.rounds,
@@ -299,11 +302,14 @@ def first_rounds(config: RunConfig) -> list[RoundReport]:
 
 
 @contextmanager
-def _grid(config: RunConfig, given: int | None, out: Path | None) -> Iterator[InProcessGrid]:
+def making_grid(
+    config: RunConfig, kind: type[G], given: int | None = None, out: Path | None = None
+) -> Iterator[G]:
+    """Make the grid of a checked run in this process; forget the run's clients at the end."""
     supernodes = check_run(config, given)
     # Flower's own strategies write a dozen lines a round; here the progress bar says it in one.
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    grid = InProcessGrid(client_app(config, out), num_supernodes=supernodes, seed=config.seed)
+    grid = kind(client_app(config, out), num_supernodes=supernodes, seed=config.seed)
     try:
         yield grid
     finally:

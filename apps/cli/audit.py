@@ -20,11 +20,10 @@ from typing import NamedTuple
 
 from flower_graph.apps.cli.run import default_folder
 from flower_graph.apps.cli.say import say, withheld
-from flower_graph.apps.run import check_run, client_app, with_registry
+from flower_graph.apps.run import check_run, make_server, making_grid
 from flower_graph.audit.attacks import Audit, RecordingGrid
 from flower_graph.audit.deviating import DeviatingGrid, Deviation, all_notes
 from flower_graph.audit.scores import EVERYWHERE, Finding, findings_of, page
-from flower_graph.client.state import forget_run
 from flower_graph.config.common import RunConfig
 from flower_graph.errors import AlignmentError, ConfigError, NoClientsError, OutputError
 from flower_graph.method.base import Method
@@ -32,7 +31,6 @@ from flower_graph.method.load import load_config, to_dict
 from flower_graph.method.registry import method_named, method_of
 from flower_graph.report.result import versions
 from flower_graph.server.round_loop import RoundLoop
-from flower_graph.simulation import InProcessGrid
 from flower_graph.storage.files import new_folder, write_json, write_text
 from flower_graph.storage.reading import Tree, read_json, reading
 
@@ -72,39 +70,28 @@ def settings_of(
 def audit_run(config: RunConfig) -> tuple[list[Finding], float]:
     """Run a config with a recording grid and attack the record."""
     started = time.perf_counter()
-    # Flower's own strategies write a dozen lines a round.
-    logging.getLogger("flwr").setLevel(logging.WARNING)
     method, audit = method_of(config), _audit_of(config)
     nodes = audit.supernodes(method.num_clients(config))
-    grid = RecordingGrid(client_app(config, None), num_supernodes=nodes, seed=config.seed)
-    try:
-        _server(config, grid).start(grid, num_rounds=config.rounds)
+    with making_grid(config, RecordingGrid, nodes) as grid:
+        make_server(config, grid).start(grid, num_rounds=config.rounds)
         findings = audit.attack(config, grid, method)
-    finally:
-        forget_run(grid.run.run_id)
     for deviation in audit.deviations(config, method):
         findings += _deviating_run(config, deviation, nodes)
     return findings, time.perf_counter() - started
 
 
 def _deviating_run(config: RunConfig, deviation: Deviation, nodes: int) -> list[Finding]:
-    """Run a config with a server that deviates in one way; clients that refuse may end it."""
-    grid = DeviatingGrid(client_app(config, None), num_supernodes=nodes, seed=config.seed)
-    strategy = _server(config, grid)
-    grid.patch = partial(deviation.patch, strategy)
-    try:
-        # That clients refuse is the result, not news
-        refusals = suppress(AlignmentError, NoClientsError)
-        with withheld("flower_graph", logging.ERROR), refusals:
-            strategy.start(grid, num_rounds=2)
-    finally:
-        forget_run(grid.run.run_id)
+    # Clients that refuse what a deviating server asks may end the run: that is the result, not news
+    with (
+        making_grid(config, DeviatingGrid, nodes) as grid,
+        withheld("flower_graph", logging.ERROR),
+        suppress(AlignmentError, NoClientsError),
+    ):
+        strategy = make_server(config, grid)
+        grid.patch = partial(deviation.patch, strategy)
+        strategy.start(grid, num_rounds=2)
     assert deviation.told, f"{deviation.name}: the run ended before the server could lie"
     return deviation.findings()
-
-
-def _server(config: RunConfig, grid: InProcessGrid) -> RoundLoop:
-    return method_of(config).build_strategy(with_registry(config, grid), None)
 
 
 def _audit_of(config: RunConfig) -> Audit[RunConfig, Method[RunConfig, RoundLoop]]:

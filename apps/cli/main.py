@@ -154,6 +154,7 @@ def _add_show(parser: argparse.ArgumentParser) -> None:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_config(parser, nargs="?")
+    parser.set_defaults(on_round=None)
     parser.add_argument("--seeds", metavar="N,N", help="one run for each seed, such as 0,1,2")
     folder = parser.add_mutually_exclusive_group()
     _add_out(folder, "CONFIG")

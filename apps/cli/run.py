@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from functools import partial
@@ -52,28 +52,6 @@ ENGINE_STARTS = (
 
 
 @dataclass
-class Options:
-    """The arguments of the command, with their defaults."""
-
-    config: str | None = None  # may be an override where a run goes on
-    overrides: Sequence[str] = ()
-    seeds: Sequence[int] | None = None
-    out: Path | None = None
-    resume: Path | None = None
-    overwrite: bool = False
-    every: str | None = None
-    supernodes: int | None = None
-    engine: str = "in-process"
-    ray_address: str | None = None
-    quiet: bool = False
-    log_every: int = 1
-    json: bool = False
-    app: Sequence[Path] | None = None  # imported by now
-    trust_code: bool = False
-    on_round: Callable[[RoundReport], None] | None = None  # of Python alone
-
-
-@dataclass
 class Job:
     """One run: what to do and where."""
 
@@ -86,8 +64,7 @@ class Job:
 def run_command(args: argparse.Namespace) -> int:
     """Do all runs of one command, one after another, and print the results."""
     try:
-        names = {field.name for field in fields(Options)}
-        top, jobs, figures = run_all(Options(**{k: v for k, v in vars(args).items() if k in names}))
+        top, jobs, figures = run_all(args)
     except KeyboardInterrupt as stop:
         say(*getattr(stop, "__notes__", ["interrupted"]), to=sys.stderr)
         return 130
@@ -99,8 +76,11 @@ def run_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_all(args: Options) -> tuple[Path, list[Job], dict[str, object]]:
-    """Do all runs of a command; return the folder, the jobs, and the result or its summary."""
+def run_all(args: argparse.Namespace) -> tuple[Path, list[Job], dict[str, object]]:
+    """Do all runs of a command; return the folder, the jobs, and the result or its summary.
+
+    ``args`` are the options of ``run``, and ``on_round``, which only Python can give.
+    """
     if args.supernodes is not None and args.supernodes < 1:
         raise ConfigError(f"--supernodes {args.supernodes}: at least 1 is needed")
     if args.ray_address is not None and args.engine != "flwr":
@@ -119,7 +99,7 @@ def run_all(args: Options) -> tuple[Path, list[Job], dict[str, object]]:
     with new_folder(top, may_exist=may_exist):
         pass  # one that cannot be written is told before data are read
     todo = [job for job in jobs if not done.get(job.config.seed)]
-    check = partial(check_all, todo, args)
+    check = partial(check_all, todo, args.supernodes, quiet=args.quiet)
     # Flower's engine takes as long to start, and is ended if jobs are refused.
     is_beside = args.engine == "flwr" and not args.overwrite
     if not is_beside:
@@ -147,7 +127,7 @@ def default_folder(name: str) -> Path:
     return next(one for one in chain([folder], others) if not one.exists())
 
 
-def _plan(args: Options) -> tuple[Path, list[Job]]:
+def _plan(args: argparse.Namespace) -> tuple[Path, list[Job]]:
     """Return the output folder and the runs; all settings are checked before the first run."""
     name, overrides = _named(args)
     seeds = args.seeds
@@ -172,7 +152,7 @@ def _plan(args: Options) -> tuple[Path, list[Job]]:
     return top, jobs
 
 
-def _named(args: Options) -> tuple[str | None, list[str]]:
+def _named(args: argparse.Namespace) -> tuple[str | None, list[str]]:
     name, overrides = args.config, list(args.overrides)
     if args.engine == "flwr" and (args.app or args.trust_code):
         raise ConfigError(
@@ -204,14 +184,14 @@ def _folders(top: Path, jobs: Sequence[Job], may_exist: bool) -> Iterator[None]:
                 remove_all_empty([job.out for job in jobs])
 
 
-def check_all(jobs: Sequence[Job], args: Options) -> None:
+def check_all(jobs: Sequence[Job], supernodes: int | None = None, *, quiet: bool = False) -> None:
     """Check all jobs before the first makes a folder, and describe the data."""
     from flower_graph.apps.cli.check import short_form
     from flower_graph.apps.run import check_run
 
     with withheld("flower_graph.data", logging.INFO) as notes:  # a refusal prints its reason only
         for job in jobs:
-            check_run(job.config, args.supernodes)
+            check_run(job.config, supernodes)
     facts, warnings = short_form(jobs[0].config) if jobs else ([], [])
     names = {job.config.data.name for job in jobs[:1]}
     names |= {name.rstrip("/") for name in names}
@@ -221,13 +201,13 @@ def check_all(jobs: Sequence[Job], args: Options) -> None:
         for name in names:  # a folder's with or without its slash
             text = text.removeprefix(f"data {name}: ")
         kind.append(text)
-    shown = [] if args.quiet else facts
+    shown = [] if quiet else facts
     shown = shown + [f"warning: {warning}" for warning in warnings]
     if shown:
         say(*(f"data  {line}" for line in shown), to=sys.stderr)
 
 
-def _run(job: Job, args: Options, check: Callable[[], None] | None) -> dict[str, object]:
+def _run(job: Job, args: argparse.Namespace, check: Callable[[], None] | None) -> dict[str, object]:
     method, is_file = method_of(job.config), is_file_name(job.name)
     supernodes = args.supernodes or method.default_supernodes(job.config)
     resume = args.resume is not None and job.out.is_dir() and holds_something(job.out)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from flower_graph.apps.parallel import loaded, workers_for
 from flower_graph.apps.reproduce.page import choices_page, make_page
@@ -87,10 +86,13 @@ def selected(
             if value not in allowed[key]:
                 words = ", ".join(allowed[key])
                 raise ConfigError(f"--only {key}={value}: unknown; allowed are {words}")
-    changes: dict[str, Any] = {"seeds": seeds, "rounds": rounds}
-    given = {key: value for key, value in changes.items() if value is not None}
     changed = {
-        line: replace(line, **given, settings=(*line.settings, *overrides))
+        line: replace(
+            line,
+            seeds=line.seeds if seeds is None else seeds,
+            rounds=rounds or line.rounds,
+            settings=(*line.settings, *overrides),
+        )
         for line in paper.lines
         if all(getattr(line, key) in only.get(key, allowed[key]) for key in KEYS)
     }
@@ -108,22 +110,22 @@ def selected(
 
 def available(paper: Paper) -> tuple[Paper, list[str]]:
     """Leave out the lines whose data cannot be loaded, and say why."""
-    left_out: dict[str, str] = {}
+    left_out = []
     for line in {line.data: line for line in paper.lines}.values():
         try:
             cached_data(loaded(line.config, (*line.settings,)))
         except DataError as error:
-            # The whole reason names folders of this machine: not for a page that is passed on.
-            why = f"{line.data}: not in the data root, and it could not be downloaded"
-            left_out[line.data] = why
+            left_out.append(line.data)
             print(f"left out: {line.data}: {error}")
     tables = {
         key: [line for line in lines if line.data not in left_out]
         for key, lines in paper.tables.items()
     }
     if not any(tables.values()):
-        raise DataError("none of the data sets can be loaded: " + "; ".join(left_out.values()))
-    return replace(paper, tables=tables), [*left_out.values()]
+        raise DataError(f"none of the data sets can be loaded: {', '.join(left_out)}")
+    # The whole reason names folders of this machine: not for a page that is passed on.
+    why = "not in the data root, and it could not be downloaded"
+    return replace(paper, tables=tables), [f"{data}: {why}" for data in left_out]
 
 
 def write_page(

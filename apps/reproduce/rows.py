@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter, methodcaller
 from statistics import fmean, stdev
+from types import MappingProxyType
 from typing import Any
 
 from flower_graph.apps.parallel import loaded, worker_pool
@@ -20,6 +21,7 @@ from flower_graph.apps.reproduce.table import (
     WITHIN,
     Figure,
     Line,
+    Settings,
     function,
 )
 from flower_graph.errors import ConfigError
@@ -73,10 +75,8 @@ def _row_of(
         tested = paired([*values.values()]) if values else {}
     if not any(map(math.isfinite, values.values())):
         return None
-    settings = _settings(line, store)
-    made = row(line, figure.name, values, settings, paper)
-    ended = to_the_end(line, {seed: runs[seed] for seed in values}, settings)
-    return {**made, **keys, **line.also.get(figure.name, {}), **ended, **tested}
+    made = row(line, figure.name, values, _settings(line, store), paper, runs)
+    return {**made, **keys, **line.also.get(figure.name, {}), **tested}
 
 
 def _settings(line: Line, store: Store) -> tuple[str, ...]:
@@ -98,8 +98,9 @@ def row(
     line: Line,
     metric: str,
     values: Mapping[int, float],
-    settings: Sequence[str],
+    settings: Settings,
     paper: float | None = None,
+    runs: Mapping[int, Curves] = MappingProxyType({}),
 ) -> Row:
     """Make one row; every paper's table has this form."""
     data, model, method = line.names
@@ -121,14 +122,15 @@ def row(
             "rounds": line.rounds or loaded(line.config, (*settings,)).rounds,
             "centralised": bool(line.trained),
         },
+        **to_the_end(line, {seed: runs[seed] for seed in values if seed in runs}, (*settings,)),
     }
 
 
 def to_the_end(line: Line, runs: Mapping[int, Curves], settings: tuple[str, ...]) -> Row:
     """Return the rounds that were run, whether all runs ended, and how many were left out."""
     curves = [*runs.values()]
-    if line.trained and all(math.isnan(each.cross_entropy[0]) for each in curves):
-        return {}  # nothing is trained
+    if not curves or (line.trained and all(math.isnan(one.cross_entropy[0]) for one in curves)):
+        return {}  # measured, or nothing is trained
     config = loaded(line.config, settings)
     patience, most = config.patience, line.rounds or config.rounds
     still = [seed for seed, each in runs.items() if not each.ended(patience or PATIENCE)]
@@ -150,10 +152,10 @@ def choices(lines: Sequence[Line], store: Store) -> list[Row]:
             if curves and runs[0].key not in rows:
                 metric = BEST + next(iter(curves.values())).metric
                 best = {seed: found.best_val for seed, found in curves.items()}
-                made = row(line, metric, best, runs[0].overrides) | {**line.keys}
-                made |= to_the_end(line, curves, runs[0].overrides) | {"where": line.words}
+                made = row(line, metric, best, runs[0].overrides, runs=curves) | {**line.keys}
                 only = [one for one in choice if any(one not in c for c in line.choices)]
-                rows[runs[0].key] = made | {"tried": only, "taken": choice == taken}
+                made |= {"where": line.words, "tried": only, "taken": choice == taken}
+                rows[runs[0].key] = made
     return [*rows.values()]
 
 

@@ -15,8 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict
 from functools import cache
-from importlib import resources
-from importlib.resources.abc import Traversable
+from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -215,12 +214,13 @@ def _lay_over(
 
 def list_configs() -> list[str]:
     """List the configs of this package, sorted."""
-    return sorted(_yaml_names(resources.files("flower_graph.conf"), ""))
+    names = (path.relative_to(_shipped()).with_suffix("") for path in _shipped().rglob("*.yaml"))
+    return sorted(name.as_posix() for name in names)
 
 
 def describe_config(name: str) -> str:
     """Return the first sentence of a shipped config's comment, which says what it is for."""
-    lines = _shipped(name).read_text(encoding="utf-8").splitlines()
+    lines = read_text(_shipped(name), MOST_SETTINGS).splitlines()
     comment = (line.lstrip("# ") for line in takewhile(lambda line: line.strip("# "), lines))
     return re.split(r"(?<=\.)\s", " ".join(comment))[0]
 
@@ -240,7 +240,7 @@ def data_name_of(name: str) -> str:
 @cache
 def _quickly_read(name: str) -> Tree:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    tree: Tree = yaml.load(_shipped(name).read_bytes(), Loader=loader)
+    tree: Tree = yaml.load(read_text(_shipped(name), MOST_SETTINGS), Loader=loader)
     return tree
 
 
@@ -338,7 +338,7 @@ def _read_text(name: str) -> str:
         raise ConfigError(
             f"config {name!r}: unknown; {hint} (a file of your own must end in .yaml or .yml)"
         )
-    return _shipped(name).read_text(encoding="utf-8")
+    return read_text(_shipped(name), MOST_SETTINGS)
 
 
 def _plain(parse: Callable[..., object], given: object, what: str) -> Any:
@@ -361,18 +361,7 @@ def flatten(tree: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str,
             yield key, value
 
 
-def _yaml_names(folder: Traversable, prefix: str) -> Iterator[str]:
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            yield from _yaml_names(entry, f"{prefix}{entry.name}/")
-        elif entry.name.endswith(".yaml"):
-            yield prefix + entry.name.removesuffix(".yaml")
-
-
-def _shipped(name: str) -> Traversable:
-    path: Traversable = resources.files("flower_graph.conf")
-    # Step by step: several parts at once are refused without `__init__.py`, which a bundle may
-    # lack.
-    for part in f"{name}.yaml".split("/"):
-        path = path.joinpath(part)
-    return path
+def _shipped(name: str = "") -> Path:
+    # A bundle may lack `__init__.py`, so the folder may be a namespace package
+    folder = Path(next(iter(import_module("flower_graph.conf").__path__)))
+    return folder / f"{name}.yaml" if name else folder

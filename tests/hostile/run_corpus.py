@@ -285,11 +285,10 @@ def try_each(method: Method, kind: str, attacks: Sequence[Attack], *, setup: boo
     assert absent.error is None, absent.error
     for one in attacks:
         run = partial(method.run, {(kind, place): one}, rounds)
-        outcome = run()
-        assert not outcome.grid.failed, one.name
-        if not _sort_run(method, outcome, one.name, clean, tally):
+        outcome = judge(method, run, one.name, clean, tally)
+        if outcome is None:
             continue
-        _judge_trace(method, run, one.name, tally, outcome)
+        assert not outcome.grid.failed, one.name
         same = [outcome.same(other, method.atol) for other in (absent, clean)]
         if one.name in tally["refused"] and not any(same):
             if one.name.startswith(INVENTED) and not outcome.excluded:
@@ -300,39 +299,26 @@ def try_each(method: Method, kind: str, attacks: Sequence[Attack], *, setup: boo
     return tally
 
 
-def _judge_trace(
-    method: Method,
-    run: Callable[[], Attacked],
-    name: str,
-    tally: Tally,
-    outcome: Attacked,
-) -> None:
-    """Say whether honest clients are gone after an attack, and whether it cost too much."""
-    if gone := evicted(method, outcome):
-        tally["evicted"][name] = gone
-    if costly(method, outcome) and (cost := costly_again(method, run)):
-        tally["costly"][name] = cost
-
-
 def try_campaigns(method: Method, chosen: Sequence[Campaign]) -> Tally:
     tally = Tally(len(chosen))
     for one in chosen:
         run = partial(method.run, one.plan, CAMPAIGN, new_id=one.new_id)
-        outcome = run()
-        if _sort_run(method, outcome, one.name, method.reference, tally):
-            _judge_trace(method, run, one.name, tally, outcome)
+        judge(method, run, one.name, method.reference, tally)
     return tally
 
 
-def _sort_run(method: Method, outcome: Attacked, name: str, clean: Attacked, tally: Tally) -> bool:
-    """Say what became of an attack in a run of its own; whether the run went on."""
+def judge(
+    method: Method, run: Callable[[], Attacked], name: str, clean: Attacked, tally: Tally
+) -> Attacked | None:
+    """Say what became of an attack in a run of its own; give the run if it went on."""
+    outcome = run()
     if isinstance(outcome.error, MembershipError | AlignmentError) and not outcome.reports:
         # Before round 1: nothing says whose a client is, or who spoils the union
         tally["refused"][name] = str(outcome.error)
-        return False
+        return None
     if outcome.error is not None:
         tally["crashed"][name] = f"{type(outcome.error).__name__}: {outcome.error}"[:300]
-        return False
+        return None
     named = [why for found in outcome.named.values() for why in found]
     if named or outcome.logged:  # those of the last message are in the log only
         tally["refused"][name] = "; ".join(list(dict.fromkeys(named or outcome.logged))[:5])
@@ -340,7 +326,11 @@ def _sort_run(method: Method, outcome: Attacked, name: str, clean: Attacked, tal
             tally["unnamed"][name] = ""
     else:
         tally["harmless" if outcome.same(clean, method.atol) else "taken"][name] = ""
-    return True
+    if gone := evicted(method, outcome):
+        tally["evicted"][name] = gone
+    if costly(method, outcome) and (cost := costly_again(method, run)):
+        tally["costly"][name] = cost
+    return outcome
 
 
 def some_of(attacks: Sequence[T], part: int, seed: int = 0) -> list[T]:

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from ego_helpers import toy_egos
 from federation import ALL, Federation
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, RecordDict
 from party_helpers import write_keys
+from test_what_leaves_a_machine import NODE, asked
 
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.client_app import app
@@ -28,10 +29,7 @@ from flower_graph.privacy.accountant import noise_multiplier
 from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import PrepareRequest
-from flower_graph.simulation import InProcessGrid
-from flower_graph.wire.keys import CONFIG
 
-NODE: dict[str, Any] = {"partition-id": 0, "num-partitions": 1}
 CORA, SUMMED, SCEM = "nfedgnn/cora", "nfedgnn/cora-summed", "fedscem/cora-linqs"
 GLS, GAT = "fedgls/cora-linqs", "ppfl/cora-linqs-gat"
 NOISE = "privacy.epsilon=2 privacy.clipping_norm=5"
@@ -84,20 +82,15 @@ def test_a_run_below_a_floor_is_refused_by_its_name(
         Permits.of({}).check(run)
 
 
-def said_to(node: dict[str, Any], tmp_path: Path, overrides: str, client_app: Any = app) -> str:
-    """Ask a SuperNode for a run; return the reason of its refusal."""
-    there = {**NODE, "state-dir": str(tmp_path / "state"), **node}
-    run: dict[str, Any] = {"config": "nfedgnn/cora-linqs", "overrides": overrides}
-    grid = InProcessGrid(client_app, num_supernodes=1, run_config=run, node_config=there)
-    (number,) = grid.get_node_ids()
-    content = RecordDict({CONFIG: ConfigRecord({"server-round": 1})})
-    (reply,) = grid.send_and_receive([Message(content, number, "query")])
-    return str(reply.error.reason)
-
-
 @pytest.mark.parametrize("node", [{}, {"state-dir": ":memory:"}], ids=["deployed", "simulated"])
 def test_the_server_hears_which_floor_it_is(tmp_path: Path, node: dict[str, Any]) -> None:
-    said = said_to({"most-epsilon": 2, **node}, tmp_path, "privacy.epsilon=1000000")
+    said = asked(
+        app,
+        tmp_path,
+        node={"most-epsilon": 2, **node},
+        config=CORA,
+        overrides="privacy.epsilon=9e6",
+    )
     assert "most-epsilon=2" in said
 
 
@@ -144,7 +137,7 @@ def test_a_deployed_supernode_fetches_nothing(
     monkeypatch.setattr("flower_graph.data.sources.pyg.check_reachable", stop)
     monkeypatch.setenv("FLOWER_GRAPH_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("FLOWER_GRAPH_DATA", raising=False)
-    said = said_to({}, tmp_path, "data.name=Airports/usa")
+    said = asked(app, tmp_path, config=CORA, overrides="data.name=Airports/usa")
     assert "fetches no data" in said and str(tmp_path) not in said
 
 
@@ -340,6 +333,6 @@ def test_settings_that_are_wrong_are_no_reason_to_trust_the_server(
     """The SuperNode's own log has what is wrong; the server is told nothing of it."""
     given = parties(tmp_path, 5)[0] | changes
     node = {key: value for key, value in given.items() if value is not None}
-    reason = said_to(node, tmp_path, "", client_app(ALL["fedgls"].load(), None))
+    reason = asked(client_app(ALL["fedgls"].load(), None), tmp_path, node=node)
     assert "RefusedError" in reason and "log says why" in reason and "/" not in reason
     assert said in caplog.text

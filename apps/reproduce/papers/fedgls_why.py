@@ -4,15 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from flower_graph.apps.reproduce.papers import fedgls
-from flower_graph.apps.reproduce.table import (
-    READ,
-    TEST,
-    VALIDATION,
-    Figure,
-    Paper,
-    Picture,
-    grid,
-)
+from flower_graph.apps.reproduce.table import READ, TEST, VALIDATION, Figure, Paper, Picture, grid
 
 # "phi fixed": learners stay as they began; "Fed-GNN" has all true edges, the ceiling
 COMPARED = ("Fed-MLP", "Fed-GNN_k", "FedGLS", "FedGLS, phi fixed", "Fed-GNN")
@@ -50,8 +42,6 @@ GAINS = [
     *fedgls.GAINS[2:0:-1],
     (Figure("below-fed-gnn", TEST, "Fed-GNN"), ["FedGLS"]),
 ]
-
-
 LINES = [
     # A setting that means nothing to a method is not laid over it
     replace(line, settings=line.settings[:-1]) if line.method in not_for else line
@@ -67,9 +57,7 @@ LINES = [
 PAPER = Paper(
     title="FedGLS: when learning the graph pays",
     notes=READ,
-    tables={
-        "why": LINES,
-    },
+    tables={"why": LINES},
     pictures=[
         Picture(
             *("when-it-pays.png", "flower_graph.strategies.fedgls.plots:plot_differences", "why"),

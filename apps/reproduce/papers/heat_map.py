@@ -45,15 +45,10 @@ GAINS = [
         ("fedgls", "FedGLS", "Local-GNN_k"),
     )
 ]
-
-
 LINE = Line(table="Gain", config="", settings=GRAPH, seeds=(0, 1), figures=[TEST])
 OVER = {
-    key: {value: [f"data.{key}={value}"] for value in values}
-    for key, values in {
-        "homophily": (0.1, 0.3, 0.5, 0.7, 0.9),
-        "signal": (0.05, 0.1, 0.2),
-    }.items()
+    "homophily": {one: [f"data.homophily={one}"] for one in (0.1, 0.3, 0.5, 0.7, 0.9)},
+    "signal": {one: [f"data.signal={one}"] for one in (0.05, 0.1, 0.2)},
 }
 PAPER = Paper(
     title="Gain by homophily and signal, on generated graphs",
