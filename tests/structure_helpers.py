@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from flower_graph.client.state import StateStore
 from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.cohort import StructureCohort
@@ -93,7 +92,16 @@ Weights = dict[tuple[int, int], ModelWeights]  # client and number of the model
 def weights_of(cohort: StructureCohort) -> Weights:
     """Every client's models as dense ones; rows of features that it lacks are the first ones."""
     networks = zip(cohort.batch.clients, cohort.kinds.tolist(), strict=True)
-    return {network: deepcopy(cohort.weights.model(at)) for at, network in enumerate(networks)}
+    return {network: dense(cohort.weights, at) for at, network in enumerate(networks)}
+
+
+def dense(stacked: StackedWeights, place: int) -> ModelWeights:
+    """One network's full model; rows of features that it lacks are those that it began with."""
+    rows = slice(stacked.batch.row_ptr[place], stacked.batch.row_ptr[place + 1])
+    first, rest = stacked.weights()
+    whole = stacked.inactive_rows(int(stacked.kind[place])).clone()
+    whole[stacked.batch.feature[rows]] = first[rows]
+    return ModelWeights(whole, rest[place].clone())
 
 
 def learners_of(cohort: StructureCohort) -> dict[int, list[Tensor]]:
@@ -103,7 +111,7 @@ def learners_of(cohort: StructureCohort) -> dict[int, list[Tensor]]:
         return found
     w, is_mlp = learners.settings.width, learners.settings.encoder == "mlp"
     for place, client in enumerate(learners.batch.clients):
-        model = learners.model(place)
+        model = dense(learners, place)
         layers = [model.first, *model.rest.view(-1, w, w)] if is_mlp else model.first.T
         found[client] = [part.clone() for part in layers]
     return found

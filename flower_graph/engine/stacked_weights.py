@@ -75,14 +75,6 @@ class StackedWeights:
         """Return the networks' weights: ``[r, h]`` active rows and ``[c, D]`` all the rest."""
         return self._get("weight.first"), self._get("weight.rest")
 
-    def model(self, place: int) -> ModelWeights:
-        """Return one network's full model; rows that it lacks are those that it began with."""
-        rows = slice(self.batch.row_ptr[place], self.batch.row_ptr[place + 1])
-        first, rest = self.weights()
-        whole = self.inactive_rows(int(self.kind[place])).clone()
-        whole[self.batch.feature[rows]] = first[rows]
-        return ModelWeights(whole, rest[place])
-
     def indices(self, places: Sequence[int]) -> Tensors:
         """Return where some networks lie in each tensor of the state."""
         rows, at = rows_of(self.batch, places), torch.tensor(places)

@@ -5,7 +5,7 @@ This file needs neither Flower nor Ray, and PyTorch Geometric only where a model
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import DataError, OutputError
 from flower_graph.outputs.build import build_module
-from flower_graph.outputs.files import Predictions, SavedModels, Snapshot
+from flower_graph.outputs.files import Predictions, SavedModels, Snapshot, SparseRows
 from flower_graph.outputs.form import GCN, GCN_NAMES, predictions_from
 from flower_graph.strategies.fedgls.cohort import StructureCohort, split_rest
 from flower_graph.strategies.fedgls.networks import (
@@ -23,14 +23,18 @@ from flower_graph.strategies.fedgls.networks import (
     KNN,
     LEARNED,
     NONE,
-    OWN,
     TRUE,
-    GraphLearners,
     StructureSettings,
+    initial_learner,
 )
 
 MODULES = "flower_graph.strategies.fedgls.modules."
 MLP, MODEL = f"{MODULES}MLP", f"{MODULES}StructureModel"
+# Names of a network's parts: first layer and its bias, second layer and its bias
+PARTS = {
+    GCN: tuple(GCN_NAMES.values()),
+    MLP: ("lin1.weight", "lin1.bias", "lin2.weight", "lin2.bias"),
+}
 NOBODY = -1  # the number of a client outside the run
 NO_EDGES = "the graph has no edges, which the client's model needs"
 
@@ -53,37 +57,62 @@ def predictions_of(cohort: StructureCohort, classes: Sequence[str] | None = None
 
 def models_of(cohort: StructureCohort, *, shared: bool) -> list[SavedModels]:
     """Return the clients' models by form; ``shared``: the server's models."""
-    return SavedModels.join([_saved(cohort, at, shared=shared) for at in range(cohort.size)])
+    ends = slice(0, cohort.with_edges), slice(cohort.with_edges, cohort.size)
+    return [_form(cohort, one, shared=shared) for one in ends if cohort.clients[one]]
 
 
-def _saved(cohort: StructureCohort, at: int, *, shared: bool) -> SavedModels:
-    settings, models, kind = cohort.settings, cohort.shared_models(), int(cohort.kinds[at])
+def _form(cohort: StructureCohort, places: slice, *, shared: bool) -> SavedModels:
+    settings, kind = cohort.settings, int(cohort.kinds[places.start])
     learned = settings.graphs == LEARNED
-    makes_graph = at >= cohort.with_edges and settings.graphs in (LEARNED, KNN)
+    has_learner = places.start >= cohort.with_edges and settings.graphs in (LEARNED, KNN)
+    network = MLP if settings.graphs == NONE or kind == ENCODER else GCN
     arguments: dict[str, object] = {
         "features": settings.num_features,
         "hidden": settings.hidden,
         "classes": settings.num_classes,
         "dropout": settings.dropout,
     }
-    module, prefix = MLP if settings.graphs == NONE or kind == ENCODER else GCN, ""
-    if learned or makes_graph:
+    module, prefix = network, ""
+    if learned or has_learner:
         module, prefix, arguments["encoder"] = MODEL, "gnn.", learned
-    common = _named(models[ENCODER], settings, "encoder.") if learned else {}
-    own = {} if shared else _named(cohort.weights.model(at), settings, prefix)
-    common |= _named(models[kind], settings, prefix) if shared else {}
-    if makes_graph:
-        assert cohort.learners is not None
+    if has_learner:
         arguments["learner"] = _learner_arguments(settings)
-        own |= _learner(cohort.learners, at - cohort.with_edges) if learned else {}
-    stacked = {name: value[None] for name, value in own.items()}
-    return SavedModels(module, arguments, [cohort.clients[at]], common, stacked)
+    result = SavedModels(module, arguments, list(cohort.clients[places]), {}, {})
+    names, model = _names(network, prefix), cohort.shared_models()[kind]
+    if shared:
+        result.shared |= _named(model, names, settings)
+    else:
+        first, rest = cohort.weights.weights()
+        start, stop = (cohort.batch.row_ptr[place] for place in (places.start, places.stop))
+        result.shared[names[0]] = model.first.T
+        parts = (
+            part.mT if part.dim() == 3 else part for part in split_rest(rest[places], settings)
+        )
+        result.own |= dict(zip(names[1:], parts, strict=True))
+        result.rows = _active_rows(cohort, places, names[0], first[start:stop])
+    if learned:
+        encoder = cohort.shared_models()[ENCODER]
+        result.shared |= _named(encoder, _names(MLP, "encoder."), settings)
+        if has_learner:
+            _put_learner(cohort, places, result)
+    return result
 
 
-def _named(model: ModelWeights, settings: StructureSettings, prefix: str = "") -> dict[str, Tensor]:
+def _names(network: str, prefix: str = "") -> list[str]:
+    return [f"{prefix}{part}" for part in PARTS[network]]
+
+
+def _named(
+    model: ModelWeights, names: Sequence[str], settings: StructureSettings
+) -> dict[str, Tensor]:
     bias, weight, last = (part[0] for part in split_rest(model.rest[None], settings))
-    names = (prefix + name for name in GCN_NAMES.values())
     return dict(zip(names, (model.first.T, bias, weight.T, last), strict=True))
+
+
+def _active_rows(cohort: StructureCohort, places: slice, name: str, values: Tensor) -> SparseRows:
+    ptr = torch.tensor(cohort.batch.row_ptr[places.start : places.stop + 1])
+    feature = cohort.batch.feature[int(ptr[0]) : int(ptr[-1])]
+    return SparseRows(name, values, feature, ptr - ptr[0], transposed=True)
 
 
 def _learner_arguments(settings: StructureSettings) -> dict[str, object]:
@@ -99,12 +128,18 @@ def _learner_arguments(settings: StructureSettings) -> dict[str, object]:
     }
 
 
-def _learner(learners: GraphLearners, place: int) -> dict[str, Tensor]:
-    how, model = learners.settings, learners.model(place)
-    if how.encoder == "attentive":
-        return {"learner.weight": model.first.T}
-    layers = [model.first, *model.rest.view(-1, how.width, how.width)]
-    return {f"learner.linears.{n}.weight": one.T for n, one in enumerate(layers)}
+def _put_learner(cohort: StructureCohort, places: slice, into: SavedModels) -> None:
+    assert cohort.learners is not None
+    state, how = cohort.learners.tensors(), cohort.settings.learner
+    first, features = state["weight.first"], cohort.settings.num_features
+    name = "learner.weight" if how.encoder == "attentive" else "learner.linears.0.weight"
+    learner = initial_learner(features, how._replace(seed=cohort.settings.seed))
+    into.shared[name] = learner.first.T.to(first)
+    if how.encoder == "mlp" and how.layers > 1:
+        deep = state["weight.rest"].unflatten(1, (how.layers - 1, how.width, how.width))
+        deeper = enumerate(deep.unbind(1), start=1)
+        into.own |= {f"learner.linears.{n}.weight": one.mT for n, one in deeper}
+    into.rows = _active_rows(cohort, places, name, first)
 
 
 # Newcomers ----------------------------------------------------------------------------------------
@@ -136,27 +171,21 @@ def newcomers_logits(
     edges, masks = graph.edge_index if has_edges else None, (nobody, nobody, nobody)
     local = ClientGraph(NOBODY, torch.arange(n), graph.x, unknown, edges, None, *masks)
     cohort = StructureCohort([local], settings)
-    shared = dict[str, Tensor]()
-    for form in forms:
-        prefix = "encoder." if graphs == OWN and form.module == MLP else ""
-        shared |= {prefix + name.removeprefix("gnn."): v for name, v in form.shared.items()}
-    models = [_model(shared, prefix) for prefix in ("", "encoder.")[: settings.num_models]]
-    own = models[int(cohort.kinds[0])]
-    if own is None:
+    names = [_names(MLP if graphs == NONE else GCN)]
+    if settings.num_models > 1:
+        names.append(_names(MLP, "encoder." if graphs == LEARNED else ""))
+    shared = {name.removeprefix("gnn."): v for form in forms for name, v in form.shared.items()}
+    own = names[int(cohort.kinds[0])]
+    if own[0] not in shared:
         raise OutputError("no client of the run has a model for such a graph")
-    # A model that no client has is not the newcomer's, so any will do
-    cohort.start_from([own if model is None else model for model in models])
+    models = []
+    for one in names:  # a model that no client has is not the newcomer's, so any will do
+        first, bias, second, last = (shared[name] for name in (one if one[0] in shared else own))
+        models.append(ModelWeights(first.T, torch.cat([bias, second.T.reshape(-1), last])))
+    cohort.start_from(models)
     for _ in range(0 if has_edges or graphs != LEARNED else steps):
         cohort.learn_structure()
     return cohort.logits()
-
-
-def _model(shared: Mapping[str, Tensor], prefix: str) -> ModelWeights | None:
-    names = [prefix + name for name in GCN_NAMES.values()]
-    if names[0] not in shared:
-        return None
-    first, bias, second, last = (shared[name] for name in names)
-    return ModelWeights(first.T, torch.cat([bias, second.T.reshape(-1), last]))
 
 
 def called(models: SavedModels, client: int, graph: NewGraph) -> Tensor:

@@ -39,14 +39,27 @@ LEARNER: dict[str, Rule] = {
 
 
 @built_with(features=WIDTH, hidden=WIDTH, classes=WIDTH, dropout=SHARE)
-class MLP(GCN):
-    """Two-layer MLP, called as a GNN is: the GCN on a graph without edges."""
+class MLP(nn.Module):
+    """Two-layer MLP, called as a GNN is.
 
-    def forward(
-        self, x: Tensor, edge_index: Tensor | None = None, edge_weight: Tensor | None = None
-    ) -> Tensor:
+    Parameters
+    ----------
+    features, hidden, classes : int
+        Widths of input, hidden layer and output.
+    dropout : float
+        Dropout on the hidden layer; in training mode alone.
+    """
+
+    def __init__(self, features: int, hidden: int, classes: int, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.lin1 = nn.Linear(features, hidden)
+        self.lin2 = nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor, edge_index: Tensor | None = None) -> Tensor:
         """Return logits ``[n, k]`` from features ``[n, f]``; edges are not used."""
-        return super().forward(x, torch.empty((2, 0), dtype=torch.int64, device=x.device))
+        x = functional.dropout(functional.relu(self.lin1(x)), self.dropout, self.training)
+        return self.lin2(x)  # type: ignore[no-any-return]
 
 
 @built_with(features=WIDTH, **LEARNER)

@@ -22,7 +22,7 @@ from flower_graph.engine.graph_batch import check_sizes, pack_graphs, turn_of, w
 from flower_graph.ops.adam import adam_rows_
 from flower_graph.ops.attention import AttentionGraph, attend, attention_graph
 from flower_graph.ops.graph import Adjacency, propagate
-from flower_graph.outputs.files import SavedModels
+from flower_graph.outputs.files import SavedModels, SparseRows
 from flower_graph.rng import generator, seeded
 
 if TYPE_CHECKING:
@@ -138,11 +138,7 @@ class PublicGAT(nn.Module):
         d, classes = weights.linear_2.shape
         arguments = {"features": self._features, "dimension": d, "classes": classes}
         arguments |= {"heads": self.settings.heads}
-        # A feature that the client never sees has no weight.
-        first = weights.linear_1.new_zeros(self._features, d)
-        first[self._feature.cpu()] = weights.linear_1
         own = {
-            "conv1.lin.weight": first.T,
             "conv1.att_src": weights.source_1[None],
             "conv1.att_dst": weights.target_1[None],
             "conv1.bias": weights.bias_1,
@@ -151,12 +147,16 @@ class PublicGAT(nn.Module):
             "conv2.att_dst": weights.target_2[None],
             "conv2.bias": weights.bias_2,
         }
+        # A feature that the client never sees has no weight.
+        name, feature = "conv1.lin.weight", self._feature.cpu()
+        ptr = torch.tensor([0, feature.numel()])
         return SavedModels(
             MODULE,
             arguments | {"dropout": self.settings.dropout},
             [self._client],
-            {},
+            {name: torch.zeros(d, self._features)},
             {key: value[None] for key, value in own.items()},
+            SparseRows(name, weights.linear_1, feature, ptr, transposed=True),
         )
 
     def _epoch(self, aligned: tuple[Tensor, Tensor] | None) -> Tensor:
