@@ -25,7 +25,7 @@ from flwr.serverapp import Grid
 
 from flower_graph.engine.machine import keep_freed_memory
 from flower_graph.flower_compat import ErrorCode, Run, identify, stamp
-from flower_graph.storage.places import IN_PROCESS, STATE_DIR
+from flower_graph.storage.files import IN_PROCESS, STATE_DIR
 from flower_graph.wire.arrays import own_records
 
 LOG = logging.getLogger(__name__)

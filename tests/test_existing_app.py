@@ -23,7 +23,7 @@ import yaml
 from flwr.app import Context, RecordDict
 
 from flower_graph import flower_compat
-from flower_graph.apps.cli import launch, processes
+from flower_graph.apps.cli import launch
 from flower_graph.flower_compat import build_fab_from_disk
 from flower_graph.simulation import InProcessGrid
 
@@ -209,9 +209,9 @@ def typed() -> Iterator[Callable[[Sequence[str]], str]]:
         assert done.returncode == 0, done.stdout + done.stderr
         return launch.LINE_COLOURS.sub("", done.stdout)
 
-    with processes.adopted_orphans():
+    with launch.adopted_orphans():
         yield run
-        processes.end_processes("FLWR_HOME", str(home))
+        launch.end_processes("FLWR_HOME", str(home))
     shutil.rmtree(home, ignore_errors=True)
 
 

@@ -129,8 +129,8 @@ def row(
 def to_the_end(line: Line, runs: Mapping[int, Curves], settings: tuple[str, ...]) -> Row:
     """Return the rounds that were run, whether all runs ended, and how many were left out."""
     curves = [*runs.values()]
-    if line.trained and all(math.isnan(each.cross_entropy[0]) for each in curves):
-        return {}  # nothing is trained
+    if not curves or (line.trained and all(math.isnan(one.cross_entropy[0]) for one in curves)):
+        return {}  # measured, or nothing is trained
     config = loaded(line.config, settings)
     patience, most = config.patience, line.rounds or config.rounds
     still = [seed for seed, each in runs.items() if not each.ended(patience or PATIENCE)]

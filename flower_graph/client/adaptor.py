@@ -32,8 +32,7 @@ from flower_graph.flower_compat import (
 )
 from flower_graph.outputs.client import ClientOutputs, KeepReply, KeepRequest, count_traffic
 from flower_graph.storage import checkpoint
-from flower_graph.storage.files import own_folder
-from flower_graph.storage.places import node_name, own_place, state_key
+from flower_graph.storage.files import node_name, own_folder, own_place, state_key
 from flower_graph.storage.writing import remove, remove_empty
 from flower_graph.wire.arrays import (
     arrays_of,

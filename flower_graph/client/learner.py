@@ -1,23 +1,40 @@
-"""One client of a ``ModuleClient``: a module, its optimiser, and its graph."""
+"""One client of a ``ModuleClient``: its module, optimiser, graph and task."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
+from flower_graph.config.module import DOT, MLP
 from flower_graph.data.description import Caution, tell
+from flower_graph.data.graph import Scale, called
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.errors import ConfigError
-from flower_graph.ops.links import LinkSplit
-from flower_graph.rng import seeded
+from flower_graph.errors import ConfigError, DataError
+from flower_graph.ops.counts import Counts, Errors
+from flower_graph.ops.graph import values_at
+from flower_graph.ops.links import (
+    LinkSplit,
+    both_directions,
+    dot_products,
+    draw_absent,
+    ends,
+    split_links,
+    undirected,
+)
+from flower_graph.outputs.files import Embeddings, KnownLinks, Predictions, SavedModels, Snapshot
+from flower_graph.outputs.form import predictions_from, values_from
+from flower_graph.rng import generator, seeded
+from flower_graph.wire.counts import added, counted
+from flower_graph.wire.keys import ROLES
 
 LocalGraph = ClientGraph | EgoNetwork
 UNUSED = "its forward takes no edge_weight, so all edges count the same"
@@ -108,3 +125,245 @@ def is_finite(module: nn.Module, sent: Mapping[str, NDArray[np.generic]]) -> boo
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters that are trained, by name."""
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+
+# What is learnt: classes of nodes, numbers, or links -------------------------------------------
+
+Forward = Callable[[GraphOnDevice], Tensor]  # what a module gives for a graph's nodes, [n, k]
+
+
+class Judged(NamedTuple):
+    """Predictions for examples (nodes or pairs of nodes), and the true values."""
+
+    logits: Tensor  # [m, k]
+    y: Tensor  # [m]
+    masks: dict[str, Tensor]  # [m] bool by role
+
+
+class Seen(NamedTuple):
+    """A client's graph, the predictions of its examples, and its module's outputs."""
+
+    local: LocalGraph
+    graph: GraphOnDevice
+    judged: Judged
+    forward: Forward
+
+
+class NodeTask:
+    """Learns the classes of nodes."""
+
+    needs_training_nodes = True
+
+    def place(self, graph: LocalGraph, device: torch.device) -> GraphOnDevice:
+        return placed_on(graph, device)
+
+    def weight(self, graph: LocalGraph) -> int:
+        return int(graph.train_mask.sum())
+
+    def loss(self, forward: Forward, graph: GraphOnDevice) -> Tensor:
+        out, mask = forward(graph), graph.masks["train"]
+        return functional.cross_entropy(out[mask], graph.y[mask])
+
+    def judge(self, forward: Forward, graph: GraphOnDevice) -> Judged:
+        return Judged(forward(graph), graph.y, graph.masks)
+
+    def training_loss(self, judged: Judged) -> Tensor:
+        """NaN without training examples."""
+        mask = judged.masks["train"]
+        return functional.cross_entropy(judged.logits[mask], judged.y[mask])
+
+    def shares(self, judged: Judged) -> list[Tensor]:
+        """Return the accuracy by role; NaN without examples."""
+        right = (judged.logits.argmax(1) == judged.y).double()
+        return [right[judged.masks[role]].mean() for role in ROLES]
+
+    def count(self, judged: Judged, counting: str) -> Counts | Errors | None:
+        return counted(judged.logits, judged.y, judged.masks, counting)
+
+    def measure(self, judged: Judged) -> Tensor:
+        """Return loss and accuracy by role; NaN without examples."""
+        result = torch.stack([self.training_loss(judged).double(), *self.shares(judged)]).cpu()
+        return torch.full_like(result, torch.nan) if self.has_diverged(judged) else result
+
+    def count_all(self, judged: Sequence[Judged], counting: str) -> Counts | Errors | None:
+        """Count the predictions of all clients, except diverged ones, if counts are asked for."""
+        parts = []
+        for one in judged if counting else ():
+            good = not self.has_diverged(one)
+            masks = {role: mask & good for role, mask in one.masks.items()}
+            parts.append(self.count(one._replace(masks=masks), counting))
+        return added(parts)
+
+    def has_diverged(self, judged: Judged) -> bool:
+        """Whether there is a training loss that is not finite."""
+        is_lost = not bool(self.training_loss(judged).isfinite())
+        return is_lost and bool(judged.masks["train"].any())
+
+    def snapshot(
+        self, seen: Sequence[Seen], models: list[SavedModels], classes: Sequence[str] | None
+    ) -> Snapshot:
+        parts = [predictions_from([one.local], one.judged.logits, classes) for one in seen]
+        return Snapshot(Predictions.join(parts) if parts else None, models)
+
+
+@dataclass
+class ValueTask(NodeTask):
+    """Learns a number of each node: one output of the module, standardised.
+
+    Parameters
+    ----------
+    scale : Scale
+        Mean and deviation of the training nodes' numbers, the same at all clients.
+    """
+
+    scale: Scale = field(default_factory=Scale)
+
+    def place(self, graph: LocalGraph, device: torch.device) -> GraphOnDevice:
+        targets = graph.targets if isinstance(graph, ClientGraph) else None
+        if targets is None:
+            raise DataError(f"client {graph.client}: its nodes have no numbers (task: values)")
+        placed, scaled = placed_on(graph, device), self.scale.apply(targets).to(device)
+        # No classes, so that a loss about classes fails
+        return placed._replace(y=torch.full_like(placed.y, -1), targets=scaled)
+
+    def loss(self, forward: Forward, graph: GraphOnDevice) -> Tensor:
+        assert graph.targets is not None
+        out, mask = forward(graph), graph.masks["train"]
+        return functional.mse_loss(out[mask, 0], graph.targets[mask])
+
+    def judge(self, forward: Forward, graph: GraphOnDevice) -> Judged:
+        assert graph.targets is not None
+        return Judged(forward(graph), graph.targets, graph.masks)
+
+    def training_loss(self, judged: Judged) -> Tensor:
+        mask = judged.masks["train"]
+        return functional.mse_loss(judged.logits[mask, 0], judged.y[mask])
+
+    def shares(self, judged: Judged) -> list[Tensor]:
+        """Return NaN: a regression has no accuracy."""
+        return [torch.full((), torch.nan, dtype=torch.float64, device=judged.y.device)] * len(ROLES)
+
+    def count(self, judged: Judged, counting: str) -> Errors:
+        """Add up errors in the numbers' own unit."""
+        apart = (judged.logits[:, 0] - judged.y).double() * self.scale.deviation
+        return Errors.of(apart, judged.masks)
+
+    def snapshot(
+        self, seen: Sequence[Seen], models: list[SavedModels], classes: Sequence[str] | None
+    ) -> Snapshot:
+        parts = [
+            values_from(one.local, self.scale.undo(one.judged.logits[:, 0].double()))
+            for one in seen
+            if isinstance(one.local, ClientGraph)
+        ]
+        return Snapshot(Predictions.join(parts) if parts else None, models)
+
+
+@dataclass
+class LinkTask(NodeTask):
+    """Learns which nodes are linked, from the two rows of a pair.
+
+    Parameters
+    ----------
+    val, test : float
+        Shares of each client's edges that are held out.
+    seed : int
+        Seed, with the client, of the held-out edges and of as many pairs without an edge.
+    decoder : str
+        ``dot``: the logit of a pair is the rows' product. ``mlp``: the module computes it.
+    """
+
+    val: float = 0.1
+    test: float = 0.2
+    seed: int = 0
+    decoder: str = DOT
+    needs_training_nodes = False
+    _splits: dict[int, LinkSplit] = field(default_factory=dict)
+    _weights: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # edges, and theirs
+
+    def split(self, graph: LocalGraph) -> LinkSplit:
+        """Return the client's held-out edges, always the same."""
+        if graph.client not in self._splits:
+            edges = graph.edge_index
+            if edges is None or not edges.shape[1]:
+                raise DataError(f"client {graph.client} has no edges, and links are to be learnt")
+            rng = generator(self.seed, "links", graph.client)
+            self._splits[graph.client] = split_links(
+                edges, graph.y.numel(), self.val, self.test, rng
+            )
+        return self._splits[graph.client]
+
+    def place(self, graph: LocalGraph, device: torch.device) -> GraphOnDevice:
+        """Move the graph without its held-out edges and labels."""
+        split, placed = self.split(graph), placed_on(graph, device)
+        if placed.edge_weight is not None:
+            self._weights[graph.client] = placed.edge_index, placed.edge_weight
+        nobody = torch.zeros_like(placed.y, dtype=torch.bool)
+        return self.over(placed, split.messages.to(device))._replace(
+            y=torch.full_like(placed.y, -1),
+            masks=dict.fromkeys(ROLES, nobody),
+            links=LinkSplit(*(part.to(device) for part in vars(split).values())),
+        )
+
+    def over(self, graph: GraphOnDevice, edges: Tensor) -> GraphOnDevice:
+        if graph.client not in self._weights:
+            return graph._replace(edge_index=edges)
+        weight = values_at(edges, *self._weights[graph.client], graph.y.numel())
+        return graph._replace(edge_index=edges, edge_weight=weight)
+
+    def weight(self, graph: LocalGraph) -> int:
+        return self.split(graph).messages.shape[1] // 2
+
+    def loss(self, forward: Forward, graph: GraphOnDevice) -> Tensor:
+        """Return the cross-entropy of training edges and as many drawn pairs without an edge."""
+        rows = None if self.decoder == MLP else forward(graph)  # whose dropout is drawn first
+        n, edges = graph.y.numel(), graph.edge_index
+        own = undirected(edges.cpu(), n)
+        # By PyTorch's own generator, which is seeded for the round as for dropout
+        absent = ends(draw_absent(own, n, len(own), None), n).to(edges.device)
+        pairs = torch.cat([ends(own, n).to(edges.device), absent], 1)
+        score = self.scores(forward, graph, pairs) if rows is None else dot_products(rows, pairs)
+        truth = (torch.arange(pairs.shape[1], device=edges.device) < len(own)).to(score.dtype)
+        return functional.binary_cross_entropy_with_logits(score, truth)
+
+    def scores(self, forward: Forward, graph: GraphOnDevice, pairs: Tensor) -> Tensor:
+        if self.decoder == MLP:
+            return forward(graph._replace(pairs=pairs))
+        return dot_products(forward(graph), pairs)
+
+    def judge(self, forward: Forward, graph: GraphOnDevice) -> Judged:
+        """Return the logits of all pairs; test pairs use the validation edges too."""
+        split = graph.links
+        assert split is not None
+        early = self.scores(forward, graph, split.pairs)
+        later = self.scores(forward, self.over(graph, split.later), split.pairs)
+        score = torch.where(split.role == len(ROLES) - 1, later, early)
+        logits = torch.stack([torch.zeros_like(score), score], 1)
+        masks = {role: split.role == number for number, role in enumerate(ROLES)}
+        return Judged(logits, split.is_edge.long(), masks)
+
+    def snapshot(
+        self, seen: Sequence[Seen], models: list[SavedModels], classes: Sequence[str] | None
+    ) -> Snapshot:
+        rows, known = [], []
+        for local, graph, _, forward in seen:
+            assert graph.links is not None
+            edges = both_directions(graph.links.pairs[:, graph.links.is_edge])  # held-out ones too
+            names = _named(local)
+            client = np.full(len(names), local.client)
+            out = forward(self.over(graph, edges)).float().cpu().numpy()
+            nobody = np.zeros(len(names), bool)
+            rows.append(Embeddings(client, names, np.arange(len(names)), nobody, out))
+            one, other = names[edges.cpu().numpy()]
+            known.append(KnownLinks(np.full(len(one), local.client), one, other))
+        if not rows:
+            return Snapshot(None, models)
+        return Snapshot(None, models, Embeddings.join(rows), KnownLinks.join(known))
+
+
+def _named(graph: LocalGraph) -> NDArray[np.generic]:
+    names = called([graph])
+    return names.numpy() if isinstance(names, Tensor) else np.asarray(names)
+
+
+NODES = NodeTask()

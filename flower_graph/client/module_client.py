@@ -18,9 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_graph.client.learner import (
+    NODES,
     GraphOnDevice,
+    Judged,
     Learner,
     LocalGraph,
+    NodeTask,
+    Seen,
     asked,
     first_module,
     is_finite,
@@ -28,7 +32,6 @@ from flower_graph.client.learner import (
     weighed,
 )
 from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
-from flower_graph.client.tasks import NODES, Judged, NodeTask, Seen
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import DataError, RefusedError, brief, told
 from flower_graph.flower_compat import NumPyClient
@@ -37,10 +40,10 @@ from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import SavedModels, Snapshot
 from flower_graph.outputs.form import form_of
 from flower_graph.rng import seeded
+from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
 from flower_graph.wire.averaging import Enrolment, Measured, RoundRequest, Trained
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import ARRAY_NAMES, EXTRAS
-from flower_graph.wire.numpy_client import Answer, Config, Measurements, Parameters
 from flower_graph.wire.rows import Asked, Rows
 
 __all__ = ["GraphOnDevice", "Learner", "ModuleClient", "ModuleSettings", "first_module"]

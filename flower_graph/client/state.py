@@ -31,13 +31,20 @@ from torch import Tensor
 from flower_graph.data.description import check_clients
 from flower_graph.errors import CheckpointError, StateLostError, brief, told
 from flower_graph.storage import checkpoint
-from flower_graph.storage.files import default_folder, own_folder
-from flower_graph.storage.places import IN_PROCESS, STATE_DIR, node_name, own_place, state_key
+from flower_graph.storage.files import (
+    IN_PROCESS,
+    STATE_DIR,
+    default_folder,
+    node_name,
+    own_folder,
+    own_place,
+    state_key,
+)
 from flower_graph.storage.writing import remove, remove_empty, remove_folder
+from flower_graph.wire.arrays import Config, Measurements
 from flower_graph.wire.client_errors import AT_HOME
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
-from flower_graph.wire.numpy_client import Config, Measurements
 
 if TYPE_CHECKING:
     from flwr.app import Context

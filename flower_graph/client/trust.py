@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flower_graph.errors import RefusedError
-from flower_graph.storage.files import default_folder, own_folder
-from flower_graph.storage.places import PARTITION
+from flower_graph.storage.files import PARTITION, default_folder, own_folder
 
 if TYPE_CHECKING:
     from flwr.app import Context

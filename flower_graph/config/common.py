@@ -37,12 +37,9 @@ POINT, COMMA = "point", "comma"
 COLUMN = Rule("the name of a column", lambda name: bool(name.strip()))
 NO_FEATURES = (REFUSE, "degree", ONE_HOT)
 DEVICES = ("auto", "cpu", "cuda")
-FORMS = ("local", "central")
-LOCAL_FORM, CENTRAL_FORM = FORMS
-MEASUREMENTS = ("withhold", "report")
-WITHHOLD, REPORT = MEASUREMENTS
-NO_DEFENCE, KRUM, TRIMMED_MEAN, MEDIAN = "none", "krum", "trimmed-mean", "median"
-ROBUST = (NO_DEFENCE, KRUM, TRIMMED_MEAN, MEDIAN)
+LOCAL_FORM, CENTRAL_FORM = FORMS = ("local", "central")
+WITHHOLD, REPORT = MEASUREMENTS = ("withhold", "report")
+NO_DEFENCE, KRUM, TRIMMED_MEAN, MEDIAN = ROBUST = ("none", "krum", "trimmed-mean", "median")
 CHECKPOINTS = "checkpoints"
 TRACKERS = ("tensorboard", "mlflow", "wandb")  # each also the module, and the extra that has it
 

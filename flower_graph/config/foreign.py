@@ -21,7 +21,7 @@ from typing import Any
 
 from flower_graph.config.rules import show
 from flower_graph.errors import ConfigError
-from flower_graph.storage.places import data_root
+from flower_graph.storage.files import data_root
 
 LOG = logging.getLogger(__name__)
 CONFIG, DATA = "config.yaml", "data.json"  # of a run's folder: its settings, and its data's form

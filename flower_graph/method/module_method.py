@@ -12,8 +12,8 @@ import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from torch import Tensor, nn
 
+from flower_graph.client.learner import NODES, LinkTask, NodeTask, ValueTask
 from flower_graph.client.module_client import ModuleClient, ModuleSettings, first_module
-from flower_graph.client.tasks import NODES, LinkTask, NodeTask, ValueTask
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.config.metrics import LINKS, VALUES
 from flower_graph.config.module import MLP, ModuleRunConfig, TrainingSection

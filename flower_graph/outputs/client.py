@@ -22,8 +22,7 @@ from flower_graph.errors import MalformedReplyError, OutputError, StateLostError
 from flower_graph.outputs.figures import IN_RUN, FigureLog, write_figures
 from flower_graph.outputs.files import SAID, Snapshot, write_outputs
 from flower_graph.storage.checkpoint import round_folder, rounds_of
-from flower_graph.storage.files import private_folder
-from flower_graph.storage.places import DATA_FOLDER, node_name, own_place
+from flower_graph.storage.files import DATA_FOLDER, node_name, own_place, private_folder
 from flower_graph.storage.writing import copy_file, move, remove, remove_folder, replaced
 from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import Numbers, Said, Whole, Word

@@ -28,8 +28,8 @@ from flower_graph.secure.sum.messages import (
     MaskRequest,
     SumTerms,
 )
+from flower_graph.wire.arrays import Answer, Config, Parameters
 from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, MASKED_SUM, SUM_STATE
-from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 FloatArray = NDArray[np.floating]
 
@@ -121,25 +121,22 @@ class MaskingClient(PartyActions):
         return reply, reply.to_config() | {ARRAY_NAMES: [f"{ARRAYS}/{MASKED_SUM}"]}
 
     def sum_unmask(self, parameters: Parameters, config: Config) -> Answer:
-        if self.trust is not None:
-            return [], len(self.clients), self.as_party("sum_unmask", config)
-        host = self._sum_client()
-        entries = host.unmask_and_prepare(config)
-        self._keep(host)
-        return [], len(self.clients), entries
+        return [], len(self.clients), self._answer(self.keys(), "sum_unmask", config)
 
     def of_party(self, action: str, config: Config, trust: TrustSettings) -> Config:
-        if action == "sum_bind":
-            run_id, party = BindRequest.from_config(config).run_id, None
-            with suppress(StateLostError):
-                party = self._party(trust)
-            own = run_id, sorted(self.clients), dict[int, int]()
-            if party is None or (party.run_id, party.clients, party.points) != own:
-                party = PartyClient(run_id, self.clients, trust)
-        else:
+        if action != "sum_bind":
+            return self._answer(self._party(trust), action, config)
+        run_id, party = BindRequest.from_config(config).run_id, None
+        with suppress(StateLostError):
             party = self._party(trust)
-        entries = party.answer(action, config)
-        self._keep(party)
+        own = run_id, sorted(self.clients), dict[int, int]()
+        if party is None or (party.run_id, party.clients, party.points) != own:
+            party = PartyClient(run_id, self.clients, trust)
+        return self._answer(party, action, config)
+
+    def _answer(self, host: SumClient | PartyClient, action: str, config: Config) -> Config:
+        entries = host.answer(action, config)
+        self._keep(host)
         return entries
 
     def keys(self) -> SumClient | PartyClient:

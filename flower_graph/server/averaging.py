@@ -399,19 +399,17 @@ class ReportedFedAvg(RoundLoop, FedAvg):
             own = [self.own_arrays.get(client, self.arrays) for client in clients if has_own]
             arrays = stacked(own) if has_rows else own[0] if own else None
             with_own_content(message, self.arrayrecord_key, arrays)
+            entries = message.content.config_records[self.configrecord_key]
             if len(clients) < len(members.clients.get(node, ())):
-                self._note(message, CLIENTS, pack_integers(np.array(clients, np.int64)))
+                entries[CLIENTS] = pack_integers(np.array(clients, np.int64))
             if has_rows:
-                self._note(message, OWN_ARRAYS, True)
+                entries[OWN_ARRAYS] = True
             if wants_rows and len(clients) > 1:
-                self._note(message, ROW_EACH, True)
+                entries[ROW_EACH] = True
             sent.append(message)
         self._round.sent = sent
         self.session.ledger.count_messages("down", sent)
         return sent
-
-    def _note(self, message: Message, key: str, value: bool | bytes) -> None:
-        message.content.config_records[self.configrecord_key][key] = value
 
     def _checked(
         self,

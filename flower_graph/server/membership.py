@@ -21,15 +21,13 @@ from flower_graph.config.rules import at_least
 from flower_graph.data.folders.members import MEMBERS, Member
 from flower_graph.errors import MalformedReplyError, MembershipError, one_line
 from flower_graph.records.participation import ranges
-from flower_graph.wire.arrays import record_of
+from flower_graph.wire.arrays import Scalar, record_of
 from flower_graph.wire.averaging import Enrolment
-from flower_graph.wire.claims import sorted_out
 from flower_graph.wire.client_errors import Kind
-from flower_graph.wire.exchange import Exchange, Rejected
+from flower_graph.wire.exchange import Exchange, Rejected, sorted_out
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CONFIG, FORMAT, MESSAGE_FORMAT, VERSION
 from flower_graph.wire.ledger import ENROLMENT
-from flower_graph.wire.numpy_client import Scalar
 
 # What ``read`` returned. Any: each method's is another; all have ``clients`` and ``handled``.
 Answered = Any

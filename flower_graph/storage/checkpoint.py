@@ -25,9 +25,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from flower_graph.errors import CheckpointError, told
-from flower_graph.storage.files import SEALED
 from flower_graph.storage.reading import (
     MOST_TENSORS,
+    SEALED,
     open_regular,
     parse_json,
     read_bytes,

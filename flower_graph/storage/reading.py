@@ -41,6 +41,7 @@ MOST_GRAPH = 8 * GIB  # tables, JSON and XML of nodes, which become arrays
 MOST_TENSORS = 1024 * GIB  # which take as much memory as the file, and are checked against its size
 DEPTH = 64  # lists and tables within each other
 MOST_NUMBER = 2**64  # of a whole number in JSON, of either sign
+SEALED = b"flower-graph sealed 1\n"  # begins files that are encrypted (``storage.sealed``)
 MOST_NODES = 1 << 17  # of a YAML tree once its references are written out
 _LONG = re.compile(rb"\d{20}")
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a surrogate pair, perhaps alone

@@ -8,6 +8,7 @@ older version of the same file does open: anybody who can write there can put it
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -19,12 +20,12 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from flower_graph.errors import CheckpointError, ConfigError
-from flower_graph.storage.files import SEALED
-from flower_graph.storage.reading import MOST_KEY, open_regular, reason
+from flower_graph.storage.reading import MOST_KEY, SEALED, open_regular, reason
 
 STATE_KEY = "state-key"  # node config
-SALT, NONCE, CHECK, LENGTH, TAG = 16, 12, 8, 8, 16
-HEAD = len(SEALED) + SALT + CHECK + LENGTH + NONCE
+SALT, NONCE, CHECK, TAG = 16, 12, 8, 16
+_HEAD = struct.Struct(f">{len(SEALED)}s{SALT}s{CHECK}sQ{NONCE}s")
+HEAD = _HEAD.size
 KEY_DIGITS, FEWEST = 64, 12  # hexadecimal digits of a key; characters of a passphrase
 SCRYPT = {"n": 1 << 15, "r": 8, "p": 1}  # 32 MiB, a tenth of a second
 # The salt of the file that was opened last, by secret: a process derives one key, not one a file
@@ -60,8 +61,8 @@ class StateKey:
     def seal(self, data: bytes, path: Path) -> bytes:
         salt = _SALTS.setdefault(self._secret, os.urandom(SALT))
         key, check = _derived(self._secret, salt)
-        nonce, length = os.urandom(NONCE), (len(data) + TAG).to_bytes(LENGTH, "big")
-        head = SEALED + salt + check + length + nonce
+        nonce = os.urandom(NONCE)
+        head = _HEAD.pack(SEALED, salt, check, len(data) + TAG, nonce)
         return head + ChaCha20Poly1305(key).encrypt(nonce, data, head + self._name(path))
 
     def open(self, data: bytes, path: Path) -> bytes:
@@ -70,8 +71,8 @@ class StateKey:
             why = "is not encrypted, though state-key is set; remove it, or begin without state-key"
             raise CheckpointError(f"{path}: {why}")
         head, body = data[:HEAD], data[HEAD:]
-        salt, check, length, nonce = _cut(head[len(SEALED) :], SALT, CHECK, LENGTH, NONCE)
-        if len(head) < HEAD or len(body) != int.from_bytes(length, "big"):
+        _, salt, check, length, nonce = _HEAD.unpack(head.ljust(HEAD, b"\0"))
+        if len(head) < HEAD or len(body) != length:
             raise CheckpointError(f"{path}: is not whole: {len(data)} bytes are there")
         key, expected = _derived(self._secret, salt)
         if check != expected:
@@ -117,11 +118,3 @@ def _derived(secret: bytes, salt: bytes) -> tuple[bytes, bytes]:
         root = Scrypt(salt, 32, **SCRYPT).derive(secret)
     both = HKDF(hashes.SHA256(), 32 + CHECK, salt, b"flower-graph state").derive(root)
     return both[:32], both[32:]
-
-
-def _cut(data: bytes, *sizes: int) -> list[bytes]:
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(data[start : start + size])
-        start += size
-    return parts

@@ -25,6 +25,13 @@ from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, MAX_NUMBER, METR
 FloatArray = NDArray[np.floating]
 IntArray = NDArray[np.integer]
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
+# Arguments and results of a ``NumPyClient``'s methods. Entries of messages may be lists too, which
+# Flower's type leaves out
+Scalar = bool | bytes | float | int | str
+Config = dict[str, Scalar]
+Parameters = list[NDArray[np.generic]]
+Answer = tuple[Parameters, int, Config]  # arrays, their weight, further entries
+Measurements = tuple[float, int, Config]  # the loss, its weight, further figures
 MAX_ITEM = 8  # bytes of a number
 HEADERS = 256  # heads of arrays in the cache: most heads of a round are alike
 MAX_HEADER = 10_016  # bytes of a head; NumPy reads no longer ones
@@ -111,6 +118,11 @@ def unpack_integers(data: object, what: str) -> NDArray[np.int64]:
     if not isinstance(data, bytes) or len(data) % 8:
         raise MalformedReplyError(f"{what}: expected 64-bit integers as bytes, got {brief(data)}")
     return np.frombuffer(data, dtype="<i8").astype(np.int64)
+
+
+def each_once(clients: NDArray[np.int64]) -> bool:
+    """Whether no client is there twice; ``np.unique`` takes a second for a million."""
+    return bool(np.diff(np.sort(clients)).all())
 
 
 def read_array(

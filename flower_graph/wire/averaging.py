@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.wire.arrays import decode_array, own_records
+from flower_graph.wire.arrays import Measurements, decode_array, own_records
 from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing
 from flower_graph.wire.counts import Counted, Counting
 from flower_graph.wire.fields import Clients, Handled, Real, Reasons, Whole
@@ -40,7 +40,6 @@ from flower_graph.wire.keys import (
     SERVER_ROUND,
 )
 from flower_graph.wire.ledger import ByteLedger
-from flower_graph.wire.numpy_client import Measurements
 from flower_graph.wire.rows import bytes_of_each
 
 if TYPE_CHECKING:

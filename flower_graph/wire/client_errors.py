@@ -29,7 +29,7 @@ from flower_graph.errors import (
     one_line,
     told,
 )
-from flower_graph.storage.places import IN_PROCESS, STATE_DIR
+from flower_graph.storage.files import IN_PROCESS, STATE_DIR
 
 if TYPE_CHECKING:
     from flwr.app import Context

@@ -36,9 +36,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief
-from flower_graph.wire.arrays import encode_array, read_array, record_of
+from flower_graph.wire.arrays import Answer, Parameters, encode_array, read_array, record_of
 from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, MAX_NUMBER, METRICS
-from flower_graph.wire.numpy_client import Answer, Parameters
 
 Entries = Mapping[str, object]
 Known = Mapping[str, Any]  # what the reader asked for, by names of fields: of any type

@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief
 from flower_graph.wire.arrays import (
+    Answer,
     IntArray,
+    Parameters,
     decode_array,
     encode_array,
     metric_records,
@@ -40,7 +42,6 @@ from flower_graph.wire.keys import (
     ROW_EACH,
     ROWS,
 )
-from flower_graph.wire.numpy_client import Answer, Parameters
 
 
 @dataclass

@@ -32,7 +32,7 @@ from flower_graph.strategies.fed_sage.networks import (
     generator_loss,
 )
 from flower_graph.strategies.fedscem.cohort import EgoSettings
-from flower_graph.wire.numpy_client import Answer, Config, Measurements, Parameters
+from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
 
 # NeighGen's own optimiser, as published.
 PUBLISHED = {"lr": 0.001, "weight_decay": 1e-4}

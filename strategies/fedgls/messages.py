@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.strategies.fedgls.networks import OWN, StructureSettings
+from flower_graph.wire.arrays import Parameters
 from flower_graph.wire.averaging import ClientMean, Measured, PerClient, Trained
 from flower_graph.wire.codec import Message, Tensor
-from flower_graph.wire.numpy_client import Parameters
 
 Floats = NDArray[np.float32]
 # Ending of the divisor's name of an array in which not every client has a part

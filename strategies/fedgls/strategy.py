@@ -63,10 +63,10 @@ from flower_graph.strategies.fedgls.messages import (
     StructureTrained,
 )
 from flower_graph.strategies.fedgls.networks import OWN, StructureSettings, initial_models
+from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
 from flower_graph.wire.averaging import ClientReply, Enrolment, RoundRequest, mean_of
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import ARRAYS
-from flower_graph.wire.numpy_client import Answer, Config, Measurements, Parameters
 from flower_graph.wire.rows import Asked, Rows
 
 NOT_FINITE = "weights are not finite"

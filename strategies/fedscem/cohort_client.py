@@ -40,7 +40,7 @@ from flower_graph.secure.parties.messages import BindReply, Ready
 from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import KeyReply, MaskRequest
-from flower_graph.storage.places import IN_PROCESS, STATE_DIR
+from flower_graph.storage.files import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.fedscem.cohort import (
     ChosenEgos,
     EgoCohort,
@@ -71,6 +71,7 @@ from flower_graph.strategies.fedscem.vector import (
     measure,
     read_shared,
 )
+from flower_graph.wire.arrays import Answer, Config, Parameters
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import (
     ALIGN_STAGE,
@@ -82,7 +83,6 @@ from flower_graph.wire.keys import (
     SUMS,
     TOTAL,
 )
-from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 LOG = logging.getLogger(__name__)
 
@@ -250,7 +250,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         if self.trust is not None:
             return [], 1, self.as_party("sum_unmask", config)
         with self.secrets.opened() as (host, _):
-            return [], 1, host.unmask_and_prepare(config)
+            return [], 1, host.answer("sum_unmask", config)
 
     def of_party(self, action: str, config: Config, trust: TrustSettings) -> Config:
         with self.secrets.opened() as (host, aligner):

@@ -23,7 +23,7 @@ from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest, SumTerms
 from flower_graph.strategies.fedscem.cohort import EgoSettings
 from flower_graph.wire import keys
-from flower_graph.wire.arrays import FloatArray, IntArray
+from flower_graph.wire.arrays import Config, FloatArray, IntArray
 from flower_graph.wire.codec import (
     Field,
     Known,
@@ -50,7 +50,6 @@ from flower_graph.wire.fields import (
     Whole,
     Word,
 )
-from flower_graph.wire.numpy_client import Config
 
 # What a client measures, as sums over clients: accuracies with the number of clients that have
 # such nodes, losses with the number of clients that have them.

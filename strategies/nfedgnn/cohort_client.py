@@ -24,7 +24,7 @@ from flower_graph.ops.graph import row_entries
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import SavedModels, Snapshot
 from flower_graph.storage import row_file
-from flower_graph.storage.places import node_name, state_key
+from flower_graph.storage.files import node_name, state_key
 from flower_graph.storage.writing import remove_empty
 from flower_graph.strategies.nfedgnn.messages import (
     EnrolmentReply,
@@ -40,7 +40,7 @@ from flower_graph.strategies.nfedgnn.users import (
     UserSettings,
     user_models,
 )
-from flower_graph.wire.numpy_client import Answer, Config, Parameters
+from flower_graph.wire.arrays import Answer, Config, Parameters
 
 LOG = logging.getLogger(__name__)
 ROWS = "rows"  # in a checkpoint: where each user's rows of weights begin

@@ -59,8 +59,8 @@ from flower_graph.strategies.nfedgnn.users import (
     bounded,
     common_model,
 )
+from flower_graph.wire.arrays import Answer, Config, Parameters
 from flower_graph.wire.keys import SUM_STATE
-from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 GRADIENTS = "sum of gradients"  # the purpose of the sums
 STEPS = b"steps of the layer"  # in the journal

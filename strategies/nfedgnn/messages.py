@@ -17,8 +17,7 @@ from flower_graph.secure.common_key import CHECK_BYTES, SIGNED_KEY
 from flower_graph.secure.ring import Ring, RingArray
 from flower_graph.secure.sum.messages import RING
 from flower_graph.strategies.nfedgnn.users import UserSettings
-from flower_graph.wire.arrays import FloatArray, IntArray
-from flower_graph.wire.claims import each_once
+from flower_graph.wire.arrays import FloatArray, IntArray, each_once
 from flower_graph.wire.codec import Known, Message, Part, Tensor
 from flower_graph.wire.fields import (
     Block,

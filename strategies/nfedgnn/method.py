@@ -42,7 +42,7 @@ from flower_graph.method.permits import ALLOW_TRUST, PLAIN
 from flower_graph.models import PairModel, build_server_model
 from flower_graph.privacy.local import PrivateRows, client_noise
 from flower_graph.rng import seeded
-from flower_graph.storage.places import DATA_FOLDER, PARTITION, PARTITIONS
+from flower_graph.storage.files import DATA_FOLDER, PARTITION, PARTITIONS
 from flower_graph.strategies.nfedgnn.cohort_client import NodeClient, UsersClient
 from flower_graph.strategies.nfedgnn.common_client import CommonLayerClient, MaskedLayerClient
 from flower_graph.strategies.nfedgnn.config import (

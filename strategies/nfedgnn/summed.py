@@ -104,13 +104,12 @@ from flower_graph.strategies.nfedgnn.strategy import (
     UserTable,
 )
 from flower_graph.strategies.nfedgnn.users import UserSettings, bounded
-from flower_graph.wire.arrays import FloatArray, IntArray
+from flower_graph.wire.arrays import Config, FloatArray, IntArray
 from flower_graph.wire.codec import Message
 from flower_graph.wire.exchange import Rejected, Replies, few
 from flower_graph.wire.fields import Bytes
 from flower_graph.wire.keys import CONFIG, SERVER_ROUND
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
-from flower_graph.wire.numpy_client import Config
 
 NOBODY: IntArray = np.zeros(0, np.int64)
 T = TypeVar("T")

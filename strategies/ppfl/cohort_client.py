@@ -28,10 +28,9 @@ from flower_graph.strategies.ppfl.messages import (
     PublicReply,
     PublicRequest,
 )
-from flower_graph.wire.arrays import decode_array
+from flower_graph.wire.arrays import Answer, Config, Parameters, decode_array
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
-from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 # Evaluates the embeddings of all of a client's nodes, given the round and whether it is the last
 Judge = Callable[[FloatArray, int, bool], Mapping[str, float]]

@@ -49,10 +49,9 @@ from flower_graph.strategies.ppfl.messages import (
     PublicRequest,
     SumOrder,
 )
-from flower_graph.wire.arrays import decode_array
+from flower_graph.wire.arrays import Answer, Config, Parameters, decode_array
 from flower_graph.wire.counts import counts_size
 from flower_graph.wire.fields import Resume
-from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 ROTATIONS = "public-rotations"  # in Context.state: W_i of each client
 RUN = "public-run"  # likewise: the run of a SuperNode with a key of its own

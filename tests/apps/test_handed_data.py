@@ -18,7 +18,7 @@ from flower_graph.handed import noted, take_over
 from flower_graph.method import of_app
 from flower_graph.method.of_app import configured
 from flower_graph.method.registry import method_of
-from flower_graph.storage.places import IN_PROCESS
+from flower_graph.storage.files import IN_PROCESS
 
 SECTIONS = {
     "nfedgnn": "",

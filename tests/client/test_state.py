@@ -17,7 +17,7 @@ from flwr.app import Context, RecordDict
 from flower_graph.client import state
 from flower_graph.client.state import SMALL_BYTES, StateStore, Tensors, forget_run
 from flower_graph.errors import StateLostError
-from flower_graph.storage.places import IN_PROCESS
+from flower_graph.storage.files import IN_PROCESS
 
 NAME = "test-client"
 RUNS = itertools.count(secrets.randbits(40))  # other tests may run on this machine

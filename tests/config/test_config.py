@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -221,26 +219,6 @@ def test_bad_files_name_the_fault_and_the_file(
 
 def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
     assert load_config(write(tmp_path, "mine.yaml", "# nothing\n")) == NFedGNNConfig()
-
-
-def test_overrides_come_back_as_they_were_given() -> None:
-    given: dict[str, object] = {
-        "rounds": 10**9,
-        "seed": 2**63 - 1,
-        "device": "cuda:1",
-        "strategy.learning_rate": 1e-6,
-        "strategy.reg_weight": 1e6,
-        "model.user_bias": True,
-        "data.ratios": [0.5, 0.25, 0.25],
-        "data.split_seed": None,
-    }
-    overrides = [f"{key}={json.dumps(value)}" for key, value in given.items()]
-    flat = to_dict(load_config("quickstart", parse_overrides(shlex.join(overrides))))
-    for key, value in given.items():
-        section, _, name = key.rpartition(".")
-        found = (flat[section] if section else flat)[name]
-        # Booleans are equal to 0 and 1: types are compared too.
-        assert found == value and type(found) is type(value)
 
 
 def test_resolved_yaml_loads_to_the_same_settings(tmp_path: Path) -> None:

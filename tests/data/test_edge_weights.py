@@ -15,8 +15,7 @@ from torch_geometric.nn import GCNConv
 
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
-from flower_graph.client.learner import GraphOnDevice, placed_on
-from flower_graph.client.tasks import LinkTask
+from flower_graph.client.learner import GraphOnDevice, LinkTask, placed_on
 from flower_graph.config.partition import PartitionSection
 from flower_graph.data import as_graph
 from flower_graph.data.description import Caution

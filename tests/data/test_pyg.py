@@ -36,7 +36,7 @@ from flower_graph.data.sources.cache import (
 from flower_graph.data.sources.names import PygName
 from flower_graph.data.sources.pyg import load_file, load_pyg, without_duplicates
 from flower_graph.errors import DataError
-from flower_graph.storage.places import data_root
+from flower_graph.storage.files import data_root
 
 Listing = dict[str, tuple[int, int]]
 

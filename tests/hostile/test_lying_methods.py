@@ -312,7 +312,7 @@ def changed(words: np.ndarray, place: int, way: str) -> np.ndarray:
     return result
 
 
-class Changes(InProcessGrid):
+class Changes(Federation):
     """Gives one SuperNode the first relayed sum with a word changed, as often as there are ways."""
 
     every, home = 1, 1
@@ -416,7 +416,7 @@ def said_by_egos(kind: int, every: int, folder: Path) -> list[bytes]:
     write_keys(COUNT, keys)
     grid = type("Some", (Egos,), {"every": every, "keys": keys})
     app = egos_app(kind, keys)
-    made = grid(app, num_supernodes=COUNT)
+    made = grid(app, num_supernodes=COUNT, state_dir=IN_PROCESS)
     try:
         egos_server(keys).start(made, num_rounds=2, timeout=5.0)
     finally:

@@ -343,15 +343,6 @@ def test_a_run_under_noise_shows_nobodys_embeddings() -> None:
         assert abs(correlation) < 0.4
 
 
-def test_a_run_asks_no_more_often_than_the_budget_is_for() -> None:
-    rows = np.eye(4, dtype=np.float32).tolist()
-    outcome = run(
-        [still_member(i, rows, range(4)) for i in range(2)], rounds=3, mods=privacy_mods(BUDGET, 2)
-    )
-    assert [report.answered for report in outcome.reports] == [2, 2, 0]
-    assert "budget is spent" in outcome.reports[-1].rejected[0]["reason"]
-
-
 # Noise of the server ----------------------------------------------------------------------------
 
 

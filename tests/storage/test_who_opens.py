@@ -89,7 +89,7 @@ def written(source: str) -> Iterator[str]:
         elif name == "os.open":
             if re.search("O_WRONLY|O_RDWR|O_CREAT|O_TRUNC|O_APPEND", ast.unparse(node)):
                 yield name
-        elif own == "open" and _writes(node, name == own):
+        elif own == "open" and set(_mode(node) or "") & set("wax+"):
             yield own
 
 
@@ -103,10 +103,14 @@ def _streams(tree: ast.AST) -> Iterator[str]:
             yield from map(ast.unparse, node.targets)
 
 
-def _writes(call: ast.Call, is_function: bool) -> bool:
+def _mode(call: ast.Call) -> str | None:
+    """Return the mode of ``open(path, mode)`` or ``path.open(mode)``: "r" by default."""
+    is_function = isinstance(call.func, ast.Name)
     given = [*call.args[is_function:], *(one.value for one in call.keywords if one.arg == "mode")]
-    mode = given[0].value if given and isinstance(given[0], ast.Constant) else ""
-    return bool(set(str(mode)) & set("wax+"))
+    if not given or isinstance(given[0], ast.Constant):
+        return str(given[0].value) if given else "r"  # type: ignore[attr-defined]
+    # One that nobody can read here is any; else it is no file's: `grid.open(one, other)`
+    return "r" if is_function else None
 
 
 def opened(source: str) -> Iterator[str]:
@@ -121,17 +125,10 @@ def opened(source: str) -> Iterator[str]:
         elif name == "os.open":
             if "O_RDONLY" in ast.unparse(node) or "O_RDWR" in ast.unparse(node):
                 yield name
-        elif own == "open" and _reads(node, name == own):
-            yield own
-
-
-def _reads(call: ast.Call, is_function: bool) -> bool:
-    """Tell whether ``open(path, mode)`` or ``path.open(mode)`` reads."""
-    given = [*call.args[is_function:], *(one.value for one in call.keywords if one.arg == "mode")]
-    if not given or not isinstance(given[0], ast.Constant):
-        # Without a mode, or one that nobody can read here; else no file's: `grid.open(one, other)`
-        return not given or is_function
-    return not set(str(given[0].value)) & set("wax") or "+" in str(given[0].value)
+        elif own == "open":
+            mode = _mode(node) or "w"
+            if "+" in mode or not set(mode) & set("wax"):
+                yield own
 
 
 def found(calls: Callable[[str], Iterator[str]], is_gate: Callable[[str], bool]) -> set[Any]:

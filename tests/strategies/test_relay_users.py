@@ -17,7 +17,7 @@ from flower_graph.client.state import forget_run
 from flower_graph.errors import StateLostError
 from flower_graph.ops.active_rows import pack
 from flower_graph.rng import seeded
-from flower_graph.storage.places import IN_PROCESS
+from flower_graph.storage.files import IN_PROCESS
 from flower_graph.strategies.nfedgnn.cohort_client import NodeClient
 from flower_graph.strategies.nfedgnn.messages import RelayRequest
 from flower_graph.strategies.nfedgnn.users import (
@@ -349,7 +349,7 @@ def test_state_that_the_server_counts_on_must_be_there(
     context: Context, monkeypatch: pytest.MonkeyPatch
 ):
     client = client_of(context)
-    with pytest.raises(StateLostError, match=r"client 1.*state-dir"):
+    with pytest.raises(StateLostError, match="state-dir"):
         send(client, EVERYBODY, GRADIENT, [1] * 4)
     send(client)
     send(client, EVERYBODY, GRADIENT, [1] * 4)

@@ -1,21 +1,24 @@
-"""Checkpoints of nFedGNN beyond the contracts: own models, Flower's loop, who comes later."""
+"""What nFedGNN goes on from: checkpoints beyond the contracts, and users' rows in files."""
 
 from __future__ import annotations
 
+import errno
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, Context, RecordDict
 from flwr.serverapp.strategy import Strategy
 from relay_helpers import Outcome, client_app, run, same_weights, small_graph, strategy_for
 from torch import nn
 
-from flower_graph.errors import NoClientsError
+from flower_graph import NodeClient
+from flower_graph.errors import CheckpointError, NoClientsError, StateLostError
 from flower_graph.simulation import InProcessGrid
-from flower_graph.storage import checkpoint
+from flower_graph.storage import checkpoint, row_file
 
 DATA, ROUNDS, EVERY = small_graph(20), 7, 2
 
@@ -82,3 +85,100 @@ def test_a_client_without_a_folder_says_so(
     with pytest.raises(NoClientsError, match=r"round 2.*2"):
         go(tmp_path, grid_of(None, 2))
     assert "checkpoint_dir" in caplog.text
+
+
+# Users' rows in a file ---------------------------------------------------------------------------
+
+MANY, NINE = small_graph(24), 9
+SOME: dict[str, Any] = {"participation": 0.5, "learning_rate": 0.3}
+
+
+def stored(folder: Path, *, every: int = 0, **how: Any) -> Outcome:
+    """Run with rows in files, on two SuperNodes."""
+    saved = {"checkpoint_dir": folder / "saved", "checkpoint_every": every} if every else {}
+    app = client_app(MANY, rows_dir=folder / "rows", checkpoint_dir=saved.get("checkpoint_dir"))
+    grid = InProcessGrid(app, num_supernodes=2)
+    return run(MANY, rounds=NINE, grid=grid, **(SOME | saved | how))
+
+
+@pytest.mark.parametrize("options", [{}, {"user_bias": True}, {"participation": 1.0}])
+def test_rows_in_a_file_give_the_same_bits(tmp_path: Path, options: dict[str, Any]) -> None:
+    # With half of the users a round, some wait several rounds for their gradient.
+    in_memory = run(MANY, rounds=NINE, **(SOME | options))
+    in_file = stored(tmp_path, **options)
+    assert in_file.figures == in_memory.figures
+    assert same_weights(in_file, in_memory)
+    assert not (tmp_path / "rows").exists()  # the run is over, and nothing goes on from it
+
+
+def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    whole = run(MANY, rounds=NINE, **SOME)
+    # Rows have changed since the checkpoint of round 6, some of them twice: they must go back.
+    stored(tmp_path, every=3, stop_at=8)
+    for path in (tmp_path / "rows").glob("*.rows"):
+        (path.parent / f".{path.name}.round-000009.1").write_bytes(b"half")  # killed while it wrote
+    resumed = stored(tmp_path, every=3, resume=True)
+    assert [report.round for report in resumed.reports] == [7, 8, 9]
+    assert resumed.figures == whole.figures[6:]
+    assert same_weights(resumed, whole)
+
+
+def test_a_run_does_not_go_on_without_its_rows(tmp_path: Path) -> None:
+    stored(tmp_path, every=3, stop_at=8)
+    for path in (tmp_path / "rows").glob("*.round-*"):
+        path.unlink()
+    with pytest.raises(CheckpointError):
+        stored(tmp_path, every=3, resume=True)
+
+
+def test_a_file_has_no_room_for_zeros_and_three_copies(tmp_path: Path) -> None:
+    """A user that was never asked takes no room, in the file and in its copies."""
+    path, count = tmp_path / "numbers", 1 << 20
+    row_file.create(path, count)
+    numbers = row_file.mapped(path, count)
+    for server_round in range(1, 5):
+        numbers[count // 2] = server_round
+        row_file.mark(path, server_round)
+    assert row_file.marked(path) == [2, 3, 4]
+    for file in tmp_path.iterdir():
+        assert file.stat().st_size == 4 * count and file.stat().st_blocks * 512 <= row_file.PIECE
+    row_file.go_back(path, 3)
+    again = row_file.mapped(path, count)
+    assert again[count // 2] == again.sum() == 3 and row_file.marked(path) == [2, 3]
+    with pytest.raises(StateLostError):
+        row_file.mapped(path, count + 1)
+    row_file.create(path, 0)
+    assert not row_file.mapped(path, 0).numel() and not row_file.marked(path)
+
+
+def test_copies_that_cannot_be_made_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(row_file, "_copy", full)
+    outcome = stored(tmp_path, every=3, stop_at=8)
+    assert not checkpoint.complete_rounds(tmp_path / "saved") and len(outcome.reports) == 8
+
+
+@pytest.mark.parametrize("more", [{"user_model": nn.Linear(8, 4)}, {"state-key": "x"}])
+def test_rows_in_a_file_are_plain_linear_maps(tmp_path: Path, more: dict[str, Any]) -> None:
+    sealed = {"state-key": more.pop("state-key")} if "state-key" in more else {}
+    context = Context(1, 2, {"state-dir": str(tmp_path), **sealed}, RecordDict(), {})
+    with pytest.raises(ValueError):
+        NodeClient(context, MANY.x, MANY.y, rows_dir=tmp_path, **more)
+
+
+def test_a_full_disk_is_an_error_before_the_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "numbers"
+    row_file.create(path, 1 << 20)
+    row_file.check_room(path, 1 << 20)
+    full = SimpleNamespace(f_bavail=1, f_frsize=4096)
+    monkeypatch.setattr(row_file.os, "statvfs", lambda path: full)
+    row_file.check_room(path, 1 << 10)
+    with pytest.raises(OSError, match="numbers") as caught:
+        row_file.check_room(path, 1 << 20)
+    assert caught.value.errno == errno.ENOSPC

@@ -29,7 +29,7 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.common_key import CommonKey, ShareKeyRequest
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest
-from flower_graph.storage.places import IN_PROCESS
+from flower_graph.storage.files import IN_PROCESS
 from flower_graph.strategies.nfedgnn.common_client import MaskedLayerClient
 from flower_graph.strategies.nfedgnn.messages import (
     Advance,

@@ -22,7 +22,7 @@ from ray.exceptions import (
 )
 
 from flower_graph.errors import StateLostError
-from flower_graph.storage.places import PARTITION
+from flower_graph.storage.files import PARTITION
 from flower_graph.wire.client_errors import lost_reply
 
 LOG = logging.getLogger(__name__)

@@ -27,8 +27,13 @@ from flower_graph.config.common import CHECKPOINTS
 from flower_graph.errors import ConfigError, OutputError, brief
 from flower_graph.handed import take_over
 from flower_graph.records.warned import counted_warnings
-from flower_graph.storage.files import STATE_VARIABLE, default_folder
-from flower_graph.storage.places import IN_PROCESS, STATE_DIR, node_name
+from flower_graph.storage.files import (
+    IN_PROCESS,
+    STATE_DIR,
+    STATE_VARIABLE,
+    default_folder,
+    node_name,
+)
 from flower_graph.storage.reading import MOST_TENSORS, open_regular
 from flower_graph.storage.writing import (
     inside,

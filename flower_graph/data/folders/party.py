@@ -31,7 +31,7 @@ from flower_graph.data.sources.generators import SIGNAL
 from flower_graph.data.sources.names import GRAPH_FILES, has_ending
 from flower_graph.errors import ConfigError, DataError, told
 from flower_graph.ops.graph import csr_tensor, pointers
-from flower_graph.storage.places import DATA_FOLDER, PARTITION, PARTITIONS
+from flower_graph.storage.files import DATA_FOLDER, PARTITION, PARTITIONS
 from flower_graph.storage.reading import (
     MOST_RECORD,
     MOST_TENSORS,

@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 
 from flower_graph.data.sources.names import CSBM, LINQS, OGB, file_path, folder_path, pyg_name
 from flower_graph.errors import DataError, told
-from flower_graph.storage.files import user_cache
-from flower_graph.storage.places import ROOT_VARIABLE, data_root
+from flower_graph.storage.files import ROOT_VARIABLE, data_root, user_cache
 from flower_graph.storage.writing import (
     copy_file,
     make_folder,

@@ -42,7 +42,7 @@ from flower_graph.data.splits import (
 from flower_graph.errors import DataError
 from flower_graph.handed import handed_over
 from flower_graph.rng import generator
-from flower_graph.storage.places import data_root
+from flower_graph.storage.files import data_root
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data

@@ -62,8 +62,8 @@ from flower_graph.secure.sum.messages import (
     UnmaskRequest,
 )
 from flower_graph.storage.reading import reading
+from flower_graph.wire.arrays import Config
 from flower_graph.wire.fields import Bytes, Integers
-from flower_graph.wire.numpy_client import Config
 
 ROUND_KEY, LIST = b"round key", b"list"  # what signatures are for
 # What is saved: always, and what counts under one version of the registry only

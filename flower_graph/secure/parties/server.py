@@ -472,7 +472,7 @@ class PartySums(SumServer):
             for client in sorted(one.asked.intersection(self.hosted([party]), reply.left_out)):
                 one.left_out.add(client)
                 why = one_line(reply.left_out[client])
-                self._blamed.append(Reason(Cause.LEFT_OUT, why, client, number))
+                self.blamed.append(Reason(Cause.LEFT_OUT, why, client, number))
         else:
             one.take(node, reply)
 
@@ -559,7 +559,7 @@ class PartySums(SumServer):
         party = reason.client
         assert party is not None  # in the rows of a round parties stand for clients
         text = f"{reason.text} (party {party})"
-        self._blamed += [replace(reason, client=c, text=text) for c in self.hosted([party])]
+        self.blamed += [replace(reason, client=c, text=text) for c in self.hosted([party])]
         if node is not None:
             self._cheating.add(party)
 

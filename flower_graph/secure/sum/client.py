@@ -44,8 +44,8 @@ from flower_graph.secure.sum.messages import (
     UnmaskRequest,
 )
 from flower_graph.storage.reading import reading
+from flower_graph.wire.arrays import Config
 from flower_graph.wire.fields import Bytes, Integers
-from flower_graph.wire.numpy_client import Config
 
 KEPT = ("run_id", "clients", "_private", "_public", "_last")  # what is saved beside the rounds
 
@@ -226,7 +226,7 @@ class SumClient:
         clients = np.array(came.present, np.int64)
         return MaskedReply(self.run_id, kept.number, clients, masked, came.refused)
 
-    def unmask_and_prepare(self, config: Config) -> Config:
+    def answer(self, action: str, config: Config) -> Config:
         """Reveal shares of one sum, prepare the next, or both, as the request's entries ask."""
         answer: Config = {}
         if "unmask-run" in config:

@@ -104,7 +104,7 @@ class SumServer:
         self._members: dict[int, Member] = {}  # by their numbers as parties
         self._at: dict[int, int] = {}  # SuperNode: party
         self._party_of: dict[int, int] = {}  # client: party
-        self._blamed: list[Reason] = []
+        self.blamed: list[Reason] = []  # clients at fault and what they did, oldest first
         self._excluded: set[int] = set()
         self._barred: set[int] = set()  # those SuperNodes
         self._beginnings = Counter[int]()  # of each client, with new keys
@@ -117,11 +117,6 @@ class SumServer:
     @property
     def fewest_nodes(self) -> int:
         return 1
-
-    @property
-    def blamed(self) -> list[Reason]:
-        """Clients at fault and what they did, oldest first."""
-        return self._blamed
 
     @property
     def excluded(self) -> set[int]:
@@ -355,16 +350,16 @@ class SumServer:
         """Record a client's fault; if it is proven, exclude all clients of its SuperNode."""
         client = reason.client
         if node is None or client is None:
-            self._blamed.append(reason)
+            self.blamed.append(reason)
             return
         hosted = {other for other, at in self.homes.items() if at == node} - {client}
         if node not in self._barred:
             self._cheats += 1
         self._barred.add(node)
         if client not in self.excluded:
-            self._blamed.append(reason)
+            self.blamed.append(reason)
         text = f"{reason.text} (client {client}, same SuperNode)"
-        self._blamed += [
+        self.blamed += [
             replace(reason, client=other, text=text) for other in sorted(hosted - self.excluded)
         ]
         self._excluded |= {client, *hosted}

@@ -33,14 +33,12 @@ from flower_graph.secure.sum.messages import (
 )
 from flower_graph.secure.sum.round import Cause, Reason, Skipped, SumResult
 from flower_graph.secure.sum.server import Keys, M, Parts, Send, SumServer
-from flower_graph.wire.arrays import decode_array
-from flower_graph.wire.claims import sorted_out
+from flower_graph.wire.arrays import Config, Scalar, decode_array
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.codec import Message
-from flower_graph.wire.exchange import Exchange, Rejected, Replies
+from flower_graph.wire.exchange import Exchange, Rejected, Replies, sorted_out
 from flower_graph.wire.keys import ARRAYS, CONFIG, MASKED_SUM, METRICS
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
-from flower_graph.wire.numpy_client import Config, Scalar
 
 LOG = logging.getLogger(__name__)
 REMEDY = "if they have, one of them lies: use a registry (PartySums)"
