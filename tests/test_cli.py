@@ -258,6 +258,8 @@ def test_show_explains_every_key_in_yaml_that_is_read_back(
     tmp_path: Path, capsys: Captured
 ) -> None:
     long = f"data.name={tmp_path}/{' '.join(['a folder'] * 20)}/graph.pt"  # over several lines
+    assert cli.main(["show", "nfedgnn/cora", "model.name=gat", "--plain"]) == 0
+    assert capsys.readouterr().out == to_yaml(load_config("nfedgnn/cora", ["model.name=gat"]))
     assert cli.main(["show", "fedgls/cora-linqs", "rounds=7", long]) == 0
     shown = capsys.readouterr().out
     (tmp_path / "shown.yaml").write_text(shown)
@@ -267,11 +269,6 @@ def test_show_explains_every_key_in_yaml_that_is_read_back(
     about = " ".join(shown.replace("#", " ").split())
     for one in settings_of(type(config)):
         assert " ".join(one.help.replace("#", " ").split()) in about, one.key
-
-
-def test_plain_show_prints_the_resolved_yaml(capsys: Captured) -> None:
-    assert cli.main(["show", "nfedgnn/cora", "model.name=gat", "--plain"]) == 0
-    assert capsys.readouterr().out == to_yaml(load_config("nfedgnn/cora", ["model.name=gat"]))
 
 
 def test_list_names_apps_configs_and_data(

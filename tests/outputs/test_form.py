@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch import nn
 
+from flower_graph import models
 from flower_graph.config.foreign import OWN
+from flower_graph.data.graph import to_undirected
 from flower_graph.errors import OutputError
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.files import SavedModels
-from flower_graph.outputs.form import Form, form_of
+from flower_graph.outputs.form import GCN_NAMES, Form, form_of
 from flower_graph.outputs.modules import GCN
 
 
@@ -85,3 +87,13 @@ def test_what_is_alike_is_kept_once() -> None:
     assert saved.shared.keys() == {"linear.weight"} and saved.own.keys() == {"linear.bias"}
     assert torch.equal(saved.state_dict(9)["linear.bias"], torch.ones(2))
     assert saved.clients == [7, 9]
+
+
+def test_a_gcn_is_the_engines() -> None:
+    torch.manual_seed(0)
+    x, edges = torch.rand(9, 5), to_undirected(torch.randint(0, 8, (2, 12)), 9)  # 8 is isolated
+    engine, plain = models.GCN(5, 4, 3).eval(), GCN(5, 4, 3).eval()
+    torch.nn.init.normal_(engine.first.bias)
+    state = engine.state_dict()
+    plain.load_state_dict({GCN_NAMES[name]: value for name, value in state.items()})
+    torch.testing.assert_close(plain(x, edges), engine(x, edges), atol=1e-6, rtol=1e-5)

@@ -130,12 +130,3 @@ def test_views_of_one_tensor_are_written_apart(tmp_path: Path) -> None:
     write_outputs(tmp_path, None, [SavedModels("m", {}, [0, 1], {}, own)])
     (read,) = read_models(tmp_path)
     assert read.state_dict(1)["a"].item() == 1.0 and read.state_dict(1)["b"].item() == 3.0
-
-
-@pytest.mark.parametrize("name", ["predictions.npz", "models.json"])
-def test_damaged_files_are_refused_by_name(tmp_path: Path, name: str) -> None:
-    write_outputs(tmp_path, _predictions(), [_models()])
-    (tmp_path / name).write_bytes(b"nonsense")
-    with pytest.raises(OutputError, match=name):
-        read_predictions(tmp_path)
-        read_models(tmp_path)
