@@ -101,7 +101,7 @@ except SystemExit:
         (["compare", "."], {"numpy", "scipy", "torch"}),
         pytest.param(
             ["run", "quickstart", "rounds=1"],
-            {"flwr", "nacl", "numpy", "torch"},
+            {"flwr", "nacl", "numpy", "pandas", "torch"},  # pandas for the tables that it leaves
             marks=pytest.mark.slow,
         ),
     ],
