@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import math
 import os
@@ -20,6 +21,7 @@ from flower_graph.storage.writing import append, replaced
 from flower_graph.wire.keys import ROLES
 
 CLIENTS, CURVES = "clients.csv", "curves.csv"
+MOST_COLUMNS = 1000  # of a table that is read
 IN_RUN = "clients"  # in a simulation's output folder: the outputs of each SuperNode
 SHARES = [f"{role}-accuracy" for role in ROLES]
 MEASURED = ("nodes", "loss", *SHARES)
@@ -113,7 +115,13 @@ def read_table(path: Path, columns: Sequence[str]) -> Any:  # a data frame
     import pandas as pd
 
     with reading(path, OutputError, "no such table"):
-        table = pd.read_csv(io.StringIO(read_text(path, MOST_GRAPH)), dtype=str, na_filter=False)
+        text = read_text(path, MOST_GRAPH)
+        # pandas makes objects for each column of the first line, which may be millions
+        if (width := text.partition("\n")[0].count(",") + 1) > MOST_COLUMNS:
+            raise ValueError(f"{width} columns, at most {MOST_COLUMNS} are read")
+        table = pd.read_csv(
+            io.StringIO(text), dtype=str, na_filter=False, quoting=csv.QUOTE_NONE
+        )  # no cell of such a table is quoted; a quote may hide millions of lines in a cell
         table[[*columns]]
         return table
 
