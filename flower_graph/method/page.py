@@ -259,11 +259,10 @@ def _by_client(row: Tree, result: Tree, of_first: str) -> list[str]:
         for at in ("best", "last"):
             rows = table[table["at"] == at]
             shares = rows["test-accuracy"].replace("", "nan").astype(float)
-            picture = clients_panel(
-                "accuracy", dict(zip(rows["client"].astype(int), shares, strict=True))
-            )
-            if picture and not shown:
+            values = dict(zip(rows["client"].astype(int), shares, strict=True))
+            if picture := clients_panel("accuracy", values):
                 shown[f"Test accuracy of each client, the {at} round"] = picture
+                break
     confusion = result.get("test-confusion-at-best-val") or result.get("test-confusion")
     if drawn := classes_panel(result.get("class-counts", []), result.get("classes")):
         shown["Nodes of each class at each client"] = drawn
