@@ -36,8 +36,8 @@ from flower_graph.engine.graph_batch import (
 from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
 from flower_graph.errors import RefusedError
 from flower_graph.ops.contrast import nt_xent
-from flower_graph.ops.graph import Adjacency, gcn_adjacency, leading_block, propagate, replace_block
-from flower_graph.ops.graph_learner import Pattern, edge_agreement, to_adjacency, weighted_propagate
+from flower_graph.ops.graph import Adjacency, leading_block, propagate, replace_block
+from flower_graph.ops.graph_learner import Pattern, edge_agreement, weighted_propagate
 from flower_graph.ops.grouped import group_sizes, group_sum, grouped_add, grouped_linear, one_thread
 from flower_graph.ops.prototypes import class_sums, distance_to_means
 from flower_graph.rng import generator
@@ -52,6 +52,7 @@ from flower_graph.strategies.fedgls.networks import (
     StructureSettings,
     initial_models,
     network_of,
+    split_rest,
 )
 
 if TYPE_CHECKING:
@@ -317,10 +318,7 @@ class StructureCohort:
                 if key.startswith(LEARNER)
             }
         )
-        learner = self.settings.learner._replace(seed=self.settings.seed)
-        if self.settings.graphs == KNN:  # without layers the features themselves are compared
-            learner = learner._replace(encoder="attentive", layers=0)
-        return GraphLearners(self.batch, self._graphless, learner, held)
+        return GraphLearners(self.batch, self._graphless, self.settings.graph_learner, held)
 
     # How it is computed
 
@@ -342,13 +340,8 @@ class StructureCohort:
         if self.learners is None:
             return self.batch.graph
         if self._graph is None:
-            nodes = self._nodes(self._graphless)
-            n = nodes.stop - nodes.start
-            if self.settings.graphs == KNN:  # like a given graph: no weights
-                block = gcn_adjacency(self.learners.neighbours(), n)
-            else:
-                block = to_adjacency(*self.learners.edges())
-            self._graph = replace_block(self.batch.graph, nodes.start, block)
+            start = self._nodes(self._graphless).start
+            self._graph = replace_block(self.batch.graph, start, self.learners.adjacency())
         return self._graph
 
     def _hidden(self, x: Adjacency, graph: Adjacency, first: Tensor, rest: Tensor) -> Tensor:
@@ -391,13 +384,6 @@ class StructureCohort:
         if places:
             self.weights.restart(places, *initial_models(self.settings))
         return sorted({self.batch.clients[index] for index in places})
-
-
-def split_rest(rest: Tensor, settings: StructureSettings) -> tuple[Tensor, Tensor, Tensor]:
-    """Split rows ``[c, D]`` into the first bias, the second layer's matrix and its bias."""
-    h, k = settings.hidden, settings.num_classes
-    bias, weight, last = rest.split([h, h * k, k], dim=1)
-    return bias, weight.unflatten(1, (h, k)), last
 
 
 class NodeLosses:
