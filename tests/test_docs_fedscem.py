@@ -60,6 +60,6 @@ def test_trained_models_can_be_read_from_the_last_checkpoint(tmp_path: Path) -> 
     found = []
     for number, ego in enumerate(egos):
         tensors = load_client(round_folder(tmp_path, 3) / f"client-{number}.safetensors")
-        chosen = EgoCohort([ego], SETTINGS, tensors).choose([ego.client])
+        chosen = EgoCohort([ego], SETTINGS, tensors)
         found.append(float(chosen.evaluate(chosen.embed()).accuracy[0, 2]))
     assert sum(found) / 12 == pytest.approx(reported, abs=2**-12)

@@ -29,7 +29,6 @@ from flower_graph.engine.graph_batch import (
     evaluate,
     log_shares,
     pack_graphs,
-    take_graphs,
     turn_of,
     with_dropout,
 )
@@ -57,6 +56,7 @@ from flower_graph.strategies.fedgls.networks import (
 
 if TYPE_CHECKING:
     from flower_graph.data.partition.client_graphs import ClientGraph
+    from flower_graph.engine.graph_batch import Graph
 
 # Numbers of all hidden layers up to which a round takes two threads 1.3 to 1.5 times as long as one
 SMALL_NUMBERS = 2**17
@@ -97,7 +97,7 @@ class StructureCohort:
             kinds += [ENCODER] * len(self.graphs)
         self.batch = pack_graphs(local, device)
         self.kinds = torch.tensor(kinds)
-        self.learners = self._learners(tensors)
+        self.learners = self._learners(local[self.with_edges : self.size], tensors)
         if tensors is None:
             models = initial_models(settings)
             tensors = stacked_state(self.batch, models, kinds)
@@ -113,7 +113,7 @@ class StructureCohort:
         self._turn = turn_of(self.batch.x)
         learned = settings.graphs == LEARNED
         # Without encoders
-        self.own = take_graphs(self.batch, range(self.size)) if learned else self.batch
+        self.own = pack_graphs(local[: self.size], device) if learned else self.batch
         self._losses = NodeLosses(self.own, settings.num_classes, has_encoders=learned)
 
     @property
@@ -305,20 +305,18 @@ class StructureCohort:
     def _kind(self, graph: ClientGraph) -> int:
         return ENCODER if self.settings.graphs == OWN and graph.is_graphless else GNN
 
-    def _learners(self, tensors: Tensors | None) -> GraphLearners | None:
+    def _learners(
+        self, graphless: Sequence[Graph], tensors: Tensors | None
+    ) -> GraphLearners | None:
         if self.settings.graphs not in (LEARNED, KNN) or self.with_edges == self.size:
             return None
         check_neighbours(self.graphs, self.settings.learner.neighbours)
-        held = (
-            None
-            if tensors is None
-            else {
-                key.removeprefix(LEARNER): t
-                for key, t in tensors.items()
-                if key.startswith(LEARNER)
-            }
-        )
-        return GraphLearners(self.batch, self._graphless, self.settings.graph_learner, held)
+        held = None
+        if tensors is not None:
+            own = [key for key in tensors if key.startswith(LEARNER)]
+            held = {key.removeprefix(LEARNER): tensors[key] for key in own}
+        batch = pack_graphs(graphless, self.device)
+        return GraphLearners(batch, self.settings.graph_learner, held)
 
     # How it is computed
 

@@ -116,7 +116,7 @@ class StructureModel(nn.Module):
                 raise ValueError("edge_index: this client's network needs edges")
             return gcn_adjacency(edge_index, len(x))
         batch = pack_graphs([network_of(new_client(x), NONE)])
-        learners = GraphLearners(batch, slice(0, 1), self.settings.graph_learner)
+        learners = GraphLearners(batch, self.settings.graph_learner)
         if self.learner is not None:
             learners.start_from(ModelWeights(**self.learner))
         if self.settings.compares_hidden:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.engine.graph_batch import GraphBatch, check_classes, take_graphs
+from flower_graph.engine.graph_batch import GraphBatch, check_classes
 from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
 from flower_graph.ops.graph import Adjacency, gcn_adjacency
 from flower_graph.ops.graph_learner import (
@@ -203,22 +203,17 @@ class GraphLearners(StackedWeights):
     # φ of an attentive encoder is a first layer alone, whose columns are the encoder's layers.
 
     def __init__(
-        self,
-        batch: GraphBatch,
-        places: slice,
-        settings: LearnerSettings,
-        tensors: Tensors | None = None,
+        self, batch: GraphBatch, settings: LearnerSettings, tensors: Tensors | None = None
     ) -> None:
-        local = take_graphs(batch, range(places.start, places.stop))
         first = initial_learner(batch.num_features, settings)
         if tensors is None:
-            tensors = stacked_state(local, [first])
-        super().__init__(tensors, local)
+            tensors = stacked_state(batch, [first])
+        super().__init__(tensors, batch)
         self.start_from(first, replace=False)
-        self.settings, self._x = settings, _sparse_rows(local.x.matrix)
-        starts = torch.tensor(local.ptr, device=self._x.row.device)
+        self.settings, self._x = settings, _sparse_rows(batch.x.matrix)
+        starts = torch.tensor(batch.ptr, device=self._x.row.device)
         self._entry_ptr = torch.searchsorted(self._x.row, starts).tolist()
-        self._together = _few_numbers(local.ptr, local.row_ptr)
+        self._together = _few_numbers(batch.ptr, batch.row_ptr)
         self._last: Learned | None = None
         self._rows_to_compare: Tensor | None = None
 
