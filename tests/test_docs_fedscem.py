@@ -52,7 +52,7 @@ def test_trained_models_can_be_read_from_the_last_checkpoint(tmp_path: Path) -> 
 
     def client_fn(context: Context) -> EgoNetworkClient:
         own = egos[int(context.node_config["partition-id"])]
-        return EgoNetworkClient(context, [own], checkpoint_dir=tmp_path)
+        return EgoNetworkClient(context, [own], SETTINGS, checkpoint_dir=tmp_path)
 
     grid = InProcessGrid(make_client_app(client_fn), num_supernodes=12)
     saving = MaskedEmbeddingAveraging(SETTINGS, checkpoint_dir=tmp_path, checkpoint_every=50)

@@ -118,7 +118,7 @@ def observe(
 def _client_app(egos: list[EgoNetwork]) -> Any:
     def client_fn(context: Context) -> EgoNetworkClient:
         part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
-        return EgoNetworkClient(context, egos[part::parts])
+        return EgoNetworkClient(context, egos[part::parts], SETTINGS._replace(hidden=HIDDEN))
 
     return make_client_app(client_fn)
 
