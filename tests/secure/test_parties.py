@@ -46,7 +46,7 @@ def test_who_shows_no_seed_is_left_out_of_a_new_list(tmp_path):
     world = PartyWorld.make(8, tmp_path)
     world.begin(lost=[1002])
     assert world.server.epoch is None and 2 not in world.server.parties
-    del world.parties[1002]
+    del world.hosts[1002]
     world.begin()
     assert world.server.epoch.parties.tolist() == [0, 1, 3, 4, 5, 6, 7]
     world.check(world.round(0), [0, 1, 3, 4, 5, 6, 7])
@@ -81,9 +81,9 @@ def test_partners_on_a_list_are_counted_as_the_graph_has_them(n, corrupt):
 
 def test_everybody_hears_what_all_will_bring_to_an_alignment_before_seeds_are_shown(tmp_path):
     world = PartyWorld.make(6, tmp_path, points=16)
-    world.parties[1002].points = {4: 16, 5: 48}
+    world.hosts[1002].points = {4: 16, 5: 48}
     world.begin()
-    for party in world.parties.values():
+    for party in world.hosts.values():
         assert party.epoch.points == dict.fromkeys(range(12), 16) | {5: 48}
     world.check(world.round(0), range(6))
 
@@ -91,7 +91,7 @@ def test_everybody_hears_what_all_will_bring_to_an_alignment_before_seeds_are_sh
 def test_points_are_declared_for_all_clients_or_none(tmp_path):
     world = PartyWorld.make(5, tmp_path)
     with pytest.raises(ValueError, match="all"):
-        SumClient(world.server.run_id, [0, 1], world.parties[1000].trust, {0: 16})
+        SumClient(world.server.run_id, [0, 1], world.hosts[1000].trust, {0: 16})
 
 
 @pytest.mark.timeout(1200)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sum_helpers import LENGTH, TERMS, Lost, World, mask
+from sum_helpers import LENGTH, TERMS, World, mask
 
 from flower_graph.errors import MalformedReplyError, RefusedError, StateLostError
 from flower_graph.secure.channel import new_key
@@ -201,7 +201,7 @@ def test_mask_key_that_does_not_match_is_named(monkeypatch):
         return share(host, other if host.party == 2 else kept)
 
     monkeypatch.setattr(SumClient, "_share", share_another)
-    result = world.round(0, Lost(mask=[1002]))
+    result = world.round(0, mask=[1002])
     assert isinstance(result, Skipped) and "client 2 shared wrongly" in str(result.reason)
     assert world.server.excluded == {2}
 
@@ -301,5 +301,5 @@ def test_left_out_clients_are_named():
     world = World.make(6, 3)
     said = {1: "value nan at (0,)\nis odd", 4: "not mine"}
     world.tamper = tampering(MaskedReply, 1000, lambda m: {"left_out": said})
-    world.check(world.round(0, Lost(clients=[1])), [0, 2, 3, 4, 5])
+    world.check(world.round(0, without=[1]), [0, 2, 3, 4, 5])
     assert world.server.blamed == [Reason(Cause.LEFT_OUT, "value nan at (0,) is odd", 1, 0)]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sum_helpers import LENGTH, RING, TERMS, Lost, World
+from sum_helpers import LENGTH, RING, TERMS, World
 
 from flower_graph.errors import RefusedError
 from flower_graph.secure.ring import Ring
@@ -94,14 +94,14 @@ def test_terms_are_bound_to_length_threshold_and_minimum_and_guard_bits_to_the_c
         padded.check_guard(5)
 
 
-@pytest.mark.parametrize("stage", ["prepare", "mask", "unmask", "clients"])
+@pytest.mark.parametrize("stage", ["prepare", "mask", "unmask", "without"])
 @pytest.mark.parametrize("per_host", [1, 2, 10])
 def test_dropouts_at_each_stage(stage, per_host):
     """SuperNodes whose replies are lost, and clients without a vector."""
     world = World.make(30, per_host)
-    gone = [0, 7, 8, 19] if stage == "clients" else list(world.hosts)[: 8 // per_host]
-    without = gone if stage == "clients" else [c for n in gone for c in world.hosts[n].clients]
-    result = world.round(0, Lost(**{stage: gone}))
+    gone = [0, 7, 8, 19] if stage == "without" else list(world.hosts)[: 8 // per_host]
+    without = gone if stage == "without" else [c for n in gone for c in world.hosts[n].clients]
+    result = world.round(0, **{stage: gone})
     world.check(result, sorted(set(range(30)) - set([] if stage == "unmask" else without)))
 
 
@@ -113,9 +113,12 @@ def test_thirty_percent_at_random_stages(seed):
     draw = np.random.default_rng(seed)
     nodes = draw.permutation(list(world.hosts))[:12].tolist()
     stages = draw.integers(3, size=12)
-    lost = Lost(*[[n for n, s in zip(nodes, stages, strict=True) if s == i] for i in range(3)])
-    absent = {world.hosts[node].clients[0] for node in (*lost.prepare, *lost.mask)}
-    world.check(world.round(0, lost), sorted(set(range(40)) - absent))
+    at = dict(zip(nodes, stages.tolist(), strict=True))
+    lost = {
+        s: [n for n in nodes if at[n] == i] for i, s in enumerate(("prepare", "mask", "unmask"))
+    }
+    absent = {world.hosts[node].clients[0] for node in (*lost["prepare"], *lost["mask"])}
+    world.check(world.round(0, **lost), sorted(set(range(40)) - absent))
     world.check(world.round(1), range(40))  # they are back
 
 
@@ -130,7 +133,7 @@ def test_thirty_percent_at_random_stages(seed):
 )
 def test_too_few_of_a_stage_skip_the_round(stage, count, why):
     world = World.make(20)
-    result = world.round(0, Lost(**{stage: list(world.hosts)[:count]}))
+    result = world.round(0, **{stage: list(world.hosts)[:count]})
     assert isinstance(result, Skipped)
     assert re.search(why, str(result.reason))
     world.check(world.round(1), range(20))
@@ -144,7 +147,7 @@ def test_clients_without_enough_partners_are_pruned(monkeypatch):
     partners = sum_server.partners(np.arange(24), 12, seed, 0)
     # Places on the circle so that everybody else keeps seven: 1, 5 and 6 on either side
     dead = set(partners[0][[0, 4, 5, 6, 7, 11]].tolist())
-    result = world.round(0, Lost(prepare=[1000 + client for client in dead]))
+    result = world.round(0, prepare=[1000 + client for client in dead])
     world.check(result, set(range(1, 24)) - dead)
 
 
@@ -161,7 +164,7 @@ def test_a_sum_goes_on_with_however_few_clients_leave_it(gone):
     for number, m in enumerate((6, 5, 4, 3, 2)):
         lost = range(1000, 1000 + gone)
         world.check(world.round(2 * number, clients=range(m)), range(m))
-        found = world.round(2 * number + 1, Lost(mask=list(lost)), clients=range(m))
+        found = world.round(2 * number + 1, range(m), mask=list(lost))
         if gone <= {6: 2, 5: 1, 4: 1, 3: 0, 2: 0}[m]:
             world.check(found, range(gone, m))
         else:
@@ -209,5 +212,5 @@ def test_many_clients(m):
     """With three in ten absent at a large host, and 100 clients elsewhere."""
     world = World.make(m, m - 100, dropout=0.3, corrupt=0.0)
     absent = np.random.default_rng(0).permutation(m - 100)[: 3 * m // 10].tolist()
-    result = world.round(0, Lost(clients=absent))
+    result = world.round(0, without=absent)
     world.check(result, sorted(set(range(m)) - set(absent)))
