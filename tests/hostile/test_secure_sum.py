@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sum_helpers import LENGTH, TERMS, World, mask, wire
-from test_sum_refusals import masked_world, refused, tampering, zeros
+from test_sum_rounds import masked_world, refused, tampering, zeros
 
 from flower_graph.errors import RefusedError
 from flower_graph.secure.sum.client import SumClient
