@@ -198,11 +198,11 @@ LIES = {
     ),
     "one holder thrice": (
         lambda r: {name: getattr(r, name)[[0, 0, 0]] for name in OF_HOLDERS},
-        "at least 3 must be different",
+        "at least 3 must differ",
     ),
     "two holders": (
         lambda r: {name: getattr(r, name)[:2] for name in OF_HOLDERS},
-        "at least 3 must be different",
+        "at least 3 must differ",
     ),
     "a strange holder": (lambda r: {"holders": r.holders + 77}, "of the draw"),
     "no proofs": (lambda r: {"proofs": np.zeros_like(r.proofs)}, "not proved"),

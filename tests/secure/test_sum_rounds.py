@@ -256,7 +256,7 @@ def test_a_round_is_prepared_once_as_it_must_be_and_never_an_older_one():
         "minimum 1": {"minimum": 1},
         "run 0000": {"run_id": NOBODY},
         "client 1 is not the first": {"clients": np.array([1])},
-        "0 channel keys for 1": {"channel_keys": request.channel_keys[:0]},
+        "0 channel keys": {"channel_keys": request.channel_keys[:0]},
         "low order": zeros(request, "channel_keys"),
         "its own partner": {"partners": request.clients[None]},
         "minimum 2": {"minimum": 2, "partners": np.zeros((1, 0), np.int64)},
@@ -289,7 +289,7 @@ def test_shares_are_given_once_never_two_of_a_client_and_never_below_the_minimum
     world = masked_world(20, 5)
     node, request = next(iter(world.server.unmask_requests(0).items()))
     host = world.hosts[node]
-    why = "13 clients, 14 must be: nothing is revealed"
+    why = "13 clients, 14 must be"
     refused(why, host.unmask, replace(request, contributors=13), error=RefusedError)
     kinds = np.full_like(request.kinds, MASK_KEY)
     refused(
