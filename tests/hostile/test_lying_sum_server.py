@@ -18,7 +18,7 @@ import pytest
 from lying_grid import edited, flipped, own_key, struck
 from party_helpers import PartyWorld
 from sum_helpers import LENGTH, RING, TERMS, World, wire
-from test_summing_of_parties import gridded
+from test_summing import gridded
 
 from flower_graph.audit.deviating import Opened
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
