@@ -35,9 +35,8 @@ from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.parties.alignment import ProvedUnionRequest, VerifiedAlignmentClient
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.parties.messages import BindReply
 from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.messages import KeyReply, MaskRequest
+from flower_graph.secure.sum.messages import BindReply, KeyReply, MaskRequest
 from flower_graph.storage.files import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.fedscem.cohort import (
     ChosenEgos,

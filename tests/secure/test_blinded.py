@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 
 import numpy as np
 import pytest
@@ -155,13 +154,11 @@ def test_as_many_clients_as_are_allowed() -> None:
     assert {bytes(token) for token in union[0]} == {bytes(token) for token in own}
 
 
-def test_too_small_a_table_is_seen_and_the_next_size_is_read_in_a_second() -> None:
+def test_too_small_a_table_is_seen_and_the_next_size_is_read() -> None:
     many = tokens(10_000)
     assert peel(insert(many, cells_for(5_000))) is None
     total = insert(many, cells_for(10_000))
-    start = time.process_time()
     union = peel(total)
-    assert time.process_time() - start < 1
     assert union is not None
     assert len(union[0]) == 10_000
 
@@ -208,13 +205,6 @@ def test_slots_by_hand() -> None:
     assert np.array_equal(table.keys, keys(3, 1))
 
 
-def test_no_clients_and_no_slots() -> None:
-    empty = slot_table(NONE, {1: rows(A)}, {1: keys(1)}, b"g" * 32)
-    assert empty.by_client[1].tolist() == [-1]
-    assert empty.pads(RUN, 1, 4).shape == (0, 4)
-    assert slot_table(rows(A), {}, {}, b"").held.size == 0
-
-
 def test_pads_are_shake_of_the_context_and_the_key_wherever_the_holder_is() -> None:
     both = two_clients()
     context = b"flower-graph/pad/2/\0\0\0\3run\0\0\0\4slot"
@@ -227,18 +217,14 @@ def test_pads_are_shake_of_the_context_and_the_key_wherever_the_holder_is() -> N
     assert np.array_equal(one.group_pad(RUN, 5, 9), both.group_pad(RUN, 5, 9))
 
 
-def test_pads_of_two_lengths_have_nothing_in_common() -> None:
-    table = two_clients()
-    assert not (table.pads(RUN, 1, 8)[:, :4] == table.pads(RUN, 1, 4)).any()
-    assert not (table.group_pad(RUN, 1, 8)[:4] == table.group_pad(RUN, 1, 4)).any()
-
-
 def test_pads_differ_by_run_round_slot_and_purpose() -> None:
     table = two_clients()
     streams = [table.pads(run, number, 8) for run in (RUN, b"other") for number in (1, 2)]
     streams += [table.group_pad(run, 1, 8)[None] for run in (RUN, b"other")]
     everything = np.concatenate(streams)
     assert np.unique(everything, axis=0).shape == (10, 8)
+    assert not (table.pads(RUN, 1, 8)[:, :4] == table.pads(RUN, 1, 4)).any()  # nor by length
+    assert not (table.group_pad(RUN, 1, 8)[:4] == table.group_pad(RUN, 1, 4)).any()
 
 
 def test_a_sum_under_pads_comes_out_exactly() -> None:
