@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
-from flower_graph.config.rules import BELOW_ONE, NOT_NEGATIVE, at_least
+from flower_graph.config.rules import at_least
 from flower_graph.data.description import server_graph
 from flower_graph.errors import DataError, DivergedError
 from flower_graph.models import PairModel, SplitModel
@@ -52,7 +52,7 @@ from flower_graph.outputs.files import (
 )
 from flower_graph.rng import generator, seeded
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.nfedgnn.config import steadying
+from flower_graph.strategies.nfedgnn.config import StrategyConfig, steadying
 from flower_graph.wire.keys import ROLES
 
 if TYPE_CHECKING:
@@ -113,26 +113,20 @@ class RelayServer:
         self,
         data: ServerData,
         model: nn.Module,
+        section: StrategyConfig,
         *,
         latent_size: int,
-        reg_weight: float,
-        weight_decay: float,
-        gradient_norm: float = 0.0,
-        average: float = 0.0,
         seed: int,
         device: torch.device,
     ) -> None:
         at_least(1).check("latent_size", latent_size)
-        NOT_NEGATIVE.check("reg_weight", reg_weight)
-        NOT_NEGATIVE.check("weight_decay", weight_decay)
-        NOT_NEGATIVE.check("gradient_norm", gradient_norm)
-        BELOW_ONE.check("server_average", average)
-        self.device, self.seed, self.reg_weight = device, seed, reg_weight
+        self.section, self.reg_weight = section, section.smoothness
+        self.device, self.seed = device, seed
         self.model = model.to(device)
-        self.optimizer = Adam(self.model.parameters(), weight_decay=weight_decay)
-        self.gradient_norm, self._decay = gradient_norm, average
+        self.optimizer = Adam(self.model.parameters(), weight_decay=section.weight_decay)
         # What predicts and is evaluated: the model that is trained, or the average of its weights
-        self.eval_model = copy.deepcopy(self.model) if average else self.model
+        self._decay = section.server_average
+        self.eval_model = copy.deepcopy(self.model) if self._decay else self.model
         self.latent = torch.zeros(0, latent_size, device=device)
         self.known = torch.zeros(0, dtype=torch.bool, device=device)
         self.take(data)
@@ -223,8 +217,8 @@ class RelayServer:
             keys = " or ".join(steadying(self.reg_weight))
             raise DivergedError(f"round {server_round}: the loss is {loss.item()}; lower {keys}")
         entropy.backward()
-        if self.gradient_norm:
-            clip_grad_norm_([*self.model.parameters(), latent], self.gradient_norm)
+        if longest := self.section.gradient_norm:
+            clip_grad_norm_([*self.model.parameters(), latent], longest)
         assert latent.grad is not None
         return Losses(loss.item(), entropy.item(), smooth.item()), latent.grad
 

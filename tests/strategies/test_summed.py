@@ -24,6 +24,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.errors import RefusedError
+from flower_graph.method.trust import MALICIOUS_SERVER
 from flower_graph.models import build_server_model
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.common_key import CommonKey, ShareKeyRequest
@@ -86,7 +87,8 @@ class Summed:
         self.grid = grid(app, num_supernodes=supernodes, state_dir=IN_PROCESS, faults=faults)
         if self.distrusts:
             hosted = [range(k, k + 1) for k in range(supernodes)]  # the first user of each
-            settings["registry"] = throwaway_parties(self.grid.run.run_id, hosted)
+            settings["registry"] = str(throwaway_parties(self.grid.run.run_id, hosted))
+            settings["trust"] = MALICIOUS_SERVER
         self.strategy = kind(data, server, latent_size=server.latent_size, **settings)
         self.seed = self.strategy.users.settings.seed
         try:
