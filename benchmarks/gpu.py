@@ -41,6 +41,7 @@ from flower_graph.strategies.fedscem.cohort import (
     EgoSettings,
     Shared,
 )
+from flower_graph.strategies.nfedgnn.config import StrategyConfig
 from flower_graph.strategies.nfedgnn.server_model import RelayServer
 from flower_graph.strategies.nfedgnn.users import LinearCohort, UserSettings
 from flower_graph.strategies.ppfl.config import GATConfig, PPFLConfig
@@ -111,15 +112,8 @@ def make_server(users: int, device: torch.device) -> RelayServer:
         test_mask=~labelled & ~is_even,
     )
     model = build_server_model("gcn", hidden=HIDDEN, heads=1, classes=CLASSES, dropout=0.0, seed=0)
-    return RelayServer(
-        data,
-        model,
-        latent_size=HIDDEN,
-        reg_weight=1.0,
-        weight_decay=5e-4,
-        seed=0,
-        device=device,
-    )
+    section = StrategyConfig(reg_weight=1.0)
+    return RelayServer(data, model, section, latent_size=HIDDEN, seed=0, device=device)
 
 
 def relay(device: torch.device, users: int, features: int, active: int) -> Program:
