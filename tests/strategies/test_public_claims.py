@@ -26,7 +26,7 @@ from flower_graph.strategies.ppfl.claims import (
     sign_claim,
 )
 from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment
-from flower_graph.strategies.ppfl.secure_consensus_client import (
+from flower_graph.strategies.ppfl.secure_consensus import (
     ROUNDS,
     SecureConsensusClient,
 )
