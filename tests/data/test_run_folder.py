@@ -187,6 +187,10 @@ def deciding(name: str, *overrides: str) -> dict[str, Any]:
         ("model.hidden=3", False),
         ("data.root=/data", False),
         ("graph.neighbours=4", False),
+        # Keys of another way of cutting decide nothing
+        ("partition.hops=3 partition.min_nodes=3 partition.split=global", False),
+        ("partition.public=cover partition.public_share=0.1 partition.private_share=0.1", False),
+        ("partition.draws=2", False),
     ],
 )
 def test_settings_that_decide_the_data(overrides: str, decide: bool) -> None:
