@@ -20,7 +20,12 @@ from torch_geometric.utils import from_networkx
 
 from flower_graph.config.common import DataConfig
 from flower_graph.data import as_graph
-from flower_graph.data.folders.client_folder import RATIOS, clients_path, load_folder
+from flower_graph.data.folders.client_folder import (
+    RATIOS,
+    client_graphs,
+    clients_path,
+    load_folder,
+)
 from flower_graph.data.gaps import Gaps, Uses
 from flower_graph.data.given import with_saved_graphs
 from flower_graph.data.graph import Graph
@@ -680,10 +685,15 @@ def test_hidden_files_are_none_and_capital_endings_are(tmp_path: Path) -> None:
     tables(folder / "b", people(), EDGES)
     (folder / "b" / "nodes.csv").rename(folder / "b" / "Nodes.CSV")
     nx.write_graphml(network(), folder / "c.GraphML")
+    torch.save(Data(x=torch.tensor(X), edge_index=torch.tensor([[0], [1]]), y=LABELS),
+               folder / "d.pt")  # fmt: skip
     for name in ("._a.json", ".DS_Store", "~$b.json", "__MACOSX", "Thumbs.db"):
         (folder / name).write_bytes(b"\0")
-    assert len(load_folder(folder, RATIOS, 0)) == 3
-    assert load_file(folder / "b").num_nodes == 4
+    where = [where for where, _ in client_graphs(folder)]
+    assert where == [f"file {folder}/{name}" for name in ("a.JSON", "b", "c.GraphML", "d.pt")]
+    assert len(load_folder(folder, RATIOS, 0)) == 4
+    (folder / "e.csv").touch()
+    said(lambda: list(client_graphs(folder)), "e.csv", "nodes.csv")
 
 
 def test_a_folder_with_other_names_is_refused_with_them(tmp_path: Path) -> None:

@@ -70,48 +70,25 @@ ROWS: list[Row] = [
     ("masks: 0 and 1", {"train_mask": mask(0, 1).to(torch.uint8)}, "train_mask of uint8"),
     ("masks: lists", {"train_mask": mask(0, 1).tolist()}, ""),
     ("masks: numbers of nodes", {"train_mask": torch.tensor([0, 1])}, "!train_mask is torch.int64"),
-    (
-        "masks: a node without a label",
-        {"y": torch.tensor([0, -1, 0, 1, 0, 1])},
-        "!train_mask: node 1",
-    ),
+    ("masks: a node without a label",
+     {"y": torch.tensor([0, -1, 0, 1, 0, 1])}, "!train_mask: node 1"),
     ("masks: a node in two", {"test_mask": mask(1, 4)}, "!train_mask and test_mask"),
     ("masks: some of the three", {"val_mask": None}, "!val_mask"),
-    (
-        "masks: several splits, `[n, k]`",
-        {part: torch.stack([PLAIN[part]] * 3, 1) for part in NO_MASKS},
-        "",
-    ),
-    (
-        "edges: both directions",
-        {"edge_index": PAIRS[:, torch.tensor([5, 1, 0, 3, 2, 4])]},
-        "",
-    ),
-    (
-        "edges: one direction",
-        {"edge_index": torch.tensor([[0, 0, 1], [1, 2, 2]])},
-        "in one direction",
-    ),
+    ("masks: several splits, `[n, k]`",
+     {part: torch.stack([PLAIN[part]] * 3, 1) for part in NO_MASKS}, ""),
+    ("edges: both directions", {"edge_index": PAIRS[:, torch.tensor([5, 1, 0, 3, 2, 4])]}, ""),
+    ("edges: one direction",
+     {"edge_index": torch.tensor([[0, 0, 1], [1, 2, 2]])}, "in one direction"),
     ("edges: one direction", {"edge_index": PAIRS[:, :5]}, "1 edges in one direction"),
     ("edges: more than once", {"edge_index": torch.cat([PAIRS, PAIRS[:, :2]], 1)}, "2 edges"),
-    (
-        "edges: self-loops",
-        {"edge_index": torch.cat([PAIRS, torch.tensor([[4], [4]])], 1)},
-        "1 self-loops",
-    ),
+    ("edges: self-loops",
+     {"edge_index": torch.cat([PAIRS, torch.tensor([[4], [4]])], 1)}, "1 self-loops"),
     ("edges: int32", {"edge_index": PAIRS.int()}, ""),
     ("edges: `adj_t`", {"edge_index": None, "adj_t": ADJACENCY}, ""),
-    (
-        "edges: to nodes that are not there",
-        {"edge_index": torch.tensor([[0, 1], [1, 6]])},
-        "!edge_index[1, 1] is 6",
-    ),
+    ("edges: to nodes that are not there",
+     {"edge_index": torch.tensor([[0, 1], [1, 6]])}, "!edge_index[1, 1] is 6"),
     ("edges: as `[E, 2]`, or floats", {"edge_index": PAIRS.t()}, "!torch.int64"),
-    (
-        "edges: as `[E, 2]`, or floats",
-        {"edge_index": PAIRS.float()},
-        "!torch.float32",
-    ),
+    ("edges: as `[E, 2]`, or floats", {"edge_index": PAIRS.float()}, "!torch.float32"),
     ("edges: none", {"edge_index": None}, "!edge_index"),
     ("features: float32", {}, ""),
     ("features: other numbers", {"x": X.double()}, "features of float64"),
@@ -127,7 +104,7 @@ ROWS: list[Row] = [
     ("features: none", {"x": None, "no_features": "one-hot"}, "number"),
     ("names", {"names": list("abcdef")}, ""),
     ("names", {"names": list("abcdeb")}, "!the name 'b'"),
-]
+]  # fmt: skip
 # What one door says and the file's does not: what else it wants, or how much it leaves open
 OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
     (FOLDER, {"y": torch.tensor([0, 5, 0, 5, 0, 100])}, "labels 0, 1, 5, 100"),
@@ -312,31 +289,28 @@ ENDS = torch.tensor([[-1.0, -1], [1, 1]])
 HALVES = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0], [0.5, 0, 0, 0.5]])
 
 
+CONSTANT, TURNED = torch.tensor([[5.0, 1], [5, 3]]), torch.tensor([[0.0, -1], [0, 1]])
 # What each note names: the form, the largest value before, the share that is not 0
-@pytest.mark.parametrize(
-    ("x", "how", "wanted", "notes"),
-    [
-        (DENSE, "as-is", DENSE, []),
-        (DENSE, "row", DENSE / torch.tensor([[3.0], [7.0]]), ["row.* 4, 100 %"]),
-        (SPARSE_COUNTS, "presence", (SPARSE_COUNTS != 0).float(), ["0 or 1.* 6, 25 %"]),
-        (SPARSE_COUNTS, "presence-row", HALVES, ["0 or 1.* 6, 25 %", "row.* 6, 25 %"]),
-        (DENSE, "standardise", ENDS, ["standardised.* 4, 100 %"]),
-        (
-            torch.tensor([[5.0, 1], [5, 3]]),
-            "standardise",
-            torch.tensor([[0.0, -1], [0, 1]]),
-            ["standardised.* 5, 100 %.*1 constant"],
-        ),
-        (torch.eye(2), "auto", torch.eye(2), ["auto chose as-is"]),
-        (DENSE, "auto", ENDS, ["auto chose standardise", "standardised.* 4, 100 %"]),
-    ],
-)
+CHANGES: list[tuple[Tensor, str, Tensor, list[str]]] = [
+    (DENSE, "as-is", DENSE, []),
+    (DENSE, "row", DENSE / torch.tensor([[3.0], [7.0]]), ["row.* 4, 100 %"]),
+    (SPARSE_COUNTS, "presence", (SPARSE_COUNTS != 0).float(), ["0 or 1.* 6, 25 %"]),
+    (SPARSE_COUNTS, "presence-row", HALVES, ["0 or 1.* 6, 25 %", "row.* 6, 25 %"]),
+    (DENSE, "standardise", ENDS, ["standardised.* 4, 100 %"]),
+    (CONSTANT, "standardise", TURNED, ["standardised.* 5, 100 %.*1 constant"]),
+    (torch.eye(2), "auto", torch.eye(2), ["auto chose as-is"]),
+    (DENSE, "auto", ENDS, ["auto chose standardise", "standardised.* 4, 100 %"]),
+]
+
+
+@pytest.mark.parametrize(("x", "how", "wanted", "notes"), CHANGES)
 def test_what_is_done_to_features_is_said(
     x: torch.Tensor, how: str, wanted: torch.Tensor, notes: list[str]
 ) -> None:
-    (found,), said, _ = prepare_features([x], how)
-    torch.testing.assert_close(found, wanted)
-    assert all(re.search(note, one) for note, one in zip(notes, said, strict=True)), said
+    for given in ([x], [x[:1], x[1:]]):  # clients' features are treated together
+        found, said, _ = prepare_features(given, how)
+        torch.testing.assert_close(torch.cat(found), wanted)
+        assert all(re.search(note, one) for note, one in zip(notes, said, strict=True)), said
 
 
 @pytest.mark.parametrize(
@@ -372,20 +346,14 @@ def test_presence_does_not_destroy_values(x: torch.Tensor, why: str) -> None:
     assert torch.equal(prepare_features([ones], "presence")[0][0], ones)
 
 
-def test_clients_are_standardised_together() -> None:
-    left, right = prepare_features([DENSE[:1], DENSE[1:]], "standardise")[0]
-    assert (left.tolist(), right.tolist()) == ([[-1.0, -1.0]], [[1.0, 1.0]])
-
-
 def test_features_alike_by_what_was_done_to_them_are_said_to_be(tmp_path: Path) -> None:
     x = torch.tensor([[0.0, 0, float(row + 1)] for row in range(6)])
     for name in "ab":
         content = {key: value for key, value in PLAIN.items() if key != "edge_index"}
         torch.save(content | {"x": x}, tmp_path / f"{name}.pt")
     assert len(load_folder(tmp_path, RATIOS, seed=0)) == 2
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"client 0.* 6 .*data\.features=as-is"):
         load_folder(tmp_path, RATIOS, seed=0, features="presence")
-    assert re.search(r"client 0.* 6 .*data\.features=as-is", str(caught.value))
 
 
 # Constructors -------------------------------------------------------------------------------------
