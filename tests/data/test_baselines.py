@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 import torch
 from graph_helpers import Toy, toy
 from sklearn.linear_model import LogisticRegression
-from torch import Tensor
 
 from flower_graph.data import baselines
 from flower_graph.data.baselines import client_baselines, graph_baselines, own_baselines
@@ -25,21 +23,9 @@ THIRD = toy(2, [[1.0]] * 2, [0, -1], roles="te")  # what has no label is not jud
 FOURTH = toy(3, [[1.0]] * 4, [1, 1, 1, 0], roles="eeee")  # trains on nothing
 
 
-@dataclass(frozen=True)
-class Ego:
-    """A client whose nodes others may hold too."""
-
-    x: Tensor
-    y: Tensor
-    train_mask: Tensor
-    val_mask: Tensor
-    test_mask: Tensor
-    identities: list[int]
-
-
-def ego(graph: Toy, identities: list[int]) -> Ego:
-    masks = (graph.train_mask, graph.val_mask, graph.test_mask)
-    return Ego(graph.x, graph.y, *masks, identities)
+def ego(graph: Toy, identities: list[int]) -> SimpleNamespace:
+    """Make a client whose nodes others may hold too."""
+    return SimpleNamespace(**vars(graph), identities=identities)
 
 
 def test_guesses_are_means_over_the_clients_that_have_such_nodes() -> None:
