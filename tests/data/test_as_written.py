@@ -20,12 +20,7 @@ from torch_geometric.utils import from_networkx
 
 from flower_graph.config.common import DataConfig
 from flower_graph.data import as_graph
-from flower_graph.data.folders.client_folder import (
-    RATIOS,
-    client_graphs,
-    clients_path,
-    load_folder,
-)
+from flower_graph.data.folders.client_folder import RATIOS, client_graphs, clients_path, load_folder
 from flower_graph.data.gaps import Gaps, Uses
 from flower_graph.data.given import with_saved_graphs
 from flower_graph.data.graph import Graph
@@ -93,7 +88,7 @@ def with_order(folder: Path, kind: str, columns: Sequence[str]) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["tables", "g.graphml", "g.json"])
-def test_another_clients_columns_are_found_by_name(kind: str, tmp_path: Path) -> None:
+def test_another_clients_columns_are_found_by_name(kind, tmp_path):
     with_order(tmp_path / "clients" / "a", "tables", tuple(COLUMNS))
     (tmp_path / "clients" / "a" / "tables").rename(tmp_path / "clients" / "first")
     other = with_order(tmp_path, kind, TURNED)
@@ -112,7 +107,7 @@ def form_of(graph: Graph, config: DataConfig) -> DataForm:
 COMMAS = "name;label;age\nanna;cat;1,5\nbert;dog;-2\ncora;cat;,25\n"
 
 
-def test_new_files_are_read_as_the_runs_own(tmp_path: Path) -> None:
+def test_new_files_are_read_as_the_runs_own(tmp_path):
     rows = f"{COMMAS}dora;dog;1\n".replace("label", "group")
     path = tables(tmp_path, rows, "source;target;v\nanna;bert;2,5\n")
     own = {"label": "group", "weight": "v", "decimal": "comma"}
@@ -123,9 +118,7 @@ def test_new_files_are_read_as_the_runs_own(tmp_path: Path) -> None:
     assert new.edge_weight is not None and new.edge_weight.tolist() == [2.5, 2.5]
 
 
-def test_features_without_names_are_taken_by_place_and_this_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_features_without_names_are_taken_by_place_and_this_is_said(tmp_path, caplog):
     with_order(tmp_path / "clients", "g.json", ("label", "age", "income"))
     torch.save(Data(x=torch.tensor(X), edge_index=torch.tensor([[0], [1]]), y=LABELS),
                tmp_path / "clients" / "z.pt")  # fmt: skip
@@ -136,7 +129,7 @@ def test_features_without_names_are_taken_by_place_and_this_is_said(
     assert new.x.tolist() == X and "g.json: the run's features have no names" in caplog.text
 
 
-def test_names_go_along_with_a_graph_that_is_saved(tmp_path: Path) -> None:
+def test_names_go_along_with_a_graph_that_is_saved(tmp_path):
     first = DataConfig(str(with_order(tmp_path, "g.json", TURNED)), split="auto", features="as-is")
     settings = with_saved_graphs({"data.name": load_graph(first).to_data()}, tmp_path)
     again = DataConfig(str(settings["data.name"]), split="auto", features="as-is")
@@ -160,9 +153,7 @@ def test_names_go_along_with_a_graph_that_is_saved(tmp_path: Path) -> None:
         (["1.5e3x", "1_0", "\u200bcat\ufeff", " cat "], ["1.5e3x", "1_0", "cat", "cat"]),
     ],
 )
-def test_one_rule_for_labels_in_files_and_in_python(
-    given: list[Any], wanted: Any, tmp_path: Path
-) -> None:
+def test_one_rule_for_labels_in_files_and_in_python(given, wanted, tmp_path):
     graph = nx.Graph()
     for row, label in enumerate(given):
         graph.add_node(row, label=label, a=row)
@@ -174,7 +165,7 @@ def test_one_rule_for_labels_in_files_and_in_python(
         assert (found.tolist() if isinstance(found, torch.Tensor) else found) == wanted
 
 
-def test_words_stay_as_they_are_written_in_classes_and_in_new_labels(tmp_path: Path) -> None:
+def test_words_stay_as_they_are_written_in_classes_and_in_new_labels(tmp_path):
     rows = "".join(f"n{row},{('007', '7', 'NA')[row % 3]},{row}\n" for row in range(12))
     path = tables(tmp_path / "old", f"name,label,a\n{rows}", "source,target\nn0,n1\n")
     config = DataConfig(str(path), split="auto", features="as-is")
@@ -187,7 +178,7 @@ def test_words_stay_as_they_are_written_in_classes_and_in_new_labels(tmp_path: P
     assert read_new_graph(new, mixed).y.tolist() == [0, 0]  # by name, not by place
 
 
-def test_numbers_keep_their_digits_until_they_are_standardised(tmp_path: Path) -> None:
+def test_numbers_keep_their_digits_until_they_are_standardised(tmp_path):
     seconds = [1_700_000_000 + step for step in range(12)]
     rows = "".join(f"n{row},{row % 2},{one}\n" for row, one in enumerate(seconds))
     path = tables(tmp_path / "t", f"name,label,time\n{rows}", "source,target\nn0,n1\n")
@@ -203,17 +194,17 @@ def test_numbers_keep_their_digits_until_they_are_standardised(tmp_path: Path) -
         torch.testing.assert_close(read_new_graph(file, form_of(graph, config)).x, wanted)
 
 
-def test_weights_that_from_networkx_makes_are_weights_and_no_feature(tmp_path: Path) -> None:
+def test_weights_that_from_networkx_makes_are_weights_and_no_feature(tmp_path):
     data = from_networkx(network())
     data.x, data.y = data.age[:, None], data.label
-    assert as_graph(data, weights=True).edge_weight.tolist() == [2.0] * 6  # type: ignore[union-attr]
+    assert as_graph(data, weights=True).edge_weight.tolist() == [2.0] * 6
     ring = nx.DiGraph()  # with as many edges as nodes
     ring.add_nodes_from((node, {"label": node % 2}) for node in range(5))
     ring.add_edges_from((node, (node + 1) % 5, {"weight": 3.0}) for node in range(5))
     settings = with_saved_graphs({"data.name": from_networkx(ring)}, tmp_path)
     path = Path(str(settings["data.name"]))
     said(lambda: load_file(path), "no x")
-    assert load_file(path, Gaps("degree"), WEIGHTED).edge_weight.tolist() == [3.0] * 10  # type: ignore[union-attr]
+    assert load_file(path, Gaps("degree"), WEIGHTED).edge_weight.tolist() == [3.0] * 10
     nx.set_node_attributes(ring, 1.0, "age")
     said(lambda: with_saved_graphs({"data.name": from_networkx(ring)}, tmp_path), "age")
 
@@ -224,11 +215,11 @@ def test_weights_that_from_networkx_makes_are_weights_and_no_feature(tmp_path: P
 def given(graph: object, folder: Path, **how: Any) -> Graph:
     """Give a graph to a run, and read it as the run does."""
     settings = with_saved_graphs({"data": {"name": graph}, **how}, folder)
-    name = settings["data"]["name"]  # type: ignore[index]
+    name = settings["data"]["name"]
     return load_file(Path(name), Gaps(label=how.get("data.label")), WEIGHTED)
 
 
-def test_graphs_of_networkx_and_igraph_are_read_as_their_files(tmp_path: Path) -> None:
+def test_graphs_of_networkx_and_igraph_are_read_as_their_files(tmp_path):
     graph = network()
     theirs = igraph.Graph.from_networkx(graph)
     theirs.write_graphml(str(tmp_path / "igraph.graphml"))
@@ -247,12 +238,12 @@ def test_graphs_of_networkx_and_igraph_are_read_as_their_files(tmp_path: Path) -
     grid = nx.grid_2d_graph(2, 2)
     nx.set_node_attributes(grid, {node: node[0] for node in grid}, "group")
     nx.set_node_attributes(grid, 1.0, "height")
-    assert given(grid, tmp_path, **{"data.label": "group"}).names[1] == "(0, 1)"  # type: ignore[index]
+    assert given(grid, tmp_path, **{"data.label": "group"}).names[1] == "(0, 1)"
     grid.nodes[0, 0]["group"] = object()
     said(lambda: given(grid, tmp_path), "data.name", "object")
 
 
-def test_a_data_is_read_with_gradients_scipys_matrix_or_an_adjacency(tmp_path: Path) -> None:
+def test_a_data_is_read_with_gradients_scipys_matrix_or_an_adjacency(tmp_path):
     x, edges = torch.tensor(X), torch.tensor([[0, 1], [1, 2]])
     rest = {"edge_index": edges, "y": LABELS, "edge_weight": torch.tensor([2.0, 3.0])}
     plain = Data(x=x, **rest)
@@ -267,22 +258,22 @@ def test_a_data_is_read_with_gradients_scipys_matrix_or_an_adjacency(tmp_path: P
         for graph in (as_graph(one, weights=True), given(one, tmp_path)):
             assert graph.x.tolist() == X and not graph.x.requires_grad
             assert graph.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
-            assert graph.edge_weight.tolist() == [2, 2, 3, 3]  # type: ignore[union-attr]
+            assert graph.edge_weight.tolist() == [2, 2, 3, 3]
     trains = torch.tensor([True, False, False, True])
     content = {"x": x, "adj_t": sparse, "y": LABELS, "client": [0, 0, 0, 1], "train_mask": trains}
     torch.save(content, tmp_path / "adjacent.pt")
     client, _ = load_folder(tmp_path / "adjacent.pt", RATIOS, 0, uses=WEIGHTED)
-    assert client.edge_weight.tolist() == [2, 2, 3, 3]  # type: ignore[union-attr]
+    assert client.edge_weight.tolist() == [2, 2, 3, 3]
     batch = Batch.from_data_list([plain, plain])
     said(lambda: as_graph(batch), "Batch", "to_data_list")
     said(lambda: given(batch, tmp_path), "data.name", "Batch")
 
 
-def test_saved_graphs_have_the_named_entries_too(tmp_path: Path) -> None:
+def test_saved_graphs_have_the_named_entries_too(tmp_path):
     torch.save({"x": torch.eye(3), "edge_index": torch.tensor([[0], [1]]), "group": [1, 0, 1],
                 "strength": torch.tensor([3.0])}, tmp_path / "g.pt")  # fmt: skip
     graph = load_file(tmp_path / "g.pt", Gaps(label="group", weight="strength"), WEIGHTED)
-    assert graph.y.tolist() == [1, 0, 1] and graph.edge_weight.tolist() == [3, 3]  # type: ignore[union-attr]
+    assert graph.y.tolist() == [1, 0, 1] and graph.edge_weight.tolist() == [3, 3]
     said(lambda: load_file(tmp_path / "g.pt", Gaps(label="club")), "data.label", "strength")
 
 
@@ -361,14 +352,12 @@ def gephi_tables(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("write", [gephi, yed, gephi_tables])
-def test_a_drawing_programs_captions_and_places_are_no_classes_and_no_features(
-    write: Any, tmp_path: Path
-) -> None:
+def test_a_drawing_programs_captions_and_places_are_no_classes_and_no_features(write, tmp_path):
     path = write(tmp_path)
     said(lambda: load_file(path), "data.label", "group, age", "yEd" if write is yed else "Gephi")
     graph = load_file(path, Gaps(label="group"), WEIGHTED)
     assert graph.x.tolist() == [[age] for age, _ in X] and graph.classes == ("cat", "dog")
-    assert graph.edge_weight is None if write is yed else set(graph.edge_weight.tolist()) == {2}  # type: ignore[union-attr]
+    assert graph.edge_weight is None if write is yed else set(graph.edge_weight.tolist()) == {2}
     assert any("of the nodes left out" in note for note in graph.notes)
     said(lambda: load_file(path, Gaps(label="club")), "data.label", "group")
     assert clients_path(DataConfig(str(path), label="group")) is None
@@ -530,7 +519,7 @@ def written(folder: Path, files: Files) -> Path:
 
 
 @pytest.mark.parametrize("files", READ)
-def test_files_are_read_as_they_are_meant(files: str, tmp_path: Path) -> None:
+def test_files_are_read_as_they_are_meant(files, tmp_path):
     content, gaps, wanted = READ[files]
     found = read_file(written(tmp_path, content), gaps)
     for key, value in wanted.items():
@@ -538,7 +527,7 @@ def test_files_are_read_as_they_are_meant(files: str, tmp_path: Path) -> None:
         assert (one.tolist() if isinstance(one, torch.Tensor) else one) == value, key
 
 
-def test_numbers_to_learn_are_read_and_minus_one_is_one_of_them(tmp_path: Path) -> None:
+def test_numbers_to_learn_are_read_and_minus_one_is_one_of_them(tmp_path):
     rows = "name,label,age\na,-1,3\nb,,4\nc,2.5,5\n"
     for text, gaps in ((rows, Gaps()), (rows.replace(",", ";").replace(".", ","), COMMA)):
         path = tables(tmp_path / "t", text, "source,target\na,b\n")
@@ -554,7 +543,7 @@ def test_numbers_to_learn_are_read_and_minus_one_is_one_of_them(tmp_path: Path) 
         said(lambda path=path: load_file(path, uses=VALUED), "y[2]", words)
 
 
-def test_lists_and_truths_are_features_and_names_of_igraph_count(tmp_path: Path) -> None:
+def test_lists_and_truths_are_features_and_names_of_igraph_count(tmp_path):
     graph = nx.Graph()
     graph.add_node(0, Label=1, x=[1.0, 2.0], new=True, name="An")
     graph.add_node(1, Label=None, x=[3, 4], new=False, name="Be")
@@ -655,16 +644,14 @@ REFUSED: list[tuple[Files, Gaps, str]] = [
 
 
 @pytest.mark.parametrize(("files", "gaps", "words"), REFUSED)
-def test_what_cannot_be_meant_is_refused_by_place(
-    files: Files, gaps: Gaps, words: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_meant_is_refused_by_place(files, gaps, words, tmp_path):
     path = written(tmp_path, files)
     with pytest.raises(DataError, match=f"^file {tmp_path}/?{words}") as caught:
         load_file(path, gaps)
     assert "\n" not in str(caught.value)
 
 
-def test_labels_and_text_of_other_kinds_are_refused(tmp_path: Path) -> None:
+def test_labels_and_text_of_other_kinds_are_refused(tmp_path):
     said(lambda: read_labels(["cat", ["dog"]], 2, []), "y[1]", "['dog']")
     with pytest.raises(DataError, match=r"data\.label"):
         as_graph(Data(x=torch.eye(12), edge_index=torch.tensor([[0], [1]]), y=torch.arange(12)))
@@ -679,7 +666,7 @@ def test_labels_and_text_of_other_kinds_are_refused(tmp_path: Path) -> None:
 # Names of files -----------------------------------------------------------------------------------
 
 
-def test_hidden_files_are_none_and_capital_endings_are(tmp_path: Path) -> None:
+def test_hidden_files_are_none_and_capital_endings_are(tmp_path):
     folder = tmp_path / "clients"
     saved(folder / "a.JSON", network())
     tables(folder / "b", people(), EDGES)
@@ -696,7 +683,7 @@ def test_hidden_files_are_none_and_capital_endings_are(tmp_path: Path) -> None:
     said(lambda: list(client_graphs(folder)), "e.csv", "nodes.csv")
 
 
-def test_a_folder_with_other_names_is_refused_with_them(tmp_path: Path) -> None:
+def test_a_folder_with_other_names_is_refused_with_them(tmp_path):
     folder = tmp_path / "clients"
     saved(folder / "a.json", network())
     tables(folder / "b", people(), EDGES)
@@ -710,8 +697,8 @@ def test_a_folder_with_other_names_is_refused_with_them(tmp_path: Path) -> None:
 
 
 def test_names_of_the_kinds_lead_to_them_and_others_are_refused_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     tables(tmp_path / "people", NODES, PAIRS)
     for name in ("people", "people/", "absent.graphml", "absent.json"):

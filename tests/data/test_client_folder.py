@@ -81,7 +81,7 @@ def role_of(client: Any) -> dict[int, int]:
 # Graphs of their own ------------------------------------------------------------------------------
 
 
-def test_files_become_clients_with_their_masks_or_drawn_ones(tmp_path: Path) -> None:
+def test_files_become_clients_with_their_masks_or_drawn_ones(tmp_path):
     y, masks = torch.tensor([0, 1, 0, 1, 0, -1]), {"train_mask": mask(0, 1), "test_mask": mask(4)}
     own = {"x": torch.arange(12).reshape(6, 2), "y": y, "n_id": None}
     loop = {"edge_index": torch.tensor([[1, 2], [0, 2]])}  # 0 - 1, given once, and a self-loop
@@ -137,7 +137,7 @@ LOADERS: dict[str, tuple[Callable[[Path], Any], list[tuple[dict[str, Any], str]]
 
 
 @pytest.mark.parametrize("loader", LOADERS)
-def test_unfit_folders_and_clients_are_refused_by_name(loader: str, tmp_path: Path) -> None:
+def test_unfit_folders_and_clients_are_refused_by_name(loader, tmp_path):
     read, unfit = LOADERS[loader]
     for folder in (tmp_path / "none", tmp_path):
         with pytest.raises(DataError, match=r"data\.name"):
@@ -156,7 +156,7 @@ def test_unfit_folders_and_clients_are_refused_by_name(loader: str, tmp_path: Pa
 # Identities ---------------------------------------------------------------------------------------
 
 
-def test_an_ego_network_by_hand() -> None:
+def test_an_ego_network_by_hand():
     masks = {"train_mask": flags(1, 0, 0), "test_mask": flags(0, 0, 1)}
     data = Data(**graph(1, 2, 3, y=torch.tensor([1, -1, 0]), edge_index=torch.tensor([[1, 1, 2],
                 [0, 0, 2]]), **masks))  # fmt: skip
@@ -172,20 +172,18 @@ def test_an_ego_network_by_hand() -> None:
         ego_from_data(7, data, ["secret", "secret", "c"])
     assert "secret" not in str(caught.value)
     with pytest.raises(DataError, match=r"^client 7: .*int, str"):
-        ego_from_data(7, data, [1, "b", 3])  # type: ignore[list-item]
+        ego_from_data(7, data, [1, "b", 3])
 
 
 @pytest.mark.parametrize("read", [load_egos, load_shared])
-def test_identities_may_be_numbers_and_go_before_n_id(
-    read: Callable[[Path], list[Any]], tmp_path: Path
-) -> None:
+def test_identities_may_be_numbers_and_go_before_n_id(read, tmp_path):
     other = {"n_id": torch.tensor([90, 80, 70])}
     first = graph(1, 2, 3, identity=torch.tensor([5, 6, 7]), **other)
     folder = saved(tmp_path / "c", first, graph(7, 6, 9, identity=[7, 6, 9], **other))
     assert [sorted(one.nodes.tolist()) for one in read(folder)] == [[5, 6, 7], [6, 7, 9]]
 
 
-def test_ego_networks_have_their_masks_or_drawn_ones(tmp_path: Path) -> None:
+def test_ego_networks_have_their_masks_or_drawn_ones(tmp_path):
     own = graph(7, 3, 9, train_mask=flags(1, 0, 0), test_mask=flags(0, 0, 1))
     a, b = load_egos(saved(tmp_path / "c", own, graph(*range(3, 13))))
     assert (a.client, a.ego, a.identities, b.identities) == (0, 7, [7, 3, 9], [*range(3, 13)])
@@ -196,12 +194,12 @@ def test_ego_networks_have_their_masks_or_drawn_ones(tmp_path: Path) -> None:
     assert torch.equal(load_egos(tmp_path / "c")[1].train_mask, b.train_mask)
 
 
-def test_globally_a_node_has_one_role_and_two_are_refused(tmp_path: Path) -> None:
+def test_globally_a_node_has_one_role_and_two_are_refused(tmp_path):
     names = {"identity": words(*range(12)), "n_id": None}
     turned = {"identity": words(*range(18, 6, -1)), "n_id": None}
     folder = saved(tmp_path / "c", graph(*range(12), **names), graph(*range(12), **turned))
     egos = load_egos(folder, "global")
-    found: dict[int | str, set[int]] = {}
+    found = {}
     for ego in egos:
         role = torch.stack([ego.train_mask, ego.val_mask, ego.test_mask]).int().argmax(0)
         for who, what in zip(ego.identities, role.tolist(), strict=True):
@@ -217,9 +215,7 @@ def test_globally_a_node_has_one_role_and_two_are_refused(tmp_path: Path) -> Non
     assert len(load_egos(folder)) == 2
 
 
-def test_clients_without_common_nodes_or_kinds_of_labels_are_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_clients_without_common_nodes_or_kinds_of_labels_are_warned_of(tmp_path, caplog):
     load_egos(saved(tmp_path / "c", graph(1, 2), graph(3, 4)))
     load_egos(saved(tmp_path / "d", graph(1, 2), graph(2, 4)))
     egos = load_egos(saved(tmp_path / "e", graph(1, 2), graph(2, 4, y=["cat", "1"])))
@@ -230,7 +226,7 @@ def test_clients_without_common_nodes_or_kinds_of_labels_are_warned_of(
 # Clients that share nodes -------------------------------------------------------------------------
 
 
-def test_nodes_of_several_clients_are_public_in_the_order_of_their_ids(tmp_path: Path) -> None:
+def test_nodes_of_several_clients_are_public_in_the_order_of_their_ids(tmp_path):
     first, second = load_shared(saved(tmp_path, graph(30, 10**15), graph(70, 90, 30)))
     assert (first.client, second.client) == (0, 1)
     assert (first.nodes.tolist(), second.nodes.tolist()) == ([30, 10**15], [30, 70, 90])
@@ -253,8 +249,8 @@ def test_nodes_of_several_clients_are_public_in_the_order_of_their_ids(tmp_path:
         load_shared(saved(folder, bare, bare))
 
 
-def test_a_drawn_role_is_the_same_everywhere(tmp_path: Path) -> None:
-    def both(*ids: int) -> dict[str, Any]:
+def test_a_drawn_role_is_the_same_everywhere(tmp_path):
+    def both(*ids):
         return graph(*ids, y=torch.tensor(ids) % 2)
 
     saved(tmp_path, both(*range(40)), both(*range(20, 60)))
@@ -269,7 +265,7 @@ def test_a_drawn_role_is_the_same_everywhere(tmp_path: Path) -> None:
     assert role_of(draws[1][0]) == first != role_of(draws[2][0])
 
 
-def test_masks_go_before_a_draw_and_two_roles_are_refused(tmp_path: Path) -> None:
+def test_masks_go_before_a_draw_and_two_roles_are_refused(tmp_path):
     masks = {"train_mask": flags(0, 0, 1, 1), "test_mask": flags(1, 0, 0, 0)}
     unlabelled = torch.tensor([0, -1, 1, 1, 0, 1])
     saved(tmp_path, graph(5, 6, 3, 4, **masks), graph(5, 6, 3, 1, 2, 0, y=unlabelled))
@@ -302,9 +298,7 @@ z3,zug,bert,dog,7
 """
 
 
-def test_one_graph_is_cut_into_the_clients_that_its_nodes_name(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_graph_is_cut_into_the_clients_that_its_nodes_name(tmp_path, caplog):
     one = tables(tmp_path / "people", NODES, EDGES)
     assert clients_path(DataConfig(str(one))) == one
     with caplog.at_level(logging.INFO, "flower_graph.data"):
@@ -328,7 +322,7 @@ def test_one_graph_is_cut_into_the_clients_that_its_nodes_name(
         load_egos(one)
 
 
-def test_a_saved_graph_says_it_by_numbers_which_put_clients_in_order(tmp_path: Path) -> None:
+def test_a_saved_graph_says_it_by_numbers_which_put_clients_in_order(tmp_path):
     who, path = torch.tensor([10, 9, 10, 9]), tmp_path / "g.pt"
     torch.save(graph(1, 2, 3, 4, client=who), path)
     named = [f"file {path}, client {name}" for name in (9, 10)]
@@ -348,7 +342,7 @@ def test_a_saved_graph_says_it_by_numbers_which_put_clients_in_order(tmp_path: P
     assert a.public.tolist() == [False, True, True]
 
 
-def test_a_change_of_any_file_is_noticed(tmp_path: Path) -> None:
+def test_a_change_of_any_file_is_noticed(tmp_path):
     one = tables(tmp_path / "people", NODES, EDGES)
     seen = [saved_at(str(tmp_path))]
     for number, file in enumerate((one / "nodes.csv", one / "edges.csv", tmp_path / "a.json")):

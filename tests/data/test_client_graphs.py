@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
-from pathlib import Path
 from typing import Any
 
 import igraph
@@ -83,7 +82,7 @@ def lists(parts: list[Tensor]) -> list[list[int]]:
 # Parts ------------------------------------------------------------------------------------------
 
 
-def test_the_largest_communities_come_first_of_equal_ones_that_with_the_lowest_node() -> None:
+def test_the_largest_communities_come_first_of_equal_ones_that_with_the_lowest_node():
     for clients, found in ((2, [[0, 2, 4, 6], [1, 3, 5]]), (3, [[0, 2, 4, 6], [1, 3, 5], [7]])):
         assert lists(louvain(CLIQUES, 8, clients=clients, resolution=1.0, seed=0)) == found
     edges = torch.tensor([*clique(3, 4, 5), *clique(0, 2, 7), *clique(1, 6, 8)]).t()
@@ -92,7 +91,7 @@ def test_the_largest_communities_come_first_of_equal_ones_that_with_the_lowest_n
         assert lists(equal) == [[0, 2, 7], [1, 6, 8]]
 
 
-def test_every_node_is_assigned_the_rest_to_the_smallest_client() -> None:
+def test_every_node_is_assigned_the_rest_to_the_smallest_client():
     parts = louvain(CLIQUES, 8, clients=2, resolution=1.0, seed=0, every_node=True)
     assert lists(parts) == [[0, 2, 4, 6], [1, 3, 5, 7]]
     alone = louvain(CLIQUES, 8, clients=3, resolution=50.0, seed=0, every_node=True)
@@ -102,15 +101,15 @@ def test_every_node_is_assigned_the_rest_to_the_smallest_client() -> None:
 NOISY = csbm(600, 4, degree=4.0, features=8, active=2, homophily=0.6, seed=1).edge_index
 
 
-def test_louvain_without_a_resolution_finds_one_at_which_all_have_enough() -> None:
+def test_louvain_without_a_resolution_finds_one_at_which_all_have_enough():
     enough = louvain(CLIQUES, 8, clients=2, resolution=None, seed=0)
     assert lists(enough) == [[0, 2, 4, 6], [1, 3, 5]]
     parts = louvain(CLIQUES, 8, clients=6, resolution=None, seed=0, every_node=True)
     assert len(parts) == 6 and all(part.numel() for part in parts)
     assert torch.cat(parts).sort().values.tolist() == list(range(8))
 
-    def sizes(least: int) -> list[int]:
-        how: dict[str, Any] = {"clients": 60, "resolution": None, "seed": 0, "every_node": True}
+    def sizes(least):
+        how = {"clients": 60, "resolution": None, "seed": 0, "every_node": True}
         fits = {"fits": lambda nodes: nodes.numel() >= least}
         return [part.numel() for part in louvain(NOISY, 600, **how, **fits)]
 
@@ -118,7 +117,7 @@ def test_louvain_without_a_resolution_finds_one_at_which_all_have_enough() -> No
     assert sizes(11) == sizes(0)  # 60 times 11 are more nodes than there are
 
 
-def test_the_seed_alone_decides_and_random_numbers_of_python_and_igraph_stay() -> None:
+def test_the_seed_alone_decides_and_random_numbers_of_python_and_igraph_stay():
     random.seed(1)
     first = lists(louvain(NOISY, 600, clients=6, resolution=1.0, seed=3))
     random.seed(2)
@@ -134,10 +133,10 @@ def test_the_seed_alone_decides_and_random_numbers_of_python_and_igraph_stay() -
     assert drawn[0] == drawn[1]
 
 
-def test_a_part_that_is_too_small_is_joined_to_that_with_most_edges_to_it() -> None:
+def test_a_part_that_is_too_small_is_joined_to_that_with_most_edges_to_it():
     parts = [torch.tensor(nodes) for nodes in ([0, 2, 4, 6], [1, 3], [5], [7])]
 
-    def joined_to(least: int) -> list[list[int]]:
+    def joined_to(least):
         return lists(joined(parts, CLIQUES, 8, lambda nodes: nodes.numel() >= least))
 
     assert joined_to(1) == lists(parts)
@@ -146,13 +145,13 @@ def test_a_part_that_is_too_small_is_joined_to_that_with_most_edges_to_it() -> N
     assert joined_to(5) == [list(range(8))] == joined_to(9)
 
 
-def test_metis_cuts_where_there_are_few_edges() -> None:
+def test_metis_cuts_where_there_are_few_edges():
     edges = torch.tensor([*clique(0, 2, 4, 6), *clique(1, 3, 5, 7), (5, 6)]).t()
     parts = sorted(lists(metis(edges, 8, clients=2, seed=0)))
     assert parts == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
-def test_without_pymetis_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pymetis_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "pymetis", None)
     with pytest.raises(DataError, match=r"'flower-graph\[metis\]'"):
         metis(CLIQUES, 8, clients=2, seed=0)
@@ -166,7 +165,7 @@ def drawn_parts(clients: int, **changes: Any) -> list[Tensor]:
     return metis_overlapping(SHARED, 120, clients=clients, **how)
 
 
-def test_half_of_each_part_is_drawn_for_each_of_its_clients() -> None:
+def test_half_of_each_part_is_drawn_for_each_of_its_clients():
     cut = lists(metis(SHARED, 120, clients=2, seed=1))
     found = lists(drawn_parts(6))
     assert len({tuple(nodes) for nodes in found}) == len(found) == 6
@@ -177,7 +176,7 @@ def test_half_of_each_part_is_drawn_for_each_of_its_clients() -> None:
     assert lists(drawn_parts(6)) == lists(drawn_parts(6)) != lists(drawn_parts(6, seed=2))
 
 
-def test_a_small_alpha_gives_few_classes_and_a_large_one_gives_all() -> None:
+def test_a_small_alpha_gives_few_classes_and_a_large_one_gives_all():
     y = torch.arange(2000) % 10
     few, many = dirichlet(y, 4, 0.05, seed=0), dirichlet(y, 4, 1000.0, seed=0)
     assert sum(y[part].unique().numel() for part in few) / len(few) < 6
@@ -185,7 +184,7 @@ def test_a_small_alpha_gives_few_classes_and_a_large_one_gives_all() -> None:
         assert torch.bincount(y[part]).sub(50).abs().max() < 10
 
 
-def test_all_get_enough_nodes_with_and_without_a_label() -> None:
+def test_all_get_enough_nodes_with_and_without_a_label():
     y = torch.where(torch.arange(100) < 80, torch.arange(100) % 2, -1)
     found = [dirichlet(y, 4, 0.3, seed=seed) for seed in range(20)]
     for parts in found:
@@ -196,7 +195,7 @@ def test_all_get_enough_nodes_with_and_without_a_label() -> None:
 
 
 @given(st.integers(1, 60), st.integers(1, 8), st.integers(0, 99))
-def test_random_parts_have_every_node_once_and_even_sizes(n: int, clients: int, seed: int) -> None:
+def test_random_parts_have_every_node_once_and_even_sizes(n, clients, seed):
     if clients > n:
         return
     parts = random_parts(n, clients, seed)
@@ -225,7 +224,7 @@ def settings(**changes: Any) -> PartitionSection:
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=30), st.data())
-def test_edges_are_those_of_pygs_subgraph(pairs: list[tuple[int, int]], data: Any) -> None:
+def test_edges_are_those_of_pygs_subgraph(pairs, data):
     edges = to_undirected(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t(), 9)
     whose = torch.tensor(data.draw(st.lists(st.integers(0, 3), min_size=9, max_size=9)))
     whole = Graph(torch.eye(9), edges, torch.arange(9), 9)
@@ -242,8 +241,8 @@ def test_edges_are_those_of_pygs_subgraph(pairs: list[tuple[int, int]], data: An
 WAYS = ("louvain", "metis", "dirichlet", "random")
 
 
-def test_every_way_to_cut_gives_clients_that_share_no_node_by_its_settings() -> None:
-    def sizes(way: str, **changes: Any) -> list[int]:
+def test_every_way_to_cut_gives_clients_that_share_no_node_by_its_settings():
+    def sizes(way, **changes):
         clients = partition_graph(large(), settings(method=way, **changes), 0.4, seed=0)
         assert [client.client for client in clients] == list(range(5))
         nodes = torch.cat([client.nodes for client in clients])
@@ -257,9 +256,7 @@ def test_every_way_to_cut_gives_clients_that_share_no_node_by_its_settings() -> 
 
 
 @pytest.mark.parametrize("method", ["louvain", "metis"])
-def test_communities_that_cannot_be_split_are_joined(
-    method: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_communities_that_cannot_be_split_are_joined(method, caplog):
     y = large().y.clone()
     y[::2] = -1
     caplog.set_level(logging.INFO, "flower_graph.data")
@@ -271,7 +268,7 @@ def test_communities_that_cannot_be_split_are_joined(
     assert f"{len(cut)} clients" in caplog.text
 
 
-def test_fewer_labels_train_and_the_same_nodes_validate_and_test() -> None:
+def test_fewer_labels_train_and_the_same_nodes_validate_and_test():
     y = large().y.clone()
     y[::2] = -1
     [whole, _] = partition_graph(large(y=y), settings(clients=2), 0.5, seed=0)
@@ -301,8 +298,8 @@ EGOS = {"method": "ego-networks", "hops": 1, "min_nodes": 1}
     ],
     ids=["parts", "egos", "overlapping"],
 )
-def test_the_seed_of_the_partition_goes_before_that_of_the_run(cut: Any, how: Any) -> None:
-    def made(seed: int, own: int | None = None) -> Any:
+def test_the_seed_of_the_partition_goes_before_that_of_the_run(cut, how):
+    def made(seed, own=None):
         return cut({"seed": own, **how}, seed)
 
     assert same(made(3), made(4, own=3)) and same(made(4, own=3), made(5, own=3))
@@ -314,14 +311,14 @@ def graphless(ratio: float, seed: int = 0) -> set[int]:
     return {client.client for client in clients if client.is_graphless}
 
 
-def test_a_larger_ratio_has_the_graphless_clients_of_a_smaller_one() -> None:
+def test_a_larger_ratio_has_the_graphless_clients_of_a_smaller_one():
     found = [graphless(ratio) for ratio in (0.0, 0.25, 0.5, 0.75, 1.0)]
     assert [len(each) for each in found] == [0, 2, 4, 6, 8]
     assert all(small < large for small, large in pairwise(found))
     assert len({frozenset(graphless(0.5, seed)) for seed in range(5)}) > 1
 
 
-def test_a_graphless_client_hides_its_edges_and_is_the_same_otherwise() -> None:
+def test_a_graphless_client_hides_its_edges_and_is_the_same_otherwise():
     all_have = partition_graph(large(), settings(), 0.0, seed=0)
     none_has = partition_graph(large(), settings(), 1.0, seed=0)
     for open_one, hidden in zip(all_have, none_has, strict=True):
@@ -337,7 +334,7 @@ def trainable(**changes: Any) -> ClientGraph:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
-def test_a_client_that_cannot_train_is_refused() -> None:
+def test_a_client_that_cannot_train_is_refused():
     constant = torch.tensor([[0.0, 2.0]]).repeat(5, 1)
     nearly, nobody = constant.clone(), torch.zeros(5, dtype=torch.bool)
     nearly[4, 1] = 1
@@ -359,9 +356,9 @@ def test_a_client_that_cannot_train_is_refused() -> None:
 # --- clients that share nodes
 
 
-def test_a_node_has_one_role_at_all_clients_that_hold_it() -> None:
+def test_a_node_has_one_role_at_all_clients_that_hold_it():
     how = settings(method="metis-overlapping", clients=10)
-    found: dict[int, int] = {}
+    found = {}
     clients = partition_graph(large(), how, 0.5, seed=0)
     assert sum(one.is_graphless for one in clients) == 5
     for client in clients:
@@ -370,11 +367,11 @@ def test_a_node_has_one_role_at_all_clients_that_hold_it() -> None:
     assert len(found) <= 200 < sum(one.nodes.numel() for one in clients)
 
 
-def test_ego_networks_are_those_of_fedscem_and_overlapping_graphs_those_of_ppfl() -> None:
+def test_ego_networks_are_those_of_fedscem_and_overlapping_graphs_those_of_ppfl():
     """Who holds what, and who trains on what: only the graph's class is another."""
     graph = csbm(200, 3, degree=6.0, features=8, active=2, seed=1)
     egos = {"method": "ego-networks", "hops": 1, "min_nodes": 10}
-    ways: list[tuple[PartitionSection, Any]] = [
+    ways = [
         (how := settings(**egos, split=split), partition_egos(graph, how, 4))
         for split in ("per-client", "global")
     ]
@@ -389,7 +386,7 @@ def test_ego_networks_are_those_of_fedscem_and_overlapping_graphs_those_of_ppfl(
 # --- splits of one graph
 
 
-def test_random_split_has_the_sizes_that_were_asked_for() -> None:
+def test_random_split_has_the_sizes_that_were_asked_for():
     y = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 0, 1, 2, 2, 2])
     masks = random_split(y, 3, **COUNTS, generator=chance())
     assert torch.bincount(y[masks.train]).tolist() == [2, 2, 2]
@@ -400,7 +397,7 @@ def test_random_split_has_the_sizes_that_were_asked_for() -> None:
     assert torch.bincount(y[train]).tolist() == [2, 0, 2]
 
 
-def test_stratified_split_by_hand() -> None:
+def test_stratified_split_by_hand():
     y = torch.tensor([0, 1, 0, 1, 0, 1, 0, -1, 0, 1, 1, 1, 1, 1, 1])
     train, val, test = stratified_split(y, [0.6, 0.2, 0.2], generator=chance())
     assert torch.stack([train, val, test]).sum(0).tolist() == [1] * 7 + [0] + [1] * 7
@@ -417,7 +414,7 @@ def columns() -> Masks:
 
 
 @pytest.mark.parametrize(("seed", "column"), [(2, 2), (4, 1), (3, 0)])
-def test_select_column_chooses_by_the_seed(seed: int, column: int) -> None:
+def test_select_column_chooses_by_the_seed(seed, column):
     chosen = select_column(columns(), seed)
     assert all(mask.dtype == torch.bool for mask in chosen)
     assert chosen.train.nonzero().flatten().tolist() == [column]
@@ -428,7 +425,7 @@ def test_select_column_chooses_by_the_seed(seed: int, column: int) -> None:
         select_column(Masks(train, val[:, :2], test), 0)
 
 
-def test_a_split_of_geom_gcn_is_read_or_refused(tmp_path: Path) -> None:
+def test_a_split_of_geom_gcn_is_read_or_refused(tmp_path):
     path, parts = tmp_path / "split.npz", ("train_mask", "val_mask", "test_mask")
     rows = np.eye(4, dtype=np.uint8)
     good = dict(zip(parts, (rows[0], rows[1].astype(bool), rows[2]), strict=True))
@@ -468,7 +465,7 @@ def partition(**changes: Any) -> PartitionSection:
     st.integers(1, 4),
     st.permutations(range(10)),
 )
-def test_it_is_what_pyg_gives(pairs: list[tuple[int, int]], hops: int, egos: list[int]) -> None:
+def test_it_is_what_pyg_gives(pairs, hops, egos):
     one_way = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t()
     data = whole(one_way.tolist(), 10)
     made = ego_networks(replace(data, edge_index=one_way), egos, hops)
@@ -482,7 +479,7 @@ def test_it_is_what_pyg_gives(pairs: list[tuple[int, int]], hops: int, egos: lis
         assert torch.equal(network.edge_index, to_undirected(edges, nodes.numel()))
 
 
-def test_more_egos_than_are_searched_at_once() -> None:
+def test_more_egos_than_are_searched_at_once():
     ring = torch.arange(3 * CHUNK)
     data = whole(torch.stack([ring, ring.roll(-1)]).tolist(), 3 * CHUNK)
     networks = ego_networks(data, ring.flip(0), hops=1)
@@ -491,7 +488,7 @@ def test_more_egos_than_are_searched_at_once() -> None:
     assert [network.client for network in networks] == list(range(3 * CHUNK))
 
 
-def test_the_first_of_more_egos_with_enough_nodes_are_drawn() -> None:
+def test_the_first_of_more_egos_with_enough_nodes_are_drawn():
     ten = sample_egos(whole([[], []], 50), 10, 1, 1, seed=3)
     assert torch.equal(ten[:4], sample_egos(whole([[], []], 50), 4, 1, 1, seed=3))
     assert ten.unique().numel() == 10
@@ -519,7 +516,7 @@ def test_the_first_of_more_egos_with_enough_nodes_are_drawn() -> None:
         (10, [0.3, 0.2, 0.2], [3, 2, 2]),  # shares below one leave nodes out
     ],
 )
-def test_shares_within_a_client(nodes: int, ratios: list[float], sizes: list[int]) -> None:
+def test_shares_within_a_client(nodes, ratios, sizes):
     hub = whole([[0] * (nodes - 1), list(range(1, nodes))], nodes)
     (network,) = split_per_client(ego_networks(hub, [0], 1), ratios, seed=1)
     assert [len(part) for part in roles(network)] == sizes
@@ -527,7 +524,7 @@ def test_shares_within_a_client(nodes: int, ratios: list[float], sizes: list[int
     assert len(set(dealt)) == sum(sizes)
 
 
-def test_nodes_without_a_label_are_in_no_part() -> None:
+def test_nodes_without_a_label_are_in_no_part():
     data = whole(y=[-1, 2, -1, -1, -1, -1])
     networks = ego_networks(data, [0, 3, 5], 1)
     for done in (
@@ -537,7 +534,7 @@ def test_nodes_without_a_label_are_in_no_part() -> None:
         assert [roles(network) for network in done] == [[[1], [], []], [[1], [], []], [[], [], []]]
 
 
-def test_a_clients_split_depends_on_the_seed_and_its_number_alone() -> None:
+def test_a_clients_split_depends_on_the_seed_and_its_number_alone():
     hub = whole([[0] * 19, list(range(1, 20))], 20)
     networks = ego_networks(hub, [0, 7, 11], hops=2)
     done = split_per_client(networks, RATIOS, seed=5)
@@ -549,9 +546,9 @@ def test_a_clients_split_depends_on_the_seed_and_its_number_alone() -> None:
 
 
 @given(st.integers(0, 2**32), st.lists(st.tuples(st.integers(0, 19), st.integers(0, 19))))
-def test_global_roles_are_the_same_at_every_client(seed: int, pairs: list[tuple[int, int]]) -> None:
+def test_global_roles_are_the_same_at_every_client(seed, pairs):
     data = whole(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t().tolist(), 20)
-    found: dict[int, int] = {}
+    found = {}
     for network in split_global(ego_networks(data, range(20), 1), data.y, RATIOS, seed):
         for role, nodes in enumerate(roles(network)):
             for node in nodes:
@@ -619,12 +616,12 @@ def drawn(y: list[int], **changes: int) -> Any:
         (lambda: ego_networks(whole(), [0], 0), r"partition\.hops: 0"),
     ],
 )
-def test_impossible_settings_are_refused(call: Any, words: str) -> None:
+def test_impossible_settings_are_refused(call, words):
     with pytest.raises((DataError, ConfigError), match=words):
         call()
 
 
-def test_an_empty_part_of_metis_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_part_of_metis_is_refused(monkeypatch):
     monkeypatch.setattr(pymetis, "part_graph", lambda *_, **__: (0, [0, 0, 2, 2, 2, 2, 2, 2]))
     with pytest.raises(DataError, match="clients = 4"):
         metis(CLIQUES, 8, clients=4, seed=0)

@@ -17,12 +17,7 @@ from flower_graph.data import Graph, csbm, describe, load_data, load_graph
 from flower_graph.data.cora_linqs import load_cora_linqs, read_packed
 from flower_graph.data.features import move_features
 from flower_graph.data.graph import PARTS
-from flower_graph.data.sources.names import (
-    file_path,
-    folder_path,
-    known_names,
-    pyg_name,
-)
+from flower_graph.data.sources.names import file_path, folder_path, known_names, pyg_name
 from flower_graph.errors import DataError
 
 
@@ -47,8 +42,8 @@ from flower_graph.errors import DataError
     ],
 )
 def test_names_stand_for_classes_of_pyg_and_unknown_ones_are_refused_with_the_nearest(
-    name: str, expected: tuple[str, str | None] | str
-) -> None:
+    name, expected
+):
     if isinstance(expected, tuple):
         assert pyg_name(name) == expected
         return
@@ -56,9 +51,7 @@ def test_names_stand_for_classes_of_pyg_and_unknown_ones_are_refused_with_the_ne
         pyg_name(name)
 
 
-def test_a_name_is_a_file_or_a_folder_when_it_looks_like_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_is_a_file_or_a_folder_when_it_looks_like_one(tmp_path, monkeypatch):
     names = known_names()
     assert {"cora-linqs", "csbm", "Cora", "chameleon", "ogbn-arxiv", "Amazon/Photo"} <= set(names)
     assert len(set(names)) == len(names)
@@ -109,19 +102,12 @@ REAL = [
 
 
 @pytest.fixture(scope="module")
-def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.mark.parametrize(("name", "split", "counts"), REAL)
-def test_real_sets(
-    name: str,
-    split: str,
-    counts: tuple[int, ...],
-    data_root: Path,
-    shared_cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_real_sets(name, split, counts, data_root, shared_cache, monkeypatch):
     monkeypatch.setenv("FLOWER_GRAPH_CACHE", str(shared_cache))
     data = load_data(DataConfig(name=name, split=split, root=str(data_root)), download=False)
     if (name, split) == ("CiteSeer", "geom-gcn"):  # some of whose folds leave nodes out
@@ -143,8 +129,8 @@ CSBM: dict[str, Any] = {"name": "csbm", "nodes": 300, "classes": 3, "num_feature
 CSBM |= {"active": 4, "degree": 5.0, "split": "random", "features": "as-is"}
 
 
-def test_random_splits_and_generated_graphs_are_of_the_split_seed() -> None:
-    def masks(seed: int = 0, **how: Any) -> list[list[int]]:
+def test_random_splits_and_generated_graphs_are_of_the_split_seed():
+    def masks(seed=0, **how):
         graph = load_graph(DataConfig(split="random", **how), seed=seed)
         return [getattr(graph, part).nonzero().flatten().tolist() for part in PARTS]
 
@@ -163,8 +149,8 @@ def test_random_splits_and_generated_graphs_are_of_the_split_seed() -> None:
             assert torch.equal(graph.x, expected.x)
 
 
-def test_noise_on_features_is_of_the_datas_seed() -> None:
-    def graph(seed: int = 0, **changes: Any) -> Graph:
+def test_noise_on_features_is_of_the_datas_seed():
+    def graph(seed=0, **changes):
         return load_graph(DataConfig(ratios=[0.6, 0.2, 0.2], **CSBM, **changes), seed=seed)
 
     plain, noisy = graph(), graph(feature_noise=0.25)
@@ -177,10 +163,10 @@ def test_noise_on_features_is_of_the_datas_seed() -> None:
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_features_move_to_others(sparse: bool) -> None:
+def test_features_move_to_others(sparse):
     x = torch.tensor([[2.0, 0, 0], [0, 3, 0], [0, 0, 0]])
 
-    def moved(chance: float, seed: int = 0, given: torch.Tensor = x) -> torch.Tensor:
+    def moved(chance, seed=0, given=x):
         rng = torch.Generator().manual_seed(seed)
         found = move_features(given.to_sparse_csr() if sparse else given, chance, rng)
         assert found.layout == (torch.sparse_csr if sparse else torch.strided)
@@ -200,7 +186,7 @@ def test_features_move_to_others(sparse: bool) -> None:
         moved(0.5, given=torch.ones(2, 1))
 
 
-def test_what_is_said_of_a_small_set_without_a_split_works() -> None:
+def test_what_is_said_of_a_small_set_without_a_split_works():
     config = DataConfig(name="KarateClub")
     for _ in range(2):
         with pytest.raises(DataError) as caught:
@@ -220,7 +206,7 @@ def test_what_is_said_of_a_small_set_without_a_split_works() -> None:
 # The bundled Cora ---------------------------------------------------------------------------------
 
 
-def test_sizes_split_words_and_the_copy_for_app_bundles(tmp_path: Path) -> None:
+def test_sizes_split_words_and_the_copy_for_app_bundles(tmp_path):
     found = describe(load_graph(DataConfig()))
     assert found == dict(zip(COUNTS, (2708, 5278, 1433, 7, 0, 140, 500, 1000), strict=True))
     graph = load_cora_linqs()
@@ -246,7 +232,7 @@ def invariants(graph: Graph) -> Counter[tuple[object, ...]]:
     )
 
 
-def test_it_is_the_graph_of_planetoid(data_root: Path, cache: Path) -> None:
+def test_it_is_the_graph_of_planetoid(data_root, cache):
     options = {"root": str(data_root), "features": "as-is"}
     planetoid = load_data(DataConfig(name="Cora", **options))
     linqs = load_graph(DataConfig(features="as-is"))

@@ -65,8 +65,8 @@ def table(rows: str, count: int) -> str:
     ],
 )
 def test_a_missing_number_gets_the_mean_and_a_word_a_feature_or_both_are_refused(
-    nodes: str, gaps: Gaps, words: str, tmp_path: Path
-) -> None:
+    nodes, gaps, words, tmp_path
+):
     path = tables(tmp_path / "t", nodes)
     if words:
         with pytest.raises(DataError, match=words):
@@ -80,7 +80,7 @@ def test_a_missing_number_gets_the_mean_and_a_word_a_feature_or_both_are_refused
     assert any(f"{missing} missing numbers" in note for note in graph.notes)
 
 
-def test_json_and_graphml_may_lack_attributes(tmp_path: Path) -> None:
+def test_json_and_graphml_may_lack_attributes(tmp_path):
     graph = nx.Graph()
     graph.add_node("anna", label="cat", town="bern", at=[1, 2])
     graph.add_node("bert", label="dog", age=40, town="genf", at=None)
@@ -99,7 +99,7 @@ def test_json_and_graphml_may_lack_attributes(tmp_path: Path) -> None:
     assert read_file(tmp_path / "g.graphml", FILLED)["x"].isnan().sum() == 1
 
 
-def test_nan_in_a_saved_graph_gets_the_mean(tmp_path: Path) -> None:
+def test_nan_in_a_saved_graph_gets_the_mean(tmp_path):
     x = torch.tensor([[1.0, torch.nan], [3.0, 4.0], [torch.nan, 6.0]])
     edges = torch.tensor([[0, 1], [1, 2]])
     data = Data(x=x, edge_index=edges, y=torch.tensor([0, 1, 0]))
@@ -113,7 +113,7 @@ def test_nan_in_a_saved_graph_gets_the_mean(tmp_path: Path) -> None:
         load(tmp_path / "g.pt", gaps=Gaps())
 
 
-def test_new_nodes_get_the_runs_means_and_words(tmp_path: Path) -> None:
+def test_new_nodes_get_the_runs_means_and_words(tmp_path):
     graph = load(tables(tmp_path / "t", NODES))
     assert graph.treatment is not None
     written = json.dumps(DataForm(graph.treatment, graph.num_classes, graph.classes).to_json())
@@ -134,7 +134,7 @@ def test_new_nodes_get_the_runs_means_and_words(tmp_path: Path) -> None:
             read_new_graph(tables(tmp_path / "wrong", nodes), form)
 
 
-def test_all_clients_have_the_same_features(tmp_path: Path) -> None:
+def test_all_clients_have_the_same_features(tmp_path):
     tables(tmp_path / "all" / "one", NODES)
     other = "name,label,split,town,age\nanna,cat,train,chur,100\nbert,dog,val,genf,\n"
     tables(tmp_path / "all" / "two", f"{other}cora,cat,test,chur,100\ndora,dog,train,,100\n")
@@ -149,7 +149,7 @@ def test_all_clients_have_the_same_features(tmp_path: Path) -> None:
     torch.testing.assert_close(clients[1].x[0], torch.tensor([100.0, 0, 1, 0]))
 
 
-def test_clients_know_their_nodes_names(tmp_path: Path) -> None:
+def test_clients_know_their_nodes_names(tmp_path):
     names, ring = "abcdefghijkl", torch.arange(12)
     edges = to_undirected(torch.stack([ring, ring.roll(1)]), 12)
     whole = Graph(torch.rand(12, 4), edges, ring % 2, 2, names=tuple(names))
@@ -172,7 +172,7 @@ def test_clients_know_their_nodes_names(tmp_path: Path) -> None:
 FORM = DataForm(Treatment("as-is", 2), 2, ("3", "7"))
 
 
-def test_labels_get_the_runs_numbers(tmp_path: Path) -> None:
+def test_labels_get_the_runs_numbers(tmp_path):
     edges, x = torch.tensor([[0], [1]]), torch.ones(3, 2)
     for form, y, numbers in (
         (FORM, torch.tensor([7, -1, 3]), [1, -1, 0]),  # labels with gaps

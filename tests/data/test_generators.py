@@ -19,7 +19,7 @@ from flower_graph.errors import DataError
 from flower_graph.ops import logistic_regression
 
 
-def test_sizes_degree_and_homophily_are_as_asked_for() -> None:
+def test_sizes_degree_and_homophily_are_as_asked_for():
     graph = csbm_sparse(20_000, 4, degree=6.0, features=64, active=8, homophily=0.7, seed=3)
     assert torch.bincount(graph.y).tolist() == [5000] * 4
     assert graph.edge_index.size(1) / 20_000 == pytest.approx(6.0, rel=0.01)
@@ -27,7 +27,7 @@ def test_sizes_degree_and_homophily_are_as_asked_for() -> None:
     assert (graph.y[source] == graph.y[target]).float().mean() == pytest.approx(0.7, abs=0.01)
 
 
-def test_extremes_of_homophily_hold_exactly_and_edges_are_simple() -> None:
+def test_extremes_of_homophily_hold_exactly_and_edges_are_simple():
     for homophily in (0.0, 1.0):
         # 7 nodes in 3 classes: unequal class sizes, where wrong offsets would show.
         graph = csbm_sparse(7, 3, degree=4.0, features=4, active=2, homophily=homophily)
@@ -41,7 +41,7 @@ def test_extremes_of_homophily_hold_exactly_and_edges_are_simple() -> None:
 
 
 @pytest.mark.parametrize(("features", "active"), [(512, 32), (10, 3), (7, 7), (5, 1)])
-def test_every_node_has_exactly_the_active_features(features: int, active: int) -> None:
+def test_every_node_has_exactly_the_active_features(features, active):
     # More nodes than are drawn at a time.
     graph = csbm_sparse(70_000, 2, degree=1.0, features=features, active=active)
     rows = graph.x.col_indices().view(70_000, active)
@@ -57,7 +57,7 @@ def test_every_node_has_exactly_the_active_features(features: int, active: int) 
 @pytest.mark.parametrize(
     ("signal", "least", "most"), [(0.0, 0.2, 0.3), (0.1, 0.45, 0.75), (0.5, 0.99, 1), (1.0, 1, 1)]
 )
-def test_features_tell_as_much_as_asked_for(signal: float, least: float, most: float) -> None:
+def test_features_tell_as_much_as_asked_for(signal, least, most):
     # Four classes, so chance is 0.25; of 2000 other nodes its deviation is 0.01.
     graph = csbm(3000, 4, degree=2.0, features=128, active=16, signal=signal, seed=5)
     train, test = slice(1000), slice(1000, None)
@@ -66,7 +66,7 @@ def test_features_tell_as_much_as_asked_for(signal: float, least: float, most: f
     assert least <= (found == graph.y[test]).float().mean() <= most
 
 
-def test_the_signal_changes_features_alone_the_seed_all_and_the_form_nothing() -> None:
+def test_the_signal_changes_features_alone_the_seed_all_and_the_form_nothing():
     before = torch.get_rng_state()
     usual, said, none = csbm(90, 3), csbm(90, 3, signal=0.1), csbm(90, 3, signal=0.0)
     assert torch.equal(usual.x, said.x) and not torch.equal(usual.x, none.x)
@@ -84,7 +84,7 @@ def test_the_signal_changes_features_alone_the_seed_all_and_the_form_nothing() -
     assert torch.equal(sparse.edge_index, usual.edge_index) and torch.equal(sparse.y, usual.y)
 
 
-def test_impossible_numbers_are_refused() -> None:
+def test_impossible_numbers_are_refused():
     for changes, message in (
         ({"classes": 1}, "data.classes = 1.*data.nodes"),
         ({"degree": -1.0}, "data.degree = -1.0"),
@@ -99,9 +99,7 @@ def test_impossible_numbers_are_refused() -> None:
         csbm(1_000_000, 7, features=512)
 
 
-def test_a_graph_too_large_to_be_dense_has_sparse_features_where_they_are_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_graph_too_large_to_be_dense_has_sparse_features_where_they_are_taken(monkeypatch):
     config = DataConfig(
         name="csbm", nodes=30, classes=3, num_features=20, active=4, features="as-is"
     )
@@ -124,7 +122,7 @@ def test_a_graph_too_large_to_be_dense_has_sparse_features_where_they_are_taken(
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_each_feature_has_one_bucket_and_one_sign(sparse: bool) -> None:
+def test_each_feature_has_one_bucket_and_one_sign(sparse):
     eye = torch.eye(200)
     hashed = sketched(eye.to_sparse_csr() if sparse else eye, 8, seed=3)
     assert (hashed.abs().sum(1) == 1).all() and (hashed != 0).any(0).all()

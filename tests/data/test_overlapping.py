@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,8 +68,8 @@ def plain_cover(edges: Tensor, order: list[int]) -> list[int]:
         chosen.append(order[gains.index(max(gains))])
 
 
-def test_the_highest_degrees_come_first_and_equal_ones_in_a_random_order() -> None:
-    def chosen(count: int, how: str, seed: int = 0) -> list[int]:
+def test_the_highest_degrees_come_first_and_equal_ones_in_a_random_order():
+    def chosen(count, how, seed=0):
         return choose_public(around(EDGES, 7), count, how, seed).tolist()
 
     assert chosen(1, "degree") == [0] and chosen(7, "degree")[-1] == 6
@@ -81,14 +80,14 @@ def test_the_highest_degrees_come_first_and_equal_ones_in_a_random_order() -> No
 
 @pytest.mark.parametrize("how", WAYS)
 @given(count=st.integers(0, 7), seed=st.integers(0, 50))
-def test_fewer_nodes_are_the_first_of_more(how: str, count: int, seed: int) -> None:
+def test_fewer_nodes_are_the_first_of_more(how, count, seed):
     every = choose_public(around(EDGES, 7), 7, how, seed).tolist()
     assert sorted(every) == list(range(7))
     assert choose_public(around(EDGES, 7), count, how, seed).tolist() == every[:count]
 
 
 @given(graph=drawn_graphs(), seed=st.integers(0, 99))
-def test_the_cover_is_that_of_the_definition(graph: tuple[Tensor, int], seed: int) -> None:
+def test_the_cover_is_that_of_the_definition(graph, seed):
     edges, n = graph
     order = torch.randperm(n, generator=chance(seed))
     assert greedy_cover(around(edges, n), order, n).tolist() == plain_cover(edges, order.tolist())
@@ -98,7 +97,7 @@ def test_the_cover_is_that_of_the_definition(graph: tuple[Tensor, int], seed: in
 @pytest.mark.parametrize(
     ("name", "sizes"), [("Cora", (1489, 1083, 406)), ("CiteSeer", (1829, 1330, 499))]
 )
-def test_sizes_are_the_papers(name: str, sizes: tuple[int, ...], how: str, data_root: Path) -> None:
+def test_sizes_are_the_papers(name, sizes, how, data_root):
     graph = load_graph(DataConfig(name=name, root=str(data_root)))
     for client in overlapping_graphs(graph, partition(public=how), seed=0):
         nodes, public = client.nodes.numel(), int(client.public.sum())
@@ -112,9 +111,7 @@ def test_sizes_are_the_papers(name: str, sizes: tuple[int, ...], how: str, data_
     shares=st.tuples(st.floats(0.06, 1), st.floats(0, 1)),
     seed=st.integers(0, 99),
 )
-def test_shares_edges_and_roles_hold_for_any_settings(
-    nodes: int, clients: int, how: str, shares: tuple[float, float], seed: int
-) -> None:
+def test_shares_edges_and_roles_hold_for_any_settings(nodes, clients, how, shares, seed):
     public, private = shares[0], (1 - shares[0]) / clients * shares[1]
     private = private if private * nodes >= 1 else 0.0
     graph = large(nodes, seed)
@@ -133,7 +130,7 @@ def test_shares_edges_and_roles_hold_for_any_settings(
         assert torch.equal(client.edge_index, to_undirected(expected, client.nodes.numel()))
 
 
-def test_what_is_left_over_is_nobodys_and_a_share_that_floats_make_too_small_is_whole() -> None:
+def test_what_is_left_over_is_nobodys_and_a_share_that_floats_make_too_small_is_whole():
     owner = deal_nodes(Neighbours.of(large()), partition(private_share=0.1), seed=0)
     counts = {value: int((owner == value).sum()) for value in (EVERYBODY, NOBODY, 0, 1, 2, 3)}
     assert counts == {EVERYBODY: 80, NOBODY: 40, 0: 20, 1: 20, 2: 20, 3: 20}
@@ -142,7 +139,7 @@ def test_what_is_left_over_is_nobodys_and_a_share_that_floats_make_too_small_is_
     assert int((owner == EVERYBODY).sum()) == 29
 
 
-def test_private_nodes_are_dealt_from_one_order_for_all_ways() -> None:
+def test_private_nodes_are_dealt_from_one_order_for_all_ways():
     one, other = (
         deal_nodes(Neighbours.of(large()), partition(public=how), seed=0)
         for how in ("degree", "random")
@@ -155,7 +152,7 @@ def test_private_nodes_are_dealt_from_one_order_for_all_ways() -> None:
     assert not torch.equal(one, other)
 
 
-def test_a_node_has_one_role_everywhere_and_classes_their_shares() -> None:
+def test_a_node_has_one_role_everywhere_and_classes_their_shares():
     graph = large(300)
     role = torch.full((300,), -1)
     for client in overlapping_graphs(graph, partition(ratios=[0.5, 0.2, 0.3]), seed=1):
@@ -170,7 +167,7 @@ def test_a_node_has_one_role_everywhere_and_classes_their_shares() -> None:
         assert counts.tolist() == pytest.approx([0.5, 0.2, 0.3], abs=0.011)
 
 
-def test_a_role_may_have_no_share_and_a_node_no_label() -> None:
+def test_a_role_may_have_no_share_and_a_node_no_label():
     y = large().y.index_fill(0, torch.arange(50), -1)
     graphs = overlapping_graphs(replace(large(), y=y), partition(ratios=[0, 0.2, 0.8]), seed=0)
     for client in graphs:
@@ -182,7 +179,7 @@ def test_a_role_may_have_no_share_and_a_node_no_label() -> None:
         check_roles(3, masks, [0.5, 0.1, 0.4])
 
 
-def test_wrong_labels_are_as_many_as_asked_and_for_training_alone() -> None:
+def test_wrong_labels_are_as_many_as_asked_and_for_training_alone():
     graphs = overlapping_graphs(large(), partition(label_noise=0.15), seed=0)
     for client in graphs:
         wrong = client.train_y != client.y
@@ -225,8 +222,6 @@ def edgeless(nodes: int) -> Graph:
         (edgeless(5), {}, "graph.*5"),
     ],
 )
-def test_impossible_settings_are_refused(
-    graph: Graph, changes: dict[str, Any], message: str
-) -> None:
+def test_impossible_settings_are_refused(graph, changes, message):
     with pytest.raises((DataError, ConfigError), match=message):
         overlapping_graphs(graph, partition(**changes), seed=0)

@@ -59,7 +59,7 @@ def raw_files(name: str) -> dict[str, Any]:
     """Give what lies in the folder ``raw`` of a set."""
     if name == "WikiCS":
         masks = {"train_masks": TRAIN, "val_masks": VAL, "stopping_masks": VAL}
-        masks["test_mask"] = [False, False, True, True]  # type: ignore[assignment]
+        masks["test_mask"] = [False, False, True, True]
         links = [[1], [0, 2], [2], []]
         content = {"features": X.tolist(), "labels": [0, 1, 2, 1], "links": links}
         return {"data.json": json.dumps({**content, **masks})}
@@ -127,16 +127,7 @@ def listing(folder: Path) -> Listing:
         ),
     ],
 )
-def test_raw_files_of_each_layout_become_a_graph(
-    name: str,
-    settings: dict[str, Any],
-    seed: int,
-    x: list[list[float]],
-    y: list[int],
-    parts: list[list[int]] | None,
-    cache: Path,
-    root: Path,
-) -> None:
+def test_raw_files_of_each_layout_become_a_graph(name, settings, seed, x, y, parts, cache, root):
     write(root, name)
     data = load_data(DataConfig(name=name, **settings), seed=seed)
     torch.testing.assert_close(data.x, torch.tensor(x, dtype=torch.float32))
@@ -150,7 +141,7 @@ def test_raw_files_of_each_layout_become_a_graph(
             load_data(DataConfig(name=name))
 
 
-def test_the_root_is_only_read_once_and_new_raw_files_are_noticed(cache: Path, root: Path) -> None:
+def test_the_root_is_only_read_once_and_new_raw_files_are_noticed(cache, root):
     write(root, "WikiCS", "Actor")
     before = listing(root)
     first = load_data(DataConfig(name="WikiCS"))
@@ -172,9 +163,7 @@ def test_the_root_is_only_read_once_and_new_raw_files_are_noticed(cache: Path, r
     assert listing(cache) == before
 
 
-def test_a_missing_set_says_what_is_missing_where_and_what_to_do(
-    cache: Path, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_set_says_what_is_missing_where_and_what_to_do(cache, root, monkeypatch):
     raw = root / "Planetoid" / "Cora" / "raw"
     raw.mkdir(parents=True)
     (raw / "ind.cora.x").touch()  # one of eight is there
@@ -194,18 +183,13 @@ def test_a_missing_set_says_what_is_missing_where_and_what_to_do(
             load_data(DataConfig(name="Flickr"), download=download)
 
 
-def test_what_was_downloaded_is_found_again_without_a_network(
-    cache: Path,
-    root: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_was_downloaded_is_found_again_without_a_network(cache, root, tmp_path, monkeypatch):
     import torch_geometric.datasets.wikics as module
 
     write(tmp_path / "server", "WikiCS")
     served = tmp_path / "server" / "WikiCS" / "raw" / "data.json"
 
-    def fetch(url: str, folder: str) -> None:
+    def fetch(url, folder):
         (Path(folder) / url.rpartition("/")[2]).write_bytes(served.read_bytes())
 
     monkeypatch.setattr(module, "download_url", fetch)
@@ -228,14 +212,12 @@ def test_what_was_downloaded_is_found_again_without_a_network(
         (PygName("Airports", "atlantis"), "Airports/atlantis"),
     ],
 )
-def test_classes_that_cannot_be_used_are_reported(
-    name: PygName, message: str, cache: Path, root: Path
-) -> None:
+def test_classes_that_cannot_be_used_are_reported(name, message, cache, root):
     with pytest.raises(DataError, match=message):
         load_pyg(name, root=root, download=False)
 
 
-def test_several_graphs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_graphs_are_refused(monkeypatch):
     import torch_geometric.datasets as datasets
 
     for graphs in ([], [object()] * 2):
@@ -262,7 +244,7 @@ class Harmful:
         return os.mkdir, (str(self.path),)
 
 
-def test_nothing_in_a_file_is_executed_and_no_class_allowed_for_good(tmp_path: Path) -> None:
+def test_nothing_in_a_file_is_executed_and_no_class_allowed_for_good(tmp_path):
     proof, before = tmp_path / "proof", set(torch.serialization.get_safe_globals())
     content = own_graph(extra=Harmful(proof))
     saved = save(tmp_path / "saved.pt", content)
@@ -282,7 +264,7 @@ HETERO = HeteroData()
 HETERO["a", "to", "b"].edge_index = torch.tensor([[0], [1]])
 
 
-def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(tmp_path):
     with pytest.raises(DataError, match=f"{tmp_path}/absent.pt"):
         load_file(tmp_path / "absent.pt")
     whole = save(tmp_path / "whole.pt", own_graph()).read_bytes()
@@ -307,7 +289,7 @@ def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(tmp_path: Path) 
 
 
 @pytest.fixture
-def ogb() -> None:
+def ogb():
     pytest.importorskip("ogb.nodeproppred", reason="the package ogb is not installed")
 
 
@@ -342,9 +324,7 @@ def write_ogb(root: Path, name: str = "ogbn-arxiv", split: str = "time") -> Path
     ("name", "split", "classes"),
     [("ogbn-arxiv", "time", 40), ("ogbn-products", "sales_ranking", 47)],
 )
-def test_sets_of_ogb(
-    name: str, split: str, classes: int, ogb: None, cache: Path, root: Path
-) -> None:
+def test_sets_of_ogb(name, split, classes, ogb, cache, root):
     folder = write_ogb(root, name, split)
     before = sorted(path.relative_to(folder) for path in folder.rglob("*"))
     for _ in range(2):  # processed, then from the cache
@@ -362,13 +342,11 @@ def test_sets_of_ogb(
             load_data(DataConfig(name=other))
 
 
-def test_arxiv_never_asks_a_question(
-    ogb: None, cache: Path, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arxiv_never_asks_a_question(ogb, cache, root, monkeypatch):
     asked = []
     real = builtins.input
 
-    def record(*arguments: Any) -> str:
+    def record(*arguments):
         asked.append(arguments)
         return real(*arguments)
 
@@ -383,7 +361,7 @@ def test_arxiv_never_asks_a_question(
     assert len(asked) == 1
 
 
-def test_missing_files_are_named(ogb: None, cache: Path, root: Path) -> None:
+def test_missing_files_are_named(ogb, cache, root):
     folder = write_ogb(root)
     (folder / "split" / "time" / "valid.csv.gz").unlink()
     with pytest.raises(DataError, match=r"valid\.csv\.gz.*root/ogbn_arxiv"):
@@ -393,7 +371,7 @@ def test_missing_files_are_named(ogb: None, cache: Path, root: Path) -> None:
     assert list(cache.iterdir()) == []
 
 
-def test_of_duplicate_nodes_the_one_that_is_linked_is_kept() -> None:
+def test_of_duplicate_nodes_the_one_that_is_linked_is_kept():
     # 0, 1 and 3 link to 2 alone; 1 is of another class, and 2 links back to 3 alone.
     edges = torch.tensor([[0, 1, 3, 2, 2], [2, 2, 2, 3, 3]])
     masks = torch.tensor([[1, 0], [1, 1], [0, 0], [0, 1]], dtype=torch.bool)
@@ -405,9 +383,7 @@ def test_of_duplicate_nodes_the_one_that_is_linked_is_kept() -> None:
     assert as_graph(kept).notes[0].startswith("3 of 4 nodes kept")
 
 
-def test_the_setting_counts_before_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_setting_counts_before_the_environment(tmp_path, monkeypatch):
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
     two.mkdir()
@@ -423,7 +399,7 @@ def test_the_setting_counts_before_the_environment(
         data_root(None)
 
 
-def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_where_the_environment_says(monkeypatch):
     monkeypatch.setenv("FLOWER_GRAPH_CACHE", "/a")
     monkeypatch.setenv("XDG_CACHE_HOME", "/b")
     monkeypatch.setenv("HOME", "/c")
@@ -435,9 +411,9 @@ def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_folder_that_cannot_be_filled_leaves_nothing_and_is_reported(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fill(folder: Path) -> None:
+    cache, tmp_path, monkeypatch
+):
+    def fill(folder):
         (folder / "half").touch()
         raise error
 
@@ -457,16 +433,16 @@ def test_a_folder_that_cannot_be_filled_leaves_nothing_and_is_reported(
     assert copy.read_text() == "content" and copy.stat().st_mode & 0o200
 
 
-def test_writers_at_once_each_get_a_complete_folder(cache: Path) -> None:
+def test_writers_at_once_each_get_a_complete_folder(cache):
     together = threading.Barrier(4)
     results = []
 
-    def fill(folder: Path) -> None:
+    def fill(folder):
         (folder / "first").touch()
         together.wait(timeout=30)  # all four are past the look-up, and in the middle
         (folder / "second").touch()
 
-    def work() -> None:
+    def work():
         folder = cached_folder("key", fill)
         results.append({path.name for path in folder.iterdir()})
 
@@ -483,12 +459,12 @@ def test_writers_at_once_each_get_a_complete_folder(cache: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def direct(monkeypatch: pytest.MonkeyPatch) -> None:
+def direct(monkeypatch):
     """Keep a proxy of the machine out of the way."""
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 
-def test_a_silent_host_does_not_hold_anything_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_host_does_not_hold_anything_up(monkeypatch):
     monkeypatch.setattr(cache_module, "PROBE_SECONDS", 0.2)
     start, before = time.monotonic(), socket.getdefaulttimeout()
     with (
@@ -503,13 +479,13 @@ def test_a_silent_host_does_not_hold_anything_up(monkeypatch: pytest.MonkeyPatch
     assert socket.getdefaulttimeout() == before
 
 
-def test_one_host_that_answers_is_enough_and_none_to_reach_no_failure() -> None:
+def test_one_host_that_answers_is_enough_and_none_to_reach_no_failure():
     check_reachable([])
     with socket.create_server(("127.0.0.1", 0)) as server:  # nobody listens there afterwards
         closed = f"http://127.0.0.1:{server.getsockname()[1]}/file"
     with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def answer() -> None:
+        def answer():
             connection, _ = server.accept()
             with connection:
                 connection.recv(4096)

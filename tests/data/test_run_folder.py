@@ -6,9 +6,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,14 +45,14 @@ def manifest(**changes: Any) -> Manifest:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Write a folder of one tensor."""
     path = tmp_path / "client-0003"
     write_folder(path, manifest(details={"graphless-clients": 2}), {"3.y": torch.arange(4)})
     return path
 
 
-def test_what_was_written_is_read_back_by_its_owner_alone(folder: Path) -> None:
+def test_what_was_written_is_read_back_by_its_owner_alone(folder):
     found = open_folder(folder, SETTINGS, CLIENTS)
     there = found.manifest
     assert (there.role, there.app, there.clients) == ("clients", "fedgls", [3])
@@ -71,7 +69,7 @@ def test_what_was_written_is_read_back_by_its_owner_alone(folder: Path) -> None:
         write_folder(folder, manifest(), {})
 
 
-def test_what_cannot_be_read_is_named(folder: Path) -> None:
+def test_what_cannot_be_read_is_named(folder):
     file = folder / "data.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -105,9 +103,7 @@ def test_what_cannot_be_read_is_named(folder: Path) -> None:
         ({"settings": {"app": "fedgls"}}, "fingerprint"),
     ],
 )
-def test_a_manifest_that_is_none_or_says_something_else(
-    changes: dict[str, Any] | str, reason: str, folder: Path
-) -> None:
+def test_a_manifest_that_is_none_or_says_something_else(changes, reason, folder):
     file, text = folder / "manifest.json", changes
     if isinstance(changes, dict):  # None takes an entry out
         record = json.loads(file.read_text(encoding="utf-8")) | changes
@@ -117,7 +113,7 @@ def test_a_manifest_that_is_none_or_says_something_else(
         open_folder(folder, SETTINGS, CLIENTS)
 
 
-def test_a_folder_of_another_run_is_refused_with_what_differs(folder: Path) -> None:
+def test_a_folder_of_another_run_is_refused_with_what_differs(folder):
     for theirs, reason in (
         ({"seed": 1}, "seed is 0"),
         ({"app": "ppfl", "seed": 4}, "app is 'fedgls'"),
@@ -129,7 +125,7 @@ def test_a_folder_of_another_run_is_refused_with_what_differs(folder: Path) -> N
             open_folder(folder, {**SETTINGS, **theirs}, CLIENTS)
 
 
-def test_a_missing_folder_and_the_folder_of_the_other_role(tmp_path: Path) -> None:
+def test_a_missing_folder_and_the_folder_of_the_other_role(tmp_path):
     keys = {CLIENTS: "data-folder", SERVER: "server-folder"}
     for role, other in ((CLIENTS, SERVER), (SERVER, CLIENTS)):
         with pytest.raises(DataError, match=f"{role}.*{keys[role]}"):
@@ -169,11 +165,11 @@ def deciding(name: str, *overrides: str) -> dict[str, Any]:
         ("partition.draws=2", False),
     ],
 )
-def test_settings_that_decide_the_data(overrides: str, decide: bool) -> None:
+def test_settings_that_decide_the_data(overrides, decide):
     assert (deciding("fedgls/cora", *overrides.split()) != deciding("fedgls/cora")) is decide
 
 
-def test_the_usual_signal_and_a_files_place_decide_nothing(tmp_path: Path) -> None:
+def test_the_usual_signal_and_a_files_place_decide_nothing(tmp_path):
     assert "data.signal" not in deciding("fedgls/cora")  # as before there was a signal
     assert deciding("fedgls/cora", "data.signal=0.0")["data.signal"] == 0
     here, there = f"data.name={tmp_path}/own.pt", "data.name=elsewhere/own.pt"
@@ -190,7 +186,7 @@ def sparse(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("form", [Tensor.clone, sparse])
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.9])
-def test_a_matrix_comes_back_as_it_was(form: Callable[[Tensor], Tensor], share: float) -> None:
+def test_a_matrix_comes_back_as_it_was(form, share):
     chance = torch.Generator().manual_seed(0)
     x = torch.rand(6, 9, generator=chance) * (torch.rand(6, 9, generator=chance) < share)
     found = read_matrix("x", matrix_tensors("x", form(x)))
@@ -224,7 +220,7 @@ SHARING = OverlappingGraph(
     [client_graph(3, True), client_graph(4, False), SHARING, EGO, NAMED],
     ids=["hidden", "open", "sharing", "ego", "named"],
 )
-def test_every_field_of_a_graph_comes_back(graph: Any) -> None:
+def test_every_field_of_a_graph_comes_back(graph):
     tensors = {f"{graph.client}.{name}": t for name, t in graph_tensors(graph).items()}
     strangers = {f"1{name}": torch.zeros(1) for name in tensors}
     found = read_graph(type(graph), graph.client, tensors | strangers)
@@ -244,7 +240,7 @@ def test_every_field_of_a_graph_comes_back(graph: Any) -> None:
 # Dealing ----------------------------------------------------------------------------------------
 
 
-def test_every_client_is_in_one_folder(tmp_path: Path) -> None:
+def test_every_client_is_in_one_folder(tmp_path):
     graphs = [client_graph(number, False) for number in range(7)]
     for supernodes in (0, 8):
         with pytest.raises(ConfigError, match=f"num-supernodes: {supernodes}"):
