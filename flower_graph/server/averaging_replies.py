@@ -343,7 +343,7 @@ class RoundSoFar:
     def to_report(self, session: Session, figures: Mapping[str, object]) -> RoundReport:
         """Return the round's report, with a method's own ``figures``."""
         members = session.members
-        gone = dict.fromkeys(members.absent, NOT_CONNECTED)
+        gone = {NOT_CONNECTED: np.array(sorted(members.absent), np.int64)}
         used = self.used - self.failed.keys()
         return session.report(
             self.number,

@@ -267,7 +267,7 @@ class Session:
         answered: Collection[int] | NDArray[np.int64],
         *,
         failed: Mapping[int, str] | None = None,
-        left_out: Mapping[int, str] | None = None,
+        left_out: Mapping[str, NDArray[np.int64]] | None = None,
         idle: str = NOT_DRAWN,
         no_use: str = "",
     ) -> Participation:
@@ -278,8 +278,8 @@ class Session:
             self.asked,
             answered,
             silent={entry.node_id: entry.reason for entry in reversed(self.rejected)},
-            failed=failed,
-            left_out=left_out,
+            failed=failed or {},
+            left_out=left_out or {},
             idle=idle,
             no_use=no_use,
         )
