@@ -49,7 +49,7 @@ from flower_graph.config.schema import check_settings
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import NoClientsError
 from flower_graph.outputs.files import Snapshot
-from flower_graph.records.participation import Participation, Reasons
+from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.membership import Membership
 from flower_graph.server.round_strategy import Answer, Request, RoundStrategy
@@ -175,11 +175,11 @@ class UserTable:
         self.ledger.count(way, kind, users.size * nbytes)
         self.traffic[users, UP if way == "up" else DOWN] += nbytes
 
-    def unhosted(self, hosted: Mapping[int, IntArray]) -> Reasons:
+    def unhosted(self, hosted: Mapping[int, IntArray]) -> dict[str, IntArray]:
         nobody = ~self.roster.left
         for users in hosted.values():
             nobody[users] = False
-        return Reasons({"no SuperNode hosts it": np.flatnonzero(nobody)})
+        return {"no SuperNode hosts it": np.flatnonzero(nobody)}
 
     def state_dict(self) -> dict[str, object]:
         return {
