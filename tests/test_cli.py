@@ -296,21 +296,18 @@ def test_the_quick_reader_of_a_configs_data_says_what_the_loader_says() -> None:
 
 
 def test_reproduce_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    calls: list[tuple[tuple[Any, ...], Call]] = []
-    module(
-        monkeypatch,
-        "apps.reproduce.command",
-        main=lambda *given, **rest: calls.append((given, rest)),
-    )
-    words = ["reproduce", "nfedgnn", "--out", str(tmp_path), "--only", "data=Cora"]
-    words += ["--only", "data=PubMed", "--only", "model=gcn", "--seeds", "0,1", "--rounds", "5"]
+    from flower_graph.apps.reproduce import command
+
+    papers = list[command.Paper]()
+    monkeypatch.setattr(command, "reproduce", lambda paper, out: papers.append(paper))
+    words = ["reproduce", "fedgls", "--out", str(tmp_path), "--only", "data=Cora"]
+    words += ["--only", "data=PubMed", "--only", "model=MLP", "--seeds", "0,1", "--rounds", "5"]
     assert cli.main(words) == 0
-    assert cli.main(["reproduce", "nfedgnn", "--out", str(tmp_path)]) == 0
-    only = {"data": ["Cora", "PubMed"], "model": ["gcn"]}
-    assert calls == [
-        (("nfedgnn", tmp_path), {"only": only, "seeds": [0, 1], "rounds": 5}),
-        (("nfedgnn", tmp_path), {"only": {}, "seeds": None, "rounds": None}),
-    ]
+    assert cli.main(["reproduce", "fedgls", "--out", str(tmp_path)]) == 0
+    chosen, whole = (paper.lines for paper in papers)
+    assert {(one.data, one.model) for one in chosen} == {("Cora", "MLP"), ("PubMed", "MLP")}
+    assert {(*one.seeds, one.rounds) for one in chosen} == {(0, 1, 5)}
+    assert len(whole) == len(command.read_paper("fedgls").lines)
 
 
 def test_a_closed_pipe_is_no_fault() -> None:

@@ -105,7 +105,6 @@ def test_its_keys_are_checked_and_shown(capsys: pytest.CaptureFixture[str]) -> N
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.slow  # a process of its own
 @pytest.mark.slow
 def test_it_goes_on_and_predicts_only_where_it_is_given(
     package: Path, monkeypatch: pytest.MonkeyPatch
@@ -124,7 +123,6 @@ def test_it_goes_on_and_predicts_only_where_it_is_given(
     assert (package / "three.csv").is_file()
 
 
-@pytest.mark.slow  # its runs have processes of their own
 @pytest.mark.slow
 def test_the_pages_table_is_run(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = ["--out", "table", "--rounds", "1", "--seeds", "0"]

@@ -192,25 +192,6 @@ def test_the_site_is_in_the_wheel_small_and_found(
         assert path.is_file() and path.is_relative_to(installed)
 
 
-def test_pages_are_in_the_wheel_small_and_printed(
-    distributions: Path, installed: Path, tmp_path: Path
-) -> None:
-    (wheel,) = distributions.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        parts = [one for one in archive.infolist() if one.filename.startswith(f"{GUIDES}/")]
-    assert sum(part.compress_size for part in parts) < 5e5
-    if INDEX.exists():
-        pytest.skip("`make docs` has been run, and the site's pages are opened instead")
-    for page, words in (
-        ("own-data", "# Graphs of your own"),
-        ("configuration", "| `strategy.learning_rate` |"),
-        ("command-line", "--overwrite"),
-        ("api", "`fg.run`: Train"),
-        ("promises", "# "),
-    ):
-        assert words in _run(installed, tmp_path, "flower-graph", "docs", page)
-
-
 def test_installed_package_is_the_wheels_and_its_command_lists_shows_and_runs(
     installed: Path, tmp_path: Path
 ) -> None:

@@ -330,44 +330,11 @@ def _add_registry(parser: argparse.ArgumentParser) -> None:
             action.add_argument("--most-clients", type=int, metavar="N", help=help_most)
 
 
-def reproduce_command(args: argparse.Namespace) -> int:
-    """Run the experiments of a paper, or a table's rows again."""
-    if args.rounds is not None and args.rounds < 1:
-        raise ConfigError(f"--rounds {args.rounds}: at least 1 is needed")
-    only: dict[str, list[str]] = {}
-    for text in args.only:
-        key, equals, value = text.partition("=")
-        if not (key and equals and value):
-            raise ConfigError(f"--only {text!r}: write KEY=VALUE, such as data=Cora")
-        only.setdefault(key, []).append(value)
-    from flower_graph.apps.cli.run import default_folder
-    from flower_graph.apps.reproduce.command import main as reproduce
-    from flower_graph.storage.writing import named
-
-    out = named(args.out or default_folder(f"reproduce-{args.paper}"))
-    if args.again:
-        from flower_graph.apps.reproduce.again import main as run_again
-
-        if args.rounds is not None:
-            raise ConfigError("--rounds: --again takes the rounds of the table")
-        return 0 if run_again(args.paper, args.again, out, only, args.seeds or ()) else 1
-    reproduce(args.paper, out, only=only, seeds=args.seeds, rounds=args.rounds)
-    return 0
-
-
 # In the order of the help; the modules are imported by the command that needs them.
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], object], str]] = {
     "run": ("train with a config", _add_run, ".run"),
-    "predict": (
-        "predict the classes of nodes with the models of a run",
-        _add_predict,
-        ".predict",
-    ),
-    "sweep": (
-        "try settings, and choose the best by validation",
-        _add_sweep,
-        "..sweep.command",
-    ),
+    "predict": ("predict the classes of nodes with the models of a run", _add_predict, ".predict"),
+    "sweep": ("try settings, and choose the best by validation", _add_sweep, "..sweep.command"),
     "compare": ("compare runs: settings, figures, costs", _add_compare, ".compare"),
     "report": ("write a page about runs, with pictures", _add_report, ".compare"),
     "list": ("list methods, configs and data sets", lambda _: None, ".overview"),
@@ -377,14 +344,10 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], object], str
     "new-method": ("write a method of your own to start from", _add_new_method, ".new_method"),
     "check": ("describe a graph, and try the methods on it", _add_check, ".check"),
     "partition": ("show which nodes each client gets", _add_partition, ".partition"),
-    "reproduce": ("run the experiments of a paper's tables", _add_reproduce, ".main"),
+    "reproduce": ("run the experiments of a paper's tables", _add_reproduce, "..reproduce.command"),
     "audit": ("measure what the server of a run can find out", _add_audit, ".audit"),
     "identity": ("make a key pair for a SuperNode", _add_identity, ".identity"),
-    "registry": (
-        "list the SuperNodes that take part in secure sums",
-        _add_registry,
-        ".identity",
-    ),
+    "registry": ("list the SuperNodes that take part in secure sums", _add_registry, ".identity"),
 }
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from flower_graph.apps.reproduce.rows import Results, Row, all_rows
+from flower_graph.apps.reproduce.rows import Results, Row
 from flower_graph.apps.reproduce.runs import AXES, Curves, Store, runs_of
 from flower_graph.apps.reproduce.table import TEST, Paper, Picture, function
 from flower_graph.report.plots import (
@@ -40,6 +41,7 @@ class Shown(NamedTuple):
 
 Drawing = Sequence[Shown]
 Options = Mapping[str, Any]  # of a ``Picture``, and its data sets
+Plot = tuple[Callable[..., object], Mapping[str, Any], Mapping[str, Any]]  # with its arguments
 
 
 def draw(out: Path, paper: Paper, results: Results, store: Store) -> list[str]:
@@ -47,34 +49,29 @@ def draw(out: Path, paper: Paper, results: Results, store: Store) -> list[str]:
     names = []
     present = dict.fromkeys(line.data for line in paper.lines)
     for picture in paper.pictures:
-        draw_it = KINDS[picture.kind] if picture.kind in KINDS else function(picture.kind)
+        kind = KINDS.get(picture.kind) or function(picture.kind)
         data = [name for name in picture.data or present if name in present]
-        if picture.group not in paper.tables:
-            continue
         for of_file in [[one] for one in data] if "{data}" in picture.file else [data]:
-            path = out / picture.file.replace("{data}", "".join(of_file[:1]).lower())
             shown = [*_shown(picture, of_file, results, store)]
-            options = {**picture.options, "data": of_file}
-            if draw_it(path, shown, all_rows(results), options):
-                names.append(path.name)
+            plot, panels, more = kind(shown, {**picture.options, "data": of_file})
+            if panels:
+                names.append(picture.file.replace("{data}", "".join(of_file[:1]).lower()))
+                plot(out / names[-1], panels, **more)
     return names
 
 
 def _shown(
     picture: Picture, data: Sequence[str], results: Results, store: Store
 ) -> Iterator[Shown]:
-    for name in data:
-        for table, methods in picture.tables.items():
-            here = [line for line in results if (line.table, line.data) == (table, name)]
-            for method in methods or dict.fromkeys(line.method for line in here):
-                for line in here:
-                    if line.method == method:
-                        rows = [row for _, row in results[line]]
-                        runs = runs_of(line, store)
-                        yield Shown(table, *line.names, bool(line.trained), runs, rows)
+    for name, (table, methods) in product(data, picture.tables.items()):
+        here = [line for line in results if (line.table, line.data) == (table, name)]
+        for method in methods or dict.fromkeys(line.method for line in here):
+            for line in [line for line in here if line.method == method]:
+                runs = runs_of(line, store)
+                yield Shown(table, *line.names, bool(line.trained), runs, results[line])
 
 
-def curves(path: Path, shown: Drawing, _: object, options: Options) -> bool:
+def curves(shown: Drawing, _: Options) -> Plot:
     """Draw accuracy and loss by round, a panel for each data set, a curve for each method."""
     panels: dict[str, dict[str, CurveSet]] = {}
     reference: dict[str, float] = {}
@@ -85,31 +82,25 @@ def curves(path: Path, shown: Drawing, _: object, options: Options) -> bool:
         elif runs:
             accuracy, loss = [run.test_accuracy for run in runs], [r.cross_entropy for r in runs]
             panels.setdefault(one.data, {})[one.method] = CurveSet(accuracy, loss)
-    if panels:
-        plot_grid(path, panels, reference)
-    return bool(panels)
+    return plot_grid, panels, {"reference": reference}
 
 
-def intervals(path: Path, shown: Drawing, _: object, options: Options) -> bool:
+def intervals(shown: Drawing, options: Options) -> Plot:
     """Draw means with deviations, a panel for each data set, and the paper's figures beside.
 
     ``also`` has more points of a method: their names, and the figures that they show.
     """
     panels: dict[str, dict[str, Interval]] = {}
     for one in shown:
-        points = {one.method: options.get("metric", TEST)} | options.get("also", {}).get(
-            one.method, {}
-        )
-        for name, metric in points.items():
+        also = options.get("also", {}).get(one.method, {})
+        for name, metric in {one.method: options.get("metric", TEST), **also}.items():
             for row in [row for row in one.rows if row["metric"] == metric][:1]:
                 interval = Interval(row["mean"], row["std"], row["paper"])
                 panels.setdefault(one.data, {}).setdefault(name, interval)
-    if panels:
-        plot_intervals(path, panels, label=options.get("label", "test accuracy"))
-    return bool(panels)
+    return plot_intervals, panels, {"label": options.get("label", "test accuracy")}
 
 
-def matrices(path: Path, shown: Drawing, _: object, options: Options) -> bool:
+def matrices(shown: Drawing, options: Options) -> Plot:
     """Draw a matrix of figures by two settings, a panel for each metric, all on one scale."""
     y, x = options["axes"]
     rows = [row for one in shown for row in one.rows]
@@ -119,13 +110,11 @@ def matrices(path: Path, shown: Drawing, _: object, options: Options) -> bool:
         mean = {(row[y], row[x]): row["mean"] for row in rows if row["metric"] == metric}
         if any(map(isfinite, mean.values())):
             panels[name] = [[mean.get((v, h), nan) for h in sides[x]] for v in sides[y]]
-    if panels:
-        columns = (x, sides[x])
-        plot_matrices(path, panels, rows=(y, sides[y]), columns=columns, label=options["label"])
-    return bool(panels)
+    more = {"rows": (y, sides[y]), "columns": (x, sides[x]), "label": options["label"]}
+    return plot_matrices, panels, more
 
 
-def axes(path: Path, shown: Drawing, _: object, options: Options) -> bool:
+def axes(shown: Drawing, options: Options) -> Plot:
     """Draw accuracy by rounds, by local steps and by bytes sent, a curve for each method.
 
     Of many methods those at stake are ``marked``, and the others grey.
@@ -138,12 +127,10 @@ def axes(path: Path, shown: Drawing, _: object, options: Options) -> bool:
             name = one.method if one.data in options["data"] else f"{one.method}, {one.data}"
             drawn = Spent(spent, [curves.best_so_far for curves in trained])
             panels.setdefault(label, {})[name] = drawn
-    if panels:
-        plot_spent(path, panels, options.get("marked", ()))
-    return bool(panels)
+    return plot_spent, panels, {"marked": options.get("marked", ())}
 
 
-def budgets(path: Path, shown: Drawing, _: object, options: Options) -> bool:
+def budgets(shown: Drawing, _: Options) -> Plot:
     """Draw accuracy by privacy budget, a panel for each model; lines without one are levels."""
     panels: dict[str, Panel] = {}
     noisy = "with noise"
@@ -154,11 +141,9 @@ def budgets(path: Path, shown: Drawing, _: object, options: Options) -> bool:
                 panel.budgets[row["epsilon"]], noisy = row["values"], one.method
             else:
                 panel.levels[one.method] = row["values"]
-    if panels:
-        plot_budgets(path, panels, noisy=noisy)
-    return bool(panels)
+    return plot_budgets, panels, {"noisy": noisy}
 
 
-KINDS: dict[str, Callable[..., bool]] = {
+KINDS: dict[str, Callable[..., Plot]] = {
     one.__name__: one for one in (axes, budgets, curves, intervals, matrices)
 }

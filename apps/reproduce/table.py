@@ -31,7 +31,6 @@ BASELINES = {  # methods without a GNN, by the name of their lines
     }.items()
 }
 _, REGRESSION, PROPAGATION = BASELINES
-READ = "How to read this: [README.md](README.md)."
 MOST_TRIED = 4  # settings of a method, and as many that only it has
 
 Settings = Sequence[str]
@@ -202,8 +201,7 @@ class Picture:
 
     file: str
     kind: str  # one of ``pictures.KINDS``, or module:function
-    group: str  # of tables, with which it is drawn
-    tables: Mapping[str, Sequence[str] | None] = field(default_factory=dict)  # methods, or all
+    tables: Mapping[str, Sequence[str] | None]  # methods, or all
     data: Sequence[str] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -214,8 +212,8 @@ class Paper:
 
     Attributes
     ----------
-    title, notes : str
-        The page's heading and first paragraphs.
+    title : str
+        The page's heading.
     tables : mapping
         Lines by group, in the order in which they are run. Groups may share lines.
     on_request : sequence of str
@@ -229,7 +227,6 @@ class Paper:
 
     title: str
     tables: Mapping[str, Sequence[Line]]
-    notes: str = ""
     on_request: Sequence[str] = ()
     pictures: Sequence[Picture] = ()
     settings: Mapping[str, Sequence[str]] = field(default_factory=dict)

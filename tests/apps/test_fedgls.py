@@ -184,6 +184,3 @@ def test_a_folder_is_read_anew_when_a_file_is(config_of: MakeFedGLSConfig, folde
     later = (folder / "2.pt").stat().st_mtime_ns + 10**9
     os.utime(folder / "2.pt", ns=(later, later))
     assert graphless(config) == 2
-
-
-# The whole of it ---------------------------------------------------------------------------------
