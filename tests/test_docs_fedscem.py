@@ -41,24 +41,3 @@ def test_the_example_runs_and_equals_a_run_in_the_clear(capsys: pytest.CaptureFi
     # The first round's means, in steps of 2^-12, have been through one fusion.
     assert clear.train_metrics_clientapp[1]["loss"] == pytest.approx(losses[1]["loss"], abs=1e-3)
     assert math.isnan(metrics[1]["val-accuracy"])  # nobody has nodes for validation
-<<<<<<< HEAD
-=======
-
-
-def test_trained_models_can_be_read_from_the_last_checkpoint(tmp_path: Path) -> None:
-    egos = [example(1)["my_network"](number) for number in range(12)]
-
-    def client_fn(context: Context) -> EgoNetworkClient:
-        own = egos[int(context.node_config["partition-id"])]
-        return EgoNetworkClient(context, [own], checkpoint_dir=tmp_path)
-
-    grid = InProcessGrid(make_client_app(client_fn), num_supernodes=12)
-    saving = MaskedEmbeddingAveraging(SETTINGS, checkpoint_dir=tmp_path, checkpoint_every=50)
-    reported = saving.start(grid, num_rounds=3).evaluate_metrics_clientapp[3]["test-accuracy"]
-    found = []
-    for number, ego in enumerate(egos):
-        tensors = load_client(round_folder(tmp_path, 3) / f"client-{number}.safetensors")
-        chosen = EgoCohort([ego], SETTINGS, tensors)
-        found.append(float(chosen.evaluate(chosen.embed()).accuracy[0, 2]))
-    assert sum(found) / 12 == pytest.approx(reported, abs=2**-12)
->>>>>>> coh
