@@ -182,13 +182,8 @@ class PPFLConfig(RunConfig):
                 other = f"strategy.alignment={SECURE}"
                 refuse_with(f"strategy.{key}", getattr(how, key), other, why)
         if model.name == GAT:
-            fits, whole = model.dimension % self.gat.heads == 0, f"model.dimension: {model.dimension}"
-            require(
-                fits,
-                "gat.heads",
-                self.gat.heads,
-                f"a divisor of model.dimension: {model.dimension}",
-            )
+            fits, words = model.dimension % self.gat.heads == 0, "a divisor of model.dimension"
+            require(fits, "gat.heads", self.gat.heads, f"{words}: {model.dimension}")
             learns = f"with the first above 0: model.name={GAT} learns from labels"
             require(ratios[0] > 0, "partition.ratios", ratios, learns)
 
