@@ -330,8 +330,6 @@ def yed(folder: Path) -> Path:
     )
     (folder / "yed.graphml").write_text(
         f"{ANY[:-1]} {space}"
-        '<key attr.name="Description" attr.type="string" for="graph" id="d0"/>'
-        '<key for="port" id="d1" yfiles.type="portgraphics"/>'
         '<key attr.name="url" attr.type="string" for="node" id="d4"/>'
         '<key attr.name="description" attr.type="string" for="node" id="d5"/>'
         '<key for="node" id="d6" yfiles.type="nodegraphics"/>'
@@ -339,7 +337,7 @@ def yed(folder: Path) -> Path:
         '<key attr.name="age" attr.type="double" for="node" id="d8"/>'
         '<key for="graphml" id="d9" yfiles.type="resources"/>'
         '<key for="edge" id="d10" yfiles.type="edgegraphics"/>'
-        f'<graph edgedefault="directed" id="G"><data key="d0"/>{nodes}'
+        f'<graph edgedefault="directed" id="G">{nodes}'
         '<edge id="e0" source="n0" target="n1"><data key="d10"><y:PolyLineEdge/></data></edge>'
         '</graph><data key="d9"><y:Resources/></data></graphml>'
     )

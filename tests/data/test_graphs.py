@@ -462,9 +462,6 @@ def test_sparse_features_that_would_be_too_large_are_refused_before_anything_is_
         check_dense_size(1_000_000, 501, "do that")
 
 
-# Checks before training -------------------------------------------------------------------------
-
-
 def test_a_graph_to_train_on_has_edges_or_not_and_a_labelled_node_in_each_mask():
     train, val, test, _ = torch.eye(4, dtype=torch.bool)
     edges, y = torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 1, 0, -1])

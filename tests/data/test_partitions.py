@@ -375,9 +375,6 @@ def test_a_client_that_cannot_train_is_refused():
         check_neighbours(graphs, 5)
 
 
-# --- clients that share nodes
-
-
 def test_a_node_has_one_role_at_all_clients_that_hold_it():
     how = settings(method="metis-overlapping", clients=10)
     found = {}
@@ -504,14 +501,13 @@ def test_the_first_of_more_egos_with_enough_nodes_are_drawn():
         for seed in range(5):
             egos = sample_egos(whole(), len(allowed), 1, least, seed)
             assert sorted(egos.tolist()) == allowed
-    # A view would carry the storage of all clients with it when it is saved or sent.
     ring = torch.arange(3 * CHUNK)  # more than are searched at once
-    networks = ego_networks(
-        whole([ring.tolist(), ring.roll(-1).tolist()], len(ring)), ring.flip(0), 1
-    )
+    circle = whole(torch.stack([ring, ring.roll(-1)]).tolist(), len(ring))
+    networks = ego_networks(circle, ring.flip(0), 1)
     assert [one.client for one in networks] == ring.tolist()
     for one in networks[1:-1]:
         assert one.nodes.tolist() == [one.ego - 1, one.ego, one.ego + 1]
+    # A view would carry the storage of all clients with it when it is saved or sent.
     for network in networks[:3]:
         for value in (network.nodes, network.edge_index, network.x, network.y):
             assert value.untyped_storage().nbytes() == value.numel() * value.element_size()
@@ -540,10 +536,8 @@ def test_shares_within_a_client(nodes, ratios, sizes):
 def test_nodes_without_a_label_are_in_no_part():
     data = whole(y=[-1, 2, -1, -1, -1, -1])
     networks = ego_networks(data, [0, 3, 5], 1)
-    for done in (
-        split_per_client(networks, RATIOS, seed=0),
-        split_global(networks, data.y, RATIOS, seed=0),
-    ):
+    ways = split_per_client(networks, RATIOS, 0), split_global(networks, data.y, RATIOS, 0)
+    for done in ways:
         assert [roles(network) for network in done] == [[[1], [], []], [[1], [], []], [[], [], []]]
 
 
@@ -568,12 +562,6 @@ def test_global_roles_are_the_same_at_every_client(seed, pairs):
                 assert found.setdefault(node, role) == role
     assert sorted(found) == list(range(20))
     assert [list(found.values()).count(role) for role in range(3)] == [12, 4, 4]
-
-
-# --- the whole partition
-
-
-# --- bad input
 
 
 # What is refused --------------------------------------------------------------------------------

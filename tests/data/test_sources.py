@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from partition_helpers import own_graph
 from scipy.sparse import csr_matrix
 from torch_geometric.data import Data, HeteroData
 
@@ -47,7 +46,6 @@ from flower_graph.errors import DataError
 from flower_graph.ops import logistic_regression
 from flower_graph.storage.files import data_root
 
-Listing = dict[str, tuple[int, int]]
 
 X = np.array([[1, 0, 1], [0, 2, 0], [0, 0, 0], [1, 1, 2]], dtype=np.float32)
 # Rows of X divided by their sums.
@@ -102,10 +100,7 @@ def write(root: Path, *names: str) -> None:
                 np.savez(raw / file, **content)
 
 
-# What lies in the folder ``raw`` of each set
-
-
-def listing(folder: Path) -> Listing:
+def listing(folder: Path) -> dict[str, tuple[int, int]]:
     """Size and time of change of everything in a folder."""
     stats = {path.relative_to(folder).as_posix(): path.stat() for path in folder.rglob("*")}
     return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
@@ -245,6 +240,9 @@ def test_several_graphs_are_refused(monkeypatch):
 # Graphs of the user: nothing in a file is executed ----------------------------------------------
 
 
+OWN = {"x": torch.eye(3), "edge_index": torch.tensor([[0], [1]]), "y": torch.tensor([0, 1, 0])}
+
+
 def save(path: Path, content: Any) -> Path:
     torch.save(content, path)
     return path
@@ -262,7 +260,7 @@ class Harmful:
 
 def test_nothing_in_a_file_is_executed_and_no_class_allowed_for_good(tmp_path):
     proof, before = tmp_path / "proof", set(torch.serialization.get_safe_globals())
-    content = own_graph(extra=Harmful(proof))
+    content = OWN | {"extra": Harmful(proof)}
     saved = save(tmp_path / "saved.pt", content)
     (tmp_path / "pickled.pt").write_bytes(pickle.dumps(content, protocol=2))
     for path in (saved, tmp_path / "pickled.pt", save(tmp_path / "data.pt", Data(**content))):
@@ -272,7 +270,7 @@ def test_nothing_in_a_file_is_executed_and_no_class_allowed_for_good(tmp_path):
     torch.load(saved, weights_only=False)  # the same file would have done it
     assert proof.exists()
     assert Data in before  # PyG's own doing, which must last
-    load_file(save(tmp_path / "graph.pt", Data(**own_graph())))
+    load_file(save(tmp_path / "graph.pt", Data(**OWN)))
     assert set(torch.serialization.get_safe_globals()) == before
 
 
@@ -283,7 +281,7 @@ HETERO["a", "to", "b"].edge_index = torch.tensor([[0], [1]])
 def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(tmp_path):
     with pytest.raises(DataError, match=f"{tmp_path}/absent.pt"):
         load_file(tmp_path / "absent.pt")
-    whole = save(tmp_path / "whole.pt", own_graph()).read_bytes()
+    whole = save(tmp_path / "whole.pt", OWN).read_bytes()
     half = len(whole) // 2
     for name, content, message in (
         ("empty", b"", "is empty"),
@@ -548,9 +546,6 @@ def test_a_name_is_a_file_or_a_folder_when_it_looks_like_one(tmp_path, monkeypat
         assert folder_path(name) == (Path(name) if is_folder else None), name
     with pytest.raises(DataError, match=r"'absent\.pt'"):
         load_data(DataConfig(name="absent.pt"))
-
-
-# Graphs -----------------------------------------------------------------------------------------
 
 
 COUNTS = ("nodes", "edges", "features", "classes", "isolated", "train", "val", "test")
