@@ -142,34 +142,20 @@ def test_a_large_regression_is_fitted_to_a_sample_whose_size_is_said(monkeypatch
     assert baselines.SKIPPED in client_baselines([graph])["logistic-regression"]
 
 
-def chained(number: int, y: list[int], roles: str, edges: list[list[int]]) -> SimpleNamespace:
-    """Give a toy whose nodes are joined in both directions."""
-    ends = torch.tensor(edges).t()
-    graph = vars(toy(number, [[1.0]] * len(y), y, roles=roles))
-    return SimpleNamespace(**{**graph, "edge_index": torch.cat([ends, ends.flip(0)], 1)})
-
-
-def test_labels_spread_over_each_clients_own_edges():
+def test_labels_spread_over_each_clients_own_edges(monkeypatch):
     # 0 - 3 and 1 - 4 are joined, nothing reaches 5: it is of the client's commonest class, 0
-    first = chained(0, [0, 1, 0, 0, 1, 0], "ttteee", [[0, 3], [1, 4]])
-    second = chained(1, [1, 2, 1, 2], "ttee", [[0, 2], [1, 3]])
+    first = toy(0, [[1.0]] * 6, [0, 1, 0, 0, 1, 0], [(0, 3), (1, 4)], "ttteee")
+    second = toy(1, [[1.0]] * 4, [1, 2, 1, 2], [(0, 2), (1, 3)], "ttee")
     assert client_baselines([first, second])["label-propagation"]["test"] == 1.0
     assert graph_baselines(first)["label-propagation"]["test"] == 1.0
     bare = SimpleNamespace(**vars(second), is_graphless=True)  # its edges are not for it to use
     found = client_baselines([first, bare])["label-propagation"]["test"]
     assert found == pytest.approx((1 + 1 / 2) / 2)  # 1, the first of its equals, for 1 and 2
-
-
-def test_validation_labels_are_spread_too_where_asked_for():
     # 2 and 3 are tested: 2 is joined to a training node, 3 to a validation node of another class
-    graph = chained(0, [0, 1, 0, 1], "tvee", [[0, 2], [1, 3]])
+    graph = toy(0, [[1.0]] * 4, [0, 1, 0, 1], [(0, 2), (1, 3)], "tvee")
     assert graph_baselines(graph)["label-propagation"]["test"] == 0.5
     assert baselines.propagate_all_labels(graph) == {"val": 0.0, "test": 1.0}
-
-
-def test_a_graph_too_large_to_spread_over_is_skipped_in_words(monkeypatch):
-    graph = chained(0, [0, 1, 0, 1], "ttee", [[0, 2], [1, 3]])
-    monkeypatch.setattr(baselines, "LARGEST", 4 * 2 - 1)
+    monkeypatch.setattr(baselines, "LARGEST", 4 * 1 - 1)  # edges, in both directions, and classes
     found = graph_baselines(graph)["label-propagation"]
     assert math.isnan(found["test"]) and "4 edges" in found[baselines.SKIPPED]
 

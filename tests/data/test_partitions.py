@@ -1,4 +1,4 @@
-"""Clients cut out of one graph: how it is cut, nodes, edges, splits, who is graphless, refusals."""
+"""Clients cut out of one graph: nodes, edges, splits, public nodes, figures, refusals."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import random
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from itertools import chain, pairwise
 from typing import Any
 
@@ -18,12 +19,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from partition_helpers import EDGES, ONE_WAY, RATIOS, chance, large, roles, same
+from partition_helpers import EDGES, ONE_WAY, RATIOS, chance, large, mask, roles, same
 from torch import Tensor
 from torch_geometric.utils import k_hop_subgraph, subgraph
 
+from flower_graph.config.common import DataConfig
 from flower_graph.config.partition import PartitionSection
-from flower_graph.data import Graph, csbm, to_undirected
+from flower_graph.data import Graph, csbm, load_graph, to_undirected
+from flower_graph.data.graph import Neighbours
 from flower_graph.data.partition.client_graphs import (
     ClientGraph,
     check_client_graph,
@@ -51,9 +54,25 @@ from flower_graph.data.partition.ego_networks import (
     split_global,
     split_per_client,
 )
-from flower_graph.data.partition.overlapping import overlapping_graphs
+from flower_graph.data.partition.overlapping import (
+    EVERYBODY,
+    NOBODY,
+    OverlappingGraph,
+    choose_public,
+    deal_nodes,
+    greedy_cover,
+    noisy_labels,
+    overlapping_graphs,
+)
+from flower_graph.data.partition.statistics import (
+    client_statistics,
+    ego_statistics,
+    node_statistics,
+    overlap_statistics,
+)
 from flower_graph.data.splits import (
     Masks,
+    check_roles,
     geom_gcn_split,
     labelled_split,
     random_split,
@@ -61,7 +80,7 @@ from flower_graph.data.splits import (
     stratified_split,
 )
 from flower_graph.errors import ConfigError, DataError
-from flower_graph.strategies.ppfl.config import PartitionConfig as PPFLPartition
+from flower_graph.strategies.ppfl.config import PartitionConfig
 
 
 def clique(*nodes: int) -> list[tuple[int, int]]:
@@ -72,6 +91,7 @@ def clique(*nodes: int) -> list[tuple[int, int]]:
 CLIQUES = torch.tensor([*clique(0, 2, 4, 6), *clique(1, 3, 5), (5, 6)]).t()
 
 
+Y = torch.tensor([0, 1, 2, 0, 1, -1])  # 5 has no label
 COUNTS = {"train_per_class": 2, "num_val": 3, "num_test": 4}
 
 
@@ -145,24 +165,24 @@ def test_a_part_that_is_too_small_is_joined_to_that_with_most_edges_to_it():
     assert joined_to(5) == [list(range(8))] == joined_to(9)
 
 
-def test_metis_cuts_where_there_are_few_edges():
-    edges = torch.tensor([*clique(0, 2, 4, 6), *clique(1, 3, 5, 7), (5, 6)]).t()
-    parts = sorted(lists(metis(edges, 8, clients=2, seed=0)))
-    assert parts == [[0, 2, 4, 6], [1, 3, 5, 7]]
-
-
-def test_without_pymetis_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pymetis", None)
-    with pytest.raises(DataError, match=r"'flower-graph\[metis\]'"):
-        metis(CLIQUES, 8, clients=2, seed=0)
-
-
 SHARED = csbm(120, 3, degree=6.0, features=8, active=2, homophily=0.8, seed=2).edge_index
 
 
 def drawn_parts(clients: int, **changes: Any) -> list[Tensor]:
     how: dict[str, Any] = {"draws": 3, "seed": 1} | changes
     return metis_overlapping(SHARED, 120, clients=clients, **how)
+
+
+def test_metis_cuts_where_there_are_few_edges_and_leaves_nobody_out(monkeypatch):
+    edges = torch.tensor([*clique(0, 2, 4, 6), *clique(1, 3, 5, 7), (5, 6)]).t()
+    parts = sorted(lists(metis(edges, 8, clients=2, seed=0)))
+    assert parts == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    monkeypatch.setattr(pymetis, "part_graph", lambda *_, **__: (0, [0, 0, 2, 2, 2, 2, 2, 2]))
+    with pytest.raises(DataError, match="clients = 4"):
+        metis(edges, 8, clients=4, seed=0)
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    with pytest.raises(DataError, match=r"'flower-graph\[metis\]'"):
+        metis(edges, 8, clients=2, seed=0)
 
 
 def test_half_of_each_part_is_drawn_for_each_of_its_clients():
@@ -210,9 +230,11 @@ def test_random_parts_have_every_node_once_and_even_sizes(n, clients, seed):
 # Clients ----------------------------------------------------------------------------------------
 
 
-def graph(**changes: Any) -> Graph:
-    x = torch.eye(6) * torch.arange(1, 7)
-    return replace(Graph(x, EDGES, torch.tensor([0, 1, 2, 0, 1, -1]), 3), **changes)
+def whole(edges: Any = ONE_WAY, nodes: int = 6, y: list[int] | None = None) -> Graph:
+    labels = torch.arange(nodes) % 3 if y is None else torch.tensor(y)
+    x = torch.eye(nodes) * torch.arange(1, nodes + 1)
+    edge_index = torch.tensor(edges, dtype=torch.int64).reshape(2, -1)
+    return Graph(x, to_undirected(edge_index, nodes), labels, 3)
 
 
 def parts(*nodes: list[int]) -> list[Tensor]:
@@ -294,7 +316,7 @@ EGOS = {"method": "ego-networks", "hops": 1, "min_nodes": 1}
     [
         (lambda how, seed: partition_graph(large(), settings(**how), 0.4, seed), {}),
         (lambda how, seed: partition_egos(large(), settings(**how), seed), EGOS),
-        (lambda how, seed: overlapping_graphs(large(), PPFLPartition(**how), seed), {}),
+        (lambda how, seed: overlapping_graphs(large(), PartitionConfig(**how), seed), {}),
     ],
     ids=["parts", "egos", "overlapping"],
 )
@@ -329,7 +351,7 @@ def test_a_graphless_client_hides_its_edges_and_is_the_same_otherwise():
 
 
 def trainable(**changes: Any) -> ClientGraph:
-    [client] = cut_out(graph(), parts([0, 1, 2, 3, 4]))
+    [client] = cut_out(whole(y=Y.tolist()), parts([0, 1, 2, 3, 4]))
     return replace(split_nodes(client, RATIOS, seed=0), **changes)
 
 
@@ -353,9 +375,6 @@ def test_a_client_that_cannot_train_is_refused():
         check_neighbours(graphs, 5)
 
 
-# --- clients that share nodes
-
-
 def test_a_node_has_one_role_at_all_clients_that_hold_it():
     how = settings(method="metis-overlapping", clients=10)
     found = {}
@@ -376,7 +395,7 @@ def test_ego_networks_are_those_of_fedscem_and_overlapping_graphs_those_of_ppfl(
         for split in ("per-client", "global")
     ]
     ways.append((settings(method="overlapping", clients=4),
-                 overlapping_graphs(graph, PPFLPartition(ratios=RATIOS), 4)))  # fmt: skip
+                 overlapping_graphs(graph, PartitionConfig(ratios=RATIOS), 4)))  # fmt: skip
     for how, theirs in ways:
         for pair in zip(partition_graph(graph, how, 0.0, 4), theirs, strict=True):
             for name in ("client", "nodes", "x", "y", "edge_index", "train_mask", "test_mask"):
@@ -449,13 +468,6 @@ def test_a_split_of_geom_gcn_is_read_or_refused(tmp_path):
 # Ego-networks -----------------------------------------------------------------------------------
 
 
-def whole(edges: Any = ONE_WAY, nodes: int = 6, y: list[int] | None = None) -> Graph:
-    labels = torch.arange(nodes) % 3 if y is None else torch.tensor(y)
-    x = torch.eye(nodes) * torch.arange(1, nodes + 1)
-    edge_index = torch.tensor(edges, dtype=torch.int64).reshape(2, -1)
-    return Graph(x, to_undirected(edge_index, nodes), labels, 3)
-
-
 def partition(**changes: Any) -> PartitionSection:
     return settings(**{"method": "ego-networks", "clients": 3, "min_nodes": 1, **changes})
 
@@ -479,15 +491,6 @@ def test_it_is_what_pyg_gives(pairs, hops, egos):
         assert torch.equal(network.edge_index, to_undirected(edges, nodes.numel()))
 
 
-def test_more_egos_than_are_searched_at_once():
-    ring = torch.arange(3 * CHUNK)
-    data = whole(torch.stack([ring, ring.roll(-1)]).tolist(), 3 * CHUNK)
-    networks = ego_networks(data, ring.flip(0), hops=1)
-    for network in networks[1:-1]:
-        assert network.nodes.tolist() == [network.ego - 1, network.ego, network.ego + 1]
-    assert [network.client for network in networks] == list(range(3 * CHUNK))
-
-
 def test_the_first_of_more_egos_with_enough_nodes_are_drawn():
     ten = sample_egos(whole([[], []], 50), 10, 1, 1, seed=3)
     assert torch.equal(ten[:4], sample_egos(whole([[], []], 50), 4, 1, 1, seed=3))
@@ -498,8 +501,14 @@ def test_the_first_of_more_egos_with_enough_nodes_are_drawn():
         for seed in range(5):
             egos = sample_egos(whole(), len(allowed), 1, least, seed)
             assert sorted(egos.tolist()) == allowed
+    ring = torch.arange(3 * CHUNK)  # more than are searched at once
+    circle = whole(torch.stack([ring, ring.roll(-1)]).tolist(), len(ring))
+    networks = ego_networks(circle, ring.flip(0), 1)
+    assert [one.client for one in networks] == ring.tolist()
+    for one in networks[1:-1]:
+        assert one.nodes.tolist() == [one.ego - 1, one.ego, one.ego + 1]
     # A view would carry the storage of all clients with it when it is saved or sent.
-    for network in ego_networks(whole(), [0, 1, 3], hops=2):
+    for network in networks[:3]:
         for value in (network.nodes, network.edge_index, network.x, network.y):
             assert value.untyped_storage().nbytes() == value.numel() * value.element_size()
     assert ego_networks(whole(), [], hops=1) == []
@@ -527,10 +536,8 @@ def test_shares_within_a_client(nodes, ratios, sizes):
 def test_nodes_without_a_label_are_in_no_part():
     data = whole(y=[-1, 2, -1, -1, -1, -1])
     networks = ego_networks(data, [0, 3, 5], 1)
-    for done in (
-        split_per_client(networks, RATIOS, seed=0),
-        split_global(networks, data.y, RATIOS, seed=0),
-    ):
+    ways = split_per_client(networks, RATIOS, 0), split_global(networks, data.y, RATIOS, 0)
+    for done in ways:
         assert [roles(network) for network in done] == [[[1], [], []], [[1], [], []], [[], [], []]]
 
 
@@ -557,12 +564,6 @@ def test_global_roles_are_the_same_at_every_client(seed, pairs):
     assert [list(found.values()).count(role) for role in range(3)] == [12, 4, 4]
 
 
-# --- the whole partition
-
-
-# --- bad input
-
-
 # What is refused --------------------------------------------------------------------------------
 
 
@@ -576,7 +577,7 @@ def egos_of(**changes: Any) -> Any:
 
 
 def split_of(*nodes: int, ratios: Sequence[float] = RATIOS) -> Any:
-    return lambda: split_nodes(cut_out(graph(), parts([*nodes]))[0], ratios, seed=0)
+    return lambda: split_nodes(cut_out(whole(y=Y.tolist()), parts([*nodes]))[0], ratios, seed=0)
 
 
 def drawn(y: list[int], **changes: int) -> Any:
@@ -614,6 +615,9 @@ def drawn(y: list[int], **changes: int) -> Any:
         (lambda: ego_networks(whole(), [-1], 1), r"egos \[-1\]"),
         (lambda: ego_networks(whole(), [2, 0, 2], 1), r"egos \[2\]"),
         (lambda: ego_networks(whole(), [0], 0), r"partition\.hops: 0"),
+        (lambda: ego_statistics([]), "no clients"),
+        (lambda: client_statistics([], None), "no clients"),
+        (lambda: overlap_statistics([], None), "no clients"),
     ],
 )
 def test_impossible_settings_are_refused(call, words):
@@ -621,7 +625,318 @@ def test_impossible_settings_are_refused(call, words):
         call()
 
 
-def test_an_empty_part_of_metis_is_refused(monkeypatch):
-    monkeypatch.setattr(pymetis, "part_graph", lambda *_, **__: (0, [0, 0, 2, 2, 2, 2, 2, 2]))
-    with pytest.raises(DataError, match="clients = 4"):
-        metis(CLIQUES, 8, clients=4, seed=0)
+# Clients that share public nodes ------------------------------------------------------------------
+
+
+def shares(**changes: Any) -> PartitionConfig:
+    return PartitionConfig(**{"ratios": RATIOS, **changes})
+
+
+PUBLIC_WAYS = ("random", "degree", "cover")
+# 0 is the middle of 1, 2 and 3, which leads on to 4 and 5; 6 has no neighbour.
+MIDDLE = to_undirected(torch.tensor([[0, 0, 0, 3, 4], [1, 2, 3, 4, 5]]), 7)
+
+
+@st.composite
+def drawn_graphs(draw: st.DrawFn, largest: int = 9) -> tuple[Tensor, int]:
+    """Draw the edges of a graph, and its number of nodes."""
+    n = draw(st.integers(2, largest))
+    ends = st.integers(0, n - 1)
+    pairs = draw(st.lists(st.tuples(ends, ends), max_size=2 * n))
+    return to_undirected(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T, n), n
+
+
+def around(edges: Tensor, n: int) -> Neighbours:
+    return Neighbours.of(Graph(torch.empty(n, 0), edges, torch.zeros(n), 1))
+
+
+def plain_cover(edges: Tensor, order: list[int]) -> list[int]:
+    """Choose all nodes as ``greedy_cover`` does, from the definition at every step."""
+    beside = [set(edges[1, edges[0] == node].tolist()) for node in range(len(order))]
+    chosen: list[int] = []
+    while True:
+        counts = {v: len(beside[v] & set(chosen)) for v in order}
+        lacking = [v for v in order if v not in chosen and counts[v] < len(beside[v])]
+        if not lacking:
+            return chosen + [v for v in order if v not in chosen]
+        # Levels follow each other: none is open while a lower one is.
+        level = min(counts[v] for v in lacking)
+        due = {v for v in lacking if counts[v] == level}
+        gains = [len(due & {v, *beside[v]}) if v not in chosen else 0 for v in order]
+        chosen.append(order[gains.index(max(gains))])
+
+
+def test_the_highest_degrees_come_first_and_equal_ones_in_a_random_order():
+    def chosen(count, how, seed=0):
+        return choose_public(around(MIDDLE, 7), count, how, seed).tolist()
+
+    assert chosen(1, "degree") == [0] and chosen(7, "degree")[-1] == 6
+    assert {*chosen(3, "degree")} == {0, 3, 4}
+    assert {chosen(4, "degree", seed)[3] for seed in range(20)} == {1, 2, 5}
+    assert {chosen(1, "random", seed)[0] for seed in range(60)} == {*range(7)}
+
+
+@pytest.mark.parametrize("how", PUBLIC_WAYS)
+@given(count=st.integers(0, 7), seed=st.integers(0, 50))
+def test_fewer_nodes_are_the_first_of_more(how, count, seed):
+    every = choose_public(around(MIDDLE, 7), 7, how, seed).tolist()
+    assert sorted(every) == list(range(7))
+    assert choose_public(around(MIDDLE, 7), count, how, seed).tolist() == every[:count]
+
+
+@given(graph=drawn_graphs(), seed=st.integers(0, 99))
+def test_the_cover_is_that_of_the_definition(graph, seed):
+    edges, n = graph
+    order = torch.randperm(n, generator=chance(seed))
+    assert greedy_cover(around(edges, n), order, n).tolist() == plain_cover(edges, order.tolist())
+
+
+@pytest.mark.parametrize("how", PUBLIC_WAYS)
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("Cora", (1489, 1083, 406)), ("CiteSeer", (1829, 1330, 499))]
+)
+def test_sizes_are_the_papers(name, sizes, how, data_root):
+    graph = load_graph(DataConfig(name=name, root=str(data_root)))
+    for client in overlapping_graphs(graph, shares(public=how), seed=0):
+        nodes, public = client.nodes.numel(), int(client.public.sum())
+        assert (nodes, public, nodes - public) == sizes
+
+
+@given(
+    nodes=st.integers(20, 120),
+    clients=st.integers(1, 6),
+    how=st.sampled_from(PUBLIC_WAYS),
+    parts=st.tuples(st.floats(0.06, 1), st.floats(0, 1)),
+    seed=st.integers(0, 99),
+)
+def test_shares_edges_and_roles_hold_for_any_settings(nodes, clients, how, parts, seed):
+    public, private = parts[0], (1 - parts[0]) / clients * parts[1]
+    private = private if private * nodes >= 1 else 0.0
+    graph = large(nodes, seed)
+    mine = shares(clients=clients, public=how, public_share=public, private_share=private)
+    mine.ratios = [0, 0, 1]
+    made = overlapping_graphs(graph, mine, seed)
+    assert len(made) == clients
+    assert len({tuple(client.nodes[client.public].tolist()) for client in made}) == 1
+    alone = torch.cat([client.nodes[~client.public] for client in made])
+    assert alone.unique().numel() == alone.numel()
+    for client in made:
+        assert int(client.public.sum()) == int(round(public * nodes, 6))
+        assert int((~client.public).sum()) == int(round(private * nodes, 6))
+        assert bool((client.nodes.diff() > 0).all())
+        expected, _ = subgraph(client.nodes, graph.edge_index, relabel_nodes=True, num_nodes=nodes)
+        assert torch.equal(client.edge_index, to_undirected(expected, client.nodes.numel()))
+
+
+def test_what_is_left_over_is_nobodys_and_a_share_that_floats_make_too_small_is_whole():
+    owner = deal_nodes(Neighbours.of(large()), shares(private_share=0.1), seed=0)
+    counts = {value: int((owner == value).sum()) for value in (EVERYBODY, NOBODY, 0, 1, 2, 3)}
+    assert counts == {EVERYBODY: 80, NOBODY: 40, 0: 20, 1: 20, 2: 20, 3: 20}
+    assert 0.29 * 100 < 29
+    owner = deal_nodes(Neighbours.of(large(100)), shares(public_share=0.29), seed=0)
+    assert int((owner == EVERYBODY).sum()) == 29
+
+
+def test_private_nodes_are_dealt_from_one_order_for_all_ways():
+    one, other = (
+        deal_nodes(Neighbours.of(large()), shares(public=how), seed=0)
+        for how in ("degree", "random")
+    )
+    both = (one >= 0) & (other >= 0)
+    earlier = one[both][:, None] < one[both][None, :]
+    later = other[both][:, None] > other[both][None, :]
+    assert earlier.any() and later.any()
+    assert not (earlier & later).any()
+    assert not torch.equal(one, other)
+
+
+def test_a_node_has_one_role_everywhere_and_classes_their_shares():
+    graph = large(300)
+    role = torch.full((300,), -1)
+    for client in overlapping_graphs(graph, shares(ratios=[0.5, 0.2, 0.3]), seed=1):
+        masks = torch.stack([client.train_mask, client.val_mask, client.test_mask])
+        assert masks.sum(0).tolist() == [1] * client.nodes.numel()
+        mine = masks.int().argmax(0)
+        assert bool(((role[client.nodes] == -1) | (role[client.nodes] == mine)).all())
+        role[client.nodes] = mine
+    assert bool((role >= 0).all())
+    for label in range(3):
+        counts = torch.bincount(role[graph.y == label], minlength=3) / (graph.y == label).sum()
+        assert counts.tolist() == pytest.approx([0.5, 0.2, 0.3], abs=0.011)
+
+
+def test_a_role_may_have_no_share_and_a_node_no_label():
+    y = large().y.index_fill(0, torch.arange(50), -1)
+    graphs = overlapping_graphs(replace(large(), y=y), shares(ratios=[0, 0.2, 0.8]), seed=0)
+    for client in graphs:
+        assert not client.train_mask.any()
+        assert torch.equal(client.val_mask | client.test_mask, client.nodes >= 50)
+    masks = Masks(*torch.tensor([[True, False], [False, False], [False, True]]))
+    check_roles(3, masks, [0.5, 0, 0.5])
+    with pytest.raises(DataError, match=r"client 3.*2"):
+        check_roles(3, masks, [0.5, 0.1, 0.4])
+
+
+def test_wrong_labels_are_as_many_as_asked_and_for_training_alone():
+    graphs = overlapping_graphs(large(), shares(label_noise=0.15), seed=0)
+    for client in graphs:
+        wrong = client.train_y != client.y
+        assert int(wrong.sum()) == round(0.15 * int(client.train_mask.sum())) > 0
+        assert not (wrong & ~client.train_mask).any()
+        assert bool((client.train_y >= 0).all()) and int(client.train_y.max()) <= 2
+    for clean in overlapping_graphs(large(), shares(), seed=0):
+        assert torch.equal(clean.train_y, clean.y)
+    # Each client has its own noise.
+    same_nodes = shares(clients=2, private_share=0, label_noise=0.5)
+    first, second = overlapping_graphs(large(), same_nodes, seed=0)
+    assert torch.equal(first.nodes, second.nodes)
+    assert not torch.equal(first.train_y, second.train_y)
+
+    y = torch.full((9000,), 5)  # all other classes are equally likely
+    noisy = noisy_labels(y, y > 0, torch.tensor([1, 4, 5, 6]), 2 / 3, generator=chance())
+    counts = torch.bincount(noisy, minlength=7)
+    assert int(counts[5]) == 3000
+    assert int(counts[[1, 4, 5, 6]].sum()) == 9000
+    assert counts[[1, 4, 6]].tolist() == pytest.approx([2000] * 3, abs=150)  # over 4 deviations
+
+
+def edgeless(nodes: int) -> Graph:
+    none = torch.empty(2, 0, dtype=torch.int64)
+    return Graph(torch.zeros(nodes, 3), none, torch.zeros(nodes, dtype=torch.int64), 1)
+
+
+@pytest.mark.parametrize(
+    ("graph", "changes", "message"),
+    [
+        (large(), {"clients": 0}, "partition.clients: 0"),
+        (large(), {"public": "best"}, "partition.public: 'best'"),
+        (large(), {"private_share": 0.2}, "private_share: 0.2"),
+        (large(), {"public_share": 0.001}, "public_share = 0.001"),
+        (large(), {"private_share": 0.001}, "private_share = 0.001.*0.005"),
+        (large(), {"label_noise": float("nan")}, "partition.label_noise: nan"),
+        (large(y=torch.zeros(200).long()), {"label_noise": 0.5}, "partition.label_noise = 0.5"),
+        (large(y=torch.full((200,), -1)), {"clients": 1, "private_share": 0}, "client 0.*80"),
+        (edgeless(0), {}, "graph.*0"),
+        (edgeless(5), {}, "graph.*5"),
+    ],
+)
+def test_impossible_shares_are_refused(graph, changes, message):
+    with pytest.raises((DataError, ConfigError), match=message):
+        overlapping_graphs(graph, shares(**changes), seed=0)
+
+
+# Figures, by hand ---------------------------------------------------------------------------------
+
+WHOLE = Graph(torch.zeros(6, 7), EDGES, Y, num_classes=3)
+
+
+def with_roles(graph: Any, train: Any, val: Any, test: Any) -> Any:
+    """Give a client masks by the places of nodes."""
+    masks = zip(("train_mask", "val_mask", "test_mask"), (train, val, test), strict=True)
+    return replace(graph, **{name: mask(*own, size=graph.y.numel()) for name, own in masks})
+
+
+def worked_out(figures: str) -> Any:
+    """Read figures by name, with a fraction for each that is no whole number."""
+    pairs = (one.rpartition(" ") for one in " ".join(figures.split()).split(", "))
+    return pytest.approx({name: float(Fraction(value)) for name, _, value in pairs})
+
+
+def test_figures_of_ego_networks_by_hand():
+    first, second, alone = ego_networks(WHOLE, [0, 3, 5], hops=1)  # 0 1, then 1 2 3 4, then 5
+    # The second trains on 1, which the first client tests, and on 2
+    clients = [with_roles(first, [0], [], [1]), with_roles(second, [0, 1], [2], [3]), alone]
+    found = ego_statistics(clients)
+    assert found.figures == worked_out("""
+        clients 3, nodes 6, edges 5, features 7, classes 3, density 5/6, nodes-per-client 7/3,
+        edges-per-client 5/3, classes-per-client 5/3, density-per-client 5/7, fewest-nodes 1,
+        most-nodes 4, clients-per-node 7/6, most-clients-per-node 2, shared-share 1/6,
+        train-per-client 1, val-per-client 1/3, test-per-client 2/3, clients-without-training 1,
+        tested-and-trained-share 1/2""")
+    assert found.distributions == {
+        "nodes per client": {1: 1, 2: 1, 4: 1},
+        "edges per client": {0: 1, 1: 1, 4: 1},
+        "classes per client": {0: 1, 2: 1, 3: 1},
+        "clients per node": {1: 5, 2: 1},
+    }
+
+
+def test_nodes_as_clients_by_hand():
+    x = torch.zeros(6, 4)
+    x[0, 1] = x[0, 2] = x[3, 0] = -1.5
+    train, val = mask(0, 1, size=6), mask(size=6)
+    found = node_statistics(Graph(x, EDGES, Y, 3, train, val, test_mask=mask(2, 3, 4, size=6)))
+    assert found.figures == worked_out("""
+        clients 6, edges 5, features 4, classes 3, density 5/6, neighbours-per-client 10/6,
+        most-neighbours 3, isolated 1, features-per-client 1/2, train 2, val 0, test 3""")
+    assert found.distributions == {
+        "neighbours per client": {0: 1, 1: 2, 2: 1, 3: 2},
+        "classes in train": {0: 1, 1: 1},
+        "classes in val": {},
+        "classes in test": {0: 1, 1: 1, 2: 1},
+    }
+
+
+def test_figures_of_communities_by_hand():
+    whole = Graph(torch.zeros(6, 7), EDGES, torch.tensor([0, 1, 1, 0, 1, -1]), num_classes=3)
+    # The nodes 0 1 2, and 3 5 without their edges; nobody has 4
+    first, second = cut_out(WHOLE, parts([0, 1, 2], [3, 5]))
+    first, second = with_roles(first, [0, 1], [], [2]), with_roles(second, [], [0], [])
+    second = replace(second, edge_index=None, hidden_edges=second.edge_index)
+    found = client_statistics([replace(first, y=whole.y[first.nodes]), second], whole)
+    # 0 - 1 and 1 - 2 at the first client, none at the other, which has no homophily; cut are 2 - 3
+    # and 1 - 3, of all but 3 - 4
+    assert found.figures == worked_out("""
+        clients 2, graphless-clients 1, features 7, classes 2, nodes-per-client 5/2,
+        edges-per-client 1, directed-edges-per-client 2, classes-per-client 3/2,
+        homophily-per-client 1/2, fewest-nodes 2, most-nodes 3, kept-nodes-share 5/6,
+        kept-edges-share 2/5, cut-edges-share 2/4, train-per-client 1, val-per-client 1/2,
+        test-per-client 1/2""")
+    assert found.distributions == {
+        "nodes per client": {2: 1, 3: 1},
+        "edges per client": {0: 1, 2: 1},
+        "classes per client": {1: 1, 2: 1},
+    }
+    # Clients' own graphs are not compared with a whole one
+    second = replace(second, hidden_edges=None)
+    found = client_statistics([first, second], None)
+    assert not {name for name in found.figures if name.endswith("-share")}
+    assert found.figures["edges-per-client"] == 2  # of those whose edges are known
+    assert found.distributions["edges per client"] == {2: 1}
+    unknown = client_statistics([second], None)
+    assert unknown.figures["edges-per-client"] == unknown.figures["homophily-per-client"] == 0
+    # Edges to a node without a label say nothing about homophily.
+    found = client_statistics([replace(first, y=torch.tensor([-1, 1, 1]))], None)
+    assert found.figures["homophily-per-client"] == 1
+
+
+def sharing(number: int, *nodes: int, test: int) -> OverlappingGraph:
+    """Make a client whose first three nodes are a path, and whose nodes 1 and 3 are public."""
+    held, both = torch.tensor(nodes), to_undirected(torch.tensor([[0, 1], [1, 2]]), len(nodes))
+    public, y, nobody = (held == 1) | (held == 3), Y[held], held < 0
+    given = held, public, torch.zeros(len(nodes), 7), y, y, both
+    graph = OverlappingGraph(number, *given, nobody, nobody, nobody)
+    return with_roles(graph, [0], [], [test])
+
+
+def test_figures_of_overlapping_clients_by_hand():
+    first, second = sharing(0, 0, 1, 3, test=1), sharing(1, 1, 3, 4, 5, test=2)
+    found = overlap_statistics([first, second], WHOLE)
+    # Of 0 - 1, 1 - 3 and 3 - 4, kept of five, no two ends have one class. Node 1 has 2 and
+    # 1 neighbours, node 3 has 1 and 2; 0 at the first client is reached, and 4 at the second, not 5
+    assert found.figures == worked_out("""
+        clients 2, features 7, classes 2, nodes-per-client 7/2, public-per-client 2,
+        private-per-client 3/2, edges-per-client 2, homophily-per-client 0, clients-without-edges 0,
+        isolated-share 1/7, neighbours-of-public 3/2, reached-share 2/3, reached-twice-share 0,
+        kept-nodes-share 5/6, lost-edges-share 2/5, degree-of-public 3, train-per-client 1,
+        val-per-client 0, test-per-client 1""")
+    assert found.distributions == {
+        "nodes per client": {3: 1, 4: 1},
+        "edges per client": {2: 2},
+        "public neighbours per private node": {0: 1, 1: 2},
+    }
+    second = replace(second, edge_index=torch.empty(2, 0, dtype=torch.int64))
+    figures = overlap_statistics([first, second], None).figures
+    assert not {"kept-nodes-share", "lost-edges-share", "degree-of-public"} & set(figures)
+    assert figures["clients-without-edges"] == 1
+    assert figures["homophily-per-client"] == 0  # a client without edges has none to count

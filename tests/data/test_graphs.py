@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,27 +13,38 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from federation import METHODS, Setup
+from hypothesis import given
+from hypothesis import strategies as st
+from own_graphs import valued
+from partition_helpers import mask
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.datasets import Planetoid
+from torch_geometric.transforms import NormalizeFeatures
+from torch_geometric.utils import coalesce, remove_self_loops
+from torch_geometric.utils import to_undirected as pyg_to_undirected
 
+import flower_graph as fg
+from flower_graph.apps.cli.main import main
+from flower_graph.client.learner import LinkTask, placed_on
 from flower_graph.config.common import DataConfig
-from flower_graph.data import as_graph, description, load_graph
-from flower_graph.data.description import check_clients, server_graph
+from flower_graph.config.partition import PartitionSection
+from flower_graph.data import Graph, as_graph, check_data, description, load_graph
+from flower_graph.data.description import Caution, check_clients, read_features, server_graph
 from flower_graph.data.features import prepare_features
 from flower_graph.data.folders.client_folder import client_graph_from_data, load_folder
-from flower_graph.data.gaps import Gaps
-from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.data.gaps import Gaps, Uses
+from flower_graph.data.graph import check_dense_size, normalize_rows, take_rows, to_undirected
+from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
+from flower_graph.data.sources.cache import copy_tree
 from flower_graph.errors import DataError
+from flower_graph.method.registry import method_of
+from flower_graph.models import GCN
 
 DOCS = Path(__file__).parents[2] / "docs/reference/configuration.md"
 FILE, FOLDER, PYTHON, CLIENT, SERVER = "file", "folder", "python", "client", "server"
 RATIOS = [0.5, 0.25, 0.25]
-
-
-def mask(*nodes: int) -> torch.Tensor:
-    result = torch.zeros(6, dtype=torch.bool)
-    result[list(nodes)] = True
-    return result
 
 
 PAIRS = torch.tensor([[0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1]])  # a triangle; 3, 4 and 5 alone
@@ -299,8 +311,8 @@ CHANGES: list[tuple[Tensor, str, Tensor, list[str]]] = [
 
 @pytest.mark.parametrize(("x", "how", "wanted", "notes"), CHANGES)
 def test_what_is_done_to_features_is_said(x, how, wanted, notes):
-    for given in ([x], [x[:1], x[1:]]):  # clients' features are treated together
-        found, said, _ = prepare_features(given, how)
+    for clients in ([x], [x[:1], x[1:]]):  # clients' features are treated together
+        found, said, _ = prepare_features(clients, how)
         torch.testing.assert_close(torch.cat(found), wanted)
         assert all(re.search(note, one) for note, one in zip(notes, said, strict=True)), said
 
@@ -394,3 +406,221 @@ def test_what_was_found_fit_is_looked_at_once_until_it_is_written_into(monkeypat
     held.x[2, 0] = torch.nan
     with pytest.raises(DataError, match=r"x\[2, 0\].*nan"):
         check_clients([held])
+
+
+# Edges, features and masks of one graph -----------------------------------------------------------
+
+
+def test_to_undirected_drops_loops_and_duplicates_and_sorts():
+    edges = torch.tensor([[2, 0, 1, 2, 0], [0, 2, 1, 0, 1]])
+    assert to_undirected(edges, 3).tolist() == [[0, 0, 1, 2], [1, 2, 0, 0]]
+    assert to_undirected(edges[:, 2:3], 2).shape == (2, 0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=40))
+def test_to_undirected_is_what_pyg_gives(pairs):
+    edges = torch.tensor(pairs).t()
+    expected = coalesce(pyg_to_undirected(remove_self_loops(edges)[0], num_nodes=7), num_nodes=7)
+    assert torch.equal(to_undirected(edges, 7), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@given(st.lists(st.lists(st.integers(0, 2), min_size=3, max_size=3), min_size=1), st.data())
+def test_rows_of_a_sparse_matrix_are_those_of_the_dense_one(numbers, data):
+    x = torch.tensor(numbers, dtype=torch.float32)
+    rows = torch.tensor(data.draw(st.lists(st.integers(0, len(numbers) - 1), min_size=1)))
+    taken = take_rows(x.to_sparse_csr(), rows)
+    assert taken.layout == torch.sparse_csr
+    assert torch.equal(taken.to_dense(), take_rows(x, rows))
+    assert torch.equal(take_rows(x, rows), x[rows])
+
+
+def test_rows_are_divided_by_their_sum_of_absolute_values():
+    x = torch.tensor([[1.0, 3.0], [0.0, 0.0], [-1.0, 1.0], [0.1, 0.1]])
+    expected = torch.tensor([[0.25, 0.75], [0.0, 0.0], [-0.5, 0.5], [0.5, 0.5]])
+    torch.testing.assert_close(normalize_rows(x), expected)
+    assert x[0, 1] == 3.0  # not in place
+
+
+@pytest.mark.parametrize("name", ["Cora", "CiteSeer", "PubMed"])
+def test_rows_are_normalised_as_pyg_does_it(name, data_root, tmp_path):
+    copy_tree(data_root / "Planetoid" / name, tmp_path / name)
+    data = Planetoid(str(tmp_path), name)[0]
+    torch.testing.assert_close(
+        normalize_rows(data.x), NormalizeFeatures()(Data(x=data.x.clone())).x, atol=1e-7, rtol=0
+    )
+
+
+def test_sparse_features_that_would_be_too_large_are_refused_before_anything_is_made():
+    huge = torch.sparse_coo_tensor(
+        torch.zeros(2, 0, dtype=torch.int64), [], (10**6, 10**5), check_invariants=True
+    )
+    with pytest.raises(DataError, match=r"400\.0.*limit.*2\.0"):
+        read_features(huge, [])
+    check_dense_size(1_000_000, 500, "")
+    with pytest.raises(DataError, match="do that"):
+        check_dense_size(1_000_000, 501, "do that")
+
+
+def test_a_graph_to_train_on_has_edges_or_not_and_a_labelled_node_in_each_mask():
+    train, val, test, _ = torch.eye(4, dtype=torch.bool)
+    edges, y = torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 1, 0, -1])
+    graph = Graph(torch.ones(4, 2), edges, y, 2, train, val, test)
+    for good in (graph, graph.to_data(), replace(graph, edge_index=edges[:, :0])):
+        check_data(good)
+    for changes, words in (
+        ({"edge_index": edges[:1]}, r"\[1, 2\].*int64 \[2, E\]"),
+        ({"y": torch.full((4,), 0.5)}, "task=values"),
+        ({"y": -y}, "val_mask: node 1"),
+        ({"train_mask": train & val}, "train_mask"),
+        ({"train_mask": None}, "train_mask"),
+    ):
+        with pytest.raises(DataError, match=words):
+            check_data(replace(graph, **changes))
+
+
+# Weights of edges ---------------------------------------------------------------------------------
+
+WEIGHTED = Uses(weights=True)
+# A path 0 - 1 - 2 - 3 whose edges weigh 2, 3 and 5; the last is given both ways
+WEIGHTED_EDGES = torch.tensor([[1, 1, 3, 2, 0], [0, 2, 2, 3, 0]])
+WEIGHT = torch.tensor([2.0, 3, 5, 5, 9])
+
+
+def weighted(**more: Any) -> Data:
+    x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+    return Data(**{"x": x, "y": y, "edge_index": WEIGHTED_EDGES, "edge_weight": WEIGHT, **more})
+
+
+def by_pair(graph: Any, names: torch.Tensor | None = None) -> dict[tuple[int, int], float]:
+    """Give the weight of each pair of nodes, by their numbers in the whole graph."""
+    ends = graph.edge_index if names is None else names[graph.edge_index]
+    pairs = map(tuple, ends.T.tolist())
+    return dict(zip(pairs, graph.edge_weight.tolist(), strict=True))
+
+
+BOTH = {(0, 1): 2, (1, 0): 2, (1, 2): 3, (2, 1): 3, (2, 3): 5, (3, 2): 5}
+
+
+def test_every_direction_has_the_edges_weight():
+    graph = as_graph(weighted(), weights=True)
+    assert by_pair(graph) == BOTH
+    column = as_graph(weighted(edge_weight=None, edge_attr=WEIGHT[:, None].double()), weights=True)
+    assert by_pair(column) == BOTH
+    differing = torch.tensor([2.0, 3, 4, 6, 9])  # 3 - 2 and 2 - 3 by two weights
+    mean = as_graph(weighted(edge_weight=differing), weights=True)
+    assert by_pair(mean) == BOTH and "1 edges have several weights" in str(mean.notes)
+
+
+def test_what_cannot_be_weights_is_refused_and_what_is_ignored_is_said():
+    for weight, words in ((WEIGHT[:3], "number for each edge"), (-WEIGHT, "0 or more"),
+                          (WEIGHT / 0, "finite")):  # fmt: skip
+        with pytest.raises(DataError, match=f"edge_weight.*{words}"):
+            as_graph(weighted(edge_weight=weight), weights=True)
+        as_graph(weighted(edge_weight=weight))  # of a run that does not use them
+    several = weighted(edge_weight=None, edge_attr=torch.ones(5, 2))
+    for data, uses in ((weighted(), False), (several, True)):
+        graph = as_graph(data, weights=uses)
+        (said,) = [note for note in graph.notes if isinstance(note, Caution)]
+        assert graph.edge_weight is None and "is ignored" in said
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"method": "random", "clients": 3},
+        {"method": "metis", "clients": 3},
+        {"method": "metis-overlapping", "clients": 4, "draws": 4},
+        {"method": "ego-networks", "clients": 4, "hops": 2, "min_nodes": 4},
+    ],
+)
+def test_clients_parts_and_copies_keep_the_weights_of_their_edges(how):
+    data = valued(60, y=torch.arange(60) % 2)
+    weight = 1 + torch.arange(data.edge_index.shape[1]) % 7
+    graph = as_graph(Data(**{**data.to_dict(), "edge_weight": weight}), weights=True)
+    wanted, seen = by_pair(graph), 0
+    for weighted_client in partition_graph(graph, PartitionSection(**how), 0.0, 0):
+        own = by_pair(weighted_client, weighted_client.nodes)
+        assert own.items() <= wanted.items() and len(own) == weighted_client.edge_index.shape[1]
+        seen += len(own)
+    assert seen
+
+
+def test_clients_of_one_file_keep_the_weights_of_their_edges(tmp_path):
+    data = weighted(client=[1, 0, 0, 0], train_mask=torch.ones(4) > 0, val_mask=torch.zeros(4) > 1)
+    torch.save(data, tmp_path / "g.pt")
+    graphs = load_folder(tmp_path / "g.pt", [0.6, 0.2, 0.2], 0, uses=WEIGHTED)
+    assert by_pair(graphs[0]) == {(0, 1): 3, (1, 0): 3, (1, 2): 5, (2, 1): 5}
+    with_none = load_folder(tmp_path / "g.pt", [0.6, 0.2, 0.2], 0)
+    assert all(one.edge_weight is None for one in with_none)
+
+
+def test_the_gcn_is_as_worked_out_by_hand():
+    trained = weighted(train_mask=torch.ones(4) > 0)
+    graph, gcn = client_graph_from_data(0, trained, weights=True), GCN(4, 1, 1)
+    with torch.no_grad():
+        for one in gcn.parameters():
+            one.copy_(torch.ones_like(one) * (one.dim() == 2))
+    gcn.eval()
+    out = gcn(graph.x, graph.edge_index, graph.edge_weight).flatten().tolist()
+    a = np.array([[1, 2, 0, 0], [2, 1, 3, 0], [0, 3, 1, 5], [0, 0, 5, 1.0]])
+    root = np.diag(a.sum(1) ** -0.5)
+    near = root @ a @ root  # x W of ones is 1 everywhere, and ReLU leaves what is above 0
+    np.testing.assert_allclose(out, near @ near @ np.ones(4), rtol=1e-5)
+
+
+def test_links_are_passed_over_with_their_weights():
+    n = 40
+    pairs = torch.randint(n, (2, 200), generator=torch.Generator().manual_seed(0))
+    weight = 1.0 + pairs.amin(0) * n + pairs.amax(0)  # which says of what edge it is
+    data = Data(x=torch.eye(n), y=torch.zeros(n).long(), edge_index=pairs, edge_weight=weight)
+    data.train_mask = torch.ones(n) > 0
+    task, local = LinkTask(0.2, 0.2, 1), client_graph_from_data(0, data, weights=True)
+    seen = []
+
+    def forward(given):
+        seen.append(given)
+        return given.x
+
+    placed = task.place(local, torch.device("cpu"))
+    task.judge(forward, placed)
+    for one in (placed, *seen):
+        ends = one.edge_index
+        torch.testing.assert_close(one.edge_weight, 1.0 + ends.amin(0) * n + ends.amax(0))
+    assert placed_on(local, torch.device("cpu")).edge_index.shape != placed.edge_index.shape
+
+
+EACH = [
+    pytest.param(name, marks=() if name == "fedavg" else pytest.mark.slow)
+    for name in ("fedavg", "fedprox", "local", "ditto", "fedproto", "fedgta", "fedpub")
+]
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_methods_use_them_and_say_the_same_of_their_nodes_as_of_newcomers(name, tmp_path):
+    data = valued(90, y=torch.arange(90) % 3)
+    data.edge_weight = 1.0 + torch.arange(data.edge_index.shape[1]) % 9
+    torch.save(data, tmp_path / "graph.pt")
+    data.edge_weight = None
+    torch.save(data, tmp_path / "bare.pt")
+    small = [one for one in METHODS[name].overrides if not one.startswith("data.")]
+    words = (*small, "data.split=auto", "data.features=standardise", "partition.method=metis")
+    words = (*words, "partition.ratios=[0.5,0.25,0.25]", "rounds=3")
+
+    def run(file):
+        setup = Setup(METHODS[name].config, (*words, f"data.name={tmp_path / file}"), 4)
+        return fg.load_run(setup.run(tmp_path / file[:-3], state_dir=None).out)
+
+    ours, bare = run("graph.pt"), run("bare.pt")
+    found, theirs = (one.predictions(0).probability for one in (ours, bare))
+    assert not np.allclose(found, theirs, atol=1e-5)
+    assert ours.data.weights and not bare.data.weights
+    (graph, *_) = method_of(ours.config).graphs(ours.config)
+    x, weight = data.x[graph.nodes], graph.edge_weight
+    said = ours.predict(x, graph.edge_index, client=0, edge_weight=weight).amax(1)
+    place = {node: row for row, node in enumerate(graph.nodes.tolist())}
+    rows = [place[one] for one in ours.predictions(0).node]
+    np.testing.assert_allclose(said[rows], found, atol=1e-4)
+    graph = str(tmp_path / "graph.pt")
+    command = ["predict", str(ours.path), "--client", "0", "--data", graph]
+    assert main([*command, "--out", str(tmp_path / "new.csv")]) == 0
