@@ -164,21 +164,6 @@ def test_flower_builds_each_as_its_newest_format_has_it(name: str) -> None:
     assert packed == {"pyproject.toml", "README.md", "LICENSE"} | sources
 
 
-def test_what_the_app_depends_on_is_left_out_of_what_flower_installs() -> None:
-    project = project_of("with-flower-graph")
-    left_out = project["tool"]["uv"]["override-dependencies"]
-    names = [re.split(r"[\[>]", one)[0] for one in project["project"]["dependencies"]]
-    assert left_out == [f"{one}; python_version < '3'" for one in names]
-
-
-def test_the_first_import_says_what_to_do_where_flower_graph_is_missing(
-    imports: Callable[[str, str], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "flower_graph", None)
-    with pytest.raises(ModuleNotFoundError, match=r"app.*README\.md"):
-        imports("with-flower-graph", "")
-
-
 # As a newcomer types it -----------------------------------------------------------------------
 
 
