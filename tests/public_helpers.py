@@ -29,8 +29,6 @@ from flower_graph.strategies.ppfl.cohort_client import (
 from flower_graph.strategies.ppfl.messages import FloatArray, IntArray
 from flower_graph.strategies.ppfl.secure_consensus import (
     SecureConsensus,
-)
-from flower_graph.strategies.ppfl.secure_consensus_client import (
     SecureConsensusClient,
 )
 from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment

@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -49,7 +50,6 @@ from flower_graph.wire.averaging import (
     ClientReply,
     count_payload,
     grid_of,
-    read_reply,
     with_own_content,
 )
 from flower_graph.wire.counts import added, read_counts
@@ -285,14 +285,10 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         session.ledger.count_messages("up", replies)
         count_payload(session.ledger, self._round.sent, replies, asked)
         checked = self._checked(server_round, replies, self.arrays, asked)
-        self._round.note_training(checked, asked)
+        self._round.note_training(checked)
         if not checked.usable:
             return None, None
-        answers = [
-            read_reply(message, asked.get(node, ()) if client is None else [client])
-            for message, (node, client) in zip(checked.usable, checked.places, strict=True)
-        ]
-        return self._combined(answers), self._round.trained
+        return self._combined(checked.usable), self._round.trained
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -314,7 +310,8 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     ) -> MetricRecord | None:
         self._round.measured = list(replies)
         self.session.ledger.count_messages("up", self._round.measured)
-        usable = self._checked(server_round, self._round.measured, None).usable
+        checked = self._checked(server_round, self._round.measured, None)
+        usable = [reply.message for reply in checked.usable]
         metrics = super().aggregate_evaluate(server_round, usable) if usable else None
         self._round.evaluated = metrics or MetricRecord()
         self.counts = added(read_counts(reply.content, *self.counted) for reply in usable)
@@ -416,13 +413,13 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         server_round: int,
         replies: Sequence[Message],
         model: ArrayRecord | None,
-        asked: Mapping[int, Sequence[int]] | None = None,
+        asked: Mapping[int, Sequence[int]] = MappingProxyType({}),
     ) -> Checked:
         """Check the replies; note and log every node and client that is left out."""
         most = partial(self.most_examples, training=model is not None)
-        rows = None if asked is None or self.is_weighted_sum else asked
-        wanted, timeout = Wanted(model, self.extras(), self.counted), self.session.timeout
-        checked = check_replies(self._round.sent, replies, wanted, timeout, most, rows)
+        rows, timeout = not self.is_weighted_sum, self.session.timeout
+        wanted = Wanted(model, self.extras(), self.counted, rows)
+        checked = check_replies(self._round.sent, replies, wanted, timeout, most, asked)
         where = "evaluate: " if model is None else ""
         named = [replace(entry, reason=where + entry.reason) for entry in checked.rejected]
         self.session.leave_out(named)

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -21,9 +22,9 @@ from numpy.typing import NDArray
 from flower_graph.errors import MalformedReplyError, brief, one_line
 from flower_graph.records.participation import NOT_CONNECTED
 from flower_graph.records.rounds import RoundReport
-from flower_graph.server.session import Session
+from flower_graph.server.session import Session, unsaved
 from flower_graph.wire.arrays import encode_array, read_array
-from flower_graph.wire.averaging import clients_of, weight_of
+from flower_graph.wire.averaging import ClientReply, clients_of, read_reply, weight_of
 from flower_graph.wire.client_errors import Kind, kind_of, no_content
 from flower_graph.wire.counts import counts_size, read_counts
 from flower_graph.wire.exchange import MAX_NAMED, Rejected, unreadable
@@ -59,17 +60,17 @@ class Wanted(NamedTuple):
     model: ArrayRecord | None  # whose names and shapes its arrays have; None: it measures
     extras: Mapping[str, tuple[int, ...]] = MappingProxyType({})  # shapes of further arrays
     counted: tuple[int, str] = NOT_COUNTED  # number of classes, and the kind of counts
+    rows: bool = False  # of each client that was asked, where a SuperNode has several
 
 
 class Checked(NamedTuple):
     """The checked replies of one exchange."""
 
-    # Replies to average: in the order of the messages sent, rows in that of the clients
-    usable: list[Message]
+    # In the order of the messages sent; rows in that of the clients
+    usable: list[ClientReply]
     # Every other node that was asked, and clients that are left out
     rejected: list[Rejected]
-    places: list[Place]  # whose each of the usable replies is
-    failed: dict[int, str]  # Clients without a usable row, of SuperNodes that were asked for rows
+    failed: dict[int, str]  # clients that were asked and whose training does not count
 
 
 def check_replies(
@@ -78,67 +79,58 @@ def check_replies(
     wanted: Wanted,
     timeout: float,
     most_examples: Callable[[int], int | None] = lambda node: None,
-    rows: Mapping[int, Sequence[int]] | None = None,
+    asked: Mapping[int, Sequence[int]] = MappingProxyType({}),
 ) -> Checked:
-    """Leave out replies that cannot be averaged.
-
-    ``rows`` has the clients whose rows each SuperNode must send.
-    """
-    rows = rows or {}
-    node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
-    came: dict[int, Message] = {}
-    strays: list[Rejected] = []
+    """Leave out replies that cannot be averaged; ``asked`` has the clients of each SuperNode."""
+    nodes = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
+    came, rejected = dict[int, Message](), list[Rejected]()
     for reply in replies:
         # An error that the grid writes for a lost node comes from the grid's own id.
         sender, answers = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
-        node = node_of.get(answers, sender)
+        node = nodes.get(answers, sender)
         if reply.has_content() and sender != node:
-            strays.append(Rejected(sender, f"reply in the name of node {node}"))
+            rejected.append(Rejected(sender, f"reply in the name of node {node}"))
         else:
             came.setdefault(node, reply)
-    asked = [message.metadata.dst_node_id for message in sent]
-    reasons = {node: f"no reply within {timeout:g} s" for node in asked if node not in came}
-    order = [node for node in asked if node in came]
-    order += sorted(came.keys() - set(asked))
+    order = [node for node in nodes.values() if node in came]
+    order += sorted(came.keys() - set(order))
+    rows = asked if wanted.rows else {}
+    reasons = {n: f"no reply within {timeout:g} s" for n in nodes.values() if n not in came}
     parts: dict[Place, Message] = {}
     for node in order:
         clients = rows.get(node, ())
-        if why := _misfit(came[node], wanted, len(clients) or 1):
-            reasons[node] = why
-            continue
         try:
-            own = split_rows(came[node], clients) if len(clients) > 1 else {}
+            _check_whole(came[node], wanted, len(clients) or 1)
+            own: Mapping[int | None, Message] = {clients[0] if clients else None: came[node]}
+            if len(clients) > 1:
+                own = dict(split_rows(came[node], clients))
         except Exception as error:
             reasons[node] = unreadable(error)
-            continue
-        parts |= {(node, client): one for client, one in own.items()}
-        if not own:
-            parts[node, clients[0] if clients else None] = came[node]
-    bad = {place: why for place, one in parts.items() if (why := _problem(one, wanted))}
-    several = {at: clients_of(one) for at, one in parts.items() if at[0] in rows and at not in bad}
-    bad |= {at: f"it speaks for {n} clients; one was asked" for at, n in several.items() if n > 1}
-    bad |= _too_heavy({at: one for at, one in parts.items() if at not in bad}, most_examples)
-    bad |= _odd_ones({at: one for at, one in parts.items() if at not in bad})
+        else:
+            parts |= {(node, client): one for client, one in own.items()}
+    bad = dict[Place, str]()
+    for find in (partial(_problems, wanted), partial(_too_heavy, most_examples), _odd_ones):
+        bad |= find({at: one for at, one in parts.items() if at not in bad})
     reasons |= {at[0]: why for at, why in bad.items() if len(rows.get(at[0], ())) < 2}
     kinds = {node: kind_of(reply) for node, reply in came.items()}
-    rejected = [
-        Rejected(node, one_line(why), kinds.get(node, Kind.OTHER)) for node, why in reasons.items()
-    ]
+    out = [Rejected(n, one_line(why), kinds.get(n, Kind.OTHER)) for n, why in reasons.items()]
     failed = dict[int, str]()
     for node in (node for node in order if node not in reasons):
-        rejected += [Rejected(node, why) for why in _left_out(came[node].content)]
-        said = client_reasons(came[node], rows)
-        missing = {c: NO_ROW for c in rows.get(node, ()) if (node, c) not in parts}
-        wrong = {c: bad[node, c] for c in rows.get(node, ()) if (node, c) in bad}
-        failed |= missing | wrong | said
-        unsaid = {c: why for c, why in (missing | wrong).items() if c not in said}
-        rejected += [Rejected(node, one_line(f"client {c}: {why}")) for c, why in unsaid.items()]
+        out += [Rejected(node, why) for why in _left_out(came[node].content)]
+        said = _client_reasons(came[node], asked)
+        unfit = {c: NO_ROW for c in rows.get(node, ()) if (node, c) not in parts}
+        unfit |= {c: bad[node, c] for c in rows.get(node, ()) if (node, c) in bad}
+        failed |= unfit | said
+        unsaid = {c: why for c, why in unfit.items() if c not in said}
+        out += [Rejected(node, one_line(f"client {c}: {why}")) for c, why in unsaid.items()]
     usable = [place for place in parts if place not in bad]
     usable.sort(key=lambda at: (at[1] is None, at[1] or 0))  # stable: otherwise as they were sent
-    return Checked([parts[at] for at in usable], rejected + strays, usable, failed)
+    whose = [asked.get(node, ()) if client is None else [client] for node, client in usable]
+    found = [read_reply(parts[at], own) for at, own in zip(usable, whose, strict=True)]
+    return Checked(found, out + rejected, failed)
 
 
-def client_reasons(reply: Message, hosted: Mapping[int, Sequence[int]]) -> dict[int, str]:
+def _client_reasons(reply: Message, hosted: Mapping[int, Sequence[int]]) -> dict[int, str]:
     """Return the clients that a SuperNode left out: client to reason."""
     # It may name its own clients only.
     local = set(hosted.get(reply.metadata.src_node_id, ()))
@@ -146,37 +138,43 @@ def client_reasons(reply: Message, hosted: Mapping[int, Sequence[int]]) -> dict[
     return {pair[0]: pair[1] for pair in pairs if pair is not None and pair[0] in local}
 
 
-def _misfit(reply: Message, wanted: Wanted, clients: int) -> str | None:
+def _check_whole(reply: Message, wanted: Wanted, clients: int) -> None:
     numbers = sum(map(math.prod, wanted.extras.values())) + counts_size(*wanted.counted)
     # float64 where float32 would do
     model = 0 if wanted.model is None else 2 * wanted.model.count_bytes()
     most = clients * (reply_bytes(numbers) + model)
     if (problem := too_large(reply, size_of(reply), most) or no_content(reply)) is not None:
-        return problem
+        raise MalformedReplyError(problem)
     if clients > 1 and ROWS not in (reply.content.config_records.get(CONFIG) or ()):
-        return f"it answers with one mean for {clients} clients; a row for each was asked for"
-    try:
-        if wanted.model is not None:
-            _check_names(reply.content, wanted.model, wanted.extras)
-    except MalformedReplyError as error:
-        return unreadable(error)
-    return None
+        words = f"one mean for {clients} clients; a row for each was asked for"
+        raise MalformedReplyError(words)
+    if wanted.model is not None:
+        _check_names(reply.content, wanted.model, wanted.extras)
 
 
-def _problem(reply: Message, wanted: Wanted) -> str | None:
-    try:
-        metrics = _check_metrics(reply.content)
-        _check_sums(metrics)
-        if wanted.model is None:
-            for name, value in metrics.items():
-                if not np.isfinite(np.asarray(value, np.float64)).all():
-                    raise MalformedReplyError(f"{name} is {brief(value, 40)}")
-            read_counts(reply.content, *wanted.counted)
+def _problems(wanted: Wanted, replies: Mapping[Place, Message]) -> dict[Place, str]:
+    result = {}
+    for at, reply in replies.items():
+        try:
+            _check_part(reply.content, wanted)
+        except Exception as error:
+            result[at] = unreadable(error)
         else:
-            _check_arrays(reply.content, wanted.model, wanted.extras)
-    except Exception as error:
-        return unreadable(error)
-    return None
+            if at[1] is not None and (count := clients_of(reply)) > 1:
+                result[at] = f"it speaks for {count} clients; one was asked"
+    return result
+
+
+def _check_part(content: RecordDict, wanted: Wanted) -> None:
+    metrics = _check_metrics(content)
+    _check_sums(metrics)
+    if wanted.model is not None:
+        _check_arrays(content, wanted.model, wanted.extras)
+        return
+    for name, value in metrics.items():
+        if not np.isfinite(np.asarray(value, np.float64)).all():
+            raise MalformedReplyError(f"{name} is {brief(value, 40)}")
+    read_counts(content, *wanted.counted)
 
 
 def _check_metrics(content: RecordDict) -> MetricRecord:
@@ -191,7 +189,7 @@ def _check_metrics(content: RecordDict) -> MetricRecord:
 
 
 def _too_heavy(
-    replies: Mapping[Place, Message], most_examples: Callable[[int], int | None]
+    most_examples: Callable[[int], int | None], replies: Mapping[Place, Message]
 ) -> dict[Place, str]:
     result, claimed = {}, Counter[int]()
     for (node, _), reply in replies.items():
@@ -329,21 +327,19 @@ class RoundSoFar:
     saves: bool = False  # whether the round gets a checkpoint
     report: RoundReport | None = None
 
-    def note_training(self, checked: Checked, asked: Mapping[int, Sequence[int]]) -> None:
+    def note_training(self, checked: Checked) -> None:
         """Record the clients whose training counts, and those that failed."""
-        self.skipped = f"none of {len(self.sent)} SuperNodes gave a usable answer to train"
+        none = f"none of {len(self.sent)} SuperNodes gave a usable answer to train"
+        self.skipped = "" if checked.usable else none
         self.failed |= checked.failed
-        for reply, (node, client) in zip(checked.usable, checked.places, strict=True):
-            self.skipped = ""
-            self.used |= set(asked.get(node, ())) if client is None else {client}
-            self.failed |= client_reasons(reply, asked)
-            # A SuperNode that names no clients is one
-            self.unnamed += client is None and not asked.get(node)
+        self.used |= {client for reply in checked.usable for client in reply.clients}
+        # A SuperNode that names no clients is one
+        self.unnamed += sum(not reply.clients for reply in checked.usable)
 
     def to_report(self, session: Session, figures: Mapping[str, object]) -> RoundReport:
         """Return the round's report, with a method's own ``figures``."""
         members = session.members
-        gone = dict.fromkeys(members.absent, NOT_CONNECTED)
+        gone = {NOT_CONNECTED: np.array(sorted(members.absent), np.int64)}
         used = self.used - self.failed.keys()
         return session.report(
             self.number,
@@ -359,10 +355,5 @@ class RoundSoFar:
     def not_saved(self) -> dict[int, str]:
         """Return the SuperNodes that did not save the round when they measured it, and why."""
         replies = {reply.metadata.src_node_id: reply for reply in self.measured}
-        reasons = dict[int, str]()
-        for message in self.sent:
-            node, why = message.metadata.dst_node_id, "it did not answer"
-            if (reply := replies.get(node)) is not None:
-                why = no_content(reply) or read_not_saved(reply.content)
-            reasons[node] = why
-        return {node: why for node, why in reasons.items() if why}
+        said = {n: no_content(one) or read_not_saved(one.content) for n, one in replies.items()}
+        return unsaved([message.metadata.dst_node_id for message in self.sent], said)

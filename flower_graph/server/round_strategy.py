@@ -23,7 +23,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import BestRound, RoundReport
 from flower_graph.server.round_loop import RoundLoop
-from flower_graph.server.session import Session
+from flower_graph.server.session import Session, unsaved
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.keys import CONFIG
 
@@ -104,9 +104,7 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
     def clients_save(self, server_round: int) -> dict[int, str]:
         """Have the clients complete a checkpoint; return the SuperNodes that have not, and why."""
         # The round's requests have already asked them to save.
-        came = {node: answer.not_saved for node, answer in self.answers.items()}
-        reasons = {node: came.get(node, "it did not answer") for node in self.requests}
-        return {node: why for node, why in reasons.items() if why}
+        return unsaved(self.requests, {n: one.not_saved for n, one in self.answers.items()})
 
     def report(
         self,

@@ -42,7 +42,6 @@ from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import KeyReply, MaskRequest
 from flower_graph.storage.files import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.fedscem.cohort import (
-    ChosenEgos,
     EgoCohort,
     EgoSettings,
     Shared,
@@ -135,13 +134,13 @@ class EgoCohortClient(NumPyClient):
         if SETTINGS not in self._state:
             raise StateLostError("what was kept of this run is not here")
         settings = read_settings(dict(self._state.config_records[SETTINGS]))
-        return self._taken(self._kept.look(self._makers(settings)).everyone())
+        return self._taken(self._kept.look(self._makers(settings)))
 
-    def _taken(self, chosen: ChosenEgos) -> Snapshot:
-        return Snapshot(predictions_of(self.egos, chosen, self._classes), [own_models(chosen)])
+    def _taken(self, cohort: EgoCohort) -> Snapshot:
+        return Snapshot(predictions_of(cohort, self._classes), [own_models(cohort)])
 
     def _measured(
-        self, server_round: int, chosen: ChosenEgos, judged: Metrics, loss: Tensor
+        self, server_round: int, chosen: EgoCohort, judged: Metrics, loss: Tensor
     ) -> None:
         nodes, accuracy = np.diff(chosen.batch.ptr), judged.accuracy.numpy()
         figures = {"loss": loss.numpy(), "accuracy": accuracy, "nodes": nodes}
@@ -285,16 +284,18 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
             if self.trust is not None:
                 check_request(request, host, aligner)
             with self._kept.opened(makers) as cohort:
-                chosen = cohort.choose(request.clients.tolist())
+                chosen = cohort.part(request.clients.tolist())
                 if request.model is not None:
                     self._start_from(chosen, number, request.model)
                 pads = round_terms(number - 1, request.ring, order).pad_context(run)
                 contrast, is_unread = self._fuse(chosen, request, aligner.slots, pads)
                 due = bool((chosen.counter(TRAINED) < number).any())
                 if due and not request.is_last and number > 1:
-                    self.outputs.candidate(number - 1, lambda: self._taken(cohort.everyone()))
+                    cohort.put(chosen)
+                    self.outputs.candidate(number - 1, lambda: self._taken(cohort))
                 # The step begins with the forward pass that is measured.
                 logits = self._train(chosen, request) if due else None
+                cohort.put(chosen)
                 h = chosen.embed()
                 logits = chosen.classify(h) if logits is None else logits
                 judged = evaluate(chosen.batch, logits)
@@ -333,7 +334,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         seconds = trained - started, time.perf_counter() - trained
         return EgoReply(number, entries, total, *seconds, not_saved)
 
-    def _start_from(self, chosen: ChosenEgos, number: int, model: ModelArrays) -> None:
+    def _start_from(self, chosen: EgoCohort, number: int, model: ModelArrays) -> None:
         """Begin the round with the mean model; a repeated message changes nothing."""
         # The models of a checkpoint may have begun the round already: with the fusion, and after
         # the last round even without the local step.
@@ -341,10 +342,10 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         chosen.start_from(model_of(model), replace=bool(is_new.any()))
 
     def _fuse(
-        self, chosen: ChosenEgos, request: EgoRequest, table: SlotTable, pads: bytes
+        self, chosen: EgoCohort, request: EgoRequest, table: SlotTable, pads: bytes
     ) -> tuple[Tensor | None, bool]:
         """Co-train with the means of the round before (equation 11)."""
-        # Returns the result of ``ChosenEgos.fuse``, if it was called, and whether means could not
+        # Returns the result of ``EgoCohort.fuse``, if it was called, and whether means could not
         # be read.
         before, is_unread, is_shared = request.server_round - 1, False, False
         if before < 1 or bool((chosen.counter(FUSED) >= before).all()):
@@ -383,7 +384,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         with Journal(trust.journal).one_trial(step, FUSIONS, trust.run):
             check_shared(request.sums, table, request.ring, pads, hidden)
 
-    def _train(self, chosen: ChosenEgos, request: EgoRequest) -> Tensor | None:
+    def _train(self, chosen: EgoCohort, request: EgoRequest) -> Tensor | None:
         if request.is_last:
             return None
         chosen.set_counter(TRAINED, request.server_round)

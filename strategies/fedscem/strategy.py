@@ -52,7 +52,7 @@ from flower_graph.config.rules import ABOVE_ZERO, choice
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import AlignmentError, MalformedReplyError, NoClientsError
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
-from flower_graph.records.participation import NOT_READY, Participation, by_reason
+from flower_graph.records.participation import NOT_READY, Participation, by_reason, grouped
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.align.blinded import MAX_CLIENTS
 from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
@@ -291,7 +291,7 @@ class EgoSession(Session):
         while isinstance(aligner, AlignmentServer) and aligner.waits(self.sums.server.out):
             self._unite(server_round, aligner)
             self._ask_stages(server_round)  # after a failed union all are aligned again
-        for entry in by_reason(dict(aligner.blamed[self._told :])):
+        for entry in by_reason(grouped(dict(aligner.blamed[self._told :]))):
             LOG.warning("client %s takes no part: %s", entry["clients"], entry["reason"])
         self._told = len(aligner.blamed)
         published = aligner.publications()
@@ -474,7 +474,7 @@ class EgoSession(Session):
         return self.participation(
             summed.answered,
             failed=summed.failed,
-            left_out=self.unaligned | undone | excluded,
+            left_out=grouped(self.unaligned | undone | excluded),
             no_use=summed.skipped,
         )
 

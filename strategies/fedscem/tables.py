@@ -40,17 +40,15 @@ def train(config: FedSCemConfig) -> list[Epoch]:
     device = resolve_device(config.device)
     whole = EgoCohort([_whole(data, config)], settings, device=device)
     judges = EgoCohort(egos, settings, device=device)
-    model = whole.choose([0])
-    chosen = judges.choose([ego.client for ego in egos])
     nodes = torch.cat([ego.nodes for ego in egos]).to(device)
     epochs = []
     for number in range(config.rounds):
-        model.train(number)
-        h = model.embed()
+        whole.train(number)
+        h = whole.embed()
         # The clients' first layers are not used: embeddings come from the whole graph.
         judges.tensors()["weight.rest"].copy_(whole.tensors()["weight.rest"])
-        _, val, test = chosen.evaluate(h[nodes]).accuracy.nanmean(0).tolist()
-        epochs.append(Epoch(float(model.evaluate(h).loss), val, test))
+        _, val, test = judges.evaluate(h[nodes]).accuracy.nanmean(0).tolist()
+        epochs.append(Epoch(float(whole.evaluate(h).loss), val, test))
     return epochs
 
 
@@ -115,13 +113,12 @@ def _figures(
 
 
 def _round(cohort: EgoCohort, is_shared: torch.Tensor) -> None:
-    chosen = cohort.choose([ego.client for ego in cohort.egos])
-    chosen.train(1)
-    h = chosen.embed()
+    cohort.train(1)
+    h = cohort.embed()
     place = is_shared.nonzero().flatten()
     # A node's own embedding stands for the mean: the values do not change what it costs.
-    chosen.fuse(Shared(place, h[place]), 1)
-    chosen.evaluate(chosen.embed())
+    cohort.fuse(Shared(place, h[place]), 1)
+    cohort.evaluate(cohort.embed())
 
 
 def _peak(profiler: profile) -> int:

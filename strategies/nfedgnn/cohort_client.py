@@ -55,7 +55,6 @@ class UsersClient(NumPyClient):
 
     actions: tuple[str, ...] = ("finish",)
     settings_key = "user-settings"  # in Context.state, where the run keeps something
-    question: type[EnrolmentRequest] = EnrolmentRequest
     state_name = "node-client"  # in Context.state, for what users have learnt
     copies = False  # whether a message that fails costs nothing
 
@@ -82,7 +81,7 @@ class UsersClient(NumPyClient):
         )
 
     def get_properties(self, config: Config) -> Config:
-        question = self.question.from_config(config)
+        question = EnrolmentRequest.from_config(config)
         settings, makers = question.settings, self._makers(question.settings)
         if question.before is not None and int(self.users.min()) >= question.before:
             self._state.begin(question.resume)  # all have come since that checkpoint

@@ -39,7 +39,6 @@ from flower_graph.strategies.nfedgnn.cohort_client import UsersClient
 from flower_graph.strategies.nfedgnn.messages import (
     Advance,
     CommonEnrolment,
-    CommonQuestion,
     CopyReply,
     CopyRequest,
     EnrolmentReply,
@@ -85,7 +84,6 @@ class CommonLayerClient(UsersClient):
     """
 
     actions: tuple[str, ...] = ("finish", "add_up", "copy_layer")
-    question = CommonQuestion
     state_name, copies = "common-layer", True
     _common_key: CommonKey | None = None  # seals the layer, in the masked form
 

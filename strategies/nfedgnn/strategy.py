@@ -44,17 +44,18 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flower_graph.config.rules import ABOVE_ZERO, at_least, choice
+from flower_graph.config.rules import at_least
+from flower_graph.config.schema import check_settings
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import NoClientsError
 from flower_graph.outputs.files import Snapshot
-from flower_graph.records.participation import Participation, Reasons
+from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.membership import Membership
 from flower_graph.server.round_strategy import Answer, Request, RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.nfedgnn.config import SCHEDULES, SMOOTHNESS, StrategyConfig
+from flower_graph.strategies.nfedgnn.config import AVERAGED, OWN, StrategyConfig
 from flower_graph.strategies.nfedgnn.messages import (
     EnrolmentReply,
     EnrolmentRequest,
@@ -82,7 +83,6 @@ from flower_graph.wire.ledger import NUMBER, ROOM, ByteLedger, reply_bytes
 LOG = logging.getLogger(__name__)
 ANSWERED, UP, DOWN = range(3)  # columns of the traffic
 FLOAT = 4  # bytes of a number
-DEFAULTS = StrategyConfig()
 Q = TypeVar("Q", bound=Request)
 A = TypeVar("A", bound=Answer)
 
@@ -175,11 +175,11 @@ class UserTable:
         self.ledger.count(way, kind, users.size * nbytes)
         self.traffic[users, UP if way == "up" else DOWN] += nbytes
 
-    def unhosted(self, hosted: Mapping[int, IntArray]) -> Reasons:
+    def unhosted(self, hosted: Mapping[int, IntArray]) -> dict[str, IntArray]:
         nobody = ~self.roster.left
         for users in hosted.values():
             nobody[users] = False
-        return Reasons({"no SuperNode hosts it": np.flatnonzero(nobody)})
+        return {"no SuperNode hosts it": np.flatnonzero(nobody)}
 
     def state_dict(self) -> dict[str, object]:
         return {
@@ -205,8 +205,6 @@ class OwnTable(UserTable):
     """Users, gradients and averaged weights between two rounds."""
 
     def __init__(self, num_users: int, settings: UserSettings, average_every: int) -> None:
-        at_least(0).check("average_every", average_every)
-        choice("holders", "all").check("average_over", settings.average_over)
         if not average_every:  # nobody needs the inactive rows that "all" keeps
             settings = settings._replace(average_over="holders")
         self.average_every = average_every
@@ -343,7 +341,6 @@ class OwnTable(UserTable):
 class RelayMembership(Membership):
     """The users of each SuperNode; their weights have one shape."""
 
-    question_type: ClassVar[type[EnrolmentRequest]] = EnrolmentRequest
     answer_type: ClassVar[type[EnrolmentReply]] = EnrolmentReply
 
     def __init__(self, state: UserTable) -> None:
@@ -352,7 +349,7 @@ class RelayMembership(Membership):
 
     def question(self, resume: Resume) -> RecordDict:
         before = self.state.roster.before if resume.server_round else None
-        return self.question_type(self.state.settings, resume, before).to_record()
+        return EnrolmentRequest(self.state.settings, resume, before).to_record()
 
     def enrolment_round(self, server_round: int) -> int:
         """Return the round after which the run was resumed, whenever newcomers come."""
@@ -398,7 +395,7 @@ class RelayStrategy(RoundStrategy[Q, A]):
     """
 
     usual_rounds = 200
-    usual_reg_weight = SMOOTHNESS
+    form: ClassVar[dict[str, object]] = {}  # what a section has that only its fields are given of
     server: RelayServer
     users: UserTable
     members: RelayMembership
@@ -411,46 +408,37 @@ class RelayStrategy(RoundStrategy[Q, A]):
         *,
         latent_size: int,
         user_bias: bool = False,
-        reg_weight: float | None = None,
-        learning_rate: float = DEFAULTS.learning_rate,
-        weight_decay: float = DEFAULTS.weight_decay,
-        schedule: str = DEFAULTS.schedule,
-        gradient_norm: float = DEFAULTS.gradient_norm,
-        server_average: float = DEFAULTS.server_average,
-        evaluate_every: int = DEFAULTS.evaluate_every,
-        participation: float = DEFAULTS.participation,
         seed: int = 0,
         device: str = "cpu",
-        min_nodes: int = DEFAULTS.min_nodes,
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
         links: HeldLinks | None = None,
+        section: StrategyConfig | None = None,
+        **fields: Any,  # of a section
     ) -> None:
-        choice(*SCHEDULES).check("schedule", schedule)
-        ABOVE_ZERO.check("learning_rate", learning_rate)
-        at_least(1).check("evaluate_every", evaluate_every)
-        self.schedule, self.learning_rate = schedule, learning_rate
-        self.evaluate_every = evaluate_every
+        if section is None:
+            share = AVERAGED if fields.get("average_every") else OWN
+            section = StrategyConfig(**{"share": share, **self.form, **fields})
+            check_settings(section)
+            section.validate()
+        self.section = section
         kind = RelayServer if links is None else partial(LinkRelayServer, links=links)
         self.server = kind(
             data,
             server_model,
+            section,
             latent_size=latent_size,
-            reg_weight=self.usual_reg_weight if reg_weight is None else reg_weight,
-            weight_decay=weight_decay,
-            gradient_norm=gradient_norm,
-            average=server_average,
             seed=seed,
             device=resolve_device(device),
         )
         self.num_classes = self.server.num_classes
-        self.users = self.table(UserSettings(latent_size, user_bias, weight_decay, seed))
+        self.users = self.table(UserSettings(latent_size, user_bias, section.weight_decay, seed))
         self.members = self.membership()
         super().__init__(
             Session(
                 self.members,
-                min_nodes=min_nodes,
-                participation=participation,
+                min_nodes=section.fewest_nodes,
+                participation=section.participation,
                 seed=seed,
                 checkpoint_dir=checkpoint_dir,
                 checkpoint_every=checkpoint_every,
@@ -466,12 +454,13 @@ class RelayStrategy(RoundStrategy[Q, A]):
         return RelayMembership(self.users)
 
     def fixed_settings(self) -> dict[str, object]:
-        return {**self.users.settings._asdict(), "learning_rate": self.learning_rate}
+        return {**self.users.settings._asdict(), "learning_rate": self.section.learning_rate}
 
     # The run
 
     def step_size(self, server_round: int) -> float:
-        return scheduled(self.schedule, self.learning_rate, server_round, self.session.rounds)
+        how = self.section
+        return scheduled(how.schedule, how.learning_rate, server_round, self.session.rounds)
 
     def hosted(self, server_round: int) -> dict[int, IntArray]:
         """Return the users of each SuperNode that is there as a round begins."""
@@ -509,7 +498,7 @@ class RelayStrategy(RoundStrategy[Q, A]):
     def evaluates(self, server_round: int) -> bool:
         """Whether a round is evaluated: every so many, and a round that may be the last."""
         may_end = server_round >= self.session.rounds or self.session.stops_early(server_round)
-        return may_end or server_round % self.evaluate_every == 0
+        return may_end or server_round % self.section.evaluate_every == 0
 
     def measure(self, server_round: int, who: Participation, losses: Losses) -> RoundReport:
         accuracy, self.counts = dict.fromkeys(ROLES, math.nan), None
@@ -656,6 +645,8 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
         Where and every how many rounds to save everything; 0 for never.
     links : HeldLinks, optional
         The edges that are held out if links are learnt; the model then gives a row for each node.
+    section : StrategyConfig, optional
+        The section ``strategy`` of a config, in place of its fields.
 
     Notes
     -----
@@ -666,23 +657,9 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
 
     users: OwnTable
 
-    def __init__(
-        self,
-        data: ServerData,
-        server_model: nn.Module,
-        *,
-        average_every: int = DEFAULTS.average_every,
-        average_over: str = DEFAULTS.average_over,
-        **settings: Any,  # the other parameters
-    ) -> None:
-        self.average_every, self.average_over = average_every, average_over
-        super().__init__(data, server_model, **settings)
-        if self.users.settings.average_over == "all" and self.session.share < 1:
-            raise ValueError("average_over: 'all' needs participation 1, all users step together")
-
     def table(self, settings: UserSettings) -> OwnTable:
-        settings = settings._replace(average_over=self.average_over)
-        return OwnTable(self.server.num_nodes, settings, self.average_every)
+        settings = settings._replace(average_over=self.section.average_over)
+        return OwnTable(self.server.num_nodes, settings, self.section.average_every)
 
     def ask(self, server_round: int) -> dict[int, RelayRequest]:
         """Step 1: ask this round's users for latent vectors, with the gradients that wait."""

@@ -45,8 +45,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -78,10 +77,10 @@ from flower_graph.strategies.nfedgnn.common_client import (
     LEAST_FRACTION_BITS,
     detail_of,
 )
+from flower_graph.strategies.nfedgnn.config import MASKED, SUMMED
 from flower_graph.strategies.nfedgnn.messages import (
     Advance,
     CommonEnrolment,
-    CommonQuestion,
     CopyReply,
     CopyRequest,
     EnrolmentReply,
@@ -95,7 +94,6 @@ from flower_graph.strategies.nfedgnn.messages import (
 from flower_graph.strategies.nfedgnn.server_model import Losses, ServerData
 from flower_graph.strategies.nfedgnn.strategy import (
     ANSWERED,
-    DEFAULTS,
     DOWN,
     FLOAT,
     UP,
@@ -214,7 +212,6 @@ class CommonTable(UserTable):
 class CommonMembership(RelayMembership):
     """The users of each SuperNode, and the round of its layer."""
 
-    question_type = CommonQuestion
     answer_type = CommonEnrolment
     state: CommonTable
 
@@ -276,7 +273,7 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
         Where and every how many rounds to save everything; 0 for never.
     """
 
-    usual_reg_weight = 0.0
+    form: ClassVar = {"share": SUMMED}
     users: CommonTable
     members: CommonMembership
 
@@ -286,11 +283,10 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
         server_model: nn.Module,
         *,
         feature_dropout: float = 0.0,
-        limit: float = DEFAULTS.limit,
         **settings: Any,  # the other parameters
     ) -> None:
         BELOW_ONE.check("feature_dropout", feature_dropout)
-        self.feature_dropout, self.limit = feature_dropout, limit
+        self.feature_dropout = feature_dropout
         self._latents = Latents()
         super().__init__(data, server_model, **settings)
 
@@ -319,7 +315,7 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
         )
         total = np.zeros(users.weight_shape)
         for node in session.members.present(replies.values):
-            total += bounded(replies.values[node].total, self.limit)
+            total += bounded(replies.values[node].total, self.section.limit)
             users.added_up(requests[node].users, replies.values[node].total.nbytes)
         missing = [node for node in requests if node not in replies.values]
         return NoSum.unanswered(missing) if missing else total.astype(np.float32)
@@ -544,24 +540,17 @@ class MaskedGradientRelay(SummedGradientRelay):
     Parameters
     ----------
     *data, **more
-        As of ``SummedGradientRelay``.
-    registry : Path or str, optional
-        File of the SuperNodes' registered keys, for clients that do not trust the server.
+        As of ``SummedGradientRelay``. ``registry`` is the file of the SuperNodes' registered keys,
+        for clients that do not trust the server (``trust="malicious-server"``).
     """
 
-    def __init__(
-        self,
-        *data: Any,  # Any: arguments are those of its parent
-        registry: Path | str | None = None,
-        **more: Any,
-    ) -> None:
-        # Under pads two sums tell the server nothing, however few SuperNodes they differ by.
-        self._parties = None if registry is None else PartySums(registry, differ_by=1)
-        super().__init__(*data, **more)
-
+    form: ClassVar = {"share": SUMMED, "aggregation": MASKED}
     members: MaskedMembership
 
     def membership(self) -> MaskedMembership:
+        registry = self.section.registry
+        # Under pads two sums tell the server nothing, however few SuperNodes they differ by.
+        self._parties = None if registry is None else PartySums(registry, differ_by=1)
         return MaskedMembership(self.users, self._check)
 
     def _check(self, answer: MaskedEnrolment) -> None:
@@ -577,7 +566,7 @@ class MaskedGradientRelay(SummedGradientRelay):
     def sums(self) -> SecureSum:
         return SecureSum(
             self.session.exchange,
-            limit=self.limit,
+            limit=self.section.limit,
             resolution=2.0**-LEAST_FRACTION_BITS,
             server=self._parties or SumServer(dropout=0.0),
             timeout=self.session.timeout,

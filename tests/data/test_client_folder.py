@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import pickle
@@ -19,7 +18,6 @@ from torch_geometric.data import Data
 
 from flower_graph.config.common import DataConfig
 from flower_graph.data.folders.client_folder import (
-    client_graph_from_data,
     client_graphs,
     clients_path,
     ego_from_data,
@@ -63,10 +61,6 @@ def words(*ids: int) -> list[str]:
     return [f"person {i}" for i in ids]
 
 
-def load(folder: Path) -> list[Any]:
-    return load_folder(folder, RATIOS, 0)
-
-
 def load_egos(folder: Path, split: str = "per-client") -> Any:
     return load_ego_folder(folder, split, RATIOS, 0)
 
@@ -75,10 +69,19 @@ def load_shared(folder: Path, ratios: Any = LATE, seed: int = 0) -> list[Any]:
     return load_overlapping_folder(folder, ratios, seed)
 
 
+def public(client: Any) -> list[int]:
+    return client.nodes[client.public].tolist()
+
+
+def role_of(client: Any) -> dict[int, int]:
+    """Give the role of each node that has one."""
+    return {node: role for role, nodes in enumerate(roles(client)) for node in nodes}
+
+
 # Graphs of their own ------------------------------------------------------------------------------
 
 
-def test_files_become_clients_with_their_masks_or_drawn_ones(tmp_path: Path) -> None:
+def test_files_become_clients_with_their_masks_or_drawn_ones(tmp_path):
     y, masks = torch.tensor([0, 1, 0, 1, 0, -1]), {"train_mask": mask(0, 1), "test_mask": mask(4)}
     own = {"x": torch.arange(12).reshape(6, 2), "y": y, "n_id": None}
     loop = {"edge_index": torch.tensor([[1, 2], [0, 2]])}  # 0 - 1, given once, and a self-loop
@@ -101,41 +104,6 @@ def test_files_become_clients_with_their_masks_or_drawn_ones(tmp_path: Path) -> 
     assert load_folder(folder, RATIOS, 0, features="row")[1].x[1].tolist() == pytest.approx(
         [0.4, 0.6]
     )
-
-
-@pytest.mark.parametrize("read", [load, load_egos, load_shared])
-def test_a_missing_or_empty_folder_and_a_damaged_file_are_refused(
-    read: Callable[[Path], Any], tmp_path: Path
-) -> None:
-    for folder in (tmp_path / "none", tmp_path):
-        with pytest.raises(DataError, match=r"data\.name"):
-            read(folder)
-    saved(tmp_path, graph(1, 2, 3))
-    (tmp_path / "b.pt").write_bytes(pickle.dumps(graph(1, 2, 3), protocol=2)[:40])
-    with pytest.raises(DataError, match=r"b\.pt"):
-        read(tmp_path)
-
-
-# Identities ---------------------------------------------------------------------------------------
-
-
-def test_an_ego_network_by_hand() -> None:
-    masks = {"train_mask": flags(1, 0, 0), "test_mask": flags(0, 0, 1)}
-    data = Data(**graph(1, 2, 3, y=torch.tensor([1, -1, 0]), edge_index=torch.tensor([[1, 1, 2],
-                [0, 0, 2]]), **masks))  # fmt: skip
-    ego = ego_from_data(7, data, torch.tensor([30, 10, 20]))
-    assert (ego.client, ego.nodes.tolist(), ego.names) == (7, [30, 10, 20], None)
-    assert ego.identities == [30, 10, 20] and ego.edge_index.tolist() == [[0, 1], [1, 0]]
-    assert ego.x.dtype == torch.float32 and ego.x.tolist() == [[1, 1], [2, 0], [3, 1]]
-    assert ego.y.tolist() == [1, -1, 0] and roles(ego) == [[30], [], [20]]
-    named = ego_from_data(0, data, ["b", "c", "a"])
-    assert named.identities == ("b", "c", "a") and named.nodes.tolist() == [0, 1, 2]
-    # The error travels to the server as the reason for which a SuperNode failed.
-    with pytest.raises(DataError, match=r"^client 7: 1") as caught:
-        ego_from_data(7, data, ["secret", "secret", "c"])
-    assert "secret" not in str(caught.value)
-    with pytest.raises(DataError, match=r"^client 7: .*int, str"):
-        ego_from_data(7, data, [1, "b", 3])  # type: ignore[list-item]
 
 
 UNFIT: list[tuple[dict[str, Any], str]] = [
@@ -161,34 +129,61 @@ UNSHARED: list[tuple[dict[str, Any], str]] = [
     ({"val_mask": flags(1, 1, 0)}, "for training"),
     ({"y": torch.full((3,), -1)}, "3 nodes"),
 ]
+LOADERS: dict[str, tuple[Callable[[Path], Any], list[tuple[dict[str, Any], str]]]] = {
+    "graphs": (lambda path: load_folder(path, RATIOS, 0), []),
+    "egos": (load_egos, UNFIT),
+    "shared": (lambda path: load_shared(path, [1, 0, 0]), UNFIT + UNSHARED),
+}
 
 
-@pytest.mark.parametrize(
-    ("read", "changes", "said"),
-    [
-        *((load_egos, *row) for row in UNFIT),
-        *((lambda path: load_shared(path, [1, 0, 0]), *row) for row in UNFIT + UNSHARED),
-    ],
-)
-def test_unfit_clients_are_refused_by_file(
-    read: Callable[[Path], Any], changes: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    folder = saved(tmp_path / "c", graph(1, 2, 3), graph(1, 2, 3, **changes), graph(1, 2, 3))
-    with pytest.raises(DataError, match=rf"b\.pt: .*{said}"):
+@pytest.mark.parametrize("loader", LOADERS)
+def test_unfit_folders_and_clients_are_refused_by_name(loader, tmp_path):
+    read, unfit = LOADERS[loader]
+    for folder in (tmp_path / "none", tmp_path):
+        with pytest.raises(DataError, match=r"data\.name"):
+            read(folder)
+    whole, folder = graph(1, 2, 3), tmp_path / "c"
+    for changes, said in unfit:
+        saved(folder, whole, graph(1, 2, 3, **changes), whole)
+        with pytest.raises(DataError, match=rf"b\.pt: .*{said}"):
+            read(folder)
+    saved(folder, whole)
+    (folder / "b.pt").write_bytes(pickle.dumps(whole, protocol=2)[:40])
+    with pytest.raises(DataError, match=r"b\.pt"):
         read(folder)
 
 
+# Identities ---------------------------------------------------------------------------------------
+
+
+def test_an_ego_network_by_hand():
+    masks = {"train_mask": flags(1, 0, 0), "test_mask": flags(0, 0, 1)}
+    data = Data(**graph(1, 2, 3, y=torch.tensor([1, -1, 0]), edge_index=torch.tensor([[1, 1, 2],
+                [0, 0, 2]]), **masks))  # fmt: skip
+    ego = ego_from_data(7, data, torch.tensor([30, 10, 20]))
+    assert (ego.client, ego.nodes.tolist(), ego.names) == (7, [30, 10, 20], None)
+    assert ego.identities == [30, 10, 20] and ego.edge_index.tolist() == [[0, 1], [1, 0]]
+    assert ego.x.dtype == torch.float32 and ego.x.tolist() == [[1, 1], [2, 0], [3, 1]]
+    assert ego.y.tolist() == [1, -1, 0] and roles(ego) == [[30], [], [20]]
+    named = ego_from_data(0, data, ["b", "c", "a"])
+    assert named.identities == ("b", "c", "a") and named.nodes.tolist() == [0, 1, 2]
+    # The error travels to the server as the reason for which a SuperNode failed.
+    with pytest.raises(DataError, match=r"^client 7: 1") as caught:
+        ego_from_data(7, data, ["secret", "secret", "c"])
+    assert "secret" not in str(caught.value)
+    with pytest.raises(DataError, match=r"^client 7: .*int, str"):
+        ego_from_data(7, data, [1, "b", 3])
+
+
 @pytest.mark.parametrize("read", [load_egos, load_shared])
-def test_identities_may_be_numbers_and_go_before_n_id(
-    read: Callable[[Path], list[Any]], tmp_path: Path
-) -> None:
+def test_identities_may_be_numbers_and_go_before_n_id(read, tmp_path):
     other = {"n_id": torch.tensor([90, 80, 70])}
     first = graph(1, 2, 3, identity=torch.tensor([5, 6, 7]), **other)
     folder = saved(tmp_path / "c", first, graph(7, 6, 9, identity=[7, 6, 9], **other))
     assert [sorted(one.nodes.tolist()) for one in read(folder)] == [[5, 6, 7], [6, 7, 9]]
 
 
-def test_ego_networks_have_their_masks_or_drawn_ones(tmp_path: Path) -> None:
+def test_ego_networks_have_their_masks_or_drawn_ones(tmp_path):
     own = graph(7, 3, 9, train_mask=flags(1, 0, 0), test_mask=flags(0, 0, 1))
     a, b = load_egos(saved(tmp_path / "c", own, graph(*range(3, 13))))
     assert (a.client, a.ego, a.identities, b.identities) == (0, 7, [7, 3, 9], [*range(3, 13)])
@@ -199,12 +194,12 @@ def test_ego_networks_have_their_masks_or_drawn_ones(tmp_path: Path) -> None:
     assert torch.equal(load_egos(tmp_path / "c")[1].train_mask, b.train_mask)
 
 
-def test_globally_a_node_has_one_role_and_two_are_refused(tmp_path: Path) -> None:
+def test_globally_a_node_has_one_role_and_two_are_refused(tmp_path):
     names = {"identity": words(*range(12)), "n_id": None}
     turned = {"identity": words(*range(18, 6, -1)), "n_id": None}
     folder = saved(tmp_path / "c", graph(*range(12), **names), graph(*range(12), **turned))
     egos = load_egos(folder, "global")
-    found: dict[int | str, set[int]] = {}
+    found = {}
     for ego in egos:
         role = torch.stack([ego.train_mask, ego.val_mask, ego.test_mask]).int().argmax(0)
         for who, what in zip(ego.identities, role.tolist(), strict=True):
@@ -220,26 +215,18 @@ def test_globally_a_node_has_one_role_and_two_are_refused(tmp_path: Path) -> Non
     assert len(load_egos(folder)) == 2
 
 
-def test_clients_without_common_nodes_or_kinds_of_labels_are_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, "flower_graph.data"):
-        load_egos(saved(tmp_path / "c", graph(1, 2), graph(3, 4)))
-        load_egos(saved(tmp_path / "d", graph(1, 2), graph(2, 4)))
-        egos = load_egos(saved(tmp_path / "e", graph(1, 2), graph(2, 4, y=["cat", "1"])))
-    warned = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
-    assert len(warned) == 2 and "shared" in warned[0]
-    assert "labels" in warned[1] and egos.classes == ("1", "2", "cat")
+def test_clients_without_common_nodes_or_kinds_of_labels_are_warned_of(tmp_path, caplog):
+    load_egos(saved(tmp_path / "c", graph(1, 2), graph(3, 4)))
+    load_egos(saved(tmp_path / "d", graph(1, 2), graph(2, 4)))
+    egos = load_egos(saved(tmp_path / "e", graph(1, 2), graph(2, 4, y=["cat", "1"])))
+    shared, labels = (one.getMessage() for one in caplog.records)
+    assert "shared" in shared and "labels" in labels and egos.classes == ("1", "2", "cat")
 
 
 # Clients that share nodes -------------------------------------------------------------------------
 
 
-def public(client: Any) -> list[int]:
-    return client.nodes[client.public].tolist()
-
-
-def test_nodes_come_in_the_order_of_their_ids(tmp_path: Path) -> None:
+def test_nodes_of_several_clients_are_public_in_the_order_of_their_ids(tmp_path):
     first, second = load_shared(saved(tmp_path, graph(30, 10**15), graph(70, 90, 30)))
     assert (first.client, second.client) == (0, 1)
     assert (first.nodes.tolist(), second.nodes.tolist()) == ([30, 10**15], [30, 70, 90])
@@ -248,9 +235,6 @@ def test_nodes_come_in_the_order_of_their_ids(tmp_path: Path) -> None:
     assert second.x[:, 0].tolist() == [30, 70, 90]
     assert second.y.tolist() == second.train_y.tolist() == [0, 1, 0]
     assert public(first) == public(second) == [30]
-
-
-def test_nodes_of_several_clients_are_public(tmp_path: Path) -> None:
     graphs = load_shared(saved(tmp_path, graph(1, 2, 3, 4), graph(4, 5, 1), graph(5, 6, 7)))
     assert [public(one) for one in graphs] == [[1, 4], [1, 4, 5], [5]]
     # What a client holds back is not public elsewhere.
@@ -258,15 +242,15 @@ def test_nodes_of_several_clients_are_public(tmp_path: Path) -> None:
     graphs = load_shared(saved(tmp_path, mine, graph(1, 2, 4), graph(3, 4)))
     # Its own word counts at the first client, for 9 too, which nobody else has.
     assert [public(one) for one in graphs] == [[2, 3, 9], [2, 4], [3, 4]]
+    bare = graph(1, 2, edge_index=NO_EDGES)
+    folder = saved(tmp_path / "bare", bare, graph(1, 2))
+    assert load_shared(folder)[0].edge_index.shape == (2, 0)
+    with pytest.raises(DataError, match="edge"):  # of none at all
+        load_shared(saved(folder, bare, bare))
 
 
-def role_of(client: Any) -> dict[int, int]:
-    """Give the role of each node that has one."""
-    return {node: role for role, nodes in enumerate(roles(client)) for node in nodes}
-
-
-def test_a_drawn_role_is_the_same_everywhere(tmp_path: Path) -> None:
-    def both(*ids: int) -> dict[str, Any]:
+def test_a_drawn_role_is_the_same_everywhere(tmp_path):
+    def both(*ids):
         return graph(*ids, y=torch.tensor(ids) % 2)
 
     saved(tmp_path, both(*range(40)), both(*range(20, 60)))
@@ -281,7 +265,7 @@ def test_a_drawn_role_is_the_same_everywhere(tmp_path: Path) -> None:
     assert role_of(draws[1][0]) == first != role_of(draws[2][0])
 
 
-def test_masks_go_before_a_draw_and_two_roles_are_refused(tmp_path: Path) -> None:
+def test_masks_go_before_a_draw_and_two_roles_are_refused(tmp_path):
     masks = {"train_mask": flags(0, 0, 1, 1), "test_mask": flags(1, 0, 0, 0)}
     unlabelled = torch.tensor([0, -1, 1, 1, 0, 1])
     saved(tmp_path, graph(5, 6, 3, 4, **masks), graph(5, 6, 3, 1, 2, 0, y=unlabelled))
@@ -297,15 +281,10 @@ def test_masks_go_before_a_draw_and_two_roles_are_refused(tmp_path: Path) -> Non
         load_shared(tmp_path, RATIOS)
 
 
-def test_a_client_may_have_no_edges_but_not_all(tmp_path: Path) -> None:
-    saved(tmp_path, graph(1, 2, edge_index=NO_EDGES), graph(1, 2))
-    assert load_shared(tmp_path)[0].edge_index.shape == (2, 0)
-    saved(tmp_path, graph(1, 2, edge_index=NO_EDGES), graph(1, 2, edge_index=NO_EDGES))
-    with pytest.raises(DataError, match="edge"):
-        load_shared(tmp_path)
-
-
 # One graph for all clients ------------------------------------------------------------------------
+
+EDGES = "source,target\nb1,b2\nb2,b3\nz1,z2\nz3,z2\nb1,z1\nn1,b1\n"
+
 
 NODES = """\
 name,client,identity,label,age
@@ -317,18 +296,10 @@ n1,,dora,dog,5
 b3,bern,emil,cat,6
 z3,zug,bert,dog,7
 """
-EDGES = "source,target\nb1,b2\nb2,b3\nz1,z2\nz3,z2\nb1,z1\nn1,b1\n"
 
 
-@pytest.fixture
-def one(tmp_path: Path) -> Path:
-    """Write one graph whose nodes say which client has them."""
-    return tables(tmp_path / "people", NODES, EDGES)
-
-
-def test_one_graph_is_cut_into_the_clients_that_its_nodes_name(
-    one: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_graph_is_cut_into_the_clients_that_its_nodes_name(tmp_path, caplog):
+    one = tables(tmp_path / "people", NODES, EDGES)
     assert clients_path(DataConfig(str(one))) == one
     with caplog.at_level(logging.INFO, "flower_graph.data"):
         bern, zug = load_egos(one)
@@ -351,7 +322,7 @@ def test_one_graph_is_cut_into_the_clients_that_its_nodes_name(
         load_egos(one)
 
 
-def test_a_saved_graph_says_it_by_numbers_which_put_clients_in_order(tmp_path: Path) -> None:
+def test_a_saved_graph_says_it_by_numbers_which_put_clients_in_order(tmp_path):
     who, path = torch.tensor([10, 9, 10, 9]), tmp_path / "g.pt"
     torch.save(graph(1, 2, 3, 4, client=who), path)
     named = [f"file {path}, client {name}" for name in (9, 10)]
@@ -371,23 +342,8 @@ def test_a_saved_graph_says_it_by_numbers_which_put_clients_in_order(tmp_path: P
     assert a.public.tolist() == [False, True, True]
 
 
-def test_a_folder_may_have_graphs_of_all_kinds_and_a_table_alone_is_refused(
-    one: Path, tmp_path: Path
-) -> None:
-    clients = tmp_path / "clients"
-    clients.mkdir()
-    one.rename(clients / "b")
-    torch.save(graph(1, 2, 3), clients / "c.pt")
-    nodes = [{"id": i, "label": i % 2, "age": i} for i in range(5)]
-    (clients / "a.json").write_text(json.dumps({"nodes": nodes, "links": []}), encoding="utf-8")
-    where = [where for where, _ in client_graphs(clients)]
-    assert where == [f"file {clients}/{name}" for name in ("a.json", "b", "c.pt")]
-    (clients / "d.csv").touch()
-    with pytest.raises(DataError, match=r"d\.csv.*nodes\.csv"):
-        list(client_graphs(clients))
-
-
-def test_a_change_of_any_file_is_noticed(one: Path, tmp_path: Path) -> None:
+def test_a_change_of_any_file_is_noticed(tmp_path):
+    one = tables(tmp_path / "people", NODES, EDGES)
     seen = [saved_at(str(tmp_path))]
     for number, file in enumerate((one / "nodes.csv", one / "edges.csv", tmp_path / "a.json")):
         file.touch()
@@ -395,8 +351,3 @@ def test_a_change_of_any_file_is_noticed(one: Path, tmp_path: Path) -> None:
         seen.append(saved_at(str(tmp_path)))
     assert seen == sorted(set(seen)) and saved_at(str(tmp_path / "a.json")) == seen[-1]
     assert saved_at(str(one)) == seen[2] and saved_at("csbm") == 0
-
-
-def test_sparse_features_of_one_client_are_made_dense() -> None:
-    content = graph(*range(6), x=torch.eye(6).to_sparse_coo())
-    assert client_graph_from_data(0, Data(**content)).x.tolist() == torch.eye(6).tolist()

@@ -13,6 +13,7 @@ from torch_geometric.data import Data
 
 from flower_graph.config.common import DataConfig
 from flower_graph.config.partition import PartitionSection
+from flower_graph.data import to_undirected
 from flower_graph.data.folders.client_folder import (
     RATIOS,
     load_ego_folder,
@@ -36,8 +37,6 @@ bert,dog,val,,genf
 cora,cat,test,60,bern
 dora,dog,train,60,
 """
-# Ages have the mean 50; of three towns, two are bern.
-FEATURES = [[30, 1, 0], [50, 0, 1], [60, 1, 0], [60, 2 / 3, 1 / 3]]
 
 
 def load(path: Path, features: str = "as-is", gaps: Gaps = FILLED) -> Graph:
@@ -45,20 +44,43 @@ def load(path: Path, features: str = "as-is", gaps: Gaps = FILLED) -> Graph:
     return load_graph(DataConfig(str(path), split="auto", features=features, **gaps._asdict()))
 
 
-def form_of(graph: Graph) -> DataForm:
-    """Return the form of new graphs, by way of its file."""
-    assert graph.treatment is not None
-    form = DataForm(graph.treatment, graph.num_classes, graph.classes)
-    return DataForm.from_json(json.loads(json.dumps(form.to_json())))
+def table(rows: str, count: int) -> str:
+    """Write a table of some nodes of two classes."""
+    return "name,label,a\n" + "".join(f"n{i},c{i % 2},{rows.format(i)}\n" for i in range(count))
 
 
-def test_a_missing_number_gets_the_mean_and_a_word_a_feature(tmp_path: Path) -> None:
-    graph = load(tables(tmp_path / "t", NODES))
-    torch.testing.assert_close(graph.x, torch.tensor(FEATURES))
-    assert any("3 missing numbers" in note for note in graph.notes)  # a town's two features
+@pytest.mark.parametrize(
+    ("nodes", "gaps", "words"),
+    [
+        (NODES, FILLED, ""),
+        (NODES.replace("30,", ","), FILLED, ""),
+        (NODES, Gaps(), r"line 2: town.*data\.categories=one-hot"),
+        (NODES, Gaps(categories="one-hot"), r"line 3: age.*data\.missing=mean"),
+        (NODES, Gaps(missing="mean"), r"line 2: town.*data\.categories=one-hot"),
+        (NODES.replace("30,", "nan,"), Gaps(categories="one-hot"), r"line 2: age"),
+        (NODES.replace("60,bern", "60,7"), FILLED, r"line 4: town.*line 2.*'bern'"),
+        (NODES.replace("60,bern", "inf,bern"), FILLED, "line 4: age: inf"),
+        (table("", 9), FILLED, "a: no node"),
+        (table("word{}", 1001), FILLED, "a: has 1001"),
+    ],
+)
+def test_a_missing_number_gets_the_mean_and_a_word_a_feature_or_both_are_refused(
+    nodes, gaps, words, tmp_path
+):
+    path = tables(tmp_path / "t", nodes)
+    if words:
+        with pytest.raises(DataError, match=words):
+            load(path, gaps=gaps)
+        return
+    graph, first = load(path, gaps=gaps), 30 if "30" in nodes else 60
+    mean = (first + 60 + 60) / 3
+    expected = [[first, 1, 0], [mean, 0, 1], [60, 1, 0], [60, 2 / 3, 1 / 3]]
+    torch.testing.assert_close(graph.x, torch.tensor(expected))
+    missing = 3 + ("30" not in nodes)  # a town's two features
+    assert any(f"{missing} missing numbers" in note for note in graph.notes)
 
 
-def test_json_and_graphml_may_lack_attributes(tmp_path: Path) -> None:
+def test_json_and_graphml_may_lack_attributes(tmp_path):
     graph = nx.Graph()
     graph.add_node("anna", label="cat", town="bern", at=[1, 2])
     graph.add_node("bert", label="dog", age=40, town="genf", at=None)
@@ -77,7 +99,7 @@ def test_json_and_graphml_may_lack_attributes(tmp_path: Path) -> None:
     assert read_file(tmp_path / "g.graphml", FILLED)["x"].isnan().sum() == 1
 
 
-def test_nan_in_a_saved_graph_gets_the_mean(tmp_path: Path) -> None:
+def test_nan_in_a_saved_graph_gets_the_mean(tmp_path):
     x = torch.tensor([[1.0, torch.nan], [3.0, 4.0], [torch.nan, 6.0]])
     edges = torch.tensor([[0, 1], [1, 2]])
     data = Data(x=x, edge_index=edges, y=torch.tensor([0, 1, 0]))
@@ -91,8 +113,11 @@ def test_nan_in_a_saved_graph_gets_the_mean(tmp_path: Path) -> None:
         load(tmp_path / "g.pt", gaps=Gaps())
 
 
-def test_new_nodes_get_the_runs_means_and_words(tmp_path: Path) -> None:
-    form = form_of(load(tables(tmp_path / "t", NODES)))
+def test_new_nodes_get_the_runs_means_and_words(tmp_path):
+    graph = load(tables(tmp_path / "t", NODES))
+    assert graph.treatment is not None
+    written = json.dumps(DataForm(graph.treatment, graph.num_classes, graph.classes).to_json())
+    form = DataForm.from_json(json.loads(written))
     columns = "name,town,age\n"  # in another order, without labels
     new = read_new_graph(tables(tmp_path / "new", f"{columns}eva,genf,\nfinn,,20\n"), form)
     torch.testing.assert_close(new.x, torch.tensor([[50, 0, 1], [20, 2 / 3, 1 / 3]]))
@@ -109,87 +134,37 @@ def test_new_nodes_get_the_runs_means_and_words(tmp_path: Path) -> None:
             read_new_graph(tables(tmp_path / "wrong", nodes), form)
 
 
-def test_all_clients_have_the_same_features(tmp_path: Path) -> None:
+def test_all_clients_have_the_same_features(tmp_path):
     tables(tmp_path / "all" / "one", NODES)
-    tables(
-        tmp_path / "all" / "two",
-        NODES.replace("bern", "chur").replace("age,town", "town,age").replace(
-            "30,chur", "chur,100"
-        ).replace(",genf", "genf,").replace("60,chur", "chur,100").replace("60,", ",100"),
-    )  # fmt: skip
+    other = "name,label,split,town,age\nanna,cat,train,chur,100\nbert,dog,val,genf,\n"
+    tables(tmp_path / "all" / "two", f"{other}cora,cat,test,chur,100\ndora,dog,train,,100\n")
     clients = load_folder(tmp_path / "all", RATIOS, seed=0, gaps=FILLED)
     # Known ages: 30, 60, 60, 100, 100, 100. Of six towns, two each.
     thirds = [1 / 3] * 3
     assert clients.treatment is not None and clients.treatment.columns is not None
     assert clients.treatment.columns.words == (None, "bern", "chur", "genf")
-    torch.testing.assert_close(clients[0].x[1], torch.tensor([75.0, 0, 0, 1]))
-    torch.testing.assert_close(clients[0].x[3], torch.tensor([60.0, *thirds]))
+    wanted = ([[75.0, 0, 0, 1], [60.0, *thirds]], [[75.0, 0, 0, 1], [100.0, *thirds]])
+    for client, rows in zip(clients, wanted, strict=True):
+        torch.testing.assert_close(client.x[[1, 3]], torch.tensor(rows))
     torch.testing.assert_close(clients[1].x[0], torch.tensor([100.0, 0, 1, 0]))
-    torch.testing.assert_close(clients[1].x[3], torch.tensor([100.0, *thirds]))
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "gaps", "said"),
-    [
-        ("", "", Gaps(), r"line 2: town.*data\.categories=one-hot"),
-        ("", "", Gaps(categories="one-hot"), r"line 3: age.*data\.missing=mean"),
-        ("", "", Gaps(missing="mean"), r"line 2: town.*data\.categories=one-hot"),
-        ("30,", "nan,", Gaps(categories="one-hot"), r"line 2: age"),
-        ("60,bern", "60,7", FILLED, r"line 4: town.*line 2.*'bern'"),
-        ("60,bern", "inf,bern", FILLED, "line 4: age: inf"),
-        ("30,bern", ",bern", FILLED, None),
-    ],
-)
-def test_refusals_name_the_place_and_the_setting(
-    old: str, new: str, gaps: Gaps, said: str | None, tmp_path: Path
-) -> None:
-    path = tables(tmp_path / "t", NODES.replace(old, new, 1) if old else NODES)
-    if said is None:
-        assert load(path, gaps=gaps).x[0, 0] == 60
-        return
-    with pytest.raises(DataError, match=said):
-        load(path, gaps=gaps)
-
-
-def test_a_column_without_any_number_and_one_of_free_text_are_refused(tmp_path: Path) -> None:
-    empty = "name,label,age\n" + "".join(f"n{i},c{i % 2},\n" for i in range(9))
-    with pytest.raises(DataError, match="age: no node"):
-        load(tables(tmp_path / "empty", empty))
-    text = "name,label,said\n" + "".join(f"n{i},c{i % 2},word{i}\n" for i in range(1001))
-    with pytest.raises(DataError, match="said: has 1001"):
-        load(tables(tmp_path / "text", text))
-
-
-NAMES = tuple("abcdefghijkl")
-
-
-def whole() -> Graph:
-    y = torch.arange(12) % 2
-    ring = torch.stack([torch.arange(12), (torch.arange(12) + 1) % 12])
-    return Graph(torch.rand(12, 4), torch.cat([ring, ring.flip(0)], 1), y, 2, names=NAMES)
-
-
-def test_a_cut_graphs_clients_know_their_nodes_names() -> None:
-    graphs = partition_graph(whole(), PartitionSection(method="random", clients=2), 0.5, seed=0)
+def test_clients_know_their_nodes_names(tmp_path):
+    names, ring = "abcdefghijkl", torch.arange(12)
+    edges = to_undirected(torch.stack([ring, ring.roll(1)]), 12)
+    whole = Graph(torch.rand(12, 4), edges, ring % 2, 2, names=tuple(names))
+    graphs = partition_graph(whole, PartitionSection(method="random", clients=2), 0.5, seed=0)
     for graph in graphs:
-        assert graph.called == tuple(NAMES[node] for node in graph.nodes.tolist())
+        assert graph.called == tuple(names[node] for node in graph.nodes.tolist())
         local = {f"0.{key}": value for key, value in graph_tensors(graph).items()}
         assert read_graph(ClientGraph, 0, local).called == graph.called
     assert called(graphs) == [name for graph in graphs for name in graph.called or ()]
-
-
-def people(folder: Path, names: str) -> None:
-    rows = (f"{name},{row % 2},{row},{12 - row}\n" for row, name in enumerate(names))
-    tables(folder, "name,label,p,q\n" + "".join(rows))
-
-
-def test_clients_of_folders_know_their_nodes_names(tmp_path: Path) -> None:
-    people(tmp_path / "one", "zebcda")
-    people(tmp_path / "two", "bcdefg")
+    for folder, people in (("one", "zebcda"), ("two", "bcdefg")):
+        rows = (f"{name},{row % 2},{row},{12 - row}\n" for row, name in enumerate(people))
+        tables(tmp_path / folder, "name,label,p,q\n" + "".join(rows))
     ratios = [0.4, 0.3, 0.3]
-    assert load_folder(tmp_path, ratios, seed=0)[0].called == tuple("zebcda")
     egos = load_ego_folder(tmp_path, "per-client", ratios, seed=0)
-    assert egos[0].called == tuple("zebcda")
+    assert load_folder(tmp_path, ratios, 0)[0].called == egos[0].called == tuple("zebcda")
     # in the order of the identities' numbers
     assert load_overlapping_folder(tmp_path, ratios, 0)[0].called == tuple("abcdez")
 
@@ -197,7 +172,7 @@ def test_clients_of_folders_know_their_nodes_names(tmp_path: Path) -> None:
 FORM = DataForm(Treatment("as-is", 2), 2, ("3", "7"))
 
 
-def test_labels_get_the_runs_numbers(tmp_path: Path) -> None:
+def test_labels_get_the_runs_numbers(tmp_path):
     edges, x = torch.tensor([[0], [1]]), torch.ones(3, 2)
     for form, y, numbers in (
         (FORM, torch.tensor([7, -1, 3]), [1, -1, 0]),  # labels with gaps
@@ -210,14 +185,8 @@ def test_labels_get_the_runs_numbers(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"'dog'.*3"):
         torch.save({"x": x, "edge_index": edges, "y": ["dog", "7", "3"]}, tmp_path / "new.pt")
         read_new_graph(tmp_path / "new.pt", FORM)
-
-
-def test_numbers_of_nodes_are_no_features_of_new_ones(tmp_path: Path) -> None:
-    torch.save({"edge_index": torch.tensor([[0], [1]]), "y": [1, 0]}, tmp_path / "new.pt")
-    with pytest.raises(DataError):
+    torch.save({"edge_index": edges, "y": [1, 0]}, tmp_path / "new.pt")
+    with pytest.raises(DataError):  # numbers of nodes are no features of new ones
         read_new_graph(tmp_path / "new.pt", FORM._replace(given=Gaps("one-hot")))
-    made = read_new_graph(
-        tmp_path / "new.pt",
-        DataForm(Treatment("as-is", 32), 2, None, Gaps("degree")),
-    )
-    assert made.x.argmax(1).tolist() == [1, 1]
+    form = DataForm(Treatment("as-is", 32), 2, None, Gaps("degree"))
+    assert read_new_graph(tmp_path / "new.pt", form).x.argmax(1).tolist() == [1, 1]

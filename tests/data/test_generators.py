@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from flower_graph.errors import DataError
 from flower_graph.ops import logistic_regression
 
 
-def test_sizes_degree_and_homophily_are_as_asked_for() -> None:
+def test_sizes_degree_and_homophily_are_as_asked_for():
     graph = csbm_sparse(20_000, 4, degree=6.0, features=64, active=8, homophily=0.7, seed=3)
     assert torch.bincount(graph.y).tolist() == [5000] * 4
     assert graph.edge_index.size(1) / 20_000 == pytest.approx(6.0, rel=0.01)
@@ -28,23 +27,21 @@ def test_sizes_degree_and_homophily_are_as_asked_for() -> None:
     assert (graph.y[source] == graph.y[target]).float().mean() == pytest.approx(0.7, abs=0.01)
 
 
-@pytest.mark.parametrize(("homophily", "share"), [(0.0, 0.0), (1.0, 1.0)])
-def test_extremes_of_homophily_hold_exactly_and_edges_are_simple(
-    homophily: float, share: float
-) -> None:
-    # 7 nodes in 3 classes: unequal class sizes, where wrong offsets would show.
-    graph = csbm_sparse(7, 3, degree=4.0, features=4, active=2, homophily=homophily)
-    source, target = graph.edge_index
-    assert source.numel() > 0
-    assert (graph.y[source] == graph.y[target]).float().mean() == share
-    source, target = csbm_sparse(30, 3, degree=20.0, features=4, active=2).edge_index
-    pairs = set(zip(source.tolist(), target.tolist(), strict=True))
-    assert len(pairs) == source.numel()
+def test_extremes_of_homophily_hold_exactly_and_edges_are_simple():
+    for homophily in (0.0, 1.0):
+        # 7 nodes in 3 classes: unequal class sizes, where wrong offsets would show.
+        graph = csbm_sparse(7, 3, degree=4.0, features=4, active=2, homophily=homophily)
+        source, target = graph.edge_index
+        assert source.numel() > 0
+        assert (graph.y[source] == graph.y[target]).float().mean() == homophily
+    edges = csbm_sparse(30, 3, degree=20.0, features=4, active=2).edge_index
+    pairs = {*zip(*edges.tolist(), strict=True)}
+    assert len(pairs) == edges.size(1)
     assert all((b, a) in pairs and a != b for a, b in pairs)
 
 
 @pytest.mark.parametrize(("features", "active"), [(512, 32), (10, 3), (7, 7), (5, 1)])
-def test_every_node_has_exactly_the_active_features(features: int, active: int) -> None:
+def test_every_node_has_exactly_the_active_features(features, active):
     # More nodes than are drawn at a time.
     graph = csbm_sparse(70_000, 2, degree=1.0, features=features, active=active)
     rows = graph.x.col_indices().view(70_000, active)
@@ -60,7 +57,7 @@ def test_every_node_has_exactly_the_active_features(features: int, active: int) 
 @pytest.mark.parametrize(
     ("signal", "least", "most"), [(0.0, 0.2, 0.3), (0.1, 0.45, 0.75), (0.5, 0.99, 1), (1.0, 1, 1)]
 )
-def test_features_tell_as_much_as_asked_for(signal: float, least: float, most: float) -> None:
+def test_features_tell_as_much_as_asked_for(signal, least, most):
     # Four classes, so chance is 0.25; of 2000 other nodes its deviation is 0.01.
     graph = csbm(3000, 4, degree=2.0, features=128, active=16, signal=signal, seed=5)
     train, test = slice(1000), slice(1000, None)
@@ -69,56 +66,40 @@ def test_features_tell_as_much_as_asked_for(signal: float, least: float, most: f
     assert least <= (found == graph.y[test]).float().mean() <= most
 
 
-def test_the_signal_changes_features_alone_and_has_a_usual_value() -> None:
+def test_the_signal_changes_features_alone_the_seed_all_and_the_form_nothing():
+    before = torch.get_rng_state()
     usual, said, none = csbm(90, 3), csbm(90, 3, signal=0.1), csbm(90, 3, signal=0.0)
     assert torch.equal(usual.x, said.x) and not torch.equal(usual.x, none.x)
     assert torch.equal(usual.edge_index, none.edge_index) and torch.equal(usual.y, none.y)
     same = csbm(90, 3, signal=1.0)
     assert (same.x == same.x[[(same.y == y).nonzero()[0, 0] for y in same.y]]).all()
-
-
-def test_dense_and_sparse_form_are_the_same_graph() -> None:
-    arguments: dict[str, Any] = {"degree": 5.0, "features": 20, "active": 6, "seed": 9}
-    sparse, dense = csbm_sparse(50, 3, **arguments), csbm(50, 3, **arguments)
+    other, sparse = csbm(90, 3, seed=1), csbm_sparse(90, 3)
+    assert torch.equal(before, torch.get_rng_state())
+    for name in ("x", "edge_index", "y"):
+        assert not torch.equal(getattr(usual, name), getattr(other, name))
     x = sparse.x
     parts = (part.numpy() for part in (x.values(), x.col_indices(), x.crow_indices()))
-    csr = csr_matrix(tuple(parts), shape=(50, 20))
-    assert torch.equal(torch.from_numpy(csr.toarray()), dense.x)
-    assert torch.equal(sparse.edge_index, dense.edge_index)
-    assert torch.equal(sparse.y, dense.y)
-    assert dense.train_mask is None
+    dense = torch.from_numpy(csr_matrix(tuple(parts), shape=tuple(x.shape)).toarray())
+    assert torch.equal(dense, usual.x) and usual.train_mask is None
+    assert torch.equal(sparse.edge_index, usual.edge_index) and torch.equal(sparse.y, usual.y)
 
 
-def test_the_seed_decides_and_the_global_generator_does_not() -> None:
-    before = torch.get_rng_state()
-    first, again, other = (csbm_sparse(200, 2, seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(before, torch.get_rng_state())
-    parts = ([one.edge_index, one.y, one.x.col_indices()] for one in (first, again, other))
-    for mine, same, others in zip(*parts, strict=True):
-        assert torch.equal(mine, same) and not torch.equal(mine, others)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_impossible_numbers_are_refused():
+    for changes, message in (
         ({"classes": 1}, "data.classes = 1.*data.nodes"),
         ({"degree": -1.0}, "data.degree = -1.0"),
         ({"degree": float("nan")}, "data.degree = nan"),
         ({"active": 9, "features": 8}, "data.active = 9.*data.num_features"),
         ({"homophily": 1.5}, "data.homophily = 1.5"),
         ({"signal": -0.1}, "data.signal = -0.1"),
-    ],
-)
-def test_impossible_numbers_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        csbm_sparse(**{"nodes": 100, "classes": 2, **changes})
+    ):
+        with pytest.raises(DataError, match=message):
+            csbm_sparse(**{"nodes": 100, "classes": 2, **changes})
     with pytest.raises(DataError, match=r"2\.0.*csbm_sparse"):
         csbm(1_000_000, 7, features=512)
 
 
-def test_a_graph_too_large_to_be_dense_has_sparse_features_where_they_are_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_graph_too_large_to_be_dense_has_sparse_features_where_they_are_taken(monkeypatch):
     config = DataConfig(
         name="csbm", nodes=30, classes=3, num_features=20, active=4, features="as-is"
     )
@@ -141,7 +122,7 @@ def test_a_graph_too_large_to_be_dense_has_sparse_features_where_they_are_taken(
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_each_feature_has_one_bucket_and_one_sign(sparse: bool) -> None:
+def test_each_feature_has_one_bucket_and_one_sign(sparse):
     eye = torch.eye(200)
     hashed = sketched(eye.to_sparse_csr() if sparse else eye, 8, seed=3)
     assert (hashed.abs().sum(1) == 1).all() and (hashed != 0).any(0).all()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,24 +16,19 @@ from torch_geometric.utils import to_undirected as pyg_to_undirected
 
 from flower_graph.data import Graph, check_data
 from flower_graph.data.description import read_features
-from flower_graph.data.graph import (
-    check_dense_size,
-    normalize_rows,
-    take_rows,
-    to_undirected,
-)
+from flower_graph.data.graph import check_dense_size, normalize_rows, take_rows, to_undirected
 from flower_graph.data.sources.cache import copy_tree
 from flower_graph.errors import DataError
 
 
-def test_to_undirected_drops_loops_and_duplicates_and_sorts() -> None:
+def test_to_undirected_drops_loops_and_duplicates_and_sorts():
     edges = torch.tensor([[2, 0, 1, 2, 0], [0, 2, 1, 0, 1]])
     assert to_undirected(edges, 3).tolist() == [[0, 0, 1, 2], [1, 2, 0, 0]]
     assert to_undirected(edges[:, 2:3], 2).shape == (2, 0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=40))
-def test_to_undirected_is_what_pyg_gives(pairs: list[tuple[int, int]]) -> None:
+def test_to_undirected_is_what_pyg_gives(pairs):
     edges = torch.tensor(pairs).t()
     expected = coalesce(pyg_to_undirected(remove_self_loops(edges)[0], num_nodes=7), num_nodes=7)
     assert torch.equal(to_undirected(edges, 7), expected)
@@ -42,9 +36,7 @@ def test_to_undirected_is_what_pyg_gives(pairs: list[tuple[int, int]]) -> None:
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @given(st.lists(st.lists(st.integers(0, 2), min_size=3, max_size=3), min_size=1), st.data())
-def test_rows_of_a_sparse_matrix_are_those_of_the_dense_one(
-    numbers: list[list[int]], data: st.DataObject
-) -> None:
+def test_rows_of_a_sparse_matrix_are_those_of_the_dense_one(numbers, data):
     x = torch.tensor(numbers, dtype=torch.float32)
     rows = torch.tensor(data.draw(st.lists(st.integers(0, len(numbers) - 1), min_size=1)))
     taken = take_rows(x.to_sparse_csr(), rows)
@@ -53,7 +45,7 @@ def test_rows_of_a_sparse_matrix_are_those_of_the_dense_one(
     assert torch.equal(take_rows(x, rows), x[rows])
 
 
-def test_rows_are_divided_by_their_sum_of_absolute_values() -> None:
+def test_rows_are_divided_by_their_sum_of_absolute_values():
     x = torch.tensor([[1.0, 3.0], [0.0, 0.0], [-1.0, 1.0], [0.1, 0.1]])
     expected = torch.tensor([[0.25, 0.75], [0.0, 0.0], [-0.5, 0.5], [0.5, 0.5]])
     torch.testing.assert_close(normalize_rows(x), expected)
@@ -61,7 +53,7 @@ def test_rows_are_divided_by_their_sum_of_absolute_values() -> None:
 
 
 @pytest.mark.parametrize("name", ["Cora", "CiteSeer", "PubMed"])
-def test_rows_are_normalised_as_pyg_does_it(name: str, data_root: Path, tmp_path: Path) -> None:
+def test_rows_are_normalised_as_pyg_does_it(name, data_root, tmp_path):
     copy_tree(data_root / "Planetoid" / name, tmp_path / name)
     data = Planetoid(str(tmp_path), name)[0]
     torch.testing.assert_close(
@@ -69,7 +61,7 @@ def test_rows_are_normalised_as_pyg_does_it(name: str, data_root: Path, tmp_path
     )
 
 
-def test_sparse_features_that_would_be_too_large_are_refused_before_anything_is_made() -> None:
+def test_sparse_features_that_would_be_too_large_are_refused_before_anything_is_made():
     huge = torch.sparse_coo_tensor(
         torch.zeros(2, 0, dtype=torch.int64), [], (10**6, 10**5), check_invariants=True
     )
@@ -83,43 +75,18 @@ def test_sparse_features_that_would_be_too_large_are_refused_before_anything_is_
 # Checks before training -------------------------------------------------------------------------
 
 
-def graph(**changes: Any) -> Graph:
-    """Four nodes, one edge, two of them isolated; one node in no part."""
-    parts: dict[str, Any] = {
-        "x": torch.ones(4, 2),
-        "edge_index": torch.tensor([[0, 1], [1, 0]]),
-        "y": torch.tensor([0, 1, 0, 1]),
-        "num_classes": 2,
-        "train_mask": torch.tensor([True, False, False, False]),
-        "val_mask": torch.tensor([False, True, False, False]),
-        "test_mask": torch.tensor([False, False, True, False]),
-    }
-    return Graph(**{**parts, **changes})
-
-
-def test_isolated_nodes_and_unused_nodes_are_allowed() -> None:
-    check_data(graph())
-    check_data(graph().to_data())
-    check_data(graph(edge_index=torch.empty(2, 0, dtype=torch.int64)))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"edge_index": torch.tensor([[0, 1]])}, r"\[1, 2\].*int64 \[2, E\]"),
+def test_a_graph_to_train_on_has_edges_or_not_and_a_labelled_node_in_each_mask():
+    train, val, test, _ = torch.eye(4, dtype=torch.bool)
+    edges, y = torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 1, 0, -1])
+    graph = Graph(torch.ones(4, 2), edges, y, 2, train, val, test)
+    for good in (graph, graph.to_data(), replace(graph, edge_index=edges[:, :0])):
+        check_data(good)
+    for changes, words in (
+        ({"edge_index": edges[:1]}, r"\[1, 2\].*int64 \[2, E\]"),
         ({"y": torch.full((4,), 0.5)}, "task=values"),
-        ({"train_mask": torch.zeros(4, dtype=torch.bool)}, "train_mask"),
+        ({"y": -y}, "val_mask: node 1"),
+        ({"train_mask": train & val}, "train_mask"),
         ({"train_mask": None}, "train_mask"),
-    ],
-)
-def test_bad_graphs_are_refused_with_the_value(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        check_data(graph(**changes))
-
-
-def test_a_node_without_a_label_may_be_in_no_mask() -> None:
-    data = graph(y=torch.tensor([0, 1, 0, -1])).to_data()
-    check_data(data)
-    data.y[0] = -1
-    with pytest.raises(DataError, match="train_mask: node 0"):
-        check_data(data)
+    ):
+        with pytest.raises(DataError, match=words):
+            check_data(replace(graph, **changes))

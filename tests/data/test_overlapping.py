@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,26 +29,14 @@ from flower_graph.data.splits import Masks, check_roles
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.strategies.ppfl.config import PartitionConfig
 
-WAYS = ("random", "degree", "cover")
-
 
 def partition(**changes: Any) -> PartitionConfig:
     return PartitionConfig(**{"ratios": RATIOS, **changes})
 
 
-def star(**changes: Any) -> Graph:
-    """Return a square 0 - 1 - 2 - 3 with 1 - 3; 4 hangs on 0 and 1, 5 on 0 and 6, 6 on 2."""
-    pairs = [(0, 1), (1, 2), (2, 3), (3, 0), (4, 0), (4, 1), (5, 0), (5, 6), (6, 2), (1, 3)]
-    edges = to_undirected(torch.tensor(pairs).T, 8)
-    x = torch.eye(8) * torch.arange(1, 9)
-    return replace(Graph(x, edges, torch.tensor([0, 1] * 4), 2), **changes)
-
-
-# --- which nodes are public
-
+WAYS = ("random", "degree", "cover")
 # 0 is the middle of 1, 2 and 3, which leads on to 4 and 5; 6 has no neighbour.
 EDGES = to_undirected(torch.tensor([[0, 0, 0, 3, 4], [1, 2, 3, 4, 5]]), 7)
-RING = to_undirected(torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), 4)
 
 
 @st.composite
@@ -65,13 +52,10 @@ def around(edges: Tensor, n: int) -> Neighbours:
     return Neighbours.of(Graph(torch.empty(n, 0), edges, torch.zeros(n), 1))
 
 
-def neighbours(edges: Tensor, n: int) -> list[set[int]]:
-    return [set(edges[1, edges[0] == node].tolist()) for node in range(n)]
-
-
 def plain_cover(edges: Tensor, order: list[int]) -> list[int]:
     """Choose all nodes as ``greedy_cover`` does, from the definition at every step."""
-    beside, chosen = neighbours(edges, len(order)), []
+    beside = [set(edges[1, edges[0] == node].tolist()) for node in range(len(order))]
+    chosen: list[int] = []
     while True:
         counts = {v: len(beside[v] & set(chosen)) for v in order}
         lacking = [v for v in order if v not in chosen and counts[v] < len(beside[v])]
@@ -84,43 +68,36 @@ def plain_cover(edges: Tensor, order: list[int]) -> list[int]:
         chosen.append(order[gains.index(max(gains))])
 
 
-def test_the_highest_degrees_come_first() -> None:
-    assert choose_public(around(EDGES, 7), 1, "degree", seed=0).tolist() == [0]
-    assert set(choose_public(around(EDGES, 7), 3, "degree", seed=0).tolist()) == {0, 3, 4}
-    assert choose_public(around(EDGES, 7), 7, "degree", seed=0)[-1] == 6
+def test_the_highest_degrees_come_first_and_equal_ones_in_a_random_order():
+    def chosen(count, how, seed=0):
+        return choose_public(around(EDGES, 7), count, how, seed).tolist()
+
+    assert chosen(1, "degree") == [0] and chosen(7, "degree")[-1] == 6
+    assert {*chosen(3, "degree")} == {0, 3, 4}
+    assert {chosen(4, "degree", seed)[3] for seed in range(20)} == {1, 2, 5}
+    assert {chosen(1, "random", seed)[0] for seed in range(60)} == {*range(7)}
 
 
-def test_equal_degrees_and_random_nodes_come_in_a_random_order() -> None:
-    firsts = {int(choose_public(around(EDGES, 7), 4, "degree", seed)[3]) for seed in range(20)}
-    assert firsts == {1, 2, 5}
-    assert {int(choose_public(around(EDGES, 7), 1, "random", seed)[0]) for seed in range(60)} == {
-        *range(7)
-    }
-
-
-@pytest.mark.parametrize("how", ["random", "degree", "cover"])
+@pytest.mark.parametrize("how", WAYS)
 @given(count=st.integers(0, 7), seed=st.integers(0, 50))
-def test_fewer_nodes_are_the_first_of_more(how: str, count: int, seed: int) -> None:
+def test_fewer_nodes_are_the_first_of_more(how, count, seed):
     every = choose_public(around(EDGES, 7), 7, how, seed).tolist()
     assert sorted(every) == list(range(7))
     assert choose_public(around(EDGES, 7), count, how, seed).tolist() == every[:count]
 
 
 @given(graph=drawn_graphs(), seed=st.integers(0, 99))
-def test_the_cover_is_that_of_the_definition(graph: tuple[Tensor, int], seed: int) -> None:
+def test_the_cover_is_that_of_the_definition(graph, seed):
     edges, n = graph
     order = torch.randperm(n, generator=chance(seed))
     assert greedy_cover(around(edges, n), order, n).tolist() == plain_cover(edges, order.tolist())
-
-
-# --- who holds what
 
 
 @pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize(
     ("name", "sizes"), [("Cora", (1489, 1083, 406)), ("CiteSeer", (1829, 1330, 499))]
 )
-def test_sizes_are_the_papers(name: str, sizes: tuple[int, ...], how: str, data_root: Path) -> None:
+def test_sizes_are_the_papers(name, sizes, how, data_root):
     graph = load_graph(DataConfig(name=name, root=str(data_root)))
     for client in overlapping_graphs(graph, partition(public=how), seed=0):
         nodes, public = client.nodes.numel(), int(client.public.sum())
@@ -134,9 +111,7 @@ def test_sizes_are_the_papers(name: str, sizes: tuple[int, ...], how: str, data_
     shares=st.tuples(st.floats(0.06, 1), st.floats(0, 1)),
     seed=st.integers(0, 99),
 )
-def test_shares_edges_and_roles_hold_for_any_settings(
-    nodes: int, clients: int, how: str, shares: tuple[float, float], seed: int
-) -> None:
+def test_shares_edges_and_roles_hold_for_any_settings(nodes, clients, how, shares, seed):
     public, private = shares[0], (1 - shares[0]) / clients * shares[1]
     private = private if private * nodes >= 1 else 0.0
     graph = large(nodes, seed)
@@ -155,7 +130,7 @@ def test_shares_edges_and_roles_hold_for_any_settings(
         assert torch.equal(client.edge_index, to_undirected(expected, client.nodes.numel()))
 
 
-def test_what_is_left_over_is_nobodys_and_a_share_that_floats_make_too_small_is_whole() -> None:
+def test_what_is_left_over_is_nobodys_and_a_share_that_floats_make_too_small_is_whole():
     owner = deal_nodes(Neighbours.of(large()), partition(private_share=0.1), seed=0)
     counts = {value: int((owner == value).sum()) for value in (EVERYBODY, NOBODY, 0, 1, 2, 3)}
     assert counts == {EVERYBODY: 80, NOBODY: 40, 0: 20, 1: 20, 2: 20, 3: 20}
@@ -164,7 +139,7 @@ def test_what_is_left_over_is_nobodys_and_a_share_that_floats_make_too_small_is_
     assert int((owner == EVERYBODY).sum()) == 29
 
 
-def test_private_nodes_are_dealt_from_one_order_for_all_ways() -> None:
+def test_private_nodes_are_dealt_from_one_order_for_all_ways():
     one, other = (
         deal_nodes(Neighbours.of(large()), partition(public=how), seed=0)
         for how in ("degree", "random")
@@ -177,10 +152,7 @@ def test_private_nodes_are_dealt_from_one_order_for_all_ways() -> None:
     assert not torch.equal(one, other)
 
 
-# --- roles
-
-
-def test_a_node_has_one_role_everywhere_and_classes_their_shares() -> None:
+def test_a_node_has_one_role_everywhere_and_classes_their_shares():
     graph = large(300)
     role = torch.full((300,), -1)
     for client in overlapping_graphs(graph, partition(ratios=[0.5, 0.2, 0.3]), seed=1):
@@ -195,27 +167,19 @@ def test_a_node_has_one_role_everywhere_and_classes_their_shares() -> None:
         assert counts.tolist() == pytest.approx([0.5, 0.2, 0.3], abs=0.011)
 
 
-def test_a_role_may_have_no_share_and_a_node_no_label() -> None:
+def test_a_role_may_have_no_share_and_a_node_no_label():
     y = large().y.index_fill(0, torch.arange(50), -1)
     graphs = overlapping_graphs(replace(large(), y=y), partition(ratios=[0, 0.2, 0.8]), seed=0)
     for client in graphs:
         assert not client.train_mask.any()
         assert torch.equal(client.val_mask | client.test_mask, client.nodes >= 50)
-
-
-def test_a_client_without_nodes_in_a_role_is_named() -> None:
     masks = Masks(*torch.tensor([[True, False], [False, False], [False, True]]))
+    check_roles(3, masks, [0.5, 0, 0.5])
     with pytest.raises(DataError, match=r"client 3.*2"):
         check_roles(3, masks, [0.5, 0.1, 0.4])
-    check_roles(3, masks, [0.5, 0, 0.5])
-    with pytest.raises(DataError, match=r"client 0.*3"):
-        overlapping_graphs(star(y=torch.full((8,), -1)), partition(clients=1, private_share=0), 0)
 
 
-# --- label noise
-
-
-def test_wrong_labels_are_as_many_as_asked_and_for_training_alone() -> None:
+def test_wrong_labels_are_as_many_as_asked_and_for_training_alone():
     graphs = overlapping_graphs(large(), partition(label_noise=0.15), seed=0)
     for client in graphs:
         wrong = client.train_y != client.y
@@ -230,9 +194,7 @@ def test_wrong_labels_are_as_many_as_asked_and_for_training_alone() -> None:
     assert torch.equal(first.nodes, second.nodes)
     assert not torch.equal(first.train_y, second.train_y)
 
-
-def test_all_other_classes_are_equally_likely() -> None:
-    y = torch.full((9000,), 5)
+    y = torch.full((9000,), 5)  # all other classes are equally likely
     noisy = noisy_labels(y, y > 0, torch.tensor([1, 4, 5, 6]), 2 / 3, generator=chance())
     counts = torch.bincount(noisy, minlength=7)
     assert int(counts[5]) == 3000
@@ -240,34 +202,26 @@ def test_all_other_classes_are_equally_likely() -> None:
     assert counts[[1, 4, 6]].tolist() == pytest.approx([2000] * 3, abs=150)  # over 4 deviations
 
 
-def test_noise_needs_another_class() -> None:
-    y = torch.zeros(200, dtype=torch.int64)
-    with pytest.raises(DataError, match=r"partition.label_noise = 0.5"):
-        overlapping_graphs(large(y=y), partition(label_noise=0.5), 0)
-
-
-# --- what is refused
+def edgeless(nodes: int) -> Graph:
+    none = torch.empty(2, 0, dtype=torch.int64)
+    return Graph(torch.zeros(nodes, 3), none, torch.zeros(nodes, dtype=torch.int64), 1)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("graph", "changes", "message"),
     [
-        ({"clients": 0}, "partition.clients: 0"),
-        ({"public": "best"}, "partition.public: 'best'"),
-        ({"private_share": 0.2}, "private_share: 0.2"),
-        ({"public_share": 0.001}, "public_share = 0.001"),
-        ({"private_share": 0.001}, "private_share = 0.001.*0.005"),
-        ({"label_noise": float("nan")}, "partition.label_noise: nan"),
+        (large(), {"clients": 0}, "partition.clients: 0"),
+        (large(), {"public": "best"}, "partition.public: 'best'"),
+        (large(), {"private_share": 0.2}, "private_share: 0.2"),
+        (large(), {"public_share": 0.001}, "public_share = 0.001"),
+        (large(), {"private_share": 0.001}, "private_share = 0.001.*0.005"),
+        (large(), {"label_noise": float("nan")}, "partition.label_noise: nan"),
+        (large(y=torch.zeros(200).long()), {"label_noise": 0.5}, "partition.label_noise = 0.5"),
+        (large(y=torch.full((200,), -1)), {"clients": 1, "private_share": 0}, "client 0.*80"),
+        (edgeless(0), {}, "graph.*0"),
+        (edgeless(5), {}, "graph.*5"),
     ],
 )
-def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_refused(graph, changes, message):
     with pytest.raises((DataError, ConfigError), match=message):
-        overlapping_graphs(large(), partition(**changes), seed=0)
-
-
-@pytest.mark.parametrize("nodes", [0, 5])
-def test_a_graph_without_edges_is_refused(nodes: int) -> None:
-    none = torch.empty(2, 0, dtype=torch.int64)
-    empty = Graph(torch.zeros(nodes, 3), none, torch.zeros(nodes, dtype=torch.int64), 1)
-    with pytest.raises(DataError, match=f"graph.*{nodes}"):
-        overlapping_graphs(empty, partition(), seed=0)
+        overlapping_graphs(graph, partition(**changes), seed=0)

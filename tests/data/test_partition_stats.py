@@ -47,7 +47,7 @@ def worked_out(figures: str) -> Any:
     return pytest.approx({name: float(Fraction(value)) for name, _, value in pairs})
 
 
-def test_figures_of_ego_networks_by_hand() -> None:
+def test_figures_of_ego_networks_by_hand():
     found = ego_statistics(networks())
     assert found.figures == worked_out("""
         clients 3, nodes 6, edges 5, features 7, classes 3, density 5/6, nodes-per-client 7/3,
@@ -63,7 +63,7 @@ def test_figures_of_ego_networks_by_hand() -> None:
     }
 
 
-def test_nodes_as_clients_by_hand() -> None:
+def test_nodes_as_clients_by_hand():
     x = torch.zeros(6, 4)
     x[0, 1] = x[0, 2] = x[3, 0] = -1.5
     train, val = mask(0, 1, size=6), mask(size=6)
@@ -87,7 +87,7 @@ def communities() -> list[ClientGraph]:
     return [first, replace(second, val_mask=mask(0, size=2))]
 
 
-def test_figures_of_communities_by_hand() -> None:
+def test_figures_of_communities_by_hand():
     whole = Graph(torch.zeros(6, 7), EDGES, torch.tensor([0, 1, 1, 0, 1, -1]), num_classes=3)
     first, second = communities()
     found = client_statistics([replace(first, y=whole.y[first.nodes]), second], whole)
@@ -106,7 +106,7 @@ def test_figures_of_communities_by_hand() -> None:
     }
 
 
-def test_clients_of_their_own_graphs_are_not_compared_with_a_whole_one() -> None:
+def test_clients_of_their_own_graphs_are_not_compared_with_a_whole_one():
     first, second = communities()
     found = client_statistics([first, replace(second, hidden_edges=None)], None)
     assert not {name for name in found.figures if name.endswith("-share")}
@@ -137,7 +137,7 @@ def overlapping() -> list[OverlappingGraph]:
     ]
 
 
-def test_figures_of_overlapping_clients_by_hand() -> None:
+def test_figures_of_overlapping_clients_by_hand():
     found = overlap_statistics(overlapping(), WHOLE)
     # Of 0 - 1, 1 - 3 and 3 - 4, kept of five, no two ends have one class. Node 1 has 2 and
     # 1 neighbours, node 3 has 1 and 2; 0 at the first client is reached, and 4 at the second, not 5
@@ -154,7 +154,7 @@ def test_figures_of_overlapping_clients_by_hand() -> None:
     }
 
 
-def test_overlapping_clients_without_a_whole_graph_say_nothing_of_it() -> None:
+def test_overlapping_clients_without_a_whole_graph_say_nothing_of_it():
     first, second = overlapping()
     second = replace(second, edge_index=torch.empty(2, 0, dtype=torch.int64))
     figures = overlap_statistics([first, second], None).figures
@@ -163,7 +163,7 @@ def test_overlapping_clients_without_a_whole_graph_say_nothing_of_it() -> None:
     assert figures["homophily-per-client"] == 0  # a client without edges has none to count
 
 
-def test_no_clients_are_refused() -> None:
+def test_no_clients_are_refused():
     with pytest.raises(DataError):
         ego_statistics([])
     for describe in (client_statistics, overlap_statistics):

@@ -31,11 +31,11 @@ from deployment_helpers import (
     rounds_of,
     start_nodes,
 )
+from federation import who_of
 from psutil import NoSuchProcess, Process
 
 from deploy.credentials import make_server_credentials
 from deploy.loopback import HOST, Loopback
-from flower_graph.records.participation import Participation
 
 pytestmark = pytest.mark.usefixtures("pictures")  # those of a simulation are compared
 CLIENT, SERVER = "flwr-clientapp", "flwr-serverapp"
@@ -175,7 +175,7 @@ def test_a_supernode_is_restarted_and_later_killed(
     check_equal(prepared, rounds=2)  # its optimiser and its learnt graph were where they had been
     rounds = rounds_of(prepared.folder / "deployed")
     assert [one["round"] for one in rounds] == [1, 2, 3, 4, 5]
-    took_part = [Participation.from_record(one["participation"]) for one in rounds]
+    took_part = [who_of(one["participation"]) for one in rounds]
     assert any(set(one.failed) == {0} and one.answered == {1} for one in took_part[2:])
     assert took_part[-1].answered == {0, 1}
     for entry in took_part:  # nobody is lost and nobody counts twice

@@ -76,7 +76,7 @@ def refused(answer: Any, most: int = ROOM) -> str:
     message, reply = exchange(answer)
     gathering = Gathering[Any](1, lambda node, content: pytest.fail("it was read"), most)
     gathering.open[message.metadata.message_id] = message.metadata.dst_node_id
-    cheap(lambda: gathering.take(reply, size_of(reply), {}))
+    cheap(lambda: gathering.take(reply, size_of(reply)))
     (entry,) = gathering.replies.rejected
     return entry.reason
 

@@ -56,8 +56,8 @@ from flower_graph.strategies.fedscem import messages as of_egos
 from flower_graph.strategies.ppfl import claims
 from flower_graph.strategies.ppfl import messages as of_public
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient
-from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus
-from flower_graph.strategies.ppfl.secure_consensus_client import (
+from flower_graph.strategies.ppfl.secure_consensus import (
+    SecureConsensus,
     SecureConsensusClient,
 )
 from flower_graph.wire.arrays import decode_array

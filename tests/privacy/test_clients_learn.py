@@ -16,8 +16,6 @@ from flower_graph.method.registry import method_of
 from flower_graph.ops import orthogonal_procrustes
 from flower_graph.strategies.ppfl.secure_consensus import (
     SecureConsensus,
-)
-from flower_graph.strategies.ppfl.secure_consensus_client import (
     first_points,
 )
 

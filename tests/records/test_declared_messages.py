@@ -46,10 +46,7 @@ VALUES: dict[type, dict[str, Any]] = {
     relay.RelayReply: {"holders": np.array([0, 1, 2, 2])},
     common.CommonEnrolment: {"users": np.array([4, 0, 2]), "weight_shape": [3, 2]},
     common.MaskedEnrolment: {"users": np.array([4, 0, 2]), "weight_shape": [3, 2]},
-    Claims: {
-        "counts": np.array([1, 0, 2]),
-        "nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])],
-    },
+    Claims: {"nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])]},
     public.EmbeddingEnrolment: {"nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])]},
     ego.EgoRequest: {
         "settings": EgoSettings(7, 3, 5, 4, 0.25, 0.5, 11, 2, 0.75, 1.5, 0.125, 16),

@@ -50,7 +50,7 @@ def check(*answers: RecordDict | Error | None, model: ArrayRecord | None = MODEL
         if answer is not None
     ]
     found = check_replies(sent, replies[::-1], Wanted(model), 2.5)
-    nodes = [message.metadata.src_node_id for message in found.usable]
+    nodes = [reply.message.metadata.src_node_id for reply in found.usable]
     return nodes, {entry.node_id: entry.reason for entry in found.rejected}
 
 

@@ -28,8 +28,13 @@ from flower_graph.strategies.ppfl.claims import (
 )
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient
 from flower_graph.strategies.ppfl.messages import FloatArray, IntArray
-from flower_graph.strategies.ppfl.secure_consensus import LEARNT_FROM, CommonMean, SecureConsensus
-from flower_graph.strategies.ppfl.secure_consensus_client import first_points, sum_vector
+from flower_graph.strategies.ppfl.secure_consensus import (
+    LEARNT_FROM,
+    CommonMean,
+    SecureConsensus,
+    first_points,
+    sum_vector,
+)
 
 NODES = [10, 11, 12]
 STEP = 2.0**-16
