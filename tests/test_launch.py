@@ -159,11 +159,6 @@ def test_a_run_that_is_ended_leaves_nothing(how: signal.Signals, tmp_path: Path,
     shutil.rmtree(temporary)
 
 
-def test_no_supernodes_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="supernodes=0"):
-        launch.flwr_run("quickstart", [], tmp_path / "out", supernodes=0)
-
-
 def test_a_superlink_that_does_not_start_is_tried_again_and_old_results_are_not_taken_for_new_ones(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scratch: Path
 ) -> None:

@@ -208,17 +208,10 @@ def check_all(jobs: Sequence[Job], supernodes: int | None = None, *, quiet: bool
         for job in jobs:
             check_run(job.config, supernodes)
     facts, warnings = short_form(jobs[0].config) if jobs else ([], [])
-    names = {job.config.data.name for job in jobs[:1]}
-    names |= {name.rstrip("/") for name in names}
     for note in notes:
         kind = warnings if note.levelno >= logging.WARNING else facts
-        text = note.getMessage()
-        for name in names:  # a folder's with or without its slash
-            text = text.removeprefix(f"data {name}: ")
-        kind.append(text)
-    shown = [] if quiet else facts
-    shown = shown + [f"warning: {warning}" for warning in warnings]
-    if shown:
+        kind.append(re.sub("^data .*?: ", "", note.getMessage()))
+    if shown := [*([] if quiet else facts), *(f"warning: {warning}" for warning in warnings)]:
         say(*(f"data  {line}" for line in shown), to=sys.stderr)
 
 
