@@ -182,12 +182,6 @@ def test_without_a_site_a_page_is_printed_with_the_tables_that_code_declares(
     assert capsys.readouterr().out.startswith("### Checkpoints\n")
 
 
-def test_commands_that_the_page_lists_are_all() -> None:
-    text = (DOCS / "reference" / "command-line.md").read_text(encoding="utf-8")
-    listed = text.partition("whole: ")[2].partition(".")[0]
-    assert re.findall(r"`([\w-]+)`", listed) == list(_COMMANDS)
-
-
 # Tables that are made -----------------------------------------------------------------------------
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
 import pytest
 from doc_helpers import DOCS, run_blocks
@@ -14,23 +13,13 @@ from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem.cohort import EgoSettings
 
 PAGE = DOCS / "fedscem.md"
-
-
 SETTINGS = EgoSettings(num_features=8, num_classes=3, learning_rate=0.01, mu=1.0, tau=1.0)
 
 
-def example(blocks: int = 2) -> dict[str, Any]:
-    """Run the page's blocks of code one after the other; return what they define."""
-    return run_blocks(PAGE, 2, slice(blocks))
-
-
-def _figures(result: Any) -> tuple[Any, Any]:
-    return result.train_metrics_clientapp, result.evaluate_metrics_clientapp
-
-
 def test_the_example_runs_and_equals_a_run_in_the_clear(capsys: pytest.CaptureFixture[str]) -> None:
-    space = example()
-    losses, metrics = _figures(space["result"])
+    space = run_blocks(PAGE, 2, slice(2))
+    result = space["result"]
+    losses, metrics = result.train_metrics_clientapp, result.evaluate_metrics_clientapp
     assert sorted(metrics) == list(range(1, 21))
     said = re.fullmatch(r"12 clients, test accuracy (0\.\d{3}|1\.000)\n", capsys.readouterr().out)
     assert said is not None and float(said[1]) == round(metrics[20]["test-accuracy"], 3)

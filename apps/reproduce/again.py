@@ -155,4 +155,4 @@ def _table(results: Sequence[Row]) -> str:
     frame = pd.DataFrame(results, dtype=object).drop(columns=["settings", "changed"])
     frame["near"] = frame["near"].map({True: "near", False: "**not near**"})
     shown = frame.map(lambda one: f"{one:.4f}" if isinstance(one, float) else one)
-    return markdown(shown.rename(columns=HEADINGS))
+    return markdown(shown.set_axis([HEADINGS.get(one, one) for one in shown], axis=1))

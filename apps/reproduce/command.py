@@ -10,8 +10,7 @@ from pathlib import Path
 from flower_graph.apps.cli.run import default_folder
 from flower_graph.apps.parallel import loaded, workers_for
 from flower_graph.apps.reproduce.again import main as run_again
-from flower_graph.apps.reproduce.page import choices_page, make_page
-from flower_graph.apps.reproduce.pictures import draw
+from flower_graph.apps.reproduce.page import choices_page, draw, make_page
 from flower_graph.apps.reproduce.rows import (
     Results,
     all_rows,

@@ -187,13 +187,12 @@ def _measure(name: str, config: str, overrides: Sequence[str]) -> Any:
 
 def missing_runs(lines: Sequence[Line], store: Store) -> list[str]:
     """List the lines that lack runs of some seeds."""
-    trained = {line.words: line for line in lines if not line.measure}
-    counts = {words: len(runs_of(line, store)) for words, line in trained.items()}
-    return [
-        f"{words}: {counts[words]} of {len(line.seeds)} runs"
-        for words, line in trained.items()
-        if counts[words] < len(line.seeds)
-    ]
+    found = {
+        line.words: f"{line.words}: {done} of {len(line.seeds)} runs"
+        for line in lines
+        if not line.measure and (done := len(runs_of(line, store))) < len(line.seeds)
+    }
+    return [*found.values()]
 
 
 # Figures of one run ------------------------------------------------------------------------------

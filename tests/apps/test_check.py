@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from app_helpers import MakeConfig, own_graph
 
+from flower_graph.apps import run as runner
+from flower_graph.apps.cli import check
 from flower_graph.apps.cli.check import short_form
 from flower_graph.apps.cli.main import main
 from flower_graph.data.folders import client_folder
@@ -191,3 +194,15 @@ def test_methods_say_on_which_graphs_clients_may_reach_more_alone(own: float, is
         said = method.caveat({"majority-per-client": {"test": own}})
         assert bool(said) == is_said
         assert not method.caveat({})
+
+
+def test_check_estimates_by_later_rounds(
+    config_of: MakeConfig, monkeypatch: pytest.MonkeyPatch, capsys: Captured, tmp_path: Path
+) -> None:
+    config_of(own_graph())
+    monkeypatch.chdir(tmp_path)
+    assert len(runner.first_rounds(load_config("own.yaml", ["rounds=100"]))) == runner.TRIED
+    slow = [SimpleNamespace(seconds=seconds) for seconds in (5.0, 3.0, 0.1, 0.1, 0.1)]
+    monkeypatch.setattr(check, "first_rounds", lambda config: slow)
+    assert main(["check", "own.yaml", "rounds=100"]) == 0
+    assert "about 15 s for 100 rounds" in capsys.readouterr().out

@@ -52,9 +52,3 @@ def test_ppfl_says_that_graphs_must_overlap() -> None:
     config = load_config("ppfl/own-graph", WORDS)
     with pytest.raises(DataError, match=r"data\.name"):
         method_of(config).num_clients(config)
-
-
-def test_nfedgnn_says_even_if_quiet_that_it_ignores_the_column(capsys: Captured) -> None:
-    assert main(["run", "nfedgnn/own-graph", *WORDS, "--out", "out", "--quiet"]) == 0
-    said = capsys.readouterr()
-    assert "600 users" in said.out and "client is ignored" in said.err

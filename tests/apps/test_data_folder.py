@@ -134,12 +134,6 @@ def grid_of(config: RunConfig, folders: list[Path]) -> InProcessGrid:
     return InProcessGrid(app, num_supernodes=len(own), seed=config.seed, node_configs=own)
 
 
-def strategy_of(config: RunConfig, out: Path) -> Any:
-    """Make the strategy of a run whose server has its own folder."""
-    server = server_folder(config, str(out / "server"))
-    return method_of(config).build_strategy(config, None, server)
-
-
 @pytest.fixture
 def config_of(tmp_path: Path) -> MakeConfig:
     return partial(small_config, tmp_path)
@@ -478,5 +472,8 @@ def test_another_message_format_is_refused_by_name(
     monkeypatch.setattr("flower_graph.client.adaptor.__version__", "0.3.0")
     grid = grid_of(config, folders_of(out))
     with pytest.raises(NoClientsError) as error:
-        strategy_of(config, out).start(grid, num_rounds=1, timeout=5)
+        strategy = method_of(config).build_strategy(
+            config, None, server_folder(config, str(out / "server"))
+        )
+        strategy.start(grid, num_rounds=1, timeout=5)
     assert re.search(r"format 3 .*0\.3\.0.* 2 ", str(error.value))
