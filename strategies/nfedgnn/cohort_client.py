@@ -19,7 +19,7 @@ from flower_graph.data.description import check_rows
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.flower_compat import NumPyClient
-from flower_graph.ops.active_rows import ActiveRows, pack, pack_csr
+from flower_graph.ops.active_rows import ActiveRows, pack
 from flower_graph.ops.graph import row_entries
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import SavedModels, Snapshot
@@ -125,12 +125,6 @@ class UsersClient(NumPyClient):
 
     def _halves(self, settings: UserSettings) -> SavedModels:
         raise NotImplementedError
-
-    def _pack(self, x: Tensor, bias: bool) -> ActiveRows:
-        if x.layout == torch.sparse_csr:
-            parts = x.crow_indices(), x.col_indices(), x.values(), x.shape[1]
-            return pack_csr(*parts, bias=bias).to(self._device)
-        return pack(x, bias=bias).to(self._device)
 
     def _places(self, users: NDArray[np.generic]) -> Tensor:
         wanted = torch.from_numpy(np.ascontiguousarray(users))
@@ -344,4 +338,4 @@ class NodeClient(UsersClient):
         return LinearCohort(self._rows(settings), settings, tensors)
 
     def _rows(self, settings: UserSettings) -> ActiveRows:
-        return self._state.store.once(lambda: self._pack(self._x, settings.bias))
+        return self._state.store.once(lambda: pack(self._x, bias=settings.bias).to(self._device))

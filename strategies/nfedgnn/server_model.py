@@ -460,8 +460,8 @@ def server_models(model: nn.Module) -> list[SavedModels]:
     if not isinstance(rows, SplitModel):
         LOG.warning("%s: saved by its own name alone, in weights.safetensors", type(rows).__name__)
         return []
-    name, arguments = type(rows).__name__, rows.arguments
+    name, arguments = type(rows).__name__, dict[str, object](rows.arguments)
     if model is not rows:
-        name, arguments = "SplitPairs", {"rows": name, **arguments}
+        name, arguments = "SplitPairs", {"rows": name} | arguments
     state = {key: value.detach().cpu() for key, value in model.state_dict().items()}
     return [SavedModels(f"{MODULES}.{name}", arguments, [NO_CLIENT], state, {})]

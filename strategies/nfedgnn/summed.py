@@ -142,6 +142,7 @@ class CommonTable(UserTable):
         self.total: FloatArray | HiddenSum | None = None
         self._learning_rate = 0.0  # of it
         self.at: dict[int, int] = {}  # round of the last step of each SuperNode's layer
+        self.stopped = Counter[int]()  # steps that SuperNodes stopped, by their users
 
     # The last step
 
@@ -212,17 +213,12 @@ class CommonTable(UserTable):
 class CommonMembership(RelayMembership):
     """The users of each SuperNode, and the round of its layer."""
 
-    answer_type = CommonEnrolment
     state: CommonTable
-
-    def __init__(self, state: CommonTable) -> None:
-        super().__init__(state)
-        self._stopped = Counter[int]()  # steps that SuperNodes stopped, by their users
 
     def stopped(self, nodes: Collection[int], asked: Collection[int]) -> None:
         # If most of them have, it is no fault of theirs.
         for node in nodes if 2 * len(nodes) < len(asked) else ():
-            self._stopped.update(self.clients[node])
+            self.state.stopped.update(self.clients[node])
             if why := self._refused_for(self.clients[node]):
                 LOG.warning("node %d and its %d users: %s", node, len(self.clients[node]), why)
                 self.forget(node)
@@ -232,14 +228,14 @@ class CommonMembership(RelayMembership):
         return self._refused_for(answer.users.tolist()) or super().refusal(answer)
 
     def _refused_for(self, users: Iterable[int]) -> str:
-        if max((self._stopped[user] for user in users), default=0) < MOST_STOPPED:
+        if max((self.state.stopped[user] for user in users), default=0) < MOST_STOPPED:
             return ""
         return f"it stopped {MOST_STOPPED} steps of all: left out until another SuperNode joins"
 
     def enrolled(self, node: int, answer: EnrolmentReply) -> None:
         super().enrolled(node, answer)
         assert isinstance(answer, CommonEnrolment)
-        self._stopped.clear()
+        self.state.stopped.clear()
         self.state.at[node] = answer.layer_round
 
 
@@ -296,7 +292,7 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
     # What is otherwise where sums are masked
 
     def membership(self) -> CommonMembership:
-        return CommonMembership(self.users)
+        return CommonMembership(self.users, CommonEnrolment)
 
     def beside(self, server_round: int, nodes: Sequence[int]) -> dict[int, Config]:
         return {}
@@ -383,7 +379,7 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
         self._ask(asked, saves=self.session.is_due(server_round))
 
     def _drawn(self, server_round: int, hosted: Mapping[int, IntArray]) -> dict[int, IntArray]:
-        takes_part = np.zeros(self.users.roster.size, bool)
+        takes_part = np.zeros(self.users.size, bool)
         takes_part[self.drawn(server_round)] = True
         return {node: users[takes_part[users]] for node, users in hosted.items()}
 
@@ -512,28 +508,6 @@ def _tensor(latent: NDArray[np.generic]) -> Tensor:
 # Masked ------------------------------------------------------------------------------------------
 
 
-class MaskedMembership(CommonMembership):
-    """The users of each SuperNode, and which SuperNodes have the common key."""
-
-    answer_type = MaskedEnrolment
-
-    def __init__(self, state: CommonTable, check: Callable[[MaskedEnrolment], None]) -> None:
-        super().__init__(state)
-        self._check = check
-        self.keys: dict[int, MaskedEnrolment] = {}  # what each SuperNode said of its keys
-
-    def read(self, node: int, content: RecordDict) -> EnrolmentReply:
-        answer = super().read(node, content)
-        assert isinstance(answer, MaskedEnrolment)
-        self._check(answer)
-        return answer
-
-    def enrolled(self, node: int, answer: EnrolmentReply) -> None:
-        super().enrolled(node, answer)
-        assert isinstance(answer, MaskedEnrolment)
-        self.keys[node] = answer
-
-
 class MaskedGradientRelay(SummedGradientRelay):
     """Server of nFedGNN with one first layer, for clients that are ``MaskedLayerClient``.
 
@@ -545,13 +519,12 @@ class MaskedGradientRelay(SummedGradientRelay):
     """
 
     form: ClassVar = {"share": SUMMED, "aggregation": MASKED}
-    members: MaskedMembership
 
-    def membership(self) -> MaskedMembership:
+    def membership(self) -> CommonMembership:
         registry = self.section.registry
         # Under pads two sums tell the server nothing, however few SuperNodes they differ by.
         self._parties = None if registry is None else PartySums(registry, differ_by=1)
-        return MaskedMembership(self.users, self._check)
+        return CommonMembership(self.users, MaskedEnrolment, self._check)
 
     def _check(self, answer: MaskedEnrolment) -> None:
         """Refuse a SuperNode whose public key no other SuperNode would take."""
@@ -581,7 +554,7 @@ class MaskedGradientRelay(SummedGradientRelay):
 
     def beside(self, server_round: int, nodes: Sequence[int]) -> dict[int, Config]:
         """Have the common key sealed for SuperNodes that do not have it."""
-        keys, hosted = self.members.keys, list(self.session.hosted())
+        keys, hosted = self.members.answers, list(self.session.hosted())
         holders = [node for node in hosted if keys[node].key_check.any()]
         checks = {node: keys[node].key_check.tobytes() for node in holders}
         having = [node for node in holders if checks[node] == checks[holders[0]]]

@@ -440,13 +440,13 @@ class CommonLayer:
 
     def step(self, total: Tensor, server_round: int, learning_rate: float) -> None:
         adam = Adam([self.weight], lr=learning_rate, weight_decay=self.settings.weight_decay)
-        exp_avg, exp_avg_sq = (self.tensors[name] for name in ADAM_TENSORS[1:])
-        count = self.tensors[STEP].clone()
-        adam.state[0] = {"step": count, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+        (adam.averages, adam.squares), adam.steps = (
+            ([self.tensors[name]] for name in ADAM_TENSORS[1:]),
+            [self.tensors[STEP]],
+        )
         self.weight.grad = total.reshape(self.weight.shape).to(self.weight)
         adam.step()
         adam.zero_grad()
-        self.tensors[STEP] += 1
         self.tensors[ROUND].fill_(server_round)
 
     def _dropped(self, server_round: int) -> Dropped | None:
