@@ -36,7 +36,6 @@ from runs import METHODS as FROZEN
 # (partition, round, message type) -> word; see Federation
 Faults = Callable[[int, int, str], str]
 Word = str | Callable[[RecordDict], None]
-Outcome = Callable[[str, str, str], None]  # the fixture that notes what a fault came to
 NAMES = {"nfedgnn": "nFedGNN", "fedscem": "FedSCem", "fedgls": "FedGLS", "ppfl": "PPFL-GNN"}
 
 

@@ -49,7 +49,7 @@ from flower_graph.strategies.fedscem.messages import (
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 from flower_graph.strategies.fedscem.vector import mean_metrics, measure
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
-from flower_graph.wire.averaging import Enrolment
+from flower_graph.wire.averaging import Asked, Enrolment, Rows
 from flower_graph.wire.counts import CountReply
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import (
@@ -62,7 +62,6 @@ from flower_graph.wire.keys import (
     ROLES,
     SERVER_ROUND,
 )
-from flower_graph.wire.rows import Asked, Rows
 
 
 class SelfTraining(MaskedEmbeddingAveraging):

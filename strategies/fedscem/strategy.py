@@ -67,7 +67,7 @@ from flower_graph.secure.sum.server import Keys as SumKeys
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SumStages, as_record, entries_of
 from flower_graph.server.membership import Membership, renamed
-from flower_graph.server.round_strategy import RoundStrategy
+from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.fedscem.cohort import (

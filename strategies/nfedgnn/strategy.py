@@ -51,7 +51,7 @@ from flower_graph.outputs.files import Snapshot
 from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.membership import Membership
-from flower_graph.server.round_strategy import Answer, Request, RoundStrategy
+from flower_graph.server.round_loop import Answer, Request, RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.nfedgnn.config import AVERAGED, OWN, StrategyConfig

@@ -32,7 +32,7 @@ from flower_graph.errors import (
 from flower_graph.method import load_config, method_of
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import sum_bytes
-from flower_graph.server.averaging_replies import Wanted, check_replies
+from flower_graph.server.averaging import Wanted, check_replies
 from flower_graph.server.membership import Membership
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.networks import StructureSettings, initial_models

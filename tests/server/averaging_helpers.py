@@ -19,8 +19,7 @@ from flower_graph.flower_compat import NumPyClient
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.simulation import InProcessGrid
-from flower_graph.wire.averaging import Enrolment
-from flower_graph.wire.rows import Asked, Rows
+from flower_graph.wire.averaging import Asked, Enrolment, Rows
 
 Hosted = list[list[int]]  # clients of each SuperNode; nobody where it does not say
 # Called with place, kind of message and round before each answer: None, or what is answered

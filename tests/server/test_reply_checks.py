@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from flower_graph.flower_compat import stamp
-from flower_graph.server.averaging_replies import MAX_NAMED, Wanted, check_replies
+from flower_graph.server.averaging import MAX_NAMED, Wanted, check_replies
 from flower_graph.wire.averaging import clients_of, weight_of
 
 pytestmark = pytest.mark.usefixtures("identity")
