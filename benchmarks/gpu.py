@@ -137,7 +137,6 @@ def egos(device: torch.device, clients: int, nodes: int) -> Program:
     partition = PartitionSection(clients=clients, min_nodes=5, seed=0, ratios=RATIOS)
     networks = partition_egos(_generated(0, nodes, homophily=0.8), partition, 0)
     cohort = EgoCohort(networks, EgoSettings(FEATURES, CLASSES), device=device)
-    chosen = cohort.choose([ego.client for ego in networks])
     held = torch.cat([ego.nodes for ego in networks])
     _, slot, count = (
         part.to(device) for part in torch.unique(held, return_inverse=True, return_counts=True)
@@ -145,13 +144,13 @@ def egos(device: torch.device, clients: int, nodes: int) -> Program:
     place = (count[slot] > 1).nonzero().flatten()
 
     def round_(number: int) -> float:
-        chosen.train(1)
-        h = chosen.embed()
+        cohort.train(1)
+        h = cohort.embed()
         total = h.new_zeros(count.numel(), h.shape[1]).index_add_(0, slot, h)
-        chosen.fuse(Shared(place, (total / count[:, None])[slot[place]]), 1)
-        return chosen.evaluate(chosen.embed()).loss.nanmean().item()
+        cohort.fuse(Shared(place, (total / count[:, None])[slot[place]]), 1)
+        return cohort.evaluate(cohort.embed()).loss.nanmean().item()
 
-    return Program(round_, chosen.embed)
+    return Program(round_, cohort.embed)
 
 
 def communities(device: torch.device, clients: int, nodes: int) -> Program:

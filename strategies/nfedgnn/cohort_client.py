@@ -75,9 +75,8 @@ class UsersClient(NumPyClient):
         self.users, self._context = users.long().cpu(), context
         self.outputs = ClientOutputs(context, output_dir)
         self._x, self._model, self._device = x, user_model, resolve_device(device)
-        how: dict[str, Any] = {"key": "users", "copies": self.copies, "beside": ROWS}
         self._state: CohortState[Any] = CohortState(
-            context, self.state_name, self.users, checkpoint_dir, **how
+            context, self.state_name, self.users, checkpoint_dir, copies=self.copies
         )
 
     def get_properties(self, config: Config) -> Config:

@@ -55,10 +55,10 @@ from flower_graph.outputs.files import (
     Snapshot,
     role_of,
 )
-from flower_graph.records.participation import Participation, Reasons
+from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.membership import Membership
-from flower_graph.server.round_strategy import Answer, Request, RoundStrategy
+from flower_graph.server.round_loop import Answer, Request, RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.nfedgnn.config import AVERAGED, OWN, StrategyConfig
@@ -454,7 +454,7 @@ class RelayStrategy(RoundStrategy[Q, A]):
         nobody = ~self.users.left
         for users in self.session.members.numbers().values():
             nobody[users] = False
-        unhosted = Reasons({"no SuperNode hosts it": np.flatnonzero(nobody)})
+        unhosted = {"no SuperNode hosts it": np.flatnonzero(nobody)}
         answered = self.session.clients_of(nodes)
         return self.session.participation(answered, left_out=unhosted, no_use=no_use)
 
