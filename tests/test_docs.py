@@ -63,18 +63,6 @@ def test_files_that_a_page_names_are_there(page: Path) -> None:
     assert not gone, gone
 
 
-def test_pages_that_comments_in_yaml_name_are_there() -> None:
-    files = sorted((ROOT / "conf").rglob("*.yaml"))
-    named = [
-        (path.name, name)
-        for path in files
-        for comment in re.findall(r"#.*", path.read_text("utf-8"))
-        for name in re.findall(r"[\w./-]+\.md|docs/[\w/-]+\w(?![\w.])", comment)
-    ]
-    assert {"docs/results/own-graph.md", "docs/results/nfedgnn-steady"} <= {n for _, n in named}
-    assert [one for one in named if not (ROOT / one[1]).exists()] == []
-
-
 def test_where_to_look_names_files_and_functions_that_are_there() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     table = page.partition("## Where to look")[2].partition("\n## ")[0]
@@ -192,12 +180,6 @@ def test_without_a_site_a_page_is_printed_with_the_tables_that_code_declares(
     assert capsys.readouterr().out.startswith("### Checkpoints\n")
 
 
-def test_commands_that_the_page_lists_are_all() -> None:
-    text = (DOCS / "reference" / "command-line.md").read_text(encoding="utf-8")
-    listed = text.partition("whole: ")[2].partition(".")[0]
-    assert re.findall(r"`([\w-]+)`", listed) == list(_COMMANDS)
-
-
 # Tables that are made -----------------------------------------------------------------------------
 
 
@@ -272,15 +254,6 @@ FORMS = json.loads((ROOT / "docs" / "results" / "hostile.json").read_text("utf-8
 def test_the_table_is_the_result() -> None:
     for name, found in TOTALS.items():
         assert f"| {name} | {' | '.join(f'{count:,}' for count in found.values())} |" in HOSTILE
-
-
-def test_every_case_has_one_verdict() -> None:
-    kinds = [kind for kinds in FORMS.values() for kind in kinds.values()]
-    for kind in kinds:
-        verdicts = [kind.get(one, []) for one in ("refused", "harmless", "taken", "crashed")]
-        names = [name for found in verdicts for name in found]
-        assert len(names) == len(set(names)) == kind["counts"]["tried"]
-    assert sum(kind["counts"]["tried"] for kind in kinds) == TOTALS["all"]["tried"]
 
 
 def test_the_corpus_is_large_and_none_of_it_does_harm() -> None:

@@ -61,7 +61,7 @@ from flower_graph.secure.node_config import LEAST_HOLDERS, USUAL_DIFFERENCE
 from flower_graph.secure.parties.alignment import VerifiedAlignmentServer
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import MaskedReply
+from flower_graph.secure.sum.messages import MaskedReply, MaskRequest
 from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import Keys as SumKeys
 from flower_graph.secure.sum.server import SumServer
@@ -323,7 +323,7 @@ class EgoSession(Session):
         first = next(iter(unions.values()))
         length = 3 * first.cells
         masks = self.sums.masks(length, 64, union_terms(first.epoch))
-        asked = {n: as_record(unions[n], *parts) for n, (_, parts) in masks.items() if n in unions}
+        asked = {n: as_record(unions[n], mask) for n, mask in masks.items() if n in unions}
         replies = self.send(
             asked,
             server_round,
@@ -338,13 +338,14 @@ class EgoSession(Session):
         elif self.sums.server.out.isdisjoint(clients):  # otherwise the spoiler is known
             absent = self.sums.at(clients, {entry.node_id for entry in silent})
             for node, listed in replies.values.items():
-                absent += [client for client in masks[node][0] if client not in listed]
+                absent += [c for c in masks[node].clients.tolist() if c not in listed]
             aligner.union_failed(f"their tables could not be added up: {result.reason}", absent)
 
     def _take_masked(self, node: int, content: RecordDict, length: int) -> list[int]:
         total = read_array(content, SUMS, TOTAL, (length,), limit=None)
         reply = MaskedReply.read(content, total=total)
-        return self.sums.take_masked(node, reply)
+        self.sums.server.take(node, reply)
+        return list(reply.clients.tolist())
 
     @property
     def _most_clients(self) -> int:
@@ -366,15 +367,13 @@ class EgoSession(Session):
         return [everyone[index] for index in drawn]
 
     def requests(self, server_round: int, base: EgoRequest, length: int) -> dict[int, EgoRequest]:
-        # The mask requests; if the server may lie, also which parties are ready
-        masks: dict[int, Any] = {}
+        masks: dict[int, MaskRequest] = {}
         if self.is_masked:
             word = base.ring.word if base.ring else 64
             aligner = self.members.aligner
             order = aligner.order if isinstance(aligner, AlignmentServer) else None
-            asked = self.sums.masks(length, word, round_terms(server_round, base.ring, order))
-            masks = {node: parts for node, (_, parts) in asked.items()}
-            chosen = {node: local for node, (local, _) in asked.items()}
+            masks = self.sums.masks(length, word, round_terms(server_round, base.ring, order))
+            chosen = {node: mask.clients.tolist() for node, mask in masks.items()}
             self.drawn = set(self.sums.clients)
         else:
             self.drawn = set(self.sample(server_round))
@@ -384,7 +383,7 @@ class EgoSession(Session):
             node: replace(
                 base,
                 clients=np.array(clients, np.int64),
-                **dict(zip(("mask", "ready"), masks.get(node, ()), strict=False)),
+                mask=masks.get(node),
                 slots=unsent.get(node, {}),
             )
             for node, clients in chosen.items()
@@ -413,7 +412,7 @@ class EgoSession(Session):
         reply = EgoReply.read(content, server_round=request.server_round, L=layout.length)
         if request.mask is not None:
             masked = MaskedReply.from_config(reply.entries, total=reply.total)
-            self.sums.take_masked(node, masked)
+            self.sums.server.take(node, masked)
         else:
             presence = PlainEnrolment.from_config(reply.entries, asked=request.clients)
             check_plain_sum(reply.total, layout, presence.clients.size)

@@ -72,7 +72,7 @@ def test_bad_input_is_named(
 
 def labels(name: str, *overrides: str, alone: bool = False) -> list[str]:
     found = audit.settings_of(name, overrides, rounds=None, epsilons=[10.0], alone=alone)
-    return [one.name for one in found]
+    return [label for label, _ in found]
 
 
 def test_every_method_has_its_counterparts() -> None:
@@ -104,7 +104,7 @@ def test_rounds_are_few_unless_told() -> None:
         found = audit.settings_of(
             "nfedgnn/cora-linqs", overrides, rounds=count, epsilons=[], alone=True
         )
-        return found[0].config.rounds
+        return found[0][1].rounds
 
     assert (rounds(None), rounds(None, "rounds=4"), rounds(33)) == (10, 4, 33)
 

@@ -15,7 +15,7 @@ from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum import messages as sums
 from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply
 from flower_graph.strategies.fed_sage.messages import Generators
-from flower_graph.strategies.fed_sage.networks import FEATURES, LATENT, TrainedModel
+from flower_graph.strategies.fed_sage.modules import LATENT
 from flower_graph.strategies.fedscem.messages import EgoReply, Layout, PlainEnrolment
 from flower_graph.strategies.nfedgnn.messages import EnrolmentReply, RelayReply, RelayRequest
 from flower_graph.strategies.nfedgnn.users import UserSettings
@@ -76,17 +76,15 @@ def test_who_is_in_a_plain_sum_was_asked() -> None:
     ],
 )
 def test_bad_generators_are_refused(key: str, bad: Any) -> None:
-    generator, clients = TrainedModel(6, 4, 3, 0).generator, np.array([3, 5])
-    first = {name: generator.get_parameter(name).detach().numpy() for name in FEATURES}
+    clients = np.array([3, 5])
     entries = {"epoch": 1, "clients": clients, "rows": np.array([0, 2])}
     entries |= {"missing": np.array([1, 5]), "encoded": np.ones((2, LATENT), dtype=np.float32)}
-    entries |= {"weights": {name: np.stack([value] * 2) for name, value in first.items()}}
+    entries["weights"] = np.ones((2, 9), dtype=np.float32)
     message = Generators(**(entries | {key: bad}))
     content = message.to_record()
     content["metrics"] = MetricRecord({keys.EPOCH: message.epoch})
-    shapes = {name: value.shape for name, value in first.items()}
     with pytest.raises(MalformedReplyError, match=key):
-        Generators.read(content, epoch=1, clients=clients, shapes=shapes)
+        Generators.read(content, epoch=1, clients=clients, w=9)
 
 
 # nFedGNN ------------------------------------------------------------------------------------------

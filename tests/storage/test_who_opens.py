@@ -28,7 +28,7 @@ read  flower_graph/client/resident/worker.py os.open: locks a folder, reads noth
 read  flower_graph/client/resident/worker.py read_text: the kernel's
 read  flower_graph/lazy.py read_text: the package's own source
 read  apps/cli/launch.py open: copies the log that it wrote itself
-read  apps/cli/progress.py open: new lines of the metrics that its own run writes
+read  apps/cli/run.py open: new lines of the metrics that its own run writes
 read  flower_graph/method/registry.py open: the package's own source
 read  flower_graph/data/cora_linqs/__init__.py np.load: bytes that the package ships
 read  flower_graph/data/cora_linqs/__init__.py read_bytes: bytes that the package ships
