@@ -43,6 +43,7 @@ from flower_graph.wire.arrays import (
     plain_value,
     reply_slots,
 )
+from flower_graph.wire.averaging import Rows
 from flower_graph.wire.client_errors import boundary, lost_reply
 from flower_graph.wire.keys import (
     ARRAY_NAMES,
@@ -55,7 +56,6 @@ from flower_graph.wire.keys import (
     ROW_EACH,
     VERSION,
 )
-from flower_graph.wire.rows import Rows
 
 if TYPE_CHECKING:
     from flower_graph.storage.sealed import StateKey

@@ -41,10 +41,9 @@ from flower_graph.outputs.files import SavedModels, Snapshot
 from flower_graph.outputs.form import form_of
 from flower_graph.rng import seeded
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
-from flower_graph.wire.averaging import Enrolment, Measured, RoundRequest, Trained
+from flower_graph.wire.averaging import Asked, Enrolment, Measured, RoundRequest, Rows, Trained
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import ARRAY_NAMES, EXTRAS
-from flower_graph.wire.rows import Asked, Rows
 
 __all__ = ["GraphOnDevice", "Learner", "ModuleClient", "ModuleSettings", "first_module"]
 

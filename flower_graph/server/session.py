@@ -46,6 +46,12 @@ NOBODY = "no SuperNode hosts clients of this run"
 SCALARS = (bool, int, float, str, type(None))
 
 
+def unsaved(asked: Iterable[int], said: Mapping[int, str]) -> dict[int, str]:
+    """Return the SuperNodes that have not saved a checkpoint, and why; ``said`` is "" if done."""
+    reasons = {node: said.get(node, "it did not answer") for node in asked}
+    return {node: why for node, why in reasons.items() if why}
+
+
 class RunCheckpoints:
     """Decides when to save, and which checkpoint the run resumes from."""
 
@@ -267,7 +273,7 @@ class Session:
         answered: Collection[int] | NDArray[np.int64],
         *,
         failed: Mapping[int, str] | None = None,
-        left_out: Mapping[int, str] | None = None,
+        left_out: Mapping[str, NDArray[np.int64]] | None = None,
         idle: str = NOT_DRAWN,
         no_use: str = "",
     ) -> Participation:
@@ -278,8 +284,8 @@ class Session:
             self.asked,
             answered,
             silent={entry.node_id: entry.reason for entry in reversed(self.rejected)},
-            failed=failed,
-            left_out=left_out,
+            failed=failed or {},
+            left_out=left_out or {},
             idle=idle,
             no_use=no_use,
         )
@@ -316,7 +322,7 @@ class Session:
             message_type=message_type,
             max_reply_bytes=reply_bytes(),
         )
-        missing = {node: why for node, why in {**saved, **replies.values}.items() if why}
+        missing = unsaved(said := {**saved, **replies.values}, said)
         return missing | {entry.node_id: entry.reason for entry in replies.rejected}
 
     def note_saved(self, server_round: int) -> None:

@@ -15,7 +15,7 @@ SuperNodes by that number, so the result is the mean over clients (FedSCem, equa
 4. server -> clients: the new mean, to be measured (Flower's ``evaluate``).
 
 Adam's moments stay with the client. Rows of the first layer whose feature a client does not have
-are sent back unchanged (``ChosenEgos.inactive_rows``).
+are sent back unchanged (``EgoCohort.inactive_rows``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flower_graph.engine.graph_batch import count_batch, evaluate
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.strategies.fedscem.cohort import (
-    ChosenEgos,
+    EgoCohort,
     EgoSettings,
     common_model,
     initial_weights,
@@ -49,7 +49,7 @@ from flower_graph.strategies.fedscem.messages import (
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 from flower_graph.strategies.fedscem.vector import mean_metrics, measure
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
-from flower_graph.wire.averaging import Enrolment
+from flower_graph.wire.averaging import Asked, Enrolment, Rows
 from flower_graph.wire.counts import CountReply
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import (
@@ -62,7 +62,6 @@ from flower_graph.wire.keys import (
     ROLES,
     SERVER_ROUND,
 )
-from flower_graph.wire.rows import Asked, Rows
 
 
 class SelfTraining(MaskedEmbeddingAveraging):
@@ -110,21 +109,21 @@ class EgoModelClient(EgoCohortClient):
             return Rows({client: _answer(clients, share) for client, share in own})
 
     @contextmanager
-    def _trained(self, parameters: Parameters, config: Config) -> Iterator[ChosenEgos]:
+    def _trained(self, parameters: Parameters, config: Config) -> Iterator[EgoCohort]:
         settings = read_settings(config)
         if "proximal-mu" in config:  # Flower's FedProx sends it
             settings = settings._replace(proximal=float(config["proximal-mu"]))
         asked = Asked.from_config(config).chosen([ego.client for ego in self.egos])
         with self._kept.opened(self._makers(settings)) as cohort:
-            clients = cohort.choose(asked)
+            clients = cohort.part(asked)
             clients.start_from(model_of(parameters))
             clients.train(int(config.get(SERVER_ROUND, 0)))
+            cohort.put(clients)
             yield clients
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         settings = read_settings(config)
-        with self._kept.opened(self._makers(settings)) as cohort:
-            clients = cohort.everyone()
+        with self._kept.opened(self._makers(settings)) as clients:
             clients.start_from(model_of(parameters))
             logits = clients.classify(clients.embed())
             judged = evaluate(clients.batch, logits)
@@ -137,14 +136,14 @@ class EgoModelClient(EgoCohortClient):
         answer = metrics["cross-entropy"], len(self.egos), metrics
         return self._kept.save_if_asked(config, answer, self._makers(settings))
 
-    def _taken(self, chosen: ChosenEgos) -> Snapshot:
+    def _taken(self, chosen: EgoCohort) -> Snapshot:
         model = chosen.begun()
         chosen.start_from(model)  # a client that was not measured has trained since
-        predictions = predictions_of(self.egos, chosen, self._classes)
+        predictions = predictions_of(chosen, self._classes)
         return Snapshot(predictions, [common_model(model, chosen.settings, chosen.batch.clients)])
 
 
-def _answer(clients: ChosenEgos, shares: Tensor) -> Answer:
+def _answer(clients: EgoCohort, shares: Tensor) -> Answer:
     # shares [c], 0 or 1
     count = int(shares.sum())
     (mean,) = clients.weighted_sums(shares, divisor=float(count))

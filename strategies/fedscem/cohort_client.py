@@ -33,16 +33,13 @@ from flower_graph.secure.align.slots import SlotTable
 from flower_graph.secure.client import PartyActions
 from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.parties.alignment import ProvedUnionRequest, VerifiedAlignmentClient
-from flower_graph.secure.parties.differences import digest_of
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.parties.messages import BindReply, Ready
-from flower_graph.secure.parties.party import PartyClient
+from flower_graph.secure.parties.messages import BindReply
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import KeyReply, MaskRequest
 from flower_graph.storage.files import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.fedscem.cohort import (
-    ChosenEgos,
     EgoCohort,
     EgoSettings,
     Shared,
@@ -95,8 +92,7 @@ SETTINGS = "ego-settings"  # in Context.state
 PLAIN = "plain"  # the form of alignment in which the server learns identities
 Identities = Mapping[int, Sequence[object]]
 Aligner = AlignmentClient | PlaintextAlignmentClient
-Host = SumClient | PartyClient
-Kept = tuple[str, Host, Aligner]  # begins with the form of alignment
+Kept = tuple[str, SumClient, Aligner]  # begins with the form of alignment
 NAME = "ego-secrets"  # in Context.state
 # The objects with their tokens, by run and SuperNode
 _LIVE: dict[tuple[int, int], tuple[str, Kept]] = {}
@@ -135,13 +131,13 @@ class EgoCohortClient(NumPyClient):
         if SETTINGS not in self._state:
             raise StateLostError("what was kept of this run is not here")
         settings = read_settings(dict(self._state.config_records[SETTINGS]))
-        return self._taken(self._kept.look(self._makers(settings)).everyone())
+        return self._taken(self._kept.look(self._makers(settings)))
 
-    def _taken(self, chosen: ChosenEgos) -> Snapshot:
-        return Snapshot(predictions_of(self.egos, chosen, self._classes), [own_models(chosen)])
+    def _taken(self, cohort: EgoCohort) -> Snapshot:
+        return Snapshot(predictions_of(cohort, self._classes), [own_models(cohort)])
 
     def _measured(
-        self, server_round: int, chosen: ChosenEgos, judged: Metrics, loss: Tensor
+        self, server_round: int, chosen: EgoCohort, judged: Metrics, loss: Tensor
     ) -> None:
         nodes, accuracy = np.diff(chosen.batch.ptr), judged.accuracy.numpy()
         figures = {"loss": loss.numpy(), "accuracy": accuracy, "nodes": nodes}
@@ -224,21 +220,20 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         """Take the key-holders' answers, add the table of tokens to a masked sum (step 2)."""
         mask = MaskRequest.from_config(config)
         with self.secrets.opened() as (host, aligner):
+            came = host.receive(mask, None)
+            union: UnionRequest | ProvedUnionRequest
             if self.trust is None:
                 union = UnionRequest.from_config(config)
                 aligner.finish(union)
-                ready = set(aligner.finished)
-                present = [client for client in mask.clients.tolist() if client in ready]
-                table = aligner.sketch(union.cells, present)
-                reply = host.mask(mask, present, table, union_terms(union.epoch))
             else:
-                proved = ProvedUnionRequest.from_config(config)
-                host.receive(mask, Ready.from_config(config), None)
-                aligner.finish_verified(proved)
+                union = ProvedUnionRequest.from_config(config)
+                aligner.finish_verified(union)
                 # Two sums of tables in one alignment, one of them without us, differ by our table.
-                Journal(host.trust.journal).contribute(proved.epoch, TABLE, host.trust.run)
-                table = aligner.sketch(proved.cells, aligner.finished)
-                reply = host.mask(table, union_terms(proved.epoch), digest_of([table]))
+                Journal(self.trust.journal).contribute(union.epoch, TABLE, self.trust.run)
+            ready = set(aligner.finished)
+            present = [client for client in mask.clients.tolist() if client in ready]
+            table = aligner.sketch(union.cells, present)
+            reply = host.mask(came, present, table, union_terms(union.epoch), [table])
         return [reply.total], 1, reply.to_config() | {ARRAY_NAMES: [f"{SUMS}/{TOTAL}"]}
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
@@ -247,12 +242,9 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
 
     def unmask(self, parameters: Parameters, config: Config) -> Answer:
         """Reveal shares of the last sum, and prepare the next sum; both are optional (step 7)."""
-        if self.trust is not None:
-            return [], 1, self.as_party("sum_unmask", config)
-        with self.secrets.opened() as (host, _):
-            return [], 1, host.answer("sum_unmask", config)
+        return [], 1, self.exchange("sum_unmask", config)
 
-    def of_party(self, action: str, config: Config, trust: TrustSettings) -> Config:
+    def exchange(self, action: str, config: Config) -> Config:
         with self.secrets.opened() as (host, aligner):
             entries: Config = host.answer(action, config)
             if action == "sum_epoch":
@@ -281,20 +273,25 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
             if ALIGN_STAGE in request.slots:
                 aligner.answer(request.slots)
             order = aligner.order if isinstance(aligner, AlignmentClient) else None
-            run, now = pad_run(host), round_terms(number, request.ring, order)
+            run, now = host.sum_run, round_terms(number, request.ring, order)
+            came = None
             if self.trust is not None:
-                check_request(request, host, aligner)
+                check_request(request, aligner)
+            if request.mask is not None:
+                came = host.receive(request.mask, request.ring)
             with self._kept.opened(makers) as cohort:
-                chosen = cohort.choose(request.clients.tolist())
+                chosen = cohort.part(request.clients.tolist())
                 if request.model is not None:
                     self._start_from(chosen, number, request.model)
                 pads = round_terms(number - 1, request.ring, order).pad_context(run)
                 contrast, is_unread = self._fuse(chosen, request, aligner.slots, pads)
                 due = bool((chosen.counter(TRAINED) < number).any())
                 if due and not request.is_last and number > 1:
-                    self.outputs.candidate(number - 1, lambda: self._taken(cohort.everyone()))
+                    cohort.put(chosen)
+                    self.outputs.candidate(number - 1, lambda: self._taken(cohort))
                 # The step begins with the forward pass that is measured.
                 logits = self._train(chosen, request) if due else None
+                cohort.put(chosen)
                 h = chosen.embed()
                 logits = chosen.classify(h) if logits is None else logits
                 judged = evaluate(chosen.batch, logits)
@@ -320,20 +317,17 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
             total, present, left_out = add_up(chosen, h, measured, writing, logits)
             if not present:
                 raise OutOfRangeError("; ".join(f"client {c}: {w}" for c, w in left_out.items()))
-            if request.mask is None:
+            if came is None:
                 entries = PlainEnrolment(np.array(present, np.int64), left_out).to_config()
             else:
-                if self.trust is not None:  # the digest names the embeddings of the sum
-                    state = digest_of([np.array(request.is_last), h.detach().cpu().numpy()])
-                    reply = host.mask(total, now, state)
-                else:
-                    reply = host.mask(request.mask, present, total, now)
+                state = [np.array(request.is_last), h.detach().cpu().numpy()]
+                reply = host.mask(came, present, total, now, state)
                 reply.left_out.update(left_out)
                 entries, total = reply.to_config(), reply.total
         seconds = trained - started, time.perf_counter() - trained
         return EgoReply(number, entries, total, *seconds, not_saved)
 
-    def _start_from(self, chosen: ChosenEgos, number: int, model: ModelArrays) -> None:
+    def _start_from(self, chosen: EgoCohort, number: int, model: ModelArrays) -> None:
         """Begin the round with the mean model; a repeated message changes nothing."""
         # The models of a checkpoint may have begun the round already: with the fusion, and after
         # the last round even without the local step.
@@ -341,10 +335,10 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         chosen.start_from(model_of(model), replace=bool(is_new.any()))
 
     def _fuse(
-        self, chosen: ChosenEgos, request: EgoRequest, table: SlotTable, pads: bytes
+        self, chosen: EgoCohort, request: EgoRequest, table: SlotTable, pads: bytes
     ) -> tuple[Tensor | None, bool]:
         """Co-train with the means of the round before (equation 11)."""
-        # Returns the result of ``ChosenEgos.fuse``, if it was called, and whether means could not
+        # Returns the result of ``EgoCohort.fuse``, if it was called, and whether means could not
         # be read.
         before, is_unread, is_shared = request.server_round - 1, False, False
         if before < 1 or bool((chosen.counter(FUSED) >= before).all()):
@@ -383,7 +377,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         with Journal(trust.journal).one_trial(step, FUSIONS, trust.run):
             check_shared(request.sums, table, request.ring, pads, hidden)
 
-    def _train(self, chosen: ChosenEgos, request: EgoRequest) -> Tensor | None:
+    def _train(self, chosen: EgoCohort, request: EgoRequest) -> Tensor | None:
         if request.is_last:
             return None
         chosen.set_counter(TRAINED, request.server_round)
@@ -392,11 +386,9 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         return None if is_without else chosen.train(request.server_round)
 
 
-def check_request(
-    request: EgoRequest, party: PartyClient, aligner: VerifiedAlignmentClient
-) -> None:
+def check_request(request: EgoRequest, aligner: VerifiedAlignmentClient) -> None:
     """Refuse requests that contradict what the clients have agreed on."""
-    if request.mask is None or request.ready is None or request.ring is None:
+    if request.mask is None or request.ring is None:
         raise RefusedError("a vector is asked for without masks: nothing is sent")
     if request.model is not None:
         raise RefusedError("weights are asked for, whose sums the server would read")
@@ -405,7 +397,6 @@ def check_request(
             f"clients {request.clients.tolist()!s:.60} are asked, {aligner.finished!s:.60} are "
             "aligned here: two sums over different clients could differ by a single client's vector"
         )
-    party.receive(request.mask, request.ready, request.ring)
 
 
 def model_of(parts: ModelArrays) -> ModelWeights:
@@ -428,7 +419,7 @@ class EgoSecrets:
         self, context: Context, identities: Identities, trust: TrustSettings | None = None
     ) -> None:
         self._context, self._identities, self._trust = context, identities, trust
-        self._least = least_clients(context.node_config)
+        self._least = 1 if trust else least_clients(context.node_config)
         self._key = (context.run_id, context.node_id)
         self._in_process = context.node_config.get(STATE_DIR, "") == IN_PROCESS
 
@@ -445,14 +436,14 @@ class EgoSecrets:
         if kept is None or (kept[0], kept[1].run_id) != (form, run_id):
             kept = self._new(run_id, form)  # the secrets of another run are of no more use
         host = kept[1]
-        reply = host.bind() if isinstance(host, PartyClient) else host.keys()
+        reply = host.keys() if self._trust is None else host.bind()
         self.keep(*kept)
         return reply
 
     def refuse_going_back(self) -> None:
         """Refuse a checkpoint from before a sum of this run: a round's sums could be compared."""
         with suppress(StateLostError):
-            if isinstance(host := self.load()[1], PartyClient) and host.has_sent:
+            if self.load()[1].has_sent:
                 raise RefusedError(
                     "this SuperNode has sent vectors in this run: it loads no checkpoint from "
                     "before, as two sums of a round can be compared"
@@ -465,9 +456,9 @@ class EgoSecrets:
             raise StateLostError(f"client {self._key[1]}: its keys of this run are not here")
         token, live = _LIVE.get(self._key, ("", None))
         if live is not None and token == record["token"]:
-            host = live[1]
-            if isinstance(host, PartyClient) and (
-                self._trust is None or host.trust.registry.digest != self._trust.registry.digest
+            before, now = live[1].trust, self._trust
+            if before is not None and (
+                now is None or before.registry.digest != now.registry.digest
             ):
                 raise StateLostError("the registry is another one: bind again")
             return live
@@ -477,7 +468,7 @@ class EgoSecrets:
         assert isinstance(data, bytes)
         return self._read(data)
 
-    def keep(self, form: str, host: Host, aligner: Aligner) -> None:
+    def keep(self, form: str, host: SumClient, aligner: Aligner) -> None:
         record = ConfigRecord({"token": secrets.token_hex(8)})
         if not self._in_process:
             keys = host.to_bytes()
@@ -486,7 +477,7 @@ class EgoSecrets:
         self._context.state[NAME] = record
         _LIVE[self._key] = (str(record["token"]), (form, host, aligner))
 
-    # Any: ``Host`` and ``Aligner`` in the form that the run has, which the caller knows
+    # Any: the host, and an ``Aligner`` in the form that the run has, which the caller knows
     @contextmanager
     def opened(self) -> Iterator[tuple[Any, Any]]:
         """Work with both objects; keep them if the block ends without an error."""
@@ -505,15 +496,11 @@ class EgoSecrets:
         if (self._trust is not None) != (form == VERIFIED):
             raise StateLostError("the kept keys were made for another setting of strategy.trust")
         clients, trust = self._identities, self._trust
-        host: Host
-        if trust is None:
-            host = SumClient.from_bytes(keys, self._least)
-        else:
-            host = PartyClient.from_bytes(keys, trust)
+        host = SumClient.from_bytes(keys, trust, least=self._least)
         if set(host.clients) != set(clients):
             raise StateLostError("the keys that were kept belong to other clients")
-        if isinstance(host, PartyClient):
-            aligner = VerifiedAlignmentClient.from_bytes(local, host.run_id, clients, host.trust)
+        if trust is not None:
+            aligner = VerifiedAlignmentClient.from_bytes(local, host.run_id, clients, trust)
             begin_alignment(host, aligner)
             return form, host, aligner
         if form == "psi":
@@ -524,7 +511,7 @@ class EgoSecrets:
         numbers, identities = list(self._identities), self._identities
         if self._trust is not None:
             verified = VerifiedAlignmentClient(run_id, identities, self._trust)
-            return form, PartyClient(run_id, numbers, self._trust, verified.points), verified
+            return form, SumClient(run_id, numbers, self._trust, verified.points), verified
         choice(*ALIGNMENTS, NO_SLOTS).check("alignment", form)
         aligner: Aligner
         if form == "psi":
@@ -534,16 +521,7 @@ class EgoSecrets:
         return form, SumClient(run_id, numbers, least=self._least), aligner
 
 
-def begin_alignment(party: PartyClient, aligner: VerifiedAlignmentClient) -> None:
+def begin_alignment(host: SumClient, aligner: VerifiedAlignmentClient) -> None:
     """Give the alignment what the parties of an epoch have agreed on."""
-    if (epoch := party.epoch) is not None:
+    if (epoch := host.epoch) is not None:
         aligner.begin(epoch.digest, epoch.parties.tolist(), epoch.points)
-
-
-def pad_run(host: Host) -> bytes:
-    """Return the id from which pads are made: sums are numbered anew in each epoch."""
-    if not isinstance(host, PartyClient):
-        return host.run_id
-    if host.epoch is None:
-        raise RefusedError("no epoch has begun")
-    return host.epoch.id

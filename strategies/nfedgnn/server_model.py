@@ -11,7 +11,7 @@ import copy
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
-from flower_graph.config.rules import BELOW_ONE, NOT_NEGATIVE, at_least
+from flower_graph.config.rules import at_least
 from flower_graph.data.description import server_graph
 from flower_graph.errors import DataError, DivergedError
-from flower_graph.models import PairModel, SplitGAT, SplitGCN, SplitSAGE
+from flower_graph.models import PairModel, SplitModel
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.graph import (
     LaplacianTerm,
@@ -52,7 +52,7 @@ from flower_graph.outputs.files import (
 )
 from flower_graph.rng import generator, seeded
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.nfedgnn.config import steadying
+from flower_graph.strategies.nfedgnn.config import StrategyConfig, steadying
 from flower_graph.wire.keys import ROLES
 
 if TYPE_CHECKING:
@@ -60,34 +60,6 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 MODULES = "flower_graph.strategies.nfedgnn.modules"
-# Of each split model: the module's name, and what its parameters are called there
-NAMES: dict[type[nn.Module], tuple[str, dict[str, str]]] = {
-    SplitGCN: (
-        "ServerGCN",
-        {"bias": "conv1.bias", "linear.weight": "conv2.lin.weight", "linear.bias": "conv2.bias"},
-    ),
-    SplitGAT: (
-        "ServerGAT",
-        {
-            "source_1": "conv1.att_src",
-            "target_1": "conv1.att_dst",
-            "bias_1": "conv1.bias",
-            "linear.weight": "conv2.lin.weight",
-            "source_2": "conv2.att_src",
-            "target_2": "conv2.att_dst",
-            "bias_2": "conv2.bias",
-        },
-    ),
-    SplitSAGE: (
-        "ServerSAGE",
-        {
-            "bias": "conv1.lin_l.bias",
-            "own.weight": "conv2.lin_r.weight",
-            "own.bias": "conv2.lin_l.bias",
-            "neighbours.weight": "conv2.lin_l.weight",
-        },
-    ),
-}
 WARM_UP = 0.1  # share of the rounds in which ``warmup-cosine`` raises the step size
 
 
@@ -141,26 +113,20 @@ class RelayServer:
         self,
         data: ServerData,
         model: nn.Module,
+        section: StrategyConfig,
         *,
         latent_size: int,
-        reg_weight: float,
-        weight_decay: float,
-        gradient_norm: float = 0.0,
-        average: float = 0.0,
         seed: int,
         device: torch.device,
     ) -> None:
         at_least(1).check("latent_size", latent_size)
-        NOT_NEGATIVE.check("reg_weight", reg_weight)
-        NOT_NEGATIVE.check("weight_decay", weight_decay)
-        NOT_NEGATIVE.check("gradient_norm", gradient_norm)
-        BELOW_ONE.check("server_average", average)
-        self.device, self.seed, self.reg_weight = device, seed, reg_weight
+        self.section, self.reg_weight = section, section.smoothness
+        self.device, self.seed = device, seed
         self.model = model.to(device)
-        self.optimizer = Adam(self.model.parameters(), weight_decay=weight_decay)
-        self.gradient_norm, self._decay = gradient_norm, average
+        self.optimizer = Adam(self.model.parameters(), weight_decay=section.weight_decay)
         # What predicts and is evaluated: the model that is trained, or the average of its weights
-        self.eval_model = copy.deepcopy(self.model) if average else self.model
+        self._decay = section.server_average
+        self.eval_model = copy.deepcopy(self.model) if self._decay else self.model
         self.latent = torch.zeros(0, latent_size, device=device)
         self.known = torch.zeros(0, dtype=torch.bool, device=device)
         self.take(data)
@@ -251,8 +217,8 @@ class RelayServer:
             keys = " or ".join(steadying(self.reg_weight))
             raise DivergedError(f"round {server_round}: the loss is {loss.item()}; lower {keys}")
         entropy.backward()
-        if self.gradient_norm:
-            clip_grad_norm_([*self.model.parameters(), latent], self.gradient_norm)
+        if longest := self.section.gradient_norm:
+            clip_grad_norm_([*self.model.parameters(), latent], longest)
         assert latent.grad is not None
         return Losses(loss.item(), entropy.item(), smooth.item()), latent.grad
 
@@ -489,28 +455,13 @@ def user_lines(
 
 
 def server_models(model: nn.Module) -> list[SavedModels]:
-    """Return the server's half as a module of PyG's layers; nothing for other models."""
-    if isinstance(model, PairModel):
-        decoder = {f"decoder.{n}": one.cpu() for n, one in model.decoder.state_dict().items()}
-        return [
-            replace(one, module=f"{one.module}Pairs", shared=one.shared | decoder)
-            for one in server_models(model.rows)
-        ]
-    if type(model) not in NAMES:
-        LOG.warning("%s: saved by its own name alone, in weights.safetensors", type(model).__name__)
+    """Return the server's half as it was trained; nothing for a module of somebody's own."""
+    rows = model.rows if isinstance(model, PairModel) else model
+    if not isinstance(rows, SplitModel):
+        LOG.warning("%s: saved by its own name alone, in weights.safetensors", type(rows).__name__)
         return []
-    name, names = NAMES[type(model)]
-    state = {names[key]: value.detach().cpu() for key, value in model.state_dict().items()}
-    for key in state:
-        if ".att_" in key:
-            state[key] = state[key][None]
-    return [SavedModels(f"{MODULES}.{name}", _arguments(model), [NO_CLIENT], state, {})]
-
-
-def _arguments(model: nn.Module) -> dict[str, int | float]:
-    last = model.own if isinstance(model, SplitSAGE) else model.linear
-    assert isinstance(last, nn.Linear) and isinstance(model.dropout, float)
-    arguments = {"classes": last.out_features, "dropout": model.dropout}
-    if isinstance(model, SplitGAT):
-        return {"hidden": last.in_features // model.heads, "heads": model.heads, **arguments}
-    return {"hidden": last.in_features, **arguments}
+    name, arguments = type(rows).__name__, dict[str, object](rows.arguments)
+    if model is not rows:
+        name, arguments = "SplitPairs", {"rows": name} | arguments
+    state = {key: value.detach().cpu() for key, value in model.state_dict().items()}
+    return [SavedModels(f"{MODULES}.{name}", arguments, [NO_CLIENT], state, {})]

@@ -45,8 +45,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -78,10 +77,10 @@ from flower_graph.strategies.nfedgnn.common_client import (
     LEAST_FRACTION_BITS,
     detail_of,
 )
+from flower_graph.strategies.nfedgnn.config import MASKED, SUMMED
 from flower_graph.strategies.nfedgnn.messages import (
     Advance,
     CommonEnrolment,
-    CommonQuestion,
     CopyReply,
     CopyRequest,
     EnrolmentReply,
@@ -95,7 +94,6 @@ from flower_graph.strategies.nfedgnn.messages import (
 from flower_graph.strategies.nfedgnn.server_model import Losses, ServerData
 from flower_graph.strategies.nfedgnn.strategy import (
     ANSWERED,
-    DEFAULTS,
     DOWN,
     FLOAT,
     UP,
@@ -144,6 +142,7 @@ class CommonTable(UserTable):
         self.total: FloatArray | HiddenSum | None = None
         self._learning_rate = 0.0  # of it
         self.at: dict[int, int] = {}  # round of the last step of each SuperNode's layer
+        self.stopped = Counter[int]()  # steps that SuperNodes stopped, by their users
 
     # The last step
 
@@ -214,18 +213,12 @@ class CommonTable(UserTable):
 class CommonMembership(RelayMembership):
     """The users of each SuperNode, and the round of its layer."""
 
-    question_type = CommonQuestion
-    answer_type = CommonEnrolment
     state: CommonTable
-
-    def __init__(self, state: CommonTable) -> None:
-        super().__init__(state)
-        self._stopped = Counter[int]()  # steps that SuperNodes stopped, by their users
 
     def stopped(self, nodes: Collection[int], asked: Collection[int]) -> None:
         # If most of them have, it is no fault of theirs.
         for node in nodes if 2 * len(nodes) < len(asked) else ():
-            self._stopped.update(self.clients[node])
+            self.state.stopped.update(self.clients[node])
             if why := self._refused_for(self.clients[node]):
                 LOG.warning("node %d and its %d users: %s", node, len(self.clients[node]), why)
                 self.forget(node)
@@ -235,14 +228,14 @@ class CommonMembership(RelayMembership):
         return self._refused_for(answer.users.tolist()) or super().refusal(answer)
 
     def _refused_for(self, users: Iterable[int]) -> str:
-        if max((self._stopped[user] for user in users), default=0) < MOST_STOPPED:
+        if max((self.state.stopped[user] for user in users), default=0) < MOST_STOPPED:
             return ""
         return f"it stopped {MOST_STOPPED} steps of all: left out until another SuperNode joins"
 
     def enrolled(self, node: int, answer: EnrolmentReply) -> None:
         super().enrolled(node, answer)
         assert isinstance(answer, CommonEnrolment)
-        self._stopped.clear()
+        self.state.stopped.clear()
         self.state.at[node] = answer.layer_round
 
 
@@ -276,7 +269,7 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
         Where and every how many rounds to save everything; 0 for never.
     """
 
-    usual_reg_weight = 0.0
+    form: ClassVar = {"share": SUMMED}
     users: CommonTable
     members: CommonMembership
 
@@ -286,11 +279,10 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
         server_model: nn.Module,
         *,
         feature_dropout: float = 0.0,
-        limit: float = DEFAULTS.limit,
         **settings: Any,  # the other parameters
     ) -> None:
         BELOW_ONE.check("feature_dropout", feature_dropout)
-        self.feature_dropout, self.limit = feature_dropout, limit
+        self.feature_dropout = feature_dropout
         self._latents = Latents()
         super().__init__(data, server_model, **settings)
 
@@ -300,7 +292,7 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
     # What is otherwise where sums are masked
 
     def membership(self) -> CommonMembership:
-        return CommonMembership(self.users)
+        return CommonMembership(self.users, CommonEnrolment)
 
     def beside(self, server_round: int, nodes: Sequence[int]) -> dict[int, Config]:
         return {}
@@ -319,7 +311,7 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
         )
         total = np.zeros(users.weight_shape)
         for node in session.members.present(replies.values):
-            total += bounded(replies.values[node].total, self.limit)
+            total += bounded(replies.values[node].total, self.section.limit)
             users.added_up(requests[node].users, replies.values[node].total.nbytes)
         missing = [node for node in requests if node not in replies.values]
         return NoSum.unanswered(missing) if missing else total.astype(np.float32)
@@ -387,7 +379,7 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
         self._ask(asked, saves=self.session.is_due(server_round))
 
     def _drawn(self, server_round: int, hosted: Mapping[int, IntArray]) -> dict[int, IntArray]:
-        takes_part = np.zeros(self.users.roster.size, bool)
+        takes_part = np.zeros(self.users.size, bool)
         takes_part[self.drawn(server_round)] = True
         return {node: users[takes_part[users]] for node, users in hosted.items()}
 
@@ -516,53 +508,23 @@ def _tensor(latent: NDArray[np.generic]) -> Tensor:
 # Masked ------------------------------------------------------------------------------------------
 
 
-class MaskedMembership(CommonMembership):
-    """The users of each SuperNode, and which SuperNodes have the common key."""
-
-    answer_type = MaskedEnrolment
-
-    def __init__(self, state: CommonTable, check: Callable[[MaskedEnrolment], None]) -> None:
-        super().__init__(state)
-        self._check = check
-        self.keys: dict[int, MaskedEnrolment] = {}  # what each SuperNode said of its keys
-
-    def read(self, node: int, content: RecordDict) -> EnrolmentReply:
-        answer = super().read(node, content)
-        assert isinstance(answer, MaskedEnrolment)
-        self._check(answer)
-        return answer
-
-    def enrolled(self, node: int, answer: EnrolmentReply) -> None:
-        super().enrolled(node, answer)
-        assert isinstance(answer, MaskedEnrolment)
-        self.keys[node] = answer
-
-
 class MaskedGradientRelay(SummedGradientRelay):
     """Server of nFedGNN with one first layer, for clients that are ``MaskedLayerClient``.
 
     Parameters
     ----------
     *data, **more
-        As of ``SummedGradientRelay``.
-    registry : Path or str, optional
-        File of the SuperNodes' registered keys, for clients that do not trust the server.
+        As of ``SummedGradientRelay``. ``registry`` is the file of the SuperNodes' registered keys,
+        for clients that do not trust the server (``trust="malicious-server"``).
     """
 
-    def __init__(
-        self,
-        *data: Any,  # Any: arguments are those of its parent
-        registry: Path | str | None = None,
-        **more: Any,
-    ) -> None:
+    form: ClassVar = {"share": SUMMED, "aggregation": MASKED}
+
+    def membership(self) -> CommonMembership:
+        registry = self.section.registry
         # Under pads two sums tell the server nothing, however few SuperNodes they differ by.
         self._parties = None if registry is None else PartySums(registry, differ_by=1)
-        super().__init__(*data, **more)
-
-    members: MaskedMembership
-
-    def membership(self) -> MaskedMembership:
-        return MaskedMembership(self.users, self._check)
+        return CommonMembership(self.users, MaskedEnrolment, self._check)
 
     def _check(self, answer: MaskedEnrolment) -> None:
         """Refuse a SuperNode whose public key no other SuperNode would take."""
@@ -577,7 +539,7 @@ class MaskedGradientRelay(SummedGradientRelay):
     def sums(self) -> SecureSum:
         return SecureSum(
             self.session.exchange,
-            limit=self.limit,
+            limit=self.section.limit,
             resolution=2.0**-LEAST_FRACTION_BITS,
             server=self._parties or SumServer(dropout=0.0),
             timeout=self.session.timeout,
@@ -592,7 +554,7 @@ class MaskedGradientRelay(SummedGradientRelay):
 
     def beside(self, server_round: int, nodes: Sequence[int]) -> dict[int, Config]:
         """Have the common key sealed for SuperNodes that do not have it."""
-        keys, hosted = self.members.keys, list(self.session.hosted())
+        keys, hosted = self.members.answers, list(self.session.hosted())
         holders = [node for node in hosted if keys[node].key_check.any()]
         checks = {node: keys[node].key_check.tobytes() for node in holders}
         having = [node for node in holders if checks[node] == checks[holders[0]]]

@@ -13,7 +13,7 @@ from flwr.app import Context
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.client.state import CohortState, Makers, Tensors
+from flower_graph.client.state import CohortState, Makers, Tensors, forms_of
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Embeddings, Predictions, SavedModels, Snapshot
@@ -34,7 +34,6 @@ from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, ROLES, RUN_TOKEN, SERV
 
 # Evaluates the embeddings of all of a client's nodes, given the round and whether it is the last
 Judge = Callable[[FloatArray, int, bool], Mapping[str, float]]
-MODELS = "model."  # prefix of the models' tensors in a checkpoint
 
 
 class EmbeddingModel(Protocol):
@@ -153,10 +152,7 @@ class ModelState(CohortState[Models]):
 
     def _collect(self, live: Models, tensors: Tensors) -> None:
         result = _tensors(live)
-        was, now = (
-            {name: (tuple(value.shape), value.dtype) for name, value in kept.items()}
-            for kept in (tensors, result)
-        )
+        was, now = forms_of(tensors), forms_of(result)
         if was != now:
             raise ValueError(
                 f"state_dict: was {was!s:.200}, is {now!s:.200}; names, shapes and types must stay"
@@ -209,7 +205,7 @@ class PublicNodeClient(NumPyClient):
         self._save_to = save_to
         self.outputs = ClientOutputs(context, output_dir)
         name, numbers = "public-node-client", list(self.members)
-        self._state = ModelState(context, name, numbers, checkpoint_dir, prefix=MODELS)
+        self._state = ModelState(context, name, numbers, checkpoint_dir)
         self._makers = Makers(self._first, self._build)
 
     def get_properties(self, config: Config) -> Config:

@@ -439,7 +439,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
     def _layout(self, request: PublicRequest, order: SumOrder, config: Config) -> bytes:
         """Return the order of nodes and the points of rotation, once all agree on them."""
         assert self.trust is not None
-        claims, epoch = Claims.from_config(config), self._party(self.trust).epoch
+        claims, epoch = Claims.from_config(config), self.keys().epoch
         if epoch is None:
             raise StateLostError("no epoch has begun under this version of the registry")
         run, parties = self.context.run_id, epoch.parties.tolist()

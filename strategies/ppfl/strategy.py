@@ -51,7 +51,7 @@ from flower_graph.records.participation import NOT_DRAWN, Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.server.membership import Membership
-from flower_graph.server.round_strategy import RoundStrategy
+from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.ppfl.claims import SignedClaims

@@ -41,8 +41,8 @@ def small_yaml(folder: Path, app: str) -> str:
 def audited(folder: Path, app: str, *overrides: str) -> dict[str, Finding]:
     """Audit one setting of a small run; findings by attack."""
     name = small_yaml(folder, app)
-    (one,) = settings_of(name, overrides, rounds=None, epsilons=[], alone=True)
-    return {finding.attack: finding for finding in audit_run(one.config)[0]}
+    ((_, config),) = settings_of(name, overrides, rounds=None, epsilons=[], alone=True)
+    return {finding.attack: finding for finding in audit_run(config)[0]}
 
 
 def message(

@@ -67,7 +67,7 @@ def test_bad_input_is_named(words: str, key: str, capsys: pytest.CaptureFixture[
 
 def labels(name: str, *overrides: str, alone: bool = False) -> list[str]:
     found = audit.settings_of(name, overrides, rounds=None, epsilons=[10.0], alone=alone)
-    return [one.name for one in found]
+    return [label for label, _ in found]
 
 
 def test_every_method_has_its_counterparts() -> None:
@@ -92,7 +92,7 @@ def test_every_method_has_its_counterparts() -> None:
 )
 def test_rounds_are_few_unless_told(count: int | None, overrides: list[str], wanted: int) -> None:
     how = {"rounds": count, "epsilons": [], "alone": True}
-    assert audit.settings_of("nfedgnn/cora-linqs", overrides, **how)[0].config.rounds == wanted
+    assert audit.settings_of("nfedgnn/cora-linqs", overrides, **how)[0][1].rounds == wanted
 
 
 def test_the_recording_grid_changes_nothing_and_keeps_all_messages(tmp_path: Path) -> None:

@@ -45,18 +45,18 @@ def write(folder: Path, name: str, text: str) -> str:
     return str(folder / name)
 
 
-def test_the_papers_form_is_beside_quickstart_and_hints_are_of_the_same_method() -> None:
+def test_the_papers_form_is_beside_quickstart_and_hints_are_of_the_same_method():
     quick, paper = load_config("quickstart"), load_config("nfedgnn/cora-linqs")
     assert quick.data == paper.data == load_config("nfedgnn/cora", ["data.name=cora-linqs"]).data
-    assert (quick.strategy.share, paper.strategy.share) == ("summed", "own")  # type: ignore[attr-defined]
+    assert (quick.strategy.share, paper.strategy.share) == ("summed", "own")
     for name in ("nfedgnn/lastfm-asia", "fedgta/cora-linqs-gat", "fedpub/flickr"):
         with pytest.raises(ConfigError, match=f"mean {name.partition('/')[0]}"):
             load_config(name)
 
 
-def test_settings_come_with_a_task_unless_the_user_says_otherwise(tmp_path: Path) -> None:
-    def found(config: str, *overrides: str) -> tuple[object, object]:
-        read: Any = load_config(config, overrides)
+def test_settings_come_with_a_task_unless_the_user_says_otherwise(tmp_path):
+    def found(config, *overrides):
+        read = load_config(config, overrides)
         return read.model.hidden, read.strategy.learning_rate
 
     shipped = "nfedgnn/cora-summed"
@@ -71,7 +71,7 @@ def test_settings_come_with_a_task_unless_the_user_says_otherwise(tmp_path: Path
     assert found(again) == (8, 0.2)
 
 
-def test_shipped_configs_load_and_say_what_they_are_for() -> None:
+def test_shipped_configs_load_and_say_what_they_are_for():
     names = list_configs()
     assert {"quickstart"} | {f"nfedgnn/{name}" for name in PAPER_SETS} <= set(names)
     for name in names:
@@ -80,7 +80,7 @@ def test_shipped_configs_load_and_say_what_they_are_for() -> None:
         assert describe_config(name).endswith("."), "a whole sentence"
 
 
-def test_a_child_config_differs_only_where_it_says_so(tmp_path: Path) -> None:
+def test_a_child_config_differs_only_where_it_says_so(tmp_path):
     text = "defaults: nfedgnn/cora\nmodel: {name: gat, dropout: 0.6}\n"
     child = to_dict(load_config(write(tmp_path, "child.yaml", text)))
     parent = to_dict(load_config("nfedgnn/cora"))
@@ -89,7 +89,7 @@ def test_a_child_config_differs_only_where_it_says_so(tmp_path: Path) -> None:
     assert child == parent
 
 
-def test_layers_override_each_other_in_order(tmp_path: Path) -> None:
+def test_layers_override_each_other_in_order(tmp_path):
     write(tmp_path, "base.yaml", "defaults: nfedgnn/cora-averaged\nrounds: 7\nseed: 3\n")
     path = write(tmp_path, "mine.yaml", "defaults: base.yaml\nseed: 4\n")
     config = load_config(path, ["model.hidden=8", "model.hidden=9"])
@@ -97,9 +97,7 @@ def test_layers_override_each_other_in_order(tmp_path: Path) -> None:
     assert config.model.hidden == 9
 
 
-def test_values_are_yaml_and_may_name_environment_variables(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_values_are_yaml_and_may_name_environment_variables(monkeypatch):
     assert load_config("quickstart", ["data.name=a=b"]).data.name == "a=b"
     assert load_config("quickstart", ["data={name: Cora, split_seed: 3}"]).data.split_seed == 3
     monkeypatch.setenv("MY_GRAPHS", "/graphs")
@@ -123,7 +121,7 @@ def test_values_are_yaml_and_may_name_environment_variables(
         ("device=cuda:x", "cuda"),
     ],
 )
-def test_unknown_keys_and_words_name_the_nearest(override: str, hint: str) -> None:
+def test_unknown_keys_and_words_name_the_nearest(override, hint):
     assert refusal(override).startswith(override.partition("=")[0])
     assert refusal(override).endswith(f"did you mean {hint}?")
 
@@ -137,9 +135,7 @@ def test_unknown_keys_and_words_name_the_nearest(override: str, hint: str) -> No
         ("pages.size=3", "pages"),
     ],
 )
-def test_a_key_that_is_gone_is_refused_with_what_to_do(
-    given: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_that_is_gone_is_refused_with_what_to_do(given, name, tmp_path, monkeypatch):
     advice = {"layers": "two", "name=gin": "take gcn", "user_bias=false": "leave it out"}
     section = type(NFedGNNConfig().model)
     monkeypatch.setattr(section, "GONE", advice, raising=False)
@@ -167,12 +163,12 @@ def test_a_key_that_is_gone_is_refused_with_what_to_do(
         ("data.ratios=[a,b,c]", "a list of numbers or null"),
     ],
 )
-def test_wrong_types_name_key_and_type(override: str, type_: str) -> None:
+def test_wrong_types_name_key_and_type(override, type_):
     key = override.partition("=")[0]
     assert refusal(override).startswith(f"{key}: ") and refusal(override).endswith(type_)
 
 
-def test_malformed_overrides_and_unknown_configs() -> None:
+def test_malformed_overrides_and_unknown_configs():
     for override in ("rounds", "rounds=", "=3", "", "rounds=[1", "data.name=${x"):
         assert refusal(override).startswith(f"override {override!r}: ")
     for override in ("data=3", "data=null", "model={}"):
@@ -206,9 +202,7 @@ def test_malformed_overrides_and_unknown_configs() -> None:
         (None, "No such file"),
     ],
 )
-def test_bad_files_name_the_fault_and_the_file(
-    tmp_path: Path, text: str | bytes | None, words: str
-) -> None:
+def test_bad_files_name_the_fault_and_the_file(tmp_path, text, words):
     file = tmp_path / "mine.yaml"
     if text is not None:
         file.write_bytes(text.encode() if isinstance(text, str) else text)
@@ -217,11 +211,11 @@ def test_bad_files_name_the_fault_and_the_file(
     assert "mine.yaml" in said or "nowhere.yaml" in said or "nfedgnn/coar" in said
 
 
-def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
+def test_an_empty_file_is_all_defaults(tmp_path):
     assert load_config(write(tmp_path, "mine.yaml", "# nothing\n")) == NFedGNNConfig()
 
 
-def test_resolved_yaml_loads_to_the_same_settings(tmp_path: Path) -> None:
+def test_resolved_yaml_loads_to_the_same_settings(tmp_path):
     of_each_app = {name.partition("/")[0]: name for name in list_configs()}
     for name in of_each_app.values():
         section = "gat" if name.startswith("ppfl/") else "strategy"
@@ -230,7 +224,7 @@ def test_resolved_yaml_loads_to_the_same_settings(tmp_path: Path) -> None:
         assert load_config(write(tmp_path, "resolved.yaml", to_yaml(config))) == config
 
 
-def test_overrides_are_split_as_a_shell_does() -> None:
+def test_overrides_are_split_as_a_shell_does():
     assert parse_overrides("model.name=gat data.name='my graph.pt'") == [
         "model.name=gat",
         "data.name=my graph.pt",
@@ -264,7 +258,7 @@ WITHOUT_RULES = {"data.nodes", "data.num_features", "strategy.resolution"}
 
 
 @pytest.mark.parametrize("app", known_apps())
-def test_every_rule_names_key_value_and_what_is_allowed(app: str) -> None:
+def test_every_rule_names_key_value_and_what_is_allowed(app):
     for one in settings_of(schema_of(app)):
         kind = one.wanted.removesuffix(" or null")
         if kind.endswith("number") and one.key not in WITHOUT_RULES:
@@ -287,7 +281,7 @@ def test_every_rule_names_key_value_and_what_is_allowed(app: str) -> None:
 
 
 @pytest.mark.parametrize("app", known_apps())
-def test_every_schema_starts_with_the_same_keys(app: str) -> None:
+def test_every_schema_starts_with_the_same_keys(app):
     common = ["app", "seed", "rounds", "device", "checkpoint_every", "patience"]
     common += ["metrics", "save", "keep", "every", "track", "data"]
     assert list(to_dict(schema_of(app)()))[: len(common)] == common
@@ -295,7 +289,7 @@ def test_every_schema_starts_with_the_same_keys(app: str) -> None:
     assert {"strategy.timeout", "strategy.name", "data.root"} <= known_keys(schema_of(app)).keys()
 
 
-def test_the_app_decides_which_schema_holds(tmp_path: Path) -> None:
+def test_the_app_decides_which_schema_holds(tmp_path):
     own = tmp_path / "own.yaml"
     own.write_text("seed: 4\n")
     for words, app, rounds in (
@@ -311,7 +305,7 @@ def test_the_app_decides_which_schema_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("app", ["fedsgd", "3", "[nfedgnn]", "null"])
-def test_apps_that_are_none(app: str) -> None:
+def test_apps_that_are_none(app):
     assert refusal(f"app={app}").startswith("app: ")
 
 
@@ -347,7 +341,7 @@ def test_apps_that_are_none(app: str) -> None:
         ("nfedgnn/cora-averaged", f"strategy.participation=0.5 {OVER_ALL}", "participation: 0.5"),
     ],
 )
-def test_settings_that_do_not_go_together(config: str, overrides: str, said: str) -> None:
+def test_settings_that_do_not_go_together(config, overrides, said):
     assert said in refusal(*overrides.split(), config=config)
 
 
@@ -372,7 +366,7 @@ def test_settings_that_do_not_go_together(config: str, overrides: str, said: str
         *(("fedgls/cora", f"strategy.name={name} checkpoint_every=5") for name in METHODS),
     ],
 )
-def test_edges_of_what_is_allowed_are_allowed(config: str, overrides: str) -> None:
+def test_edges_of_what_is_allowed_are_allowed(config, overrides):
     load_config(config, overrides.split())
 
 
@@ -397,7 +391,7 @@ class Mine(RunConfig):
     strategy: StrategySection = section(StrategySection, name="mine")
 
 
-def test_defaults_hold_and_are_nobody_elses() -> None:
+def test_defaults_hold_and_are_nobody_elses():
     first, second = Mine(), Mine()
     first.validate()
     first.model.steps.append(3)
@@ -407,9 +401,7 @@ def test_defaults_hold_and_are_nobody_elses() -> None:
     assert OmegaConf.to_object(OmegaConf.structured(Mine)) == second
 
 
-def test_paths_of_data_in_a_file_start_from_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_of_data_in_a_file_start_from_its_folder(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "graph").touch()
     (tmp_path / "mine" / "Cora").touch()
@@ -439,7 +431,7 @@ def test_paths_of_data_in_a_file_start_from_its_folder(
     assert load_config("run.yaml").data.root == str(tmp_path / "mine" / "raw")
 
 
-def test_a_titles_control_characters_reach_no_terminal(tmp_path: Path) -> None:
+def test_a_titles_control_characters_reach_no_terminal(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text("# run of cora\x1b[2J\x07\nseed: 1\n", encoding="utf-8")
     title = title_of(str(file))

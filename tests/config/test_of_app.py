@@ -46,12 +46,12 @@ def value_of(config: Any, key: str) -> Any:
     return config
 
 
-def test_the_root_app_declares_what_is_read() -> None:
+def test_the_root_app_declares_what_is_read():
     assert declared() == dict(RUN_CONFIG)
 
 
 @pytest.mark.parametrize("app", known_apps())
-def test_every_method_has_what_the_keys_stand_for(app: str) -> None:
+def test_every_method_has_what_the_keys_stand_for(app):
     """But the last two: not every method trains in epochs, or with one step size."""
     missing = {
         key for key, setting in SETTINGS.items() if setting not in known_keys(schema_of(app))
@@ -78,7 +78,7 @@ def test_every_method_has_what_the_keys_stand_for(app: str) -> None:
         ("learning-rate=''", "strategy.learning_rate", None),
     ],
 )
-def test_a_key_is_a_setting(words: str, key: str, value: Any, tmp_path: Path) -> None:
+def test_a_key_is_a_setting(words, key, value, tmp_path):
     expected = value_of(load_config("fedgls/cora-linqs"), key) if value is None else value
     config, _ = configured(context_of("config='fedgls/cora-linqs'", words))
     assert value_of(config, key) == expected
@@ -90,7 +90,7 @@ def test_a_key_is_a_setting(words: str, key: str, value: Any, tmp_path: Path) ->
     assert value_of(config, key) == expected
 
 
-def test_without_keys_everything_is_as_in_the_config() -> None:
+def test_without_keys_everything_is_as_in_the_config():
     for name in ("quickstart", "ppfl/cora-linqs-gat"):
         assert configured(context_of(f"config='{name}'"))[0] == load_config(name)
 
@@ -118,14 +118,14 @@ def test_without_keys_everything_is_as_in_the_config() -> None:
         ("local-epochs=2 overrides='sede=1'", "sede: "),
     ],
 )
-def test_a_bad_key_is_named_with_what_there_is(words: str, complaint: str) -> None:
+def test_a_bad_key_is_named_with_what_there_is(words, complaint):
     with pytest.raises(ConfigError) as error:
         configured(context_of(words))
     assert complaint in str(error.value)
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_the_root_app_runs_by_its_keys(tmp_path: Path) -> None:
+def test_the_root_app_runs_by_its_keys(tmp_path):
     words = f"num-server-rounds=2 seed=7 learning-rate=0.05 output-dir='{tmp_path / 'out'}'"
     given = context_of(words, f"overrides='{TINY}'").run_config
     grid = InProcessGrid(client_app, num_supernodes=2, run_config=given)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,7 +64,7 @@ graph: {{neighbours: 3}}
 
 
 @pytest.fixture(autouse=True)
-def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def strangers(tmp_path, monkeypatch):
     """Put a folder for others' packages on the path, and forget what was read of it."""
     place = tmp_path / "site"
     (place / "strangers").mkdir(parents=True)
@@ -94,7 +93,7 @@ def small_yaml(folder: Path, app: str = "strangers.mine") -> str:
     return str(file)
 
 
-def test_a_module_is_a_method_for_every_command(tmp_path: Path, capsys: Captured) -> None:
+def test_a_module_is_a_method_for_every_command(tmp_path, capsys):
     yaml = small_yaml(tmp_path)
     assert cli.main(["show", yaml, "--plain"]) == 0
     assert capsys.readouterr().out.startswith("app: strangers.mine\n")
@@ -113,9 +112,7 @@ def test_a_module_is_a_method_for_every_command(tmp_path: Path, capsys: Captured
     assert "app: strangers.mine" in capsys.readouterr().err
 
 
-def test_an_announced_method_is_known_by_its_name(
-    tmp_path: Path, strangers: Path, capsys: Captured
-) -> None:
+def test_an_announced_method_is_known_by_its_name(tmp_path, strangers, capsys):
     announce(strangers, "hamlets", "strangers.mine")
     assert cli.main(["list"]) == 0
     assert "\n  hamlets " in capsys.readouterr().out
@@ -124,9 +121,7 @@ def test_an_announced_method_is_known_by_its_name(
     assert [report.answered for report in simulate(config)] == [4]
 
 
-def test_a_shipped_name_is_never_looked_for_elsewhere(
-    strangers: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shipped_name_is_never_looked_for_elsewhere(strangers, monkeypatch):
     announce(strangers, "fedgls", "strangers.mine")
     assert registry.method_named("fedgls").clients == "communities"
     with monkeypatch.context() as patched:
@@ -137,7 +132,7 @@ def test_a_shipped_name_is_never_looked_for_elsewhere(
 
 
 @pytest.mark.parametrize("app", ["strangers.nobody", "no module"])
-def test_an_app_that_is_no_module_is_refused(app: str, tmp_path: Path) -> None:
+def test_an_app_that_is_no_module_is_refused(app, tmp_path):
     with pytest.raises(ConfigError, match=f"^app: {app!r}"):
         load_config(small_yaml(tmp_path, app))
 
@@ -151,9 +146,7 @@ def test_an_app_that_is_no_module_is_refused(app: str, tmp_path: Path) -> None:
         ("METHOD = 3", "has METHOD = 3"),
     ],
 )
-def test_an_unfit_module_is_told(
-    text: str, complaint: str, tmp_path: Path, strangers: Path
-) -> None:
+def test_an_unfit_module_is_told(text, complaint, tmp_path, strangers):
     (strangers / "strangers" / "mine.py").write_text(text)
     with pytest.raises(ConfigError) as error:
         load_config(small_yaml(tmp_path))
@@ -164,7 +157,7 @@ def context_of(run_config: dict[str, Any], **node_config: Any) -> Context:
     return Context(1, 2, node_config, RecordDict(), run_config)
 
 
-def test_a_run_does_not_choose_what_a_supernode_imports(tmp_path: Path, strangers: Path) -> None:
+def test_a_run_does_not_choose_what_a_supernode_imports(tmp_path, strangers):
     given = {"config": small_yaml(tmp_path)}
     context = context_of(given)
     with pytest.raises(ConfigError, match="methods"):
@@ -185,24 +178,24 @@ def test_a_run_does_not_choose_what_a_supernode_imports(tmp_path: Path, stranger
     assert configured(context, allowed_methods(context))[0].app == "hamlets"
 
 
-def test_node_config_that_is_no_text_is_refused() -> None:
+def test_node_config_that_is_no_text_is_refused():
     with pytest.raises(ConfigError, match="node-config methods"):
         allowed_methods(context_of({}, methods=3))
 
 
-def test_actors_of_ray_may_import_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actors_of_ray_may_import_any(monkeypatch):
     assert allowed_methods(context_of({})) == frozenset()
     for is_connected, allowed in ((True, None), (False, frozenset())):
         ray = SimpleNamespace(is_initialized=lambda answer=is_connected: answer)
-        monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, "ray", ray)
         assert allowed_methods(context_of({})) == allowed
 
 
-def test_the_client_app_refuses_and_answers(tmp_path: Path) -> None:
+def test_the_client_app_refuses_and_answers(tmp_path):
     config = load_config(small_yaml(tmp_path))
     method = registry.method_of(config)
     given = {"config": small_yaml(tmp_path)}
-    reports: list[Any] = []
+    reports = []
     grid = InProcessGrid(client_app, num_supernodes=4, run_config=given)
     with pytest.raises(NoClientsError, match=r"ConfigError: app: 'strangers.mine'"):
         method.build_strategy(config, None).start(grid, num_rounds=1, timeout=1)
@@ -213,9 +206,7 @@ def test_the_client_app_refuses_and_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.flwr
-def test_a_module_is_a_method_on_ray(
-    tmp_path: Path, strangers: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_is_a_method_on_ray(tmp_path, strangers, monkeypatch):
     paths = [str(strangers), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     yaml, out = small_yaml(tmp_path), tmp_path / "ray"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federation import ALL, COMPARED, EACH, METHODS, PERSONAL, Done, Outcome, Setup, tried
+from federation import ALL, COMPARED, EACH, METHODS, PERSONAL, Done, Setup, tried
 
 from flower_graph.client import state
 
@@ -39,9 +39,7 @@ def assert_same(setup: Setup, left: Done, right: Done) -> None:
     [pytest.param(*p.values, new, marks=p.marks) for new in (True, False)
      for p in (tried(ALL) if new else EACH)],
 )  # fmt: skip
-def test_they_go_on_where_they_were(
-    name: str, new_id: bool, tmp_path: Path, outcome: Outcome
-) -> None:
+def test_they_go_on_where_they_were(name: str, new_id: bool, tmp_path: Path) -> None:
     setup, where = ALL[name], tmp_path / "state"
     whole = play(setup, tmp_path / "whole")
     restarts = {1: [0], 2: [1, 2], 3: [0, 2]}
@@ -51,13 +49,6 @@ def test_they_go_on_where_they_were(
     assert_same(setup, ended, whole)
     for file in where.rglob("*.*"):
         assert file.is_dir() or file.stat().st_mode & 0o777 == 0o600
-    if name in METHODS:
-        outcome(
-            "a SuperNode is restarted in mid-run",
-            setup.name,
-            "five restarts in four rounds, with the same node id and with another: the figures are "
-            "those of the run without them",
-        )
 
 
 @pytest.mark.parametrize("name", tried([*METHODS, "deepwalk, secure"]))

@@ -32,7 +32,7 @@ from flower_graph.errors import (
 from flower_graph.method import load_config, method_of
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import sum_bytes
-from flower_graph.server.averaging_replies import Wanted, check_replies
+from flower_graph.server.averaging import Wanted, check_replies
 from flower_graph.server.membership import Membership
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.networks import StructureSettings, initial_models
@@ -76,7 +76,7 @@ def refused(answer: Any, most: int = ROOM) -> str:
     message, reply = exchange(answer)
     gathering = Gathering[Any](1, lambda node, content: pytest.fail("it was read"), most)
     gathering.open[message.metadata.message_id] = message.metadata.dst_node_id
-    cheap(lambda: gathering.take(reply, size_of(reply), {}))
+    cheap(lambda: gathering.take(reply, size_of(reply)))
     (entry,) = gathering.replies.rejected
     return entry.reason
 

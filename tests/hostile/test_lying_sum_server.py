@@ -32,16 +32,15 @@ from flower_graph.secure.parties.differences import (
     members_of,
     set_of,
 )
-from flower_graph.secure.parties.epoch import MOST_LISTS
+from flower_graph.secure.parties.epoch import LIST, MOST_LISTS
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.messages import (
     ListRequest,
     RevealRequest,
-    Signatures,
 )
-from flower_graph.secure.parties.party import LIST, PartyClient
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.shamir import SHARE_BYTES, combine_shares
+from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
     NOTHING,
@@ -188,7 +187,7 @@ def test_a_second_list_is_refused(world, put_back, why):
     party.sign_list(request)
     for again in (request, struck(5)(request)):
         if put_back:
-            party = PartyClient.from_bytes(before, party.trust)
+            party = SumClient.from_bytes(before, party.trust)
         with pytest.raises(RefusedError, match=why):
             party.sign_list(again)
 
@@ -206,9 +205,10 @@ def test_two_lists_to_two_halves_open_nothing(world):
             columns = np.flatnonzero(np.isin(row, half))
             signatures = np.stack([signed[int(row[column])] for column in columns])
             kinds = np.where(listed[row], SEED, MASK_KEY).astype(np.uint8)[None]
-            asked = UnmaskRequest(epoch.id, 0, int(listed.sum()), epoch.parties[[place]], kinds)
+            own, count = epoch.parties[[place]], int(listed.sum())
+            asked = UnmaskRequest(epoch.id, 0, count, own, kinds, columns, signatures)
             with pytest.raises(RefusedError, match="something else"):
-                world.parties[1000 + place].unmask(asked, Signatures(columns, signatures))
+                world.parties[1000 + place].unmask(asked)
 
 
 def test_signatures_of_others_or_other_rounds_do_not_count(world):
@@ -220,15 +220,16 @@ def test_signatures_of_others_or_other_rounds_do_not_count(world):
     world.sign(1)
     assert (world.server.epoch.partners == old[0]).all()
     one = world.server._round(1)
-    request, signed = world.server.unmask_requests(1)[VICTIM]
+    request = world.server.unmask_requests(1)[VICTIM]
     for why, change in (
-        ("twice", {"columns": np.repeat(signed.columns[:1], signed.columns.size)}),
-        ("0 partners", {"signatures": np.roll(signed.signatures, 1, 0)}),
+        ("twice", {"columns": np.repeat(request.columns[:1], request.columns.size)}),
+        ("0 partners", {"signatures": np.roll(request.signatures, 1, 0)}),
         # Signed, but for another purpose
-        ("0 partners", {"signatures": one.keys[world.server.epoch.partners[3][signed.columns]]}),
+        ("0 partners", {"signatures": one.keys[world.server.epoch.partners[3][request.columns]]}),
+        ("missing", {"signatures": None}),
     ):
         with pytest.raises(RefusedError, match=why):
-            world.parties[VICTIM].unmask(request, replace(signed, **change))
+            world.parties[VICTIM].unmask(replace(request, **change))
 
 
 @pytest.fixture(scope="module")
@@ -276,13 +277,13 @@ def test_nothing_goes_to_a_round_a_second_time_after_a_restored_state(world):
     world.prepare(0)
     before = world.parties[VICTIM].to_bytes()
     requests = world.server.mask_requests(0, LENGTH, 64, TERMS)
-    party, (request, ready) = world.parties[VICTIM], requests[VICTIM]
-    party.receive(request, ready, TERMS.ring)
-    party.mask(world.words[3], TERMS, STATE)
+    party, request = world.parties[VICTIM], requests[VICTIM]
+    given = party.clients, world.words[3], TERMS, [STATE]
+    party.mask(party.receive(request, TERMS.ring), *given)
     again = type(party).from_bytes(before, party.trust)
-    again.receive(request, ready, TERMS.ring)
+    came = again.receive(request, TERMS.ring)
     with pytest.raises(RefusedError, match="after 0"):
-        again.mask(world.words[3], TERMS, STATE)
+        again.mask(came, *given)
 
 
 # Rounds that come again ---------------------------------------------------------------------------
@@ -306,7 +307,7 @@ def test_another_epoch_does_not_repeat_a_round_with_one_fewer(world, kept):
         world.put_back(before)
     elif kept == "nothing":
         world.parties = {
-            node: PartyClient(world.server.run_id, party.clients, party.trust)
+            node: SumClient(world.server.run_id, party.clients, party.trust)
             for node, party in world.parties.items()
         }
         world.server.lists = 0
@@ -434,18 +435,18 @@ def test_who_was_ready_is_signed_too(tmp_path):
     world.prepare(0)
     epoch, replies = world.server.epoch, {}
     missing = {place: 11 if place < 6 else 0 for place in range(12)}
-    for node, (request, ready) in world.server.mask_requests(0, LENGTH, 64, TERMS).items():
+    for node, request in world.server.mask_requests(0, LENGTH, 64, TERMS).items():
         place = node - 1000
-        seen, row = ready.ready.copy(), epoch.partners[place]
+        seen, row = request.ready.copy(), epoch.partners[place]
         seen[missing[place]] = False
         kept = seen[row]
-        names = ("round_keys", "packets", "share_commitments")
+        names = ("round_keys", "packets", "share_commitments", "signatures")
         fewer = {name: getattr(request, name)[kept] for name in names}
         if seen[place]:
-            lie = replace(request, live=kept, **fewer)
-            told = replace(ready, ready=seen, signatures=ready.signatures[kept])
-            world.parties[node].receive(lie, told, TERMS.ring)
-            replies[node] = world.parties[node].mask(world.words[place], TERMS, STATE)
+            party = world.parties[node]
+            came = party.receive(replace(request, live=kept, ready=seen, **fewer), TERMS.ring)
+            words = world.words[place]
+            replies[node] = party.mask(came, party.clients, words, TERMS, [STATE])
     assert len(replies) == 12
     both = np.ones(12, bool)
     both[[0, 11]] = False
@@ -464,9 +465,10 @@ def test_who_was_ready_is_signed_too(tmp_path):
         columns = np.flatnonzero(server.signed[row])
         kinds = np.where(both[row], SEED, np.where(ready[row], MASK_KEY, NOTHING)).astype(np.uint8)
         parties = epoch.parties[[place]]
-        told = UnmaskRequest(epoch.id, 0, int(both.sum()), parties, kinds[None])
+        signed_by = columns, server.lists[row[columns]]
+        told = UnmaskRequest(epoch.id, 0, int(both.sum()), parties, kinds[None], *signed_by)
         with pytest.raises(RefusedError, match="something else"):
-            world.parties[node].unmask(told, Signatures(columns, server.lists[row[columns]]))
+            world.parties[node].unmask(told)
 
 
 def test_packets_of_another_epoch_do_not_open(tmp_path):
@@ -490,12 +492,12 @@ def test_packets_of_another_epoch_do_not_open(tmp_path):
     asked = {one: one.open_round(0, one.clients) for one in (server, other)}
     one = server._round(0)
     for node, party in world.parties.items():
-        reply, signed = party.prepare(asked[of[node]][node])
+        reply = party.prepare(asked[of[node]][node])
+        one._verified = lambda row, signature, *_: signature
         one.take(node, replace(reply, run_id=server.epoch.id))
-        one.keys[node - 1000] = signed.signature
-    request, ready = server.mask_requests(0, LENGTH, 64, TERMS)[1000]
+    request = server.mask_requests(0, LENGTH, 64, TERMS)[1000]
     with pytest.raises(RefusedError, match=r"8.*partners"):
-        world.parties[1000].receive(request, ready, TERMS.ring)
+        world.parties[1000].receive(request, TERMS.ring)
 
 
 COUNT = 12

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sum_helpers import LENGTH, TERMS, Lost, World, wire
+from sum_helpers import LENGTH, TERMS, Lost, World, mask, wire
 from test_sum_refusals import masked_world, refused, tampering, zeros
 
 from flower_graph.errors import RefusedError
@@ -259,9 +259,9 @@ def test_a_supernode_that_is_told_to_be_alone_sends_no_sum_of_fewer_than_the_min
     there = np.arange(hosted)
     request = MaskRequest(bytes(16), 0, 6, 64, there, none[0] > 0, keys, commitments, packets)
     total = np.arange(6, dtype="<u8")
-    refused("nothing is sent", host.mask, request, [0], total, TERMS, error=RefusedError)
+    refused("nothing is sent", mask, host, request, [0], total, TERMS, error=RefusedError)
     if hosted > 1:
-        assert (host.mask(request, [0, 2], total, TERMS).total == total).all()
-        refused("masked already", host.mask, request, [0, 2], total, TERMS, error=RefusedError)
+        assert (mask(host, request, [0, 2], total, TERMS).total == total).all()
+        refused("masked already", mask, host, request, [0, 2], total, TERMS, error=RefusedError)
         shares = UnmaskRequest(bytes(16), 0, 2, np.array([0]), np.zeros((1, 0), np.uint8))
         assert not host.unmask(shares).shares.size  # there is nothing to reveal

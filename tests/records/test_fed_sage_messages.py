@@ -10,13 +10,10 @@ from flwr.app import MetricRecord
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.strategies.fed_sage.messages import Generators
-from flower_graph.strategies.fed_sage.networks import FEATURES, LATENT, TrainedModel
+from flower_graph.strategies.fed_sage.modules import LATENT
 from flower_graph.wire.keys import EPOCH
 
 CLIENTS = np.array([3, 5], dtype=np.int64)
-GENERATOR = TrainedModel(6, 4, 3, 0).generator
-START = {name: GENERATOR.get_parameter(name).detach().numpy() for name in FEATURES}
-SHAPES = {name: weight.shape for name, weight in START.items()}
 
 
 @pytest.mark.parametrize(
@@ -33,9 +30,9 @@ SHAPES = {name: weight.shape for name, weight in START.items()}
 def test_bad_generators_are_refused(changes: dict[str, Any], key: str) -> None:
     entries: dict[str, Any] = {"clients": CLIENTS, "rows": np.array([0, 2])}
     entries |= {"missing": np.array([1, 5]), "encoded": np.ones((2, LATENT), dtype=np.float32)}
-    entries |= {"weights": {name: np.stack([START[name]] * 2) for name in FEATURES}}
+    entries["weights"] = np.ones((2, 9), dtype=np.float32)
     message = Generators(**({"epoch": 1} | entries | changes))
     content = message.to_record()
     content["metrics"] = MetricRecord({EPOCH: message.epoch})
     with pytest.raises(MalformedReplyError, match=key):
-        Generators.read(content, epoch=1, clients=CLIENTS, shapes=SHAPES)
+        Generators.read(content, epoch=1, clients=CLIENTS, w=9)

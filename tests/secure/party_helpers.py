@@ -14,9 +14,9 @@ from sum_helpers import LENGTH, RING, TERMS, wire
 
 from flower_graph.secure.parties.differences import STATE_BYTES
 from flower_graph.secure.parties.identity import Identity, TrustSettings, new_identity
-from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.parties.registry import RegisteredParty, Registry
 from flower_graph.secure.parties.server import PartySums
+from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.round import Skipped
 
 RUN = bytes(16)
@@ -53,7 +53,7 @@ class PartyWorld:
     """A server and its parties; SuperNode 1000 + i is party i."""
 
     server: PartySums
-    parties: dict[int, PartyClient]
+    parties: dict[int, SumClient]
     words: np.ndarray
     tamper: Callable[[int, Any], Any] = field(default=lambda node, message: message)
     refused: list[str] = field(default_factory=list)
@@ -67,7 +67,7 @@ class PartyWorld:
         trusts[0].registry.write(folder / "registry.json")
         server = PartySums(folder / "registry.json", corrupt=corrupt)
         parties = {
-            1000 + i: PartyClient(
+            1000 + i: SumClient(
                 server.run_id, own, trust, dict.fromkeys(own, points) if points else {}
             )
             for i, trust in enumerate(trusts)
@@ -79,21 +79,21 @@ class PartyWorld:
     def send(self, node: int, message: Any) -> Any:
         return wire(self.tamper(node, message))
 
-    def restart(self, node: int) -> PartyClient:
+    def restart(self, node: int) -> SumClient:
         old = self.parties[node]
-        self.parties[node] = PartyClient.from_bytes(old.to_bytes(), old.trust)
+        self.parties[node] = SumClient.from_bytes(old.to_bytes(), old.trust)
         return self.parties[node]
 
     def put_back(self, states: dict[int, bytes]) -> None:
         for node, state in states.items():
-            self.parties[node] = PartyClient.from_bytes(state, self.parties[node].trust)
+            self.parties[node] = SumClient.from_bytes(state, self.parties[node].trust)
 
     def begin_run(self, run: bytes) -> None:
         """Bring the same SuperNodes to another run of Flower's, with nothing that they kept."""
         self.server = PartySums(self.server._registry_file)
         for node, party in self.parties.items():
             trust = replace(party.trust, run=run)
-            self.parties[node] = PartyClient(self.server.run_id, party.clients, trust)
+            self.parties[node] = SumClient(self.server.run_id, party.clients, trust)
         self.begin()
 
     def begin(self, lost: Collection[int] = ()) -> None:
@@ -110,17 +110,16 @@ class PartyWorld:
     def prepare(self, number: int, lost: Collection[int] = ()) -> None:
         for node, request in self.server.open_round(number, self.server.clients).items():
             if node not in lost:
-                reply, signed = self.restart(node).prepare(self.send(node, request))
-                self.server.take(node, wire(reply), wire(signed))
+                reply = self.restart(node).prepare(self.send(node, request))
+                self.server.take(node, wire(reply))
 
     def mask(self, number: int, lost: Collection[int] = ()) -> None:
-        for node, (request, ready) in self.server.mask_requests(number, LENGTH, 64, TERMS).items():
+        for node, request in self.server.mask_requests(number, LENGTH, 64, TERMS).items():
             total = self.words[node - 1000]
-            request, ready = self.send(node, request), self.send(node, ready)
             state = self.states.get(node) or os.urandom(STATE_BYTES)
             party = self.restart(node)
-            party.receive(request, ready, TERMS.ring)
-            reply = party.mask(total, TERMS, state)
+            came = party.receive(self.send(node, request), TERMS.ring)
+            reply = party.mask(came, party.clients, total, TERMS, [state])
             if node not in lost:
                 self.server.take(node, wire(reply))
 
@@ -131,10 +130,10 @@ class PartyWorld:
                 self.server.take_list(node, wire(reply))
 
     def unmask(self, number: int, lost: Collection[int] = ()) -> None:
-        for node, (request, signed) in self.server.unmask_requests(number).items():
+        for node, request in self.server.unmask_requests(number).items():
             if node not in lost:
-                request, signed = self.send(node, request), self.send(node, signed)
-                self.server.take(node, wire(self.restart(node).unmask(request, signed)))
+                reply = self.restart(node).unmask(self.send(node, request))
+                self.server.take(node, wire(reply))
 
     def round(self, number: int, **lost: Collection[int]):
         for stage in ("prepare", "mask", "sign", "unmask"):

@@ -25,6 +25,11 @@ def wire(message: Any) -> Any:
     return type(message).from_config(message.to_config())
 
 
+def mask(host: SumClient, request: MaskRequest, *given: Any) -> MaskedReply:
+    """Have a host receive a request and mask a sum: clients, words, terms."""
+    return host.mask(host.receive(request, RING), *given)
+
+
 @dataclass
 class Lost:
     """SuperNodes whose reply to a stage is lost, and clients without a vector."""
@@ -79,7 +84,8 @@ class World:
         if not present:
             return None
         total = self.words[present].sum(0, dtype=self.words.dtype)
-        return self.restart(node).mask(self.send(node, request), present, total, terms or TERMS)
+        sent = self.send(node, request)
+        return mask(self.restart(node), sent, present, total, terms or TERMS)
 
     def mask(self, number: int, lost: Collection[int] = (), without=()) -> None:
         word = self.words.dtype.itemsize * 8

@@ -12,7 +12,7 @@ from sum_helpers import RING, TERMS
 
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError, StateLostError
 from flower_graph.secure.parties.identity import Identity
-from flower_graph.secure.parties.party import PartyClient
+from flower_graph.secure.sum.client import SumClient
 
 
 def read(world, node, registry, key=None):
@@ -20,7 +20,7 @@ def read(world, node, registry, key=None):
     party = world.parties[node]
     identity = Identity(key or party.trust.identity._key, registry)
     trust = replace(party.trust, registry=registry, identity=identity)
-    world.parties[node] = PartyClient.from_bytes(party.to_bytes(), trust)
+    world.parties[node] = SumClient.from_bytes(party.to_bytes(), trust)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_another_version_is_another_epoch(world, caplog):
         read(world, node, registry)
     trust = replace(world.parties[1000].trust, identity=Identity(key, registry))
     trust = replace(trust, journal=trust.journal.with_name("10"))
-    world.parties[1010] = PartyClient(world.server.run_id, [20, 21], trust)
+    world.parties[1010] = SumClient(world.server.run_id, [20, 21], trust)
     world.words = world.words[[*range(10), 0]]
     world.begin()
     for number in (2, 3):  # all eleven differ from the ten by one: one is left out
@@ -80,10 +80,10 @@ def test_a_server_with_the_old_version_gets_nothing_of_who_has_the_new_one(world
     read(world, 1004, registry)
     party = world.parties[1004]
     for step in (
-        lambda: party.receive(*requests[1004], TERMS.ring),
+        lambda: party.receive(requests[1004], TERMS.ring),
         lambda: party.prepare(None),
         lambda: party.sign_list(None),
-        lambda: party.unmask(None, None),
+        lambda: party.unmask(requests[1004]),
     ):
         with pytest.raises(StateLostError):
             step()

@@ -8,7 +8,7 @@ from benchmarks import secure_whole
 from flower_graph.errors import RefusedError
 from flower_graph.secure.parties.epoch import Epoch
 from flower_graph.secure.parties.messages import none_declared
-from flower_graph.secure.parties.party import PartyClient
+from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.round import Skipped
 
 MANY = pytest.param(120, marks=pytest.mark.slow)  # more than anybody's partners
@@ -91,7 +91,7 @@ def test_everybody_hears_what_all_will_bring_to_an_alignment_before_seeds_are_sh
 def test_points_are_declared_for_all_clients_or_none(tmp_path):
     world = PartyWorld.make(5, tmp_path)
     with pytest.raises(ValueError, match="all"):
-        PartyClient(world.server.run_id, [0, 1], world.parties[1000].trust, {0: 16})
+        SumClient(world.server.run_id, [0, 1], world.parties[1000].trust, {0: 16})
 
 
 @pytest.mark.timeout(1200)

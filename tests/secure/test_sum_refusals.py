@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sum_helpers import LENGTH, TERMS, Lost, World
+from sum_helpers import LENGTH, TERMS, Lost, World, mask
 
 from flower_graph.errors import MalformedReplyError, RefusedError, StateLostError
 from flower_graph.secure.channel import new_key
@@ -92,15 +92,15 @@ def test_a_round_is_masked_once_as_it_must_be():
     node, request = first_mask(world)
     host, total = world.hosts[node], np.zeros(LENGTH, "<u8")
     refused(
-        r"\(7,\)", host.mask, request, [0], np.zeros(LENGTH + 1, "<u8"), TERMS, error=ValueError
+        r"\(7,\)", mask, host, request, [0], np.zeros(LENGTH + 1, "<u8"), TERMS, error=ValueError
     )
-    refused("uint32", host.mask, request, [0], np.zeros(LENGTH, "<u4"), TERMS, error=ValueError)
+    refused("uint32", mask, host, request, [0], np.zeros(LENGTH, "<u4"), TERMS, error=ValueError)
     for present in ([], [3], [0, 0], [0, 1, 2]):
-        refused("present is", host.mask, request, present, total, TERMS, error=RefusedError)
+        refused("present is", mask, host, request, present, total, TERMS, error=RefusedError)
     fewer = replace(request, packets=request.packets[1:])
-    refused("packets for", host.mask, fewer, [0], total, TERMS, error=RefusedError)
-    host.mask(request, [0], total, TERMS)
-    refused("masked already", host.mask, request, [0], total, TERMS, error=RefusedError)
+    refused("packets for", mask, host, fewer, [0], total, TERMS, error=RefusedError)
+    mask(host, request, [0], total, TERMS)
+    refused("masked already", mask, host, request, [0], total, TERMS, error=RefusedError)
 
 
 def test_shares_are_given_once_never_two_of_a_client_and_never_below_the_minimum():

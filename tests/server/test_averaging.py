@@ -16,8 +16,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.config.common import Robust
 from flower_graph.errors import ClientBugError, NoClientsError
 from flower_graph.privacy.central import CentralNoise
-from flower_graph.server.averaging import ReportedFedAvg
-from flower_graph.server.averaging_replies import Combined
+from flower_graph.server.averaging import Combined, ReportedFedAvg
 from flower_graph.server.robust import make_robust
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.averaging import ClientReply

@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from flower_graph.flower_compat import stamp
-from flower_graph.server.averaging_replies import MAX_NAMED, Wanted, check_replies
+from flower_graph.server.averaging import MAX_NAMED, Wanted, check_replies
 from flower_graph.wire.averaging import clients_of, weight_of
 
 pytestmark = pytest.mark.usefixtures("identity")
@@ -50,7 +50,7 @@ def check(*answers: RecordDict | Error | None, model: ArrayRecord | None = MODEL
         if answer is not None
     ]
     found = check_replies(sent, replies[::-1], Wanted(model), 2.5)
-    nodes = [message.metadata.src_node_id for message in found.usable]
+    nodes = [reply.message.metadata.src_node_id for reply in found.usable]
     return nodes, {entry.node_id: entry.reason for entry in found.rejected}
 
 

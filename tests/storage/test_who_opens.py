@@ -16,11 +16,11 @@ LOADS = {"np.load", "numpy.load", "torch.load", "json.load", "pickle.load", "Ome
 LOADS |= {"zipfile.ZipFile", "tarfile.open", "gzip.open", "sqlite3.connect"}
 # Other modules that read, what by, and why no bounds are needed
 ALLOWED = {
-    ("flower_graph/client/resident/launch.py", "os.open"): "locks a folder, reads nothing",
+    ("flower_graph/client/resident/worker.py", "os.open"): "locks a folder, reads nothing",
     ("flower_graph/client/resident/worker.py", "read_text"): "the kernel's",
     ("flower_graph/lazy.py", "read_text"): "the package's own source",
     ("apps/cli/launch.py", "open"): "copies the log that it wrote itself",
-    ("apps/cli/progress.py", "open"): "new lines of the metrics that its own run writes",
+    ("apps/cli/run.py", "open"): "new lines of the metrics that its own run writes",
     ("flower_graph/method/registry.py", "open"): "the package's own source",
     ("flower_graph/data/cora_linqs/__init__.py", "np.load"): "bytes that the package ships",
     ("flower_graph/data/cora_linqs/__init__.py", "read_bytes"): "bytes that the package ships",
@@ -50,8 +50,8 @@ WRITES |= {
 SAVES = {"np.savez", "np.savez_compressed", "torch.save", "json.dump", "pickle.dump"}
 GATE = "flower_graph/storage/writing.py"
 MAY_WRITE = {
-    ("flower_graph/client/resident/launch.py", "chmod"): "a socket, by its open folder",
-    ("flower_graph/client/resident/launch.py", "unlink"): "a socket, by its open folder",
+    ("flower_graph/client/resident/worker.py", "chmod"): "a socket, by its open folder",
+    ("flower_graph/client/resident/worker.py", "unlink"): "a socket, by its open folder",
     ("flower_graph/data/sources/pyg.py", "TemporaryDirectory"): "empty, for PyG's classes",
     ("flower_graph/outputs/figures.py", "tofile"): "into a stream that the gate opened",
     ("flower_graph/report/plots.py", "print_png"): "into a stream that the gate opened",
@@ -60,7 +60,6 @@ MAY_WRITE = {
     ("flower_graph/storage/row_file.py", "from_file"): "maps what the gate opened",
     ("flower_graph/storage/row_file.py", "truncate"): "a stream that the gate opened",
     ("flower_graph/storage/tensors.py", "save_file"): "by a path in a folder that the gate opened",
-    ("flower_graph/client/resident/ray_workers.py", "truncate"): "a stream that the gate opened",
     ("strategies/fedscem/tables.py", "TemporaryDirectory"): "a profile's trace",
     ("strategies/fedscem/tables.py", "export_chrome_trace"): "a profile's trace",
     ("strategies/fedscem/tables.py", "os.open"): "/dev/null",

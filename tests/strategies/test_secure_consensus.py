@@ -255,8 +255,8 @@ def test_keys_are_in_no_checkpoint(tmp_path: Path) -> None:
         for path in tmp_path.rglob("client-*.safetensors")
         for name in checkpoint.load_client(path)
     }
-    kept = {f"model.{k}.{name}" for k in range(4) for name in ("vectors", "rounds")}
-    assert names == kept | {"clients"} | {str(k) for k in range(4)}
+    kept = {f"{k}.{name}" for k in range(4) for name in ("vectors", "rounds")}
+    assert names == kept | {"clients"} | {f"beside/{k}" for k in range(4)}
 
 
 # Vectors and nodes of a sum ----------------------------------------------------------------------

@@ -1,5 +1,9 @@
 """The workers of a run on Ray: actors that the driver creates, and that end with it.
 
+Flower gives a message to any free actor of its own, on any machine. That actor passes the message
+on to the worker that keeps the SuperNode's clients (`RayHome`), and imports neither PyTorch nor the
+engine. A SuperNode's worker is its ``partition-id`` modulo the number of workers.
+
 The driver is the process of the ServerApp. Ray ends its actors however the driver ends. The workers
 reserve no CPU: Flower's actors hold all CPUs, and wait while a worker answers. If a machine dies,
 Ray restarts its workers elsewhere with empty memory.
@@ -7,6 +11,7 @@ Ray restarts its workers elsewhere with empty memory.
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import threading
@@ -14,40 +19,52 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import ray
 from flwr.app import Context, Message, RecordDict
+from ray.exceptions import (
+    ActorUnavailableError,
+    GetTimeoutError,
+    RayActorError,
+    RayTaskError,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from flower_graph.client.resident.app import load_app
-from flower_graph.client.resident.on_ray import Actor, name_of
+from flower_graph.client.resident.worker import load_app
 from flower_graph.config.common import CHECKPOINTS
-from flower_graph.errors import ConfigError, OutputError, brief
+from flower_graph.errors import ConfigError, StateLostError
 from flower_graph.handed import take_over
 from flower_graph.records.warned import counted_warnings
 from flower_graph.storage.files import (
     IN_PROCESS,
+    PARTITION,
     STATE_DIR,
     STATE_VARIABLE,
     default_folder,
     node_name,
 )
-from flower_graph.storage.reading import MOST_TENSORS, open_regular
+from flower_graph.storage.reading import MOST_TENSORS, read_bytes
 from flower_graph.storage.writing import (
     inside,
-    open_own,
     remove,
     remove_folder,
     replaced,
     temporary_folder,
 )
+from flower_graph.wire.client_errors import lost_reply
 
+LOG = logging.getLogger(__name__)
 T = TypeVar("T")
+Actor = Any  # a handle of one of Ray's, which gives its methods no types
 GPUS = "resident-num-gpus"  # of the run config
 OUT = "output-dir"  # of the run config
 POLL = 0.02  # seconds between two looks whether Flower has started Ray
+RESTART = 60.0  # seconds at most that a worker may take to start again
+LOOK = 0.2  # seconds between two looks whether it has
+LOST = "the process that keeps its clients died, or its machine did"
 
 
 @dataclass(frozen=True)
@@ -125,6 +142,71 @@ class RayWorker:
         if reply.has_error():
             self._mirror.forget(supernode)
         return reply, context.state
+
+
+class RayHome:
+    """Clients that live in one of a run's workers.
+
+    Parameters
+    ----------
+    workers : int
+        The number of the run's workers.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Have the SuperNode's worker answer. If the worker dies, the clients' state is lost.
+
+        Raises
+        ------
+        Exception
+            The ClientApp's own, taken from the error that has its traceback.
+        """
+        number = int(str(context.node_config[PARTITION])) % self._workers
+        worker = _worker(context.run_id, number)
+        try:
+            answer: tuple[Message, RecordDict] = ray.get(worker.answer.remote(message, context))
+        except RayTaskError as error:
+            raise error.cause from error
+        except RayActorError as error:
+            LOG.warning("%s: %s", LOST, error)
+            why = "" if _starts_again(worker) else f": {error}"
+            return lost_reply(StateLostError(LOST + why), message)
+        reply, context.state = answer
+        return reply
+
+
+def name_of(run_id: int, worker: int | None = None) -> str:
+    """Return the namespace of a run's workers, or the name of one worker."""
+    return f"flower-graph-{run_id}" + ("" if worker is None else f"-{worker}")
+
+
+@lru_cache(maxsize=1)  # a worker that is lost is started again, so their number stays
+def workers_of(run_id: int) -> int:
+    """Count a run's workers; 0 if the ServerApp is not this project's."""
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return sum(one["namespace"] == name_of(run_id) for one in actors)
+
+
+def _starts_again(worker: Actor) -> bool:
+    """Wait until a worker has restarted, so that its SuperNodes miss one message only."""
+    end = time.monotonic() + RESTART
+    while time.monotonic() < end:
+        try:
+            ray.get(worker.__ray_ready__.remote(), timeout=RESTART)
+            return True
+        except (ActorUnavailableError, GetTimeoutError):
+            time.sleep(LOOK)
+        except RayActorError:  # it cannot be started
+            break
+    return False
+
+
+@cache
+def _worker(run_id: int, number: int) -> Actor:
+    return ray.get_actor(name_of(run_id, number), name_of(run_id))
 
 
 def wait_for_ray() -> None:
@@ -210,8 +292,7 @@ class Change(NamedTuple):
 
     folder: str  # out or state
     path: str  # below it
-    start: int  # of the bytes in the file; 0: they are the whole file
-    data: bytes | None  # None: the file was removed
+    data: bytes | None  # the whole file; None: it was removed
 
 
 class Folders:
@@ -237,20 +318,13 @@ class Folders:
             for path in root.glob(pattern.format(supernode))
             if path.is_file()
         }
-        return [self._from(name, 0) for name in sorted(found)]
+        return [self._read(name) for name in sorted(found)]
 
     def write(self, changes: Iterable[Change]) -> None:
-        for folder, name, start, data in changes:
+        for folder, name, data in changes:
             path = inside(self._roots[folder], name)
             if data is None:
                 remove(path)
-            elif start:
-                with os.fdopen(open_own(path), "r+b") as file:
-                    if not 0 < start <= file.seek(0, os.SEEK_END):
-                        raise OutputError(f"{path}: has no byte {brief(start)} to go on from")
-                    file.truncate(start)
-                    file.seek(start)
-                    file.write(data)
             else:
                 with replaced(path) as stream:
                     stream.write(data)
@@ -267,20 +341,12 @@ class Folders:
 
     def changes(self, before: Stamps) -> list[Change]:
         now = self.stamps()
-        result = [Change(*name, 0, None) for name in before.keys() - now.keys()]
-        for name, stamp in now.items():
-            old = before.get(name, (0, 0, 0))
-            if stamp != old:
-                # A file that is written anew replaces the old one, and has another inode
-                is_longer = stamp[0] == old[0] and stamp[1] > old[1]
-                result.append(self._from(name, old[1] if is_longer else 0))
-        return result
+        gone = [Change(*name, None) for name in before.keys() - now.keys()]
+        return gone + [self._read(name) for name in now if now[name] != before.get(name)]
 
-    def _from(self, name: tuple[str, str], start: int) -> Change:
+    def _read(self, name: tuple[str, str]) -> Change:
         folder, path = name
-        with open_regular(self._roots[folder] / path, MOST_TENSORS) as file:
-            file.seek(start)
-            return Change(folder, path, start, file.read())
+        return Change(folder, path, read_bytes(self._roots[folder] / path, MOST_TENSORS))
 
 
 class Mirror:
