@@ -156,8 +156,8 @@ class Exchange:
                 words = f"{len(nodes)} of at least {min_nodes} nodes connected within {timeout:g} s"
                 raise NoClientsError(f"{words} (strategy.min_nodes, strategy.timeout)")
             if now >= word:
-                words = "waiting for %d SuperNodes, %d connected; %.0f s left"
-                LOG.warning(words, min_nodes, len(nodes), left)
+                came = min_nodes, len(nodes), left
+                LOG.warning("waiting for %d SuperNodes, %d connected; %.0f s left", *came)
                 word = now + NEXT_WORD
             time.sleep(min(wait, left))
             wait = _longer(wait)
@@ -313,7 +313,6 @@ class Exchange:
 
 
 def _is_of(node_id: int, reply: Message) -> bool:
-    """Whether a reply is a node's own, or the grid's error for it."""
     sender = reply.metadata.src_node_id
     return sender == node_id or (reply.has_error() and sender == SUPERLINK_NODE_ID)
 

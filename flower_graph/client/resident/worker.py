@@ -47,7 +47,7 @@ from flower_graph.flower_compat import (
     recorddict_to_proto,
 )
 from flower_graph.storage.files import default_folder, own_folder
-from flower_graph.storage.writing import is_alive, remove, remove_empty
+from flower_graph.storage.writing import is_alive, is_there, remove, remove_empty
 from flower_graph.wire.client_errors import ClientError, boundary
 from flower_graph.wire.keys import CONFIG
 
@@ -71,18 +71,10 @@ main(given)
 
 
 class WorkerHome:
-    """Clients that live in a worker. The first message starts it.
+    """Clients that live in a worker. The first message starts it."""
 
-    Parameters
-    ----------
-    reference : str
-        The ClientApp that the worker calls.
-    owner : int
-        The process of the SuperNode that starts a process for each message.
-    idle : float
-        Seconds without a message after which the worker ends.
-    """
-
+    # owner: the process of the SuperNode that starts a process for each message; idle: seconds
+    # without a message after which the worker ends
     def __init__(self, reference: str, owner: int, idle: float) -> None:
         self._reference, self._owner, self._idle = reference, owner, idle
 
@@ -151,7 +143,6 @@ class WorkerHome:
         return connection
 
     def _start(self, folder: Path, handle: int, name: str) -> None:
-        """Make the socket and start the worker, which outlives this process."""
         where = reach(handle, name)
         with suppress(FileNotFoundError):
             os.unlink(where)  # of a worker that was killed
@@ -193,11 +184,7 @@ def locked(folder: Path) -> Iterator[int | None]:
         return
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        try:
-            is_there = os.stat(folder).st_ino == os.fstat(handle).st_ino
-        except FileNotFoundError:
-            is_there = False
-        yield handle if is_there else None
+        yield handle if is_there(folder, handle) else None
     finally:
         os.close(handle)
 
@@ -253,22 +240,10 @@ def load_app(reference: str) -> ClientApp:
 
 
 class Worker:
-    """Answers messages, one after another, until nothing needs it any more.
+    """Answers messages, one after another, until nothing needs it any more."""
 
-    Parameters
-    ----------
-    reference : str
-        The ClientApp.
-    folder, name : str
-        Where its socket is.
-    listener : int
-        The socket, which it inherits.
-    owner : int
-        The process of the SuperNode without which it ends.
-    idle : float
-        Seconds without a message after which it ends.
-    """
-
+    # folder, name: of the socket, ``listener``, which it inherits; owner: the process of the
+    # SuperNode without which it ends; idle: seconds without a message after which it ends
     def __init__(
         self, reference: str, folder: str, name: str, listener: int, owner: int, idle: float
     ) -> None:
@@ -346,15 +321,7 @@ class Worker:
 
 
 class Watch(threading.Thread):
-    """Calls a function when the SuperNode or the process that waits for an answer ends.
-
-    Parameters
-    ----------
-    owners : sequence of int
-        Processes of the SuperNode.
-    leave : Callable[[], Never]
-        Ends this process.
-    """
+    """Leaves when a process of the SuperNode, or the process that waits for an answer, ends."""
 
     def __init__(self, owners: Sequence[int], leave: Callable[[], Never]) -> None:
         super().__init__(daemon=True)
