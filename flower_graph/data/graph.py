@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import PRESENCE, PRESENCE_ROW, ROW, STANDARDISE
+from flower_graph.config.common import PRESENCE, ROW, STANDARDISE
 from flower_graph.data.gaps import Columns, fill_gaps
 from flower_graph.errors import DataError
 from flower_graph.ops.graph import csr_tensor, pointers, row_entries
@@ -26,7 +26,7 @@ DENSE_LIMIT = 2_000_000_000  # most bytes of a dense feature matrix
 class Treatment(NamedTuple):
     """The treatment of a run's features (``data.features``), for those of other nodes."""
 
-    how: str  # as-is, row, presence, presence-row or standardise
+    how: str  # as-is, row, presence or standardise
     width: int  # features of a node
     mean: Tensor | None = None  # float64 [f], of standardise
     scale: Tensor | None = None  # likewise; infinite where a feature was constant
@@ -40,9 +40,9 @@ class Treatment(NamedTuple):
             x = fill_gaps(x, self.fill)
         if self.how != STANDARDISE:
             x = x.float()
-        if self.how in (PRESENCE, PRESENCE_ROW):
+        if self.how == PRESENCE:
             x = (x != 0).to(x.dtype)
-        if self.how in (ROW, PRESENCE_ROW):
+        if self.how == ROW:
             x = normalize_rows(x)
         if self.how == STANDARDISE:
             assert self.mean is not None and self.scale is not None

@@ -46,7 +46,6 @@ from flower_graph.errors import DataError
 from flower_graph.ops import logistic_regression
 from flower_graph.storage.files import data_root
 
-
 X = np.array([[1, 0, 1], [0, 2, 0], [0, 0, 0], [1, 1, 2]], dtype=np.float32)
 # Rows of X divided by their sums.
 NORMALISED = [[0.5, 0, 0.5], [0, 1, 0], [0, 0, 0], [0.25, 0.25, 0.5]]

@@ -240,7 +240,7 @@ def check_client_graph(graph: ClientGraph, treatment: Treatment | None = None) -
         what = "is for training" if (graph.y >= 0).any() else "has a label"
         raise DataError(f"{where}: no node {what}")
     if graph.is_graphless and _rows_are_equal(graph.x):
-        how = ", ".join(CHANGES.get(treatment.how, ())) if treatment is not None else ""
+        how = None if treatment is None else CHANGES.get(treatment.how)
         now = f" once they are {how} (data.features=as-is leaves them)" if how else ""
         raise DataError(f"{where}: no edges, and all nodes have the same features{now}")
 
