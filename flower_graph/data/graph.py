@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -99,10 +99,6 @@ class Scale(NamedTuple):
 
     def undo(self, numbers: Tensor) -> Tensor:
         return numbers * self.deviation + self.mean
-
-    def check(self) -> None:
-        if not (isfinite(self.mean) and 0 < self.deviation < inf):
-            raise ValueError(f"scale {[*self]}: a mean, and a deviation above 0, must be finite")
 
 
 @dataclass

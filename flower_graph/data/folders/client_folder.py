@@ -24,10 +24,14 @@ from flower_graph.data.description import (
     EDGE_VALUES,
     Caution,
     Described,
+    as_tensor,
     by_columns,
     check_edges,
+    check_entries,
+    declared_classes,
     describe_graph,
     filled_masks,
+    number_classes,
     of_edges,
     read_mask,
     saying,
@@ -36,7 +40,6 @@ from flower_graph.data.description import (
 from flower_graph.data.features import prepare_features
 from flower_graph.data.gaps import NO_GAPS, PLAIN, Gaps, Uses, common_columns
 from flower_graph.data.graph import PARTS, Graph, HeldGraph, Treatment, to_undirected
-from flower_graph.data.labels import as_tensor, check_entries, declared_classes, number_classes
 from flower_graph.data.partition.client_graphs import (
     ClientGraph,
     check_client_graph,

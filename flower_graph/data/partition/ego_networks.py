@@ -18,7 +18,7 @@ from flower_graph.config.partition import PER_CLIENT
 from flower_graph.config.rules import RATIOS, at_least
 from flower_graph.config.schema import check_settings
 from flower_graph.data.graph import HeldGraph, Neighbours, WholeGraph, cut_parts
-from flower_graph.data.splits import Masks, cut_by_shares, masks_of, with_masks
+from flower_graph.data.splits import Masks, labelled_split, with_masks
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 
@@ -121,8 +121,11 @@ def split_per_client(
     # A node that several clients hold may train at one and be tested at another. A client with a
     # labelled node has at least one for training, even where its share would round to none.
     RATIOS.check("partition.ratios", ratios)
-    draws = (_draw(one.y, ratios, generator(seed, "ego-split", one.client)) for one in networks)
-    return [with_masks(one, masks) for one, masks in zip(networks, draws, strict=True)]
+    rngs = [generator(seed, "ego-split", one.client) for one in networks]
+    return [
+        with_masks(one, labelled_split(one.y, ratios, generator=rng, may_be_empty=True))
+        for one, rng in zip(networks, rngs, strict=True)
+    ]
 
 
 def split_global(
@@ -135,7 +138,8 @@ def split_global(
     the same for any clients.
     """
     RATIOS.check("partition.ratios", ratios)
-    roles = _draw(y, ratios, generator(seed, "global-split"))
+    rng = generator(seed, "global-split")
+    roles = labelled_split(y, ratios, generator=rng, may_be_empty=True)
     return [with_masks(one, Masks(*(role[one.nodes] for role in roles))) for one in networks]
 
 
@@ -166,9 +170,3 @@ def _checked_egos(egos: Sequence[int] | Tensor, num_nodes: int) -> Tensor:
     if wrong := values[(values < 0) | (values >= num_nodes) | (counts > 1)].tolist():
         raise DataError(f"egos {wrong[:5]}: must be different nodes, 0 to {num_nodes - 1}")
     return egos
-
-
-def _draw(y: Tensor, ratios: Sequence[float], rng: torch.Generator) -> Masks:
-    labelled = (y >= 0).nonzero().flatten()
-    order = labelled[torch.randperm(labelled.numel(), generator=rng)]
-    return masks_of(y.numel(), cut_by_shares(order, ratios, first=1))
