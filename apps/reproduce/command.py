@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from flower_graph.apps.cli.run import default_folder
 from flower_graph.apps.parallel import loaded, workers_for
-from flower_graph.apps.reproduce.page import choices_page, make_page
-from flower_graph.apps.reproduce.pictures import draw
+from flower_graph.apps.reproduce.again import main as run_again
+from flower_graph.apps.reproduce.page import choices_page, draw, make_page
 from flower_graph.apps.reproduce.rows import (
     Results,
     all_rows,
@@ -23,22 +25,29 @@ from flower_graph.config.rules import refuse_key
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.storage.files import FolderLock, write_text
-from flower_graph.storage.writing import make_folder
+from flower_graph.storage.writing import make_folder, named
 
 KEYS = ("data", "model", "method")
+READ = "How to read this: [README.md](README.md)."
 
 
-def main(
-    name: str,
-    out: Path,
-    *,
-    only: Mapping[str, Sequence[str]],
-    seeds: Sequence[int] | None,
-    rounds: int | None,
-    overrides: Sequence[str] = (),
-) -> None:
-    """Run a paper's comparison on the data sets that can be loaded; write tables and pictures."""
-    reproduce(selected(read_paper(name), only, seeds, rounds, overrides), out)
+def reproduce_command(args: argparse.Namespace) -> int:
+    """Run the experiments of a paper, or a table's rows again."""
+    if args.rounds is not None and args.rounds < 1:
+        raise ConfigError(f"--rounds {args.rounds}: at least 1 is needed")
+    only: dict[str, list[str]] = {}
+    for text in args.only:
+        key, equals, value = text.partition("=")
+        if not (key and equals and value):
+            raise ConfigError(f"--only {text!r}: write KEY=VALUE, such as data=Cora")
+        only.setdefault(key, []).append(value)
+    out = named(args.out or default_folder(f"reproduce-{args.paper}"))
+    if args.again:
+        if args.rounds is not None:
+            raise ConfigError("--rounds: --again takes the rounds of the table")
+        return 0 if run_again(args.paper, args.again, out, only, args.seeds or ()) else 1
+    reproduce(selected(read_paper(args.paper), only, args.seeds, args.rounds), out)
+    return 0
 
 
 def reproduce(paper: Paper, out: Path) -> None:
@@ -74,9 +83,8 @@ def selected(
     only: Mapping[str, Sequence[str]],
     seeds: Sequence[int] | None = None,
     rounds: int | None = None,
-    overrides: Sequence[str] = (),
 ) -> Paper:
-    """Select by ``--only``, and lay seeds, rounds and settings over the lines."""
+    """Select by ``--only``, and lay seeds and rounds over the lines."""
     allowed = {key: [*dict.fromkeys(getattr(one, key) for one in paper.lines)] for key in KEYS}
     allowed |= {"table": [*paper.tables]}
     for key, values in only.items():
@@ -87,12 +95,7 @@ def selected(
                 words = ", ".join(allowed[key])
                 raise ConfigError(f"--only {key}={value}: unknown; allowed are {words}")
     changed = {
-        line: replace(
-            line,
-            seeds=line.seeds if seeds is None else seeds,
-            rounds=rounds or line.rounds,
-            settings=(*line.settings, *overrides),
-        )
+        line: replace(line, seeds=seeds or line.seeds, rounds=rounds or line.rounds)
         for line in paper.lines
         if all(getattr(line, key) in only.get(key, allowed[key]) for key in KEYS)
     }
@@ -101,11 +104,10 @@ def selected(
         for key in only.get("table", paper.tables)
     }
     on_request = () if "table" in only else paper.on_request
-    paper = replace(paper, tables=tables)
-    if not paper.lines:
-        raise ConfigError("--only: no table has such a line or picture")
-    check(paper)
-    return replace(paper, on_request=on_request)
+    if not any(tables.values()):
+        raise ConfigError("--only: no table has such a line")
+    check(replace(paper, tables=tables))
+    return replace(paper, tables=tables, on_request=on_request)
 
 
 def available(paper: Paper) -> tuple[Paper, list[str]]:
@@ -140,4 +142,5 @@ def write_page(
     store.write(all_rows(results), tried)
     of_asked = dict.fromkeys(line for group in paper.asked for line in group)
     missing = [*left_out, *missing_runs([*of_asked], store)]
-    write_text(store.out / "table.md", make_page(paper, results, missing, drawn))
+    notes = [READ] if (store.out / "README.md").is_file() else []
+    write_text(store.out / "table.md", make_page(paper, results, missing, drawn, notes))

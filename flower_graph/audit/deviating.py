@@ -20,7 +20,7 @@ from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.server import KEY_HOLDERS
 from flower_graph.secure.channel import rows_of
 from flower_graph.secure.parties.alignment import MOST_SKIPPED, ProvedUnionRequest
-from flower_graph.secure.parties.messages import ListRequest, Signatures
+from flower_graph.secure.parties.messages import ListRequest
 from flower_graph.secure.parties.proofs import public_of
 from flower_graph.secure.parties.server import PartyRound
 from flower_graph.secure.sum.messages import (
@@ -32,7 +32,6 @@ from flower_graph.secure.sum.messages import (
 )
 from flower_graph.secure.sum.round import StageReply, SumRound
 from flower_graph.simulation import InProcessGrid
-from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import split_rows
 
 NOTES = (
@@ -150,10 +149,10 @@ class SumDeviation(Deviation):
             self.told += len(requests)
             return requests
 
-        def take(node: int, reply: StageReply, *more: Message) -> None:
+        def take(node: int, reply: StageReply) -> None:
             if isinstance(reply, UnmaskReply) and reply.server_round in self.rounds:
                 self.rounds[reply.server_round].take(reply)
-            takes(node, reply, *more)
+            takes(node, reply)
 
         server.open_round, server.unmask_requests, server.take = open_round, unmask_requests, take
 
@@ -328,18 +327,19 @@ class PartyDeviation(SumDeviation):
         nodes = {row: server.node_of_party(int(one.parties[row])) for row in sent}
         return {node: self._lie(one, row) for row, node in nodes.items()}
 
-    def _lie(self, one: PartyRound, place: int) -> tuple[UnmaskRequest, Signatures]:
+    def _lie(self, one: PartyRound, place: int) -> UnmaskRequest:
         """Ask one party for what the story needs, with all signatures that there are."""
         rows, row = np.array([place]), one.partners[place]
         columns: NDArray[np.int64] = np.flatnonzero(one.signed[row])
-        request = UnmaskRequest(
+        return UnmaskRequest(
             one.epoch.id,
             one.number,
             int(one.contributed.sum()),
             one.parties[rows],
             self.story(one, rows),
+            columns,
+            one.lists[row[columns]],
         )
-        return request, Signatures(columns, one.lists[row[columns]])
 
 
 class OwnProvedAnswers(OwnAnswers):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.errors import DataError
-from flower_graph.storage.archives import read_arrays
+from flower_graph.storage.formats import read_arrays
 from flower_graph.storage.reading import reading
 from flower_graph.wire.keys import ROLES
 

@@ -25,6 +25,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from flower_graph.errors import CheckpointError, told
+from flower_graph.storage.formats import load_tensors, read_tensors, write_tensors
 from flower_graph.storage.reading import (
     MOST_TENSORS,
     SEALED,
@@ -34,7 +35,6 @@ from flower_graph.storage.reading import (
     reading,
     reason,
 )
-from flower_graph.storage.tensors import load_tensors, read_tensors, write_tensors
 from flower_graph.storage.writing import move, remove_folder, replaced
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """Reading untrusted files: regular files of bounded size only; failures raise one named error.
 
 Every reader opens its file here, within ``reading``, which turns any error that the bytes cause
-into the reader's own. ``storage.archives`` and ``storage.tensors`` check archives and heads of
-tensors before memory is allocated for their claims.
+into the reader's own. ``storage.formats`` checks archives and heads of tensors before memory is
+allocated for their claims.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def _check_handle(handle: int, path: str, most: int) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", path)
     if status.st_size > most:
-        words = f"it has {status.st_size:,} bytes, at most {most:,} are read"
-        raise OSError(errno.EFBIG, words, path)
+        size = f"{status.st_size:,} bytes"
+        raise OSError(errno.EFBIG, f"it has {size}, at most {most:,} are read", path)
 
 
 def read_bytes(path: Path | str, most: int) -> bytes:
@@ -225,12 +225,8 @@ def check_yaml(text: str) -> None:
             sizes[id(node)] = 1 + sum(map(size_of, inner))
         size = sizes[id(node)]
         if size is None or size > MOST_NODES:
-            what = (
-                "contains itself"
-                if size is None
-                else f"stands for more than {MOST_NODES:,} entries"
-            )
-            raise ValueError(f"an alias (*) {what}")
+            what = "itself" if size is None else f"more than {MOST_NODES:,} entries"
+            raise ValueError(f"an alias (*) contains {what}")
         return size
 
     if (root := yaml.compose(text, yaml.SafeLoader)) is not None:

@@ -210,8 +210,7 @@ def take(key: str, shape: str, reading: Reading) -> NDArray[np.generic]:
     if value.ndim != len(wanted) or any(
         size not in (-1, result) for size, result in zip(wanted, value.shape, strict=True)
     ):
-        words = reading.words(shape)
-        raise MalformedReplyError(f"{key} has shape {value.shape}, expected {words}")
+        raise MalformedReplyError(f"{key} has shape {value.shape}, expected {reading.words(shape)}")
     reading.bind(shape, value.shape)
     return value
 

@@ -8,6 +8,7 @@ checkpoint saves and restores them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TypedDict
 
@@ -57,12 +58,11 @@ class ByteLedger:
     """Counts bytes up (client to server) and down, by kind of payload and on the wire."""
 
     def __init__(self) -> None:
-        self._payload: dict[str, dict[str, int]] = {direction: {} for direction in DIRECTIONS}
-        self._wire: dict[str, int] = dict.fromkeys(DIRECTIONS, 0)
+        self._payload = {direction: Counter[str]() for direction in DIRECTIONS}
+        self._wire = dict.fromkeys(DIRECTIONS, 0)
 
     def count(self, direction: str, kind: str, nbytes: int) -> None:
-        kinds = self._payload[direction]
-        kinds[kind] = kinds.get(kind, 0) + int(nbytes)
+        self._payload[direction][kind] += int(nbytes)
 
     def count_wire(self, direction: str, nbytes: int) -> None:
         self._wire[direction] += int(nbytes)
@@ -82,7 +82,7 @@ class ByteLedger:
         return {"payload": self.payload, "wire": self.wire}
 
     def load_state_dict(self, state: Traffic) -> None:
-        self._payload = {way: dict(state["payload"][way]) for way in DIRECTIONS}
+        self._payload = {way: Counter(state["payload"][way]) for way in DIRECTIONS}
         self._wire = {way: state["wire"][way] for way in DIRECTIONS}
 
 

@@ -1,6 +1,6 @@
-"""Outputs of FedGLS's clients: predictions, models with PyTorch's names, and what newcomers get.
+"""Outputs of FedGLS's clients: predictions and models; predictions for newcomers.
 
-This file needs neither Flower nor Ray, and PyTorch Geometric only where a model is used.
+This file needs neither Flower nor Ray.
 """
 
 from __future__ import annotations
@@ -11,31 +11,27 @@ import torch
 from torch import Tensor
 
 from flower_graph.data.new_graph import NewGraph
-from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights
 from flower_graph.errors import DataError, OutputError
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.files import Predictions, SavedModels, Snapshot, SparseRows
-from flower_graph.outputs.form import GCN, GCN_NAMES, predictions_from
-from flower_graph.strategies.fedgls.cohort import StructureCohort, split_rest
+from flower_graph.outputs.form import predictions_from
+from flower_graph.strategies.fedgls.cohort import StructureCohort
 from flower_graph.strategies.fedgls.networks import (
     ENCODER,
+    GNN,
     KNN,
     LEARNED,
     NONE,
+    OWN,
     TRUE,
     StructureSettings,
-    initial_learner,
+    new_client,
 )
 
-MODULES = "flower_graph.strategies.fedgls.modules."
-MLP, MODEL = f"{MODULES}MLP", f"{MODULES}StructureModel"
-# Names of a network's parts: first layer and its bias, second layer and its bias
-PARTS = {
-    GCN: tuple(GCN_NAMES.values()),
-    MLP: ("lin1.weight", "lin1.bias", "lin2.weight", "lin2.bias"),
-}
-NOBODY = -1  # the number of a client outside the run
+MODEL = "flower_graph.strategies.fedgls.modules.StructureModel"
+# Settings of a graph learner that determine a saved model
+LEARNER = ("encoder", "layers", "width", "similarity", "neighbours")
 NO_EDGES = "the graph has no edges, which the client's model needs"
 
 
@@ -63,83 +59,49 @@ def models_of(cohort: StructureCohort, *, shared: bool) -> list[SavedModels]:
 
 def _form(cohort: StructureCohort, places: slice, *, shared: bool) -> SavedModels:
     settings, kind = cohort.settings, int(cohort.kinds[places.start])
-    learned = settings.graphs == LEARNED
-    has_learner = places.start >= cohort.with_edges and settings.graphs in (LEARNED, KNN)
-    network = MLP if settings.graphs == NONE or kind == ENCODER else GCN
+    graphs, learned = settings.graphs, settings.graphs == LEARNED
+    if places.start < cohort.with_edges and graphs != NONE:  # clients with edges
+        graphs = TRUE
     arguments: dict[str, object] = {
         "features": settings.num_features,
         "hidden": settings.hidden,
         "classes": settings.num_classes,
         "dropout": settings.dropout,
+        "graphs": graphs,
+        "encoder": learned,
     }
-    module, prefix = network, ""
-    if learned or has_learner:
-        module, prefix, arguments["encoder"] = MODEL, "gnn.", learned
-    if has_learner:
-        arguments["learner"] = _learner_arguments(settings)
-    result = SavedModels(module, arguments, list(cohort.clients[places]), {}, {})
-    names, model = _names(network, prefix), cohort.shared_models()[kind]
+    if graphs in (LEARNED, KNN):
+        learner = settings.learner._asdict()
+        arguments["learner"] = {name: learner[name] for name in LEARNER}
+        arguments["knn_on"] = settings.knn_on
+    result = SavedModels(MODEL, arguments, list(cohort.clients[places]), {}, {})
+    models = cohort.shared_models()
     if shared:
-        result.shared |= _named(model, names, settings)
+        _put_shared(result, "network", models[kind])
     else:
-        first, rest = cohort.weights.weights()
-        start, stop = (cohort.batch.row_ptr[place] for place in (places.start, places.stop))
-        result.shared[names[0]] = model.first.T
-        parts = (
-            part.mT if part.dim() == 3 else part for part in split_rest(rest[places], settings)
-        )
-        result.own |= dict(zip(names[1:], parts, strict=True))
-        result.rows = _active_rows(cohort, places, names[0], first[start:stop])
+        _put_own(result, "network", cohort.weights, places)
     if learned:
-        encoder = cohort.shared_models()[ENCODER]
-        result.shared |= _named(encoder, _names(MLP, "encoder."), settings)
-        if has_learner:
-            _put_learner(cohort, places, result)
+        _put_shared(result, "encoder", models[ENCODER])
+    if graphs == LEARNED:
+        assert cohort.learners is not None
+        _put_own(result, "learner", cohort.learners, slice(0, cohort.size - cohort.with_edges))
     return result
 
 
-def _names(network: str, prefix: str = "") -> list[str]:
-    return [f"{prefix}{part}" for part in PARTS[network]]
+def _put_shared(into: SavedModels, name: str, model: ModelWeights) -> None:
+    into.shared |= {f"{name}.first": model.first, f"{name}.rest": model.rest}
 
 
-def _named(
-    model: ModelWeights, names: Sequence[str], settings: StructureSettings
-) -> dict[str, Tensor]:
-    bias, weight, last = (part[0] for part in split_rest(model.rest[None], settings))
-    return dict(zip(names, (model.first.T, bias, weight.T, last), strict=True))
-
-
-def _active_rows(cohort: StructureCohort, places: slice, name: str, values: Tensor) -> SparseRows:
-    ptr = torch.tensor(cohort.batch.row_ptr[places.start : places.stop + 1])
-    feature = cohort.batch.feature[int(ptr[0]) : int(ptr[-1])]
-    return SparseRows(name, values, feature, ptr - ptr[0], transposed=True)
-
-
-def _learner_arguments(settings: StructureSettings) -> dict[str, object]:
-    how, learned = settings.learner, settings.graphs == LEARNED
-    return {
-        "encoder": how.encoder if learned else "attentive",
-        "layers": how.layers if learned else 0,
-        "width": how.width,
-        "similarity": how.similarity,
-        "neighbours": how.neighbours,
-        "weighted": learned,
-        **({"hidden": True} if settings.compares_hidden else {}),
-    }
-
-
-def _put_learner(cohort: StructureCohort, places: slice, into: SavedModels) -> None:
-    assert cohort.learners is not None
-    state, how = cohort.learners.tensors(), cohort.settings.learner
-    first, features = state["weight.first"], cohort.settings.num_features
-    name = "learner.weight" if how.encoder == "attentive" else "learner.linears.0.weight"
-    learner = initial_learner(features, how._replace(seed=cohort.settings.seed))
-    into.shared[name] = learner.first.T.to(first)
-    if how.encoder == "mlp" and how.layers > 1:
-        deep = state["weight.rest"].unflatten(1, (how.layers - 1, how.width, how.width))
-        deeper = enumerate(deep.unbind(1), start=1)
-        into.own |= {f"learner.linears.{n}.weight": one.mT for n, one in deeper}
-    into.rows = _active_rows(cohort, places, name, first)
+def _put_own(into: SavedModels, name: str, weights: StackedWeights, places: slice) -> None:
+    """Save networks' own weights: of a first layer only the rows of the client's features."""
+    first, rest = weights.weights()
+    ptr = torch.tensor(weights.batch.row_ptr[places.start : places.stop + 1])
+    rows = slice(int(ptr[0]), int(ptr[-1]))
+    into.shared[f"{name}.first"] = weights.inactive_rows(int(weights.kind[places.start]))
+    into.own[f"{name}.rest"] = rest[places]
+    into.rows = SparseRows(
+        f"{name}.first", first[rows], weights.batch.feature[rows], ptr - rows.start
+    )
 
 
 # Newcomers ----------------------------------------------------------------------------------------
@@ -162,43 +124,40 @@ def newcomers_logits(
         hidden=arguments["hidden"],
         graphs=graphs,
     )
-    has_edges, n = _has_edges(graph), graph.x.shape[0]
+    has_edges = _has_edges(graph)
     if graphs == TRUE and not has_edges:
         raise DataError(NO_EDGES)
     if graphs in (LEARNED, KNN) and not has_edges:
         _check_size(graph, settings.learner.neighbours)
-    nobody, unknown = torch.zeros(n, dtype=torch.bool), torch.full((n,), -1)
-    edges, masks = graph.edge_index if has_edges else None, (nobody, nobody, nobody)
-    local = ClientGraph(NOBODY, torch.arange(n), graph.x, unknown, edges, None, *masks)
+    local = new_client(graph.x, graph.edge_index if has_edges else None)
     cohort = StructureCohort([local], settings)
-    names = [_names(MLP if graphs == NONE else GCN)]
-    if settings.num_models > 1:
-        names.append(_names(MLP, "encoder." if graphs == LEARNED else ""))
-    shared = {name.removeprefix("gnn."): v for form in forms for name, v in form.shared.items()}
-    own = names[int(cohort.kinds[0])]
-    if own[0] not in shared:
+    models = {}
+    for form in forms:
+        kind = ENCODER if form.arguments["graphs"] == OWN else GNN
+        models[kind] = _shared_model(form, "network")
+        if graphs == LEARNED:
+            models[ENCODER] = _shared_model(form, "encoder")
+    if (kind := int(cohort.kinds[0])) not in models:
         raise OutputError("no client of the run has a model for such a graph")
-    models = []
-    for one in names:  # a model that no client has is not the newcomer's, so any will do
-        first, bias, second, last = (shared[name] for name in (one if one[0] in shared else own))
-        models.append(ModelWeights(first.T, torch.cat([bias, second.T.reshape(-1), last])))
-    cohort.start_from(models)
+    # A model that no client has is not the newcomer's, so any will do.
+    cohort.start_from([models.get(each, models[kind]) for each in range(settings.num_models)])
     for _ in range(0 if has_edges or graphs != LEARNED else steps):
         cohort.learn_structure()
     return cohort.logits()
 
 
+def _shared_model(form: SavedModels, name: str) -> ModelWeights:
+    return ModelWeights(form.shared[f"{name}.first"], form.shared[f"{name}.rest"])
+
+
 def called(models: SavedModels, client: int, graph: NewGraph) -> Tensor:
     """Call a client's model; ``DataError`` if the graph lacks edges or nodes that it needs."""
-    learner, edges = models.arguments.get("learner"), graph.edge_index
-    if learner is not None:
+    if (learner := models.arguments.get("learner")) is not None:
         _check_size(graph, learner["neighbours"])
-    elif models.module != MLP and not _has_edges(graph):
+    elif models.arguments["graphs"] == TRUE and not _has_edges(graph):
         raise DataError(NO_EDGES)
-    if edges is None:
-        edges = torch.zeros((2, 0), dtype=torch.int64)
     with torch.no_grad():
-        return build_module(models, client)(graph.x, edges)  # type: ignore[no-any-return]
+        return build_module(models, client)(graph.x, graph.edge_index)  # type: ignore[no-any-return]
 
 
 def _has_edges(graph: NewGraph) -> bool:

@@ -27,7 +27,7 @@ from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.slots import SlotTable
 from flower_graph.secure.relayed import REFUSAL
 from flower_graph.secure.ring import Ring
-from flower_graph.strategies.fedscem.cohort import ChosenEgos, Shared
+from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
 from flower_graph.strategies.fedscem.messages import (
     METRIC_NAMES,
     SUMMED_NAMES,
@@ -55,7 +55,7 @@ class VectorEncoding:
 
 
 def add_up(
-    chosen: ChosenEgos,
+    chosen: EgoCohort,
     h: Tensor,
     metrics: NDArray[np.float64],
     writing: VectorEncoding,
@@ -97,7 +97,7 @@ def add_up(
 
 
 def read_shared(
-    sums: Sums, chosen: ChosenEgos, table: SlotTable, ring: Ring | None, pads: bytes
+    sums: Sums, chosen: EgoCohort, table: SlotTable, ring: Ring | None, pads: bytes
 ) -> Shared:
     """Remove the pads and divide: mean embeddings of nodes with two or more holders."""
     hidden = chosen.settings.hidden
@@ -149,7 +149,7 @@ def _shortened(h: Tensor, limit: float) -> Tensor:
 
 
 def _unfit(
-    chosen: ChosenEgos, h: Tensor, metrics: NDArray[np.float64], writing: VectorEncoding
+    chosen: EgoCohort, h: Tensor, metrics: NDArray[np.float64], writing: VectorEncoding
 ) -> dict[int, str]:
     """Find the clients with a number that is NaN, or beyond the ring's limit."""
     limit = writing.ring.limit if writing.ring else float(np.finfo(np.float32).max)
@@ -177,7 +177,7 @@ def _encode(ring: Ring | None, values: NDArray[np.floating]) -> NDArray[np.numbe
     return ring.encode(values).view(f"<i{ring.word // 8}").astype(np.int64)
 
 
-def _weights(chosen: ChosenEgos, good: list[bool], ring: Ring | None) -> NDArray[np.generic]:
+def _weights(chosen: EgoCohort, good: list[bool], ring: Ring | None) -> NDArray[np.generic]:
     """Add up the clients' weights: active rows, and for the others the row without a feature."""
     first, rest = (weight.cpu() for weight in chosen.weights())
     owner, feature = chosen.batch.row_client.cpu(), chosen.batch.feature.cpu()

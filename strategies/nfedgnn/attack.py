@@ -35,7 +35,6 @@ from flower_graph.audit.attacks import (
     array_of,
     audit_rng,
     config_of,
-    dense,
     of_kind,
 )
 from flower_graph.audit.scores import Finding, Floats, cosines, guesses, ranking, top
@@ -340,6 +339,6 @@ class RelayAudit(Audit[NFedGNNConfig, object]):
         return 1
 
     def attack(self, config: NFedGNNConfig, grid: RecordingGrid, method: object) -> list[Finding]:
-        x, sums_to_one = dense(cached_data(config).x), "row" in config.data.features
+        x, sums_to_one = cached_data(config).x.to_dense().numpy(), "row" in config.data.features
         how = {"sums_to_one": sums_to_one, "is_common": config.strategy.share == SUMMED}
         return attack(grid.exchanges, x, audit_rng(config), **how)

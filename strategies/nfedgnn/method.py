@@ -64,11 +64,6 @@ if TYPE_CHECKING:
 
 
 ROWS_FOLDER = "rows"  # of the output folder, for users' weights in files
-# Settings that a strategy's arguments are called like
-SAME = (
-    *("learning_rate", "weight_decay", "schedule", "gradient_norm", "server_average"),
-    *("evaluate_every", "participation"),
-)
 # Any: what a reply and a request of a round are, which differs from form to form
 AnyRelay = RelayStrategy[Any, Any]
 
@@ -107,30 +102,24 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         if config.task == LINKS and config.links.decoder == MLP:
             with seeded(torch.device("cpu"), config.seed, "pair-decoder"):
                 model = PairModel(split, row_size(config))
-        how = config.strategy
         common: dict[str, Any] = {
             "latent_size": split.latent_size,
             "user_bias": config.model.user_bias,
-            "reg_weight": how.smoothness,
-            **{key: getattr(how, key) for key in SAME},
+            "section": config.strategy,
             "seed": config.seed,
             "device": config.device,
-            "min_nodes": how.fewest_nodes,
             "links": held_links(config) if config.task == LINKS else None,
             **checkpoint_settings(config, out),
         }
-        kind: type[AnyRelay] = SplitGradientRelay
-        more: dict[str, Any]
-        more = {"average_every": how.average_every, "average_over": how.average_over}
-        if how.share == SUMMED:
-            kind = SummedGradientRelay
-            more = {"feature_dropout": config.model.dropout, "limit": how.limit}
-        if config.masks_sums:
-            kind, more["registry"] = MaskedGradientRelay, how.registry
-        strategy = kind(data, model, **common, **more)
+        strategy: AnyRelay
+        if config.strategy.share == SUMMED:
+            kind = MaskedGradientRelay if config.masks_sums else SummedGradientRelay
+            strategy = kind(data, model, feature_dropout=config.model.dropout, **common)
+        else:
+            strategy = SplitGradientRelay(data, model, **common)
         if config.data.add is not None or config.data.remove:
             left = users_left(config, data.y.numel(), getattr(data, "names", None))
-            strategy.grow(data, left=left, alone=how.newcomers_alone)
+            strategy.grow(data, left=left, alone=config.strategy.newcomers_alone)
         return strategy
 
     def build_client(

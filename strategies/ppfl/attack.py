@@ -26,8 +26,8 @@ from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError
 from flower_graph.strategies.ppfl.config import LOCAL, SECURE, PPFLConfig
-from flower_graph.strategies.ppfl.messages import split_rows
 from flower_graph.wire import keys
+from flower_graph.wire.fields import split_rows
 
 # Most pairs without an edge that are compared with pairs that have one
 PAIRS = 20_000

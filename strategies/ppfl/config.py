@@ -15,10 +15,11 @@ from flower_graph.config.rules import (
     Rule,
     at_least,
     choice,
+    refuse_with,
+    require,
     require_library,
 )
 from flower_graph.config.schema import section, setting
-from flower_graph.errors import ConfigError
 from flower_graph.method.trust import OpenedSums
 from flower_graph.wire.keys import AUC
 
@@ -168,26 +169,23 @@ class PPFLConfig(RunConfig):
 
     def validate(self) -> None:
         super().validate()
-        how = self.strategy
+        how, model, ratios = self.strategy, self.model, self.partition.ratios
         self.privacy.require_averaging(how.name, ())
-        if AUC in self.metrics:
-            raise ConfigError(f"metrics: {AUC} needs probabilities, and an SVC has none")
-        if self.privacy.epsilon is not None and (how.name == LOCAL or self.masks_sums):
-            why = "these clients send no embeddings in the clear; set privacy.epsilon=null"
-            raise ConfigError(f"privacy.epsilon: {self.privacy.epsilon:g}: {why}")
-        if how.alignment == SECURE and (how.participation < 1 or how.absent == LAST):
-            key = "participation" if how.participation < 1 else "absent"
-            raise ConfigError(
-                f"strategy.{key}: {getattr(how, key)} is not allowed with "
-                f"strategy.alignment={SECURE}: sums over changing clients could be compared",
-                key=f"strategy.{key}",
-            )
-        if self.model.name == GAT and self.model.dimension % self.gat.heads:
-            why = f"cannot share model.dimension: {self.model.dimension} equally"
-            raise ConfigError(f"gat.heads: {self.gat.heads} heads {why}")
-        if self.model.name == GAT and self.partition.ratios[0] == 0:
-            why = f"the first must be above 0: model.name={GAT} learns from labels"
-            raise ConfigError(f"partition.ratios: {self.partition.ratios}: {why}")
+        require(AUC not in self.metrics, "metrics", AUC, "others: an SVC gives no probabilities")
+        silent = how.name == LOCAL or self.masks_sums
+        epsilon, why = self.privacy.epsilon, "null: no embedding is sent in the clear"
+        require(epsilon is None or not silent, "privacy.epsilon", epsilon, why)
+        if how.alignment == SECURE:
+            good = {"participation": how.participation == 1, "absent": how.absent != LAST}
+            for key in [key for key, is_good in good.items() if not is_good]:
+                why = "sums over changing clients could be compared"
+                other = f"strategy.alignment={SECURE}"
+                refuse_with(f"strategy.{key}", getattr(how, key), other, why)
+        if model.name == GAT:
+            fits, words = model.dimension % self.gat.heads == 0, "a divisor of model.dimension"
+            require(fits, "gat.heads", self.gat.heads, f"{words}: {model.dimension}")
+            learns = f"with the first above 0: model.name={GAT} learns from labels"
+            require(ratios[0] > 0, "partition.ratios", ratios, learns)
 
 
 def require_gensim(config: PPFLConfig) -> None:

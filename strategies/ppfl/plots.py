@@ -71,8 +71,8 @@ def plot_alignment(path: Path, columns: Mapping[str, Curves]) -> None:
     save(figure, path)
 
 
-# Any: rows of ``reproduce``, which no method imports
-def plot_figures(path: Path, shown: Sequence[Any], *_: object) -> bool:
+# Any: what ``reproduce`` shows, which no method imports
+def plot_figures(shown: Sequence[Any], _: object) -> tuple[Any, Any, dict[str, Any]]:
     """Draw Figures 3 to 6 from the rows of tables that were run, by seed."""
     columns = {}
     figures = [one for one in shown if one.table.startswith("Figure") and one.runs]
@@ -98,9 +98,7 @@ def plot_figures(path: Path, shown: Sequence[Any], *_: object) -> bool:
         ]
         title = f"{aligned.table}: {aligned.data}, {aligned.model}"
         columns[title] = Curves(precision, accuracy, fmean(whole) if whole else None)
-    if columns:
-        plot_alignment(path, columns)
-    return bool(columns)
+    return plot_alignment, columns, {}
 
 
 def _finish_share(axes: Axes, label: str, *, legend: bool) -> None:

@@ -210,7 +210,7 @@ def test_wrong_results_are_named(kind: str, result: Any, match: str) -> None:
 def test_client_fn_must_return_a_numpy_client(wrong: Callable[[], Any]) -> None:
     app = make_client_app(lambda context: wrong())
     for kind in ("train", "evaluate", "query"):
-        with pytest.raises(TypeError, match=r"NumPyClient.*to_client"):
+        with pytest.raises(TypeError, match="client_fn"):
             ask(app, kind)
 
 

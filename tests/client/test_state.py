@@ -56,18 +56,12 @@ def start(context: Context, tensors: Tensors) -> Tensors:
     return tensors
 
 
-def begun(context: Context) -> tuple[StateStore, Tensors]:
-    """Begin to handle a message."""
-    store = StateStore(context, NAME)
-    tensors = store.load(lambda tensors: tensors)
-    store.begin()
-    return store, tensors
-
-
 def add(context: Context, value: float) -> Context:
     """Handle one more message, perhaps in another process: add a number to every weight."""
-    store, tensors = begun(context)
-    tensors["weight"] += value
+    store = StateStore(context, NAME)
+    tensors = store.load(lambda tensors: tensors)
+    with store.changing(lambda: None):
+        tensors["weight"] += value
     store.commit(tensors, tensors)
     return context
 
@@ -128,7 +122,11 @@ def test_a_message_that_ends_half_way_is_undone_or_refused(
     context = context_of(run_id, str(tmp_path) if folder == "own" else folder or place)
     start(context, some(count))
     add(context, 1.0)
-    begun(context)[1]["weight"][:10] += 1
+    store = StateStore(context, NAME)
+    tensors = store.load(lambda tensors: tensors)
+    with pytest.raises(KeyError), store.changing(lambda: None):
+        tensors["weight"][:10] += 1
+        raise KeyError
     if folder == IN_PROCESS:
         with pytest.raises(StateLostError, match="half changed"):
             kept(context)

@@ -30,9 +30,7 @@ PARTIES = "flower_graph.secure.parties"
     ("loaded", "besides", "barred"),
     [
         ("secure", "-", ""),
-        # A server that is trusted needs nothing of parties.
-        ("secure.sum", PARTIES, ""),
-        ("secure.align", PARTIES, ""),
+        ("secure.align", PARTIES, ""),  # one that proves nothing needs nothing of parties
         # The bar is closed.
         ("server", "-", "flower_graph.server"),
         ("secure", PARTIES, PARTIES),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from federation import who_of
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from flower_graph.records.participation import (
     NOT_DRAWN,
     Participation,
     account_for,
+    grouped,
     known_clients,
     numbers,
     ranges,
@@ -36,12 +38,9 @@ def report(number: int, participation: dict[str, Any]) -> RoundReport:
 
 
 def record(answered: str, failed: str = "", left_out: str = "") -> dict[str, Any]:
-    who = Participation(
-        set(numbers(answered)),
-        dict.fromkeys(numbers(failed), "silent"),
-        dict.fromkeys(numbers(left_out), NOT_DRAWN),
-    )
-    return who.to_record()
+    at = [np.array(numbers(text), np.int64) for text in (answered, left_out)]
+    silent = dict.fromkeys(numbers(failed), "silent")
+    return Participation(at[0], silent, {NOT_DRAWN: at[1]} if left_out else {}).to_record()
 
 
 # One round ---------------------------------------------------------------------------------------
@@ -62,9 +61,10 @@ def test_ranges_come_back(clients: set[int]) -> None:
 @given(client_sets, st.dictionaries(st.integers(0, 60), st.sampled_from(["late", "NaN"])))
 def test_records_come_back(answered: set[int], failed: dict[int, str]) -> None:
     failed = {client: why for client, why in failed.items() if client not in answered}
-    who = Participation(answered, failed, {10**13: "not drawn"})
-    assert Participation.from_record(json.loads(json.dumps(who.to_record()))) == who
-    assert numbers(who.to_record()["asked"]) == sorted(answered | failed.keys())
+    late = {"not drawn": np.array([10**13])}
+    record = Participation(np.array(sorted(answered), np.int64), failed, late).to_record()
+    assert who_of(json.loads(json.dumps(record))) == (answered, failed, {10**13: "not drawn"})
+    assert numbers(record["asked"]) == sorted(answered | failed.keys())
 
 
 def test_a_client_is_in_one_place_with_its_reason() -> None:
@@ -75,32 +75,33 @@ def test_a_client_is_in_one_place_with_its_reason() -> None:
         [0, 4],  # 4 was not asked: what it sent cannot have been used
         silent={2: "no reply within 5 s"},
         failed={1: "its vector is too large", 0: "said of a client that answered"},
-        left_out={6: "not aligned", 7: "no SuperNode hosts it", 2: "asked all the same"},
+        left_out=grouped({6: "not aligned", 7: "nobody hosts it", 2: "asked all the same"}),
         no_use="the sum was skipped",
     )
-    assert who.answered == {0}
-    assert who.failed == {
+    answered, failed, left_out = who_of(who.to_record())
+    assert answered == {0}
+    assert failed == {
         1: "its vector is too large",
         2: "no reply within 5 s",
         3: "the sum was skipped",
     }
-    assert who.left_out == {
+    assert left_out == {
         4: NOT_DRAWN,
         5: NOT_CONNECTED,
         6: "not aligned",
-        7: "no SuperNode hosts it",
+        7: "nobody hosts it",
     }
 
 
 def test_one_that_came_back_at_another_supernode_is_there_once() -> None:
-    who = account_for({1: [0], 9: [0]}, [9], {9: [0]}, [0], silent={})
-    assert (who.answered, who.failed, who.left_out) == ({0}, {}, {})
+    who = account_for({1: [0], 9: [0]}, [9], {9: [0]}, [0], silent={}, failed={}, left_out={})
+    assert who_of(who.to_record()) == ({0}, {}, {})
 
 
 def test_reasons_are_in_the_order_of_the_clients_whatever_their_supernodes() -> None:
     silent = {7: "late", 3: "error"}
     records = [
-        account_for(hosted, hosted, hosted, [], silent=silent).to_record()
+        account_for(hosted, hosted, hosted, [], silent=silent, failed={}, left_out={}).to_record()
         for hosted in ({7: [0, 2], 3: [1]}, {3: [1], 7: [2, 0]})
     ]
     assert records[0] == records[1]

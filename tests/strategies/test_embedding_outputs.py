@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from flwr.app import Context, RecordDict
 
@@ -18,10 +17,8 @@ from flower_graph.outputs.files import (
     SavedModels,
     read_embeddings,
     read_models,
-    read_predictions,
 )
 from flower_graph.strategies.ppfl.cohort_client import PublicNodeClient
-from flower_graph.strategies.ppfl.evaluation import GraphJudge
 from flower_graph.strategies.ppfl.gat import PublicGAT
 from flower_graph.strategies.ppfl.messages import PublicReply, PublicRequest
 from flower_graph.strategies.ppfl.method import make_member
@@ -80,30 +77,6 @@ def left(model: str, out: Path) -> tuple[PublicReply, list[OverlappingGraph], Pa
         reply = ask(host_of(model, out, state)[0], number)
     keep(host_of(model, out, state)[0], FINISH, 2)
     return reply, graphs, out / "clients" / "0"
-
-
-def test_who_asks_for_a_snapshot_does_not_judge_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = list[int]()
-    real = GraphJudge.judge
-
-    def judge(self: GraphJudge, embeddings: Any, *more: Any) -> Any:
-        asked.extend([len(embeddings)] if more != ((),) else [])
-        return real(self, embeddings, *more)
-
-    monkeypatch.setattr(GraphJudge, "judge", judge)
-    left("deepwalk", tmp_path / "one")
-    assert len(asked) == 2 * 2, "two clients in two rounds, and nobody at the end"
-    asked.clear()
-    state = RecordDict()
-    host, _ = host_of("deepwalk", tmp_path / "other", state, every=5)
-    keep(host, BEGIN, 0)
-    reply = ask(host, 1)  # nobody judges in this round
-    assert not reply.judged
-    keep(host, FINISH, 1)
-    assert len(asked) == 2
-    assert read_predictions(tmp_path / "other" / "clients" / "0") is not None
 
 
 def test_embeddings_lie_beside_predictions_and_a_deepwalk_has_no_module(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from flower_graph.errors import ConfigError, DataError, told
 from flower_graph.ops.graph import csr_tensor, pointers
 from flower_graph.records.participation import numbers, ranges
 from flower_graph.storage.files import DATA_FOLDER, PARTITION, PARTITIONS
+from flower_graph.storage.formats import load_tensors
 from flower_graph.storage.reading import (
     MOST_RECORD,
     MOST_TENSORS,
@@ -44,7 +45,6 @@ from flower_graph.storage.reading import (
     read_text,
     reading,
 )
-from flower_graph.storage.tensors import load_tensors
 from flower_graph.storage.writing import make_folder, replaced, saying
 
 FORMAT = 1  # of the folders; a folder of another format is refused

@@ -47,7 +47,7 @@ from flower_graph.data.sources.cache import (
 from flower_graph.data.sources.names import PygName, check_graph_file
 from flower_graph.data.sources.tables import CLIENT, read_graphml, read_node_link, read_tables
 from flower_graph.errors import DataError
-from flower_graph.storage.pickled import UnpicklingError, load_saved
+from flower_graph.storage.formats import UnpicklingError, load_saved
 from flower_graph.storage.reading import MOST_TENSORS, Tree, open_regular, reading, reason
 from flower_graph.storage.writing import written
 

@@ -36,6 +36,7 @@ DOMAIN = b"flower-graph epoch 2"
 # it gives, and shows another, has so many draws.
 MOST_LISTS = 8
 MASKS = NDArray[np.bool_]
+ROUND_KEY, LIST = b"round key", b"list"  # what signatures are for
 
 
 def commit(run_id: bytes, party: int, seed: bytes) -> bytes:

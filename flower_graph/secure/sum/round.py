@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,29 +89,34 @@ Blame = Callable[[Reason, int | None], None]
 STAGES = {PrepareReply: "prepare", MaskedReply: "mask", UnmaskReply: "unmask"}
 
 
+class Circle(NamedTuple):
+    """The parties of a round and their partners, as the server drew them or an `Epoch` has them."""
+
+    id: bytes  # in the context of each key, packet and commitment
+    parties: Integers  # [m] their numbers, ascending
+    partners: Integers  # [m, k] rows of each party's partners
+    threshold: int
+    minimum: int  # so many must be in the sum
+
+
 class SumRound:
     """One round at the server."""
 
     def __init__(
         self,
-        run_id: bytes,
+        circle: Circle,
         number: int,
-        parties: Integers,
         nodes: list[int | None],
         hosted: list[list[int]],
         channel_keys: Bytes,
-        partners: Integers,
-        threshold: int,
-        minimum: int,
         blame: Blame,
     ) -> None:
-        # nodes: None where a party is not connected; hosted: the clients that each party adds up;
-        # minimum: so many of them must be in the sum
-        m, k = partners.shape
-        self.run_id, self.number, self.parties = run_id, number, parties
-        self.partners, self.threshold, self.minimum = partners, threshold, minimum
-        self._channel_keys, self._blame = channel_keys, blame
-        self._hosted, self._asked = [list(local) for local in hosted], sum(map(len, hosted))
+        # nodes: None where a party is not connected; hosted: the clients that each party adds up
+        self.run_id, self.parties, self.partners, self.threshold, self.minimum = circle
+        m, k = self.partners.shape
+        self.number, self._channel_keys, self._blame = number, channel_keys, blame
+        self._hosted = [list(local) for local in hosted]
+        self._asked = self._count(np.ones(m, np.bool_))
         self._rows = {node: row for row, node in enumerate(nodes) if node is not None}
         self.round_keys = np.zeros((m, channel.KEY_BYTES), np.uint8)
         self.seed_commitments = np.zeros((m, channel.COMMITMENT_BYTES), np.uint8)
@@ -183,6 +189,8 @@ class SumRound:
         self, length: int, word: int, terms: SumTerms, out: Collection[int] = ()
     ) -> dict[int, MaskRequest]:
         """End the first stage; write the second request to each SuperNode that prepared."""
+        if self.skipped:
+            return {}
         if self._stage != "prepare":
             raise ValueError(f"round {self.number}: masks were asked for already")
         self._stage = "mask"
@@ -220,12 +228,6 @@ class SumRound:
         for client in sorted(reply.left_out.keys() & set(local)):
             self._note(Cause.LEFT_OUT, client, one_line(reply.left_out[client]))
 
-    def leave_out(self, row: int, total: RingArray, why: str) -> None:
-        """Take a party's masked sum out of the total again: it counts as vanished."""
-        self.total -= total
-        self.contributed[row] = False
-        self._note(Cause.LEFT_OUT, int(self.parties[row]), why)
-
     def _read_refused(self, row: int, pairs: Integers) -> tuple[Integers, Integers]:
         """Find packets that a holder cannot open; none twice, none that was not sent."""
         partners, count = self.partners[row], pairs.shape[0]
@@ -240,10 +242,12 @@ class SumRound:
 
     def unmask_requests(self) -> dict[int, UnmaskRequest]:
         """End the second stage; write the third request to each SuperNode of the second."""
+        if self.skipped:
+            return {}
         if self._stage != "mask":
             raise ValueError(f"round {self.number}: no masked sums were asked for, or shares were")
         self._stage = "unmask"
-        if self.skipped or not self._enough(self.contributed, "sent their vectors"):
+        if not self._enough(self.contributed, "sent their vectors"):
             return {}
         has_masks = self.contributed[self.partners].any(1)
         vanished = self.live & ~self.contributed & has_masks
@@ -343,6 +347,11 @@ class SumRound:
             raise MalformedReplyError(f"round {number} is in the stage {self._stage}, not {stage}")
         if node not in self._open:
             raise MalformedReplyError(f"node {node} was not asked in round {number}, or answered")
+
+    def _row(self, node: int) -> int:
+        if node not in self._rows:
+            raise MalformedReplyError(f"node {node} was not asked in round {self.number}")
+        return self._rows[node]
 
     def _count(self, present: NDArray[np.bool_]) -> int:
         return sum(len(self._hosted[row]) for row in np.flatnonzero(present).tolist())
