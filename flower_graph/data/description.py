@@ -37,10 +37,7 @@ from flower_graph.wire.keys import MAX_CLASSES
 LOG = logging.getLogger("flower_graph.data")
 WIDE = (torch.float64, torch.int64, torch.int32)  # numbers with more digits than float32
 DEGREES = 32  # features that stand for degrees: 0, 1, ..., and 31 or more
-ONE_KIND = (
-    "nodes and edges must be of one kind; data.to_homogeneous() makes one graph of it, if all "
-    "kinds of nodes have equally many features"
-)
+ONE_KIND = "nodes and edges must be of one kind, as of data.to_homogeneous()"
 _said: set[tuple[str, str]] = set()
 
 
@@ -443,11 +440,8 @@ def read_weights(
         del given[key]
         break
     if given:
-        note = (
-            f"{', '.join(given)} of the edges is ignored: all edges count the same (a client's GCN "
-            "on a graph of its own uses weights: `flower-graph docs own-data`)"
-        )
-        notes.append(Caution(note))
+        why = "all edges count the same (`flower-graph docs own-data` says where weights count)"
+        notes.append(Caution(f"{', '.join(given)} of the edges is ignored: {why}"))
     return weights
 
 
@@ -724,10 +718,8 @@ def _numbered(words: list[str | None]) -> Tensor | list[str | None]:
 
 
 def _fractional(node: int, value: object) -> FractionalLabelsError:
-    return FractionalLabelsError(
-        f"y[{node}] is {value}: labels must be whole numbers, one class a node; task=values learns "
-        "such numbers, and y.long() rounds them towards 0"
-    )
+    why = "a class must be a whole number; task=values learns such numbers"
+    return FractionalLabelsError(f"y[{node}] is {value}: {why}")
 
 
 def read_targets(y: object, n: int | None) -> Tensor:

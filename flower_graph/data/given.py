@@ -84,14 +84,9 @@ def _id(node: object) -> object:
 
 
 def _json(content: object) -> bytes:
-    def plain(value: object) -> object:
-        if hasattr(value, "tolist"):  # NumPy's and PyTorch's numbers
-            return value.tolist()
-        raise TypeError(f"an attribute is a {type(value).__name__}")
-
-    try:
-        return json.dumps(content, default=plain).encode()
-    except (TypeError, ValueError) as error:
+    try:  # NumPy's and PyTorch's numbers have `tolist`
+        return json.dumps(content, default=lambda value: value.tolist()).encode()
+    except (AttributeError, TypeError, ValueError) as error:
         raise DataError(f"the graph is not one of numbers and words: {error}") from error
 
 

@@ -51,20 +51,12 @@ FORMAT = 1  # of the folders; a folder of another format is refused
 MANIFEST, TENSORS = "manifest.json", "data.safetensors"
 CLIENTS, SERVER = "clients", "server"
 KEY = {CLIENTS: DATA_FOLDER, SERVER: "server-folder"}  # where a folder is named
+MADE = "give a folder of `flower-graph partition`"
 HINT = {
-    CLIENTS: (
-        "give the SuperNode a folder that `flower-graph partition` made for it: "
-        "--node-config 'data-folder=\"/path/client-0000\"'"
-    ),
-    SERVER: (
-        "give the run the folder `server` that `flower-graph partition` made: "
-        "--run-config 'server-folder=\"/path/server\"'"
-    ),
+    CLIENTS: f"{MADE}: --node-config 'data-folder=\"/path/client-0000\"'",
+    SERVER: f"{MADE}: --run-config 'server-folder=\"/path/server\"'",
 }
-PLACED = (
-    "start the SuperNode with --node-config 'partition-id=0 num-partitions=4', with numbers from 0 "
-    "on, or with a data-folder of its own"
-)
+PLACED = "set --node-config 'partition-id=0 num-partitions=4', from 0 on, or a data-folder"
 CLASS_NAMES, DATA_FORM = "class-names", "data-form"
 # Keys of ``data`` that do not change a party's data: its folder, and users that came and went
 _OTHERS = ("root", "add", "remove")
@@ -310,16 +302,14 @@ def share(context: Context, count: int) -> slice:
     for key in (PARTITION, PARTITIONS):
         value: object = context.node_config.get(key)
         if not isinstance(value, int) or isinstance(value, bool):
-            why = "is missing" if value is None else "is no whole number"
-            error = ConfigError(f"node-config {key}: {value!r:.60} {why}; {PLACED}")
-            raise told(error, f"node-config {key}: {why}; {PLACED}")
+            error = ConfigError(f"node-config {key}: {value!r:.60} is no whole number; {PLACED}")
+            raise told(error, f"node-config {key}: is no whole number; {PLACED}")
         numbers.append(value)
     part, parts = numbers
     check_supernodes(parts, count)
     if not 0 <= part < parts:
         why = f"must be at least 0 and below {PARTITIONS}; {PLACED}"
-        error = ConfigError(f"node-config {PARTITION}: {part} with {PARTITIONS}: {parts}; {why}")
-        raise told(error, f"node-config {PARTITION}: {why}")
+        raise told(ConfigError(f"node-config {PARTITION}: {part}: {why}"), f"{PARTITION}: {why}")
     here = assigned(part, parts, count)
     return slice(here.start, here.stop)
 
@@ -345,7 +335,7 @@ def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFol
         error = DataError(f"{label}: there is no such folder; {HINT[role]}")
         raise told(error, f"{KEY[role]}: cannot be used")
     file = path / MANIFEST
-    with _reading(file, f"{label}: it is no folder of `flower-graph partition`; {HINT[role]}"):
+    with _reading(file, f"{label}: {HINT[role]}"):
         manifest = Manifest.from_json(parse_json(read_bytes(file, 4 * MOST_RECORD)))
     if manifest.role != role:
         raise DataError(f"{label}: it is for {KEY[manifest.role]}; {HINT[role]}")
@@ -353,10 +343,7 @@ def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFol
     keys = ["app"] if manifest.app != settings["app"] else sorted({*theirs, *settings})
     if differing := [key for key in keys if theirs.get(key) != settings.get(key)]:
         each = [f"{k} is {theirs.get(k)!r}, this run's is {settings.get(k)!r}" for k in differing]
-        error = DataError(
-            f"{label}: data folder of another run: {'; '.join(each)}. Give this party a folder "
-            "that `flower-graph partition` made with this run's settings"
-        )
+        error = DataError(f"{label}: data folder of another run: {'; '.join(each)}; {MADE}")
         raise told(error, f"{KEY[role]}: data folder of another run: {', '.join(differing)}")
     tensors: Tensors = {}
     for name, digest in manifest.files.items():

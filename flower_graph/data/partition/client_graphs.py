@@ -289,11 +289,8 @@ def _joined(
     if not small:
         return parts
     result = joined(parts, data.edge_index, int(data.y.numel()), fits)
-    note = (
-        f"{small} of {len(parts)} communities have too few nodes with a label to be split, and are "
-        f"joined to others: {len(result)} clients{remedy}"
-    )
-    tell("partition.clients", [note])
+    note = f"{small} of {len(parts)} communities have too few labels, and are joined to others"
+    tell("partition.clients", [f"{note}: {len(result)} clients{remedy}"])
     return result
 
 

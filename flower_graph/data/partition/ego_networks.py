@@ -28,29 +28,14 @@ CHUNK = 64
 
 @dataclass(frozen=True)
 class EgoNetwork(HeldGraph):
-    """One client's graph.
+    """One client's graph, as :class:`ClientGraph`; nodes are identified across clients.
 
     Parameters
     ----------
-    client
-        Number of the client; unique over the run.
     ego
         The node in the middle, as numbered in the whole graph.
-    nodes
-        Its nodes as numbered in the whole graph, int64 ``[n_c]``; ascending if made here.
-    edge_index
-        Both directions of every edge between them, by place in ``nodes``, int64 ``[2, e]``,
-        sorted, no self-loops.
-    x
-        Features, float ``[n_c, f]``, dense or sparse CSR as in the whole graph.
-    y
-        Class of each node, int64 ``[n_c]``; below 0 without a label.
-    train_mask, val_mask, test_mask
-        Boolean ``[n_c]``, disjoint; nodes without a label are in none.
     names
-        ``n_c`` words that identify nodes across clients; None if ``nodes`` does.
-    called
-        The user's names of the nodes; None if the data have no names.
+        ``n`` words that identify nodes across clients; None if ``nodes`` does.
     """
 
     client: int
