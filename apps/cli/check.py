@@ -12,7 +12,6 @@ from statistics import median
 import psutil
 import torch
 from click import ClickException
-from flwr.app import UserConfigValue
 
 from flower_graph.apps.cli.say import say, withheld
 from flower_graph.apps.run import check_run, first_rounds
@@ -58,7 +57,17 @@ def check_command(args: argparse.Namespace) -> int:
 
 
 def _check_node(text: str, target: str | None, overrides: Sequence[str]) -> int:
-    permits = Permits.of(_node_config(text))
+    from flower_graph.flower_compat import parse_config_args  # loads requests, which a run does not
+
+    try:
+        node = parse_config_args([text])
+    except ClickException:
+        node = {}
+    if text.strip() and not node:
+        raise ConfigError(
+            f"--node: {brief(text)} is no node config; write 'most-epsilon=2 a=\"b\"'"
+        )
+    permits = Permits.of(dict(node))
     say("this SuperNode permits", *(f"  {line}" for line in permits.lines()))
     refused = False
     for name, config in _configs(target, overrides).items() if target is not None else ():
@@ -69,20 +78,6 @@ def _check_node(text: str, target: str | None, overrides: Sequence[str]) -> int:
             refused = True
             say(f"{name}\n  refuses: {error}")
     return int(refused)
-
-
-def _node_config(text: str) -> dict[str, UserConfigValue]:
-    from flower_graph.flower_compat import parse_config_args  # loads requests, which a run does not
-
-    try:
-        config = parse_config_args([text])
-    except ClickException:
-        config = {}
-    if text.strip() and not config:
-        raise ConfigError(
-            f"--node: {brief(text)} is no node config; write 'most-epsilon=2 a=\"b\"'"
-        )
-    return dict(config)
 
 
 def short_form(config: RunConfig) -> tuple[list[str], list[str]]:

@@ -186,10 +186,7 @@ def check_masks(graph: Graph) -> None:
             kind = "missing" if mask is None else f"of {mask.size(1)} splits"
             raise DataError(f"{part} is {kind}: must be bool [{graph.num_nodes}]")
         if not mask.any():
-            role = part.partition("_")[0]
-            raise DataError(
-                f"no node is in {role} (`{part}`): each part needs one, or leave all three out"
-            )
+            raise DataError(f"{part}: no node is in it; each needs one, or leave all three out")
     check_parts(masks, graph.y, graph.names)
 
 
@@ -198,8 +195,7 @@ def check_parts(masks: Mapping[str, Tensor], y: Tensor, names: Sequence[str] | N
     for part, mask in masks.items():
         if (nodes := (mask & (y < 0)).nonzero().flatten().tolist()) != []:
             name = f"{nodes[0]} ({names[nodes[0]]})" if names else nodes[0]
-            why = f"node {name} has no label, as {len(nodes)} of its nodes"
-            raise DataError(f"{part}: {why}: take them out of it, such as by {part} &= y >= 0")
+            raise DataError(f"{part}: node {name} has no label, as {len(nodes)} of its nodes")
     for (first, left), (second, right) in combinations(masks.items(), 2):
         if (nodes := (left & right).nonzero().flatten().tolist()) != []:
             raise DataError(f"{first} and {second} overlap in {len(nodes)} nodes, as {nodes[0]}")
@@ -277,8 +273,7 @@ def read_features(x: object, notes: list[str], missing: str = REFUSE) -> Tensor:
     """
     given = as_tensor("x", x)
     if given.dim() != 2:
-        remedy = "; x.view(-1, 1) has one feature" if given.dim() == 1 else ""
-        raise DataError(f"x has shape {list(given.shape)}: must be [nodes, features]{remedy}")
+        raise DataError(f"x has shape {list(given.shape)}: must be [nodes, features]")
     if given.is_complex():
         raise DataError(f"x has dtype {given.dtype}: must be real numbers")
     if given.layout != torch.strided:
@@ -293,9 +288,9 @@ def read_features(x: object, notes: list[str], missing: str = REFUSE) -> Tensor:
         return result if wide is None else wide
     wrong = torch.isinf(result) if missing == MEAN else ~torch.isfinite(result)
     if wrong.any():
-        row, column = wrong.nonzero()[0].tolist()
-        value = given[row, column].item()
-        raise DataError(f"x[{row}, {column}] is {value}: must be finite, below 3e38{if_nan(value)}")
+        place = wrong.nonzero()[0].tolist()
+        value = given[*place].item()
+        raise DataError(f"x{place} is {value}: must be finite, below 3e38{if_nan(value)}")
     return result if wide is None else wide
 
 
@@ -335,17 +330,13 @@ def check_edges(edge_index: Tensor, num_nodes: int) -> None:
         or shape[0] != 2
         or not is_whole(edge_index)
     ):
-        remedy = "; use edge_index.t()" if len(shape) == 2 and shape[1] == 2 else ""
-        remedy = remedy if is_whole(edge_index) else "; use edge_index.long()"
-        raise DataError(f"edge_index is {edge_index.dtype} {shape}: must be int64 [2, E]{remedy}")
+        raise DataError(f"edge_index is {edge_index.dtype} {shape}: must be int64 [2, E]")
     if edge_index.numel() == 0:
         return
     low, high = (int(one) for one in torch.aminmax(edge_index))
     if low < 0 or high >= num_nodes:
-        row, column = ((edge_index < 0) | (edge_index >= num_nodes)).nonzero()[0].tolist()
-        raise DataError(
-            f"edge_index[{row}, {column}] is {int(edge_index[row, column])}: not below {num_nodes}"
-        )
+        place = ((edge_index < 0) | (edge_index >= num_nodes)).nonzero()[0].tolist()
+        raise DataError(f"edge_index{place} is {int(edge_index[*place])}: not below {num_nodes}")
 
 
 def read_mask(part: str, mask: object, n: int, notes: list[str]) -> Tensor | None:
@@ -354,9 +345,7 @@ def read_mask(part: str, mask: object, n: int, notes: list[str]) -> Tensor | Non
         return None
     given = as_tensor(part, mask)
     if given.dim() not in (1, 2) or given.size(0) != n or given.is_floating_point():
-        remedy = f"; of numbers of nodes, mask = torch.zeros({n}, dtype=bool), mask[numbers] = True"
-        remedy = remedy if is_whole(given) and given.dim() == 1 else ""
-        raise DataError(f"{part} is {given.dtype} {list(given.shape)}: must be bool [{n}]{remedy}")
+        raise DataError(f"{part} is {given.dtype} {list(given.shape)}: must be bool [{n}]")
     if given.dtype == torch.bool:
         return given
     if (wrong := (given != 0) & (given != 1)).any():
@@ -400,9 +389,8 @@ def _names(names: object, n: int) -> tuple[str, ...] | None:
         raise DataError(f"{len(result)} names for {n} nodes: must be one a node")
     name, times = Counter(result).most_common(1)[0]
     if times > 1:
-        row = result.index(name)
         raise DataError(
-            f"the name {name!r} is there twice: nodes {row} and {result.index(name, row + 1)}"
+            f"the name {name!r} is there {times} times, as at node {result.index(name)}"
         )
     return result
 
@@ -550,9 +538,9 @@ def check_rows(x: Tensor) -> None:
     values = x if x.layout == torch.strided else x.values()
     # A finite sum has only finite terms, and takes no memory.
     if not torch.isfinite(values.sum()) and not torch.isfinite(values).all():
-        dense = x if x.layout == torch.strided else x.to_dense()
-        row, column = (~torch.isfinite(dense)).nonzero()[0].tolist()
-        raise DataError(f"x[{row}, {column}] is {dense[row, column].item()}: must be finite")
+        dense = x.to_dense()
+        place = (~torch.isfinite(dense)).nonzero()[0].tolist()
+        raise DataError(f"x{place} is {dense[*place].item()}: must be finite")
 
 
 def _check_client(graph: HeldGraph) -> None:
@@ -567,9 +555,7 @@ def _check_client(graph: HeldGraph) -> None:
     if graph.edge_index is not None:
         check_edges(graph.edge_index, n)
         if not _is_whole(graph.edge_index, to_undirected(graph.edge_index, n)):
-            raise DataError(
-                "edge_index must have every edge once in each direction: see data.to_undirected"
-            )
+            raise DataError("edge_index must have every edge once in each direction")
     check_parts(masks, graph.y)
 
 

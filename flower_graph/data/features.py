@@ -154,9 +154,7 @@ class _Look:
         if self.least >= 0 and (self.share <= SPARSE or self.is_binary):
             return
         why = "negative" if self.least < 0 else "dense"
-        raise DataError(
-            f"data.features=presence: features are {why} ({self}); set data.features=as-is or auto"
-        )
+        raise DataError(f"data.features=presence: {why} ({self}); set data.features=as-is or auto")
 
 
 def _standardised(treatment: Treatment, features: Sequence[Tensor]) -> tuple[Treatment, int]:

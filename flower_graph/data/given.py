@@ -127,7 +127,7 @@ def _as_read(data: BaseData, label: object) -> dict[str, object]:
         ]
     if "y" not in values and label is None:
         raise DataError(
-            f"the graph has no y and no label; name one by data.label: {', '.join(sorted(values))}"
+            f"has no y and no label; data.label names one of {', '.join(sorted(values))}"
         )
     return values
 

@@ -306,7 +306,5 @@ def fits_dense(nodes: int, features: int) -> bool:
 def check_dense_size(nodes: int, features: int, advice: str) -> None:
     """Raise DataError when a dense float32 ``[nodes, features]`` matrix is too large."""
     if not fits_dense(nodes, features):
-        raise DataError(
-            f"{nodes} nodes with {features} dense features take {4e-9 * nodes * features:.1f} GB; "
-            f"the limit is {DENSE_LIMIT / 1e9:.1f} GB. {advice}"
-        )
+        size, limit = 4e-9 * nodes * features, DENSE_LIMIT / 1e9
+        raise DataError(f"dense features take {size:.1f} GB; the limit is {limit:.1f} GB. {advice}")

@@ -124,8 +124,7 @@ def _check_declared(y: Sequence[Tensor], declared: int) -> None:
     for one in y:
         if (one >= declared).any():
             node = int((one >= declared).nonzero()[0])
-            allowed = f"must be below num_classes = {declared}, or -1"
-            raise DataError(f"y[{node}] is {int(one[node])}: {allowed}")
+            raise DataError(f"y[{node}] is {int(one[node])}: not below num_classes = {declared}")
     if all(bool((one < 0).all()) for one in y):
         raise DataError("y: no node has a label")
 
@@ -195,9 +194,7 @@ def read_targets(y: object, n: int | None) -> Tensor:
         y = [_number(node, one) for node, one in enumerate(listed("y", y))]
     given = column_of("y", y)
     if given.dim() != 1 or given.is_complex() or (n is not None and len(given) != n):
-        rows = "n" if n is None else n
-        kind = f"{given.dtype} {list(given.shape)}"
-        raise DataError(f"y is {kind}: must be real numbers [{rows}], one a node, NaN for none")
+        raise DataError(f"y is {given.dtype} {list(given.shape)}: must be a real number a node")
     result = given.to(torch.float32)
     if (wrong := result.isinf()).any():
         node = int(wrong.nonzero()[0])
@@ -231,8 +228,7 @@ def check_entries(data: object, keys: Sequence[str]) -> None:
     for key in keys:
         value = getattr(data, key, None)
         if isinstance(value, (str, dict, int, float)) or getattr(value, "ndim", 1) == 0:
-            kind = type(value).__name__
-            raise DataError(f"{key} is one {kind}: must be a tensor or a list")
+            raise DataError(f"{key} is one {type(value).__name__}: must be a tensor or a list")
 
 
 # Any: what a user gave, which is checked here
@@ -263,8 +259,7 @@ def as_tensor(key: str, value: Any) -> Tensor:
     try:
         return torch.as_tensor(value if isinstance(value, np.ndarray) else np.asarray(value))
     except (TypeError, ValueError, RuntimeError) as error:
-        kind = type(value).__name__
-        raise DataError(f"{key} is a {kind} that is no tensor of numbers ({error})") from error
+        raise DataError(f"{key} is a {type(value).__name__}, not numbers ({error})") from error
 
 
 def column_of(key: str, value: object) -> Tensor:

@@ -102,9 +102,7 @@ def read_new_graph(path: Path, of: DataForm) -> NewGraph:
     """Read a file or a folder with tables; ``DataError`` if it does not fit the run's models."""
     values = read_file(path, of.gaps, needs_labels=False)
     if of.given.no_features == ONE_HOT and values.get("x") is None:
-        raise DataError(
-            f"file {path}: has no x, and data.no_features=one-hot means nothing for new nodes"
-        )
+        raise DataError(f"file {path}: has no x, and data.no_features=one-hot stands for none here")
     with saying(f"file {path}"):
         described = describe_graph(
             SimpleNamespace(**values),
@@ -133,8 +131,7 @@ def _numbered(labels: Tensor | Sequence[str | None], of: DataForm) -> Tensor:
         )
         if not are_names:
             if (labels >= of.num_classes).any():
-                node = int((labels >= of.num_classes).nonzero()[0])
-                raise DataError(f"y[{node}] is {int(labels[node])}: must be below {of.num_classes}")
+                raise DataError(f"y has {int(labels.max())}: must be below {of.num_classes}")
             return labels.clamp(min=-1)
         labels = words
     if classes is None:

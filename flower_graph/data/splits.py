@@ -50,8 +50,8 @@ def random_split(
     for label in range(num_classes):
         members = (y == label).nonzero().flatten()
         if 0 < members.numel() < train_per_class:
-            held, key = members.numel(), f"data.train_per_class = {train_per_class}"
-            raise DataError(f"{key}: class {label} has {held}; {ADVICE}")
+            why = f"class {label} has {members.numel()}; {ADVICE}"
+            raise DataError(f"data.train_per_class = {train_per_class}: {why}")
         order = torch.randperm(members.numel(), generator=generator)
         classes.append(members[order[:train_per_class]])
     chosen, is_left = torch.cat(classes), y >= 0
@@ -104,8 +104,7 @@ def check_roles(client: int, masks: Masks, ratios: Sequence[float]) -> None:
     """Check that a client has nodes in every role that is to have some."""
     for role, mask, share in zip(ROLE_WORDS, masks, ratios, strict=True):
         if share > 0 and not mask.any():
-            none = f"none of its {mask.numel()} nodes is for {role}"
-            raise DataError(f"client {client}: {none}, with partition.ratios = {list(ratios)}")
+            raise DataError(f"client {client}: none of its {mask.numel()} nodes is for {role}")
 
 
 def select_column(masks: Masks, seed: int) -> Masks:

@@ -91,7 +91,6 @@ from flower_graph.strategies.fedscem.messages import (
     Sums,
     round_terms,
     union_terms,
-    write_save,
 )
 from flower_graph.strategies.fedscem.vector import (
     Means,
@@ -105,7 +104,7 @@ from flower_graph.wire.arrays import largest_size, read_array
 from flower_graph.wire.counts import counts_size
 from flower_graph.wire.exchange import count_bytes, reasons_of
 from flower_graph.wire.fields import Resume, read_handled
-from flower_graph.wire.keys import MAX_NUMBER, SUMS, TOTAL
+from flower_graph.wire.keys import MAX_NUMBER, RUN_TOKEN, SERVER_ROUND, SUMS, TOTAL
 from flower_graph.wire.ledger import ByteLedger, Traffic, reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)
@@ -128,11 +127,9 @@ class Keys(NamedTuple):
 class EgoMembership(Membership):
     """The clients of each SuperNode, their keys, and which slots they know."""
 
-    def __init__(
-        self, settings: EgoSettings, alignment: str, sums: SumServer, least_holders: int
-    ) -> None:
+    def __init__(self, alignment: str, sums: SumServer, least_holders: int) -> None:
         super().__init__()
-        self.settings, self.alignment, self.sums = settings, alignment, sums
+        self.alignment, self.sums = alignment, sums
         self.aligner: AlignmentServer | PlaintextAlignmentServer
         self.parties = sums if isinstance(sums, PartySums) else None
         if self.parties is not None:
@@ -149,7 +146,7 @@ class EgoMembership(Membership):
         self.unsent: dict[int, dict[str, object]] = {}  # what tells each SuperNode its slots
 
     def question(self, resume: Resume) -> RecordDict:
-        return EgoEnrolment(self.settings, self.sums.run_id, self.alignment, resume).to_record()
+        return EgoEnrolment(self.sums.run_id, self.alignment, resume).to_record()
 
     def read(self, node: int, content: RecordDict) -> Keys:
         reply: SumKeys = self.sums.enrolment[-1].from_config(entries_of(content))
@@ -208,7 +205,6 @@ class EgoSession(Session):
 
     def __init__(
         self,
-        settings: EgoSettings,
         *,
         alignment: str,
         aggregation: str,
@@ -223,8 +219,8 @@ class EgoSession(Session):
         server = SumServer(dropout=dropout)
         if registry is not None:
             server = PartySums(registry, dropout=dropout, differ_by=differ_by)
-        members = EgoMembership(settings, alignment, server, least_holders)
-        super().__init__(members, seed=settings.seed, **more)
+        members = EgoMembership(alignment, server, least_holders)
+        super().__init__(members, **more)
         self.min_nodes = max(server.fewest_nodes, self.min_nodes)
         self.sums = SumStages(
             server,
@@ -568,7 +564,6 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         shares_model = model_sharing != "none"
         super().__init__(
             EgoSession(
-                settings,
                 alignment=alignment,
                 aggregation=aggregation,
                 limit=limit,
@@ -577,6 +572,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
                 least_holders=least_holders,
                 registry=registry,
                 differ_by=differ_by,
+                seed=settings.seed,
                 **more,
             )
         )
@@ -665,7 +661,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         saved = {node: reply.not_saved for node, reply in self.answers.items()}
-        order = write_save(self.settings, server_round, self.session.checkpoints.run)
+        order = {SERVER_ROUND: server_round, RUN_TOKEN: self.session.checkpoints.run}
         return self.session.have_saved(server_round, as_record(order), saved)
 
     def fixed_settings(self) -> dict[str, object]:
@@ -695,7 +691,6 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         return EgoRequest(
             server_round,
             np.zeros(0, np.int64),
-            self.settings,
             self.variant,
             sums=self.sums,
             shares_model=model is not None,
@@ -710,7 +705,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
 
     def layout(self, base: EgoRequest) -> Layout:
         distrusted = self.session.members.parties is not None
-        return base.vector_layout(self.session.num_slots, checked=distrusted)
+        return base.vector_layout(self.settings, self.session.num_slots, checked=distrusted)
 
     def take(
         self,

@@ -274,6 +274,8 @@ class NodeClient(UsersClient):
         self._remember(request.settings)
         # The state must be there if a gradient comes for what the users have sent.
         follows = bool(request.gradient_round.any())
+        if self._file is not None and (request.send_weights or request.average is not None):
+            raise ValueError("rows_dir: users whose weights are in a file do not average them")
         place, makers = self._places(request.users), self._makers(request.settings)
         with self._state.opened(makers, follows=follows) as (cohort, tensors):
             if self._file is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.apps.cli.audit import audit_run, settings_of
-from flower_graph.audit.attacks import Exchange
-from flower_graph.audit.scores import Finding
+from flower_graph.audit.scores import Finding, _guess_variance
 from flower_graph.wire.arrays import encode_array
 
 DATA = """
@@ -56,21 +56,12 @@ def message(
     return content
 
 
-def trained(request: RecordDict, reply: RecordDict, node: int = 1, kind: str = "train") -> Exchange:
-    """Make an exchange."""
-    return Exchange(kind, node, request, reply)
-
-
-def is_a_guess(finding: Finding, deviations: float = 4.0) -> bool:
-    """Say whether an area under the ROC curve is within some deviations of a guess's."""
-    from flower_graph.audit.scores import auc_deviation
-
-    slack = deviations * auc_deviation(finding.true, finding.n - finding.true)
-    return abs(finding.success - 0.5) <= slack
+def is_a_guess(finding: Finding) -> bool:
+    """Say whether a success is within four standard deviations of a guess's."""
+    return abs(finding.success - finding.chance) <= 4 * math.sqrt(_guess_variance(finding))
 
 
 def by_words(findings: Mapping[str, Finding], words: str) -> Finding:
     """Find the one attack whose name has these words."""
-    names: Sequence[str] = [name for name in findings if words in name]
-    assert len(names) == 1, (words, list(findings))
-    return findings[names[0]]
+    (found,) = [found for name, found in findings.items() if words in name]
+    return found

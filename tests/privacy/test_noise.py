@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from averaging_helpers import Simple
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from public_helpers import run, still_member
 
@@ -28,7 +29,6 @@ from flower_graph.privacy.local import (
     withhold_measurements,
 )
 from flower_graph.records.rounds import RoundReport
-from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.arrays import pack_integers
 
@@ -39,13 +39,7 @@ BUDGET = PrivacyConfig(epsilon=8.0, delta=1e-5, clipping_norm=3.0)
 
 
 # Exact by Balle and Wang (ICML 2018), theorem 8: rounds add up to one Gaussian release
-EXACT = [
-    (0.3, 1, 19.1307),
-    (1.0, 1, 4.3771),
-    (1.0, 10, 17.8565),
-    (8.0, 50, 3.7965),
-    (30, 1, 0.1027),
-]
+EXACT = [(0.3, 1, 19.1307), (1, 1, 4.3771), (1, 10, 17.8565), (8, 50, 3.7965), (30, 1, 0.1027)]
 
 
 @pytest.mark.parametrize(("multiplier", "rounds", "exact"), EXACT)
@@ -102,10 +96,10 @@ def test_rounds_add_up_to_the_budget() -> None:
 # Noise of clients -------------------------------------------------------------------------------
 
 
-def request(rows: np.ndarray, **config: Any) -> Message:
+def request(rows: np.ndarray, kind: str = "train", **config: Any) -> Message:
     identify(1)
     arrays = ArrayRecord({"public": Array(rows)})
-    return Message(RecordDict({"arrays": arrays, "config": ConfigRecord(config)}), 1, "train")
+    return Message(RecordDict({"arrays": arrays, "config": ConfigRecord(config)}), 1, kind)
 
 
 def context() -> Context:
@@ -196,17 +190,13 @@ def test_what_cannot_be_clipped_is_not_sent(mod: Any, after: np.ndarray, said: s
 
 @BOTH
 def test_other_actions_may_send_zeros_and_nothing_else(mod_of: Callable[..., Any]) -> None:
-    message = request(ZEROS)
-    message.metadata.message_type = "train.finish"
+    message = request(ZEROS, "train.finish")
     reply = mod_of()(message, context(), client(ZEROS))
     assert not reply.content["arrays"]["public"].numpy().any()
     with pytest.raises(RefusedError, match=r"train\.finish"):
         mod_of()(message, context(), client(ONES))
-
-    def without(message: Message, context: Context) -> Message:
-        return Message(RecordDict({"arrays": ArrayRecord()}), reply_to=message)
-
-    assert mod_of()(message, context(), without).has_content()
+    nothing = Message(RecordDict({"arrays": ArrayRecord()}), reply_to=message)
+    assert mod_of()(message, context(), lambda *_: nothing).has_content()
 
 
 def test_several_clients_behind_one_reply_are_refused() -> None:
@@ -226,33 +216,24 @@ MEASURED = {"loss": [0.5], "disagreement": [0.25], "judged-val": [0.75], "num-ex
 measuring = client(ONES, **MEASURED)
 
 
+def measured(mod: Any, kind: str = "train", answer: Any = measuring) -> MetricRecord:
+    return mod(request(ZEROS, kind), context(), answer).content["metrics"]
+
+
 def test_what_a_client_measures_is_withheld_unless_it_is_to_be_reported() -> None:
-    mod = replies(releases=2)
-    found = mod(request(ZEROS), context(), measuring).content["metrics"]
-    for name in ("loss", "disagreement", "judged-val"):
-        assert np.isnan(found[name]).all()
+    found = measured(replies())
+    assert all(np.isnan(found[name]).all() for name in ("loss", "disagreement", "judged-val"))
     assert found["num-examples"] == 2
-    alone = mod(request(ZEROS), context(), client(ONES))
-    assert math.isnan(alone.content["metrics"]["loss"])
-    mod = replies(withholds=False)
-    found = mod(request(ZEROS), context(), measuring).content["metrics"]
-    assert (found["loss"], found["judged-val"]) == ([0.5], [0.75])
-
-
-def test_measurements_of_evaluate_are_left_out() -> None:
-    message = request(ONES)
-    message.metadata.message_type = "evaluate"
-    found = withhold_measurements(message, context(), measuring).content["metrics"]
-    assert dict(found) == {"num-examples": 2}
-    untouched = withhold_measurements(request(ONES), context(), measuring)
-    assert untouched.content["metrics"]["loss"] == [0.5]
+    assert math.isnan(measured(replies(), answer=client(ONES))["loss"])
+    assert dict(measured(replies(withholds=False))) == MEASURED
+    assert dict(measured(withhold_measurements, "evaluate")) == {"num-examples": 2}
+    assert dict(measured(withhold_measurements)) == MEASURED
 
 
 def test_in_the_central_form_losses_are_withheld_and_arrays_left_to_the_server() -> None:
     (mod,) = privacy_mods(PrivacyConfig(epsilon=1.0, form="central"), 10)
-    reply = mod(request(ZEROS), context(), measuring)
-    assert np.isnan(reply.content["metrics"]["loss"]).all()
-    assert (reply.content["arrays"]["public"].numpy() == 1).all()
+    assert np.isnan(measured(mod)["loss"]).all()
+    assert (released(mod, ZEROS, ONES) == 1).all()
     central = PrivacyConfig(epsilon=1.0, form="central", measurements="report")
     assert privacy_mods(central, 10) == privacy_mods(PrivacyConfig(), 10) == []
 
@@ -329,15 +310,17 @@ class Mover(NumPyClient):
         return 0.0, 1, {}
 
 
-class Simple(ReportedFedAvg):
-    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, Any]:
-        accuracies = [f"{role}_accuracy" for role in ("train", "val", "test")]
-        return dict.fromkeys(["loss", "cross_entropy", "regulariser", *accuracies], math.nan)
+ONE_EACH = (1,) * 9
 
 
 def averaged(
-    noise: CentralNoise | None, changes: list[float], nodes: list[int], clients: list[int]
-) -> tuple[np.ndarray, list[RoundReport]]:
+    noise: CentralNoise | None,
+    changes: list[float],
+    nodes: Sequence[int] = ONE_EACH,
+    clients: Sequence[int] = ONE_EACH,
+) -> tuple[np.ndarray, list[str]]:
+    """Average a model of ones once; return it, and why SuperNodes were left out."""
+
     def client_fn(context: Context) -> Mover:
         place = int(context.node_config["partition-id"])
         return Mover(changes[place], nodes[place], clients[place])
@@ -347,16 +330,15 @@ def averaged(
     grid = InProcessGrid(make_client_app(client_fn), num_supernodes=len(changes))
     start = ArrayRecord({"w": Array(np.ones(SIZE, np.float32))})
     strategy.start(grid, start, 1, timeout=5.0, on_round=reports.append)
-    return strategy.weights()["w"], reports
+    return strategy.weights()["w"], [entry["reason"] for entry in reports[0].rejected]
 
 
 def test_each_client_is_clipped_and_counts_once() -> None:
     """Nobody's nodes give it more weight: the sensitivity would grow with them."""
-    found, _ = averaged(CentralNoise(2.0, QUIET), [100.0, 1.0, -1.0], [1000, 1, 1], [1, 1, 1])
+    found, _ = averaged(CentralNoise(2.0, QUIET), [100.0, 1.0, -1.0], [1000, 1, 1])
     assert found[0] == pytest.approx(1 + (2.0 + 1.0 - 1.0) / 3, abs=1e-5)
     assert np.allclose(found[1:], 1.0, atol=1e-5)
-    without, _ = averaged(None, [100.0, 1.0, -1.0], [1000, 1, 1], [1, 1, 1])
-    assert without[0] > 90
+    assert averaged(None, [100.0, 1.0, -1.0], [1000, 1, 1])[0][0] > 90
 
 
 @pytest.mark.parametrize(
@@ -364,28 +346,24 @@ def test_each_client_is_clipped_and_counts_once() -> None:
 )
 def test_the_noise_is_for_the_clients_in_the_mean(changes: list[float], in_mean: int) -> None:
     """Where one is missing, Flower's wrapper by itself would add noise for all that were asked."""
-    ones = [1] * len(changes)
-    found, reports = averaged(CentralNoise(2.0, 0.5), changes, ones, ones)
+    found, reasons = averaged(CentralNoise(2.0, 0.5), changes)
     wanted = 0.5 * 2 * 2.0 / in_mean  # the multiplier, of a sensitivity of 2 C / n
     assert abs((found - 1).std() / wanted - 1) < 0.06  # 4,000 draws: a deviation is 1.1 %
-    reasons = [one["reason"] for one in reports[0].rejected]
     assert len(reasons) == len(changes) - in_mean and all("NaN" in each for each in reasons)
 
 
 def test_a_client_that_changes_nothing_takes_part_and_a_supernode_of_several_does_not() -> None:
-    found, reports = averaged(CentralNoise(1.0, QUIET), [0.0, 1.0], [1, 1], [1, 1])
-    assert found[0] == pytest.approx(1.5, abs=1e-5)
-    assert reports[0].rejected == []
-    found, reports = averaged(CentralNoise(1.0, QUIET), [1.0, 0.5], [1, 1], [3, 1])
-    assert found[0] == pytest.approx(1.5, abs=1e-5)
-    assert "speaks for 3 clients" in reports[0].rejected[0]["reason"]
+    found, reasons = averaged(CentralNoise(1.0, QUIET), [0.0, 1.0])
+    assert (found[0], reasons) == (pytest.approx(1.5, abs=1e-5), [])
+    found, reasons = averaged(CentralNoise(1.0, QUIET), [1.0, 0.5], clients=[3, 1])
+    assert found[0] == pytest.approx(1.5, abs=1e-5) and "3 clients" in reasons[0]
 
 
 def test_the_servers_noise_is_not_fixed_by_a_seed() -> None:
     found = []
     for _ in range(2):
         np.random.seed(3)
-        found.append(averaged(CentralNoise(1.0, 1.0), [0.0, 0.0], [1, 1], [1, 1])[0])
+        found.append(averaged(CentralNoise(1.0, 1.0), [0.0, 0.0])[0])
     assert not np.array_equal(*found)
 
 

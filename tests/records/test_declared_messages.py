@@ -21,7 +21,6 @@ from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply
 from flower_graph.strategies.fed_sage import messages as sage
 from flower_graph.strategies.fedgls import messages as structure
 from flower_graph.strategies.fedscem import messages as ego
-from flower_graph.strategies.fedscem.cohort import EgoSettings
 from flower_graph.strategies.nfedgnn import messages as common
 from flower_graph.strategies.nfedgnn import messages as relay
 from flower_graph.strategies.ppfl import messages as public
@@ -49,7 +48,6 @@ VALUES: dict[type, dict[str, Any]] = {
     Claims: {"nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])]},
     public.EmbeddingEnrolment: {"nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])]},
     ego.EgoRequest: {
-        "settings": EgoSettings(7, 3, 5, 4, 0.25, 0.5, 11, 2, 0.75, 1.5, 0.125, 16),
         "sums": ego.Sums(3, [5, 4], np.arange(6, dtype=np.uint32), np.arange(2, dtype=np.uint32)),
         "shares_model": True,
         "first": np.ones((7, 5), np.float32),

@@ -5,10 +5,9 @@ import re
 import numpy as np
 import pytest
 from doc_helpers import DOCS, run_blocks
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.errors import MalformedReplyError, MembershipError
+from flower_graph.errors import MembershipError
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.sum.round import Cause, Skipped
 from flower_graph.secure.sum.service import SecureSum
@@ -133,26 +132,6 @@ def test_that_sums_are_not_kept_apart_is_said_once_when_the_first_begins(caplog)
     secure.sum(1, 2)
     secure.sum(2, 2)
     assert not caplog.records
-
-
-def test_in_four_steps_with_some_of_the_nodes():
-    grid, secure = make(5, 1)
-    nodes = list(grid.contexts)[:3]
-    assert secure.prepare(1, nodes) == [0, 1, 2]
-    with pytest.raises(MalformedReplyError, match="arrays/masked-sum"):
-        secure.take(nodes[0], RecordDict())
-    for node, entries in secure.requests(2).items():
-        client = Numbered(grid.contexts[node], [nodes.index(node)])
-        reply, answer = client.masked(entries, {nodes.index(node): np.array([2.0, -1.0])})
-        content = RecordDict({"arrays": ArrayRecord({"masked-sum": Array(reply.total)})})
-        numbers = {name: value for name, value in answer.items() if isinstance(value, int)}
-        words = {name: value for name, value in answer.items() if isinstance(value, bytes)}
-        content["metrics"], content["config"] = MetricRecord(numbers), ConfigRecord(words)
-        secure.take(node, content)
-    summed = secure.close(1)
-    assert summed.values.tolist() == [6, -3] and summed.contributors.tolist() == [0, 1, 2]
-    # Those that may take part from now on are not in the sum that is ready.
-    assert secure.prepare(2, grid.contexts) == [0, 1, 2]
 
 
 def test_the_documents_example(capsys):

@@ -44,7 +44,7 @@ def session_of(hosted: dict[int, list[int]], **options: Any) -> EgoSession:
         "dropout": 0.3,
         "min_nodes": 1,
     }
-    session = EgoSession(SETTINGS, **{**given, **options})
+    session = EgoSession(seed=SETTINGS.seed, **{**given, **options})
     grid: Any = SimpleNamespace(get_node_ids=lambda: list(hosted))
     session.open(grid, 1.0, 3)
     ask(session, {node: keys_of(session, clients) for node, clients in hosted.items()})

@@ -195,8 +195,8 @@ def _read_files(path: Path | str, gaps: Gaps, *, needs_edges: bool, uses: Uses) 
     width = files[0].found.x.size(1)
     for each in files:
         if each.found.x.size(1) != width:
-            count = each.found.x.size(1)
-            raise DataError(f"{each.where}: x has {count} features, {files[0].where} has {width}")
+            both = f"{each.found.x.size(1)} features, {files[0].where} has {width}"
+            raise DataError(f"{each.where}: x has {both}")
     return files
 
 
@@ -375,7 +375,7 @@ def named_by(identities: Identities, count: int) -> Named:
     kinds = {type(one) for one in given}
     if kinds not in ({int}, {str}):
         named = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise DataError(f"identities are of type {named}: must be all int or all str")
+        raise DataError(f"identities are {named}: must be all int or all str")
     if len(given) != count:
         raise DataError(f"{len(given)} identities for {count} nodes: must be one a node")
     # The error has the number only, since a server that reads it must not learn identities.
@@ -447,11 +447,8 @@ def load_ego_folder(
         drawn = split_per_client(egos, ratios, seed)
         egos = [one.graph if one.masks else new for one, new in zip(holders, drawn, strict=True)]
     if len(egos) > 1 and len(numbers) == sum(ego.y.numel() for ego in egos):
-        tell(
-            f"data {path}",
-            ["no two clients hold the same node (identity): nothing is shared, each trains alone"],
-            logging.WARNING,
-        )
+        note = "no two clients hold the same node (identity): nothing is shared, each trains alone"
+        tell(f"data {path}", [note], logging.WARNING)
     return _told(path, files, egos)
 
 
@@ -540,8 +537,7 @@ def _publics(
 
     if not at_two([holder.ids for holder in holders]).numel():
         raise DataError(
-            f"data.name = {str(path)!r}: no node (identity) is at two of {len(holders)} clients; "
-            "give a node the same identity wherever it is"
+            f"data.name = {str(path)!r}: no identity is at two of {len(holders)} clients"
         )
     # A node that one client holds back is not public at another that says nothing about it.
     shown = zip(holders, offered, strict=True)
@@ -551,8 +547,7 @@ def _publics(
         shared = torch.isin(holder.ids, common)
         publics.append(shared if public is None else public)
         if not (publics[-1] & shared).any():
-            count = holder.ids.numel()
-            raise DataError(f"{holder.where}: no node of {count} is public elsewhere too")
+            raise DataError(f"{holder.where}: no node of {len(shared)} is public elsewhere too")
     return publics
 
 

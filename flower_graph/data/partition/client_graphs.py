@@ -154,8 +154,7 @@ def partition_graph(
             check_client_graph(graph, getattr(data, "treatment", None))
             graphs.append(graph)
     except DataError as error:
-        fewer = f"fewer partition.clients than {partition.clients}, or another method"
-        raise DataError(f"{error}; use {fewer}") from error
+        raise DataError(f"{error}; use less than {partition.clients} partition.clients") from error
     return graphs
 
 
@@ -212,10 +211,8 @@ def split_nodes(
     try:
         return with_masks(graph, labelled_split(graph.y, ratios, generator=rng))
     except DataError as error:
-        raise DataError(
-            f"client {graph.client}: partition.ratios = {list(ratios)}: {labelled} labelled nodes "
-            "do not make three parts"
-        ) from error
+        key = f"partition.ratios = {list(ratios)}"
+        raise DataError(f"client {graph.client}: {key}: {labelled} labelled nodes") from error
 
 
 def fewer_trained(graph: ClientGraph, share: float | None, seed: int) -> ClientGraph:

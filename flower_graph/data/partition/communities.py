@@ -70,9 +70,10 @@ def _communities(
     finally:
         igraph.set_random_number_generator(random)  # Python's, which is igraph's default
     if len(result) < clients:
-        remedy = f"use fewer, or partition.resolution above {resolution:g}, or null"
-        found = f"Louvain found {len(result)} communities"
-        raise DataError(f"partition.clients = {clients}: {found}; {remedy}")
+        found = (
+            f"Louvain found {len(result)}; set partition.resolution above {resolution:g} or null"
+        )
+        raise DataError(f"partition.clients = {clients}: {found}")
     parts = _parts(torch.tensor(result.membership), len(result))
     parts.sort(key=lambda part: (-part.numel(), int(part[0])))
     return _merged(parts, clients) if every_node else parts[:clients]
@@ -118,8 +119,7 @@ def metis(edge_index: Tensor, n: int, *, clients: int, seed: int) -> list[Tensor
     try:
         import pymetis
     except ImportError as error:
-        advice = "pip install 'flower-graph[metis]'"
-        raise DataError(f"partition.method = 'metis' needs pymetis: {advice}") from error
+        raise DataError("partition.method: pip install 'flower-graph[metis]'") from error
     source, target = to_undirected(edge_index, n)
     counts = torch.bincount(source, minlength=n).tolist()
     neighbours = [others.tolist() for others in target.split(counts)]
@@ -128,10 +128,7 @@ def metis(edge_index: Tensor, n: int, *, clients: int, seed: int) -> list[Tensor
     part = torch.tensor(pymetis.part_graph(clients, neighbours, options=options)[1])
     sizes = torch.bincount(part, minlength=clients)
     if not sizes.all():
-        empty = int((sizes == 0).sum())
-        raise DataError(
-            f"partition.clients = {clients}: METIS left {empty} of them without any of {n} nodes"
-        )
+        raise DataError(f"partition.clients = {clients}: METIS left one without any of {n} nodes")
     return _parts(part, clients)
 
 
@@ -160,8 +157,8 @@ def dirichlet(y: Tensor, clients: int, alpha: float, seed: int) -> list[Tensor]:
         part = _assigned(y, clients, alpha, rng)
         if int(torch.bincount(part, minlength=clients).min()) >= LEAST_NODES:
             return _parts(part, clients)
-    failed = f"{DRAWS} draws left one of {clients} clients less than {LEAST_NODES} nodes"
-    raise DataError(f"partition.alpha = {alpha:g}: {failed}; use fewer clients, or a larger alpha")
+    few = f"less than {LEAST_NODES} nodes in {DRAWS} draws; use fewer clients, or a larger alpha"
+    raise DataError(f"partition.alpha = {alpha:g}: one of {clients} clients has {few}")
 
 
 def _assigned(y: Tensor, clients: int, alpha: float, chance: np.random.Generator) -> Tensor:

@@ -97,10 +97,8 @@ def sample_egos(data: WholeGraph, clients: int, hops: int, min_nodes: int, seed:
         chosen = torch.cat([chosen, drawn[sizes >= min_nodes]])
         if chosen.numel() >= clients:
             return chosen[:clients]
-    raise DataError(
-        f"partition.clients = {clients}: {chosen.numel()} of {nodes} nodes have a {hops}-hop "
-        f"ego-network of at least partition.min_nodes = {min_nodes} nodes"
-    )
+    found = f"{chosen.numel()} of {nodes} nodes have partition.min_nodes = {min_nodes} around them"
+    raise DataError(f"partition.clients = {clients}: {found}")
 
 
 def ego_networks(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> list[EgoNetwork]:

@@ -60,9 +60,8 @@ def cached_folder(key: str, fill: Callable[[Path], None]) -> Path:
         make_folder(folder.parent)
         temporary = temporary_folder(".making-", folder.parent)
     except OSError as error:
-        raise DataError(
-            f"the cache {folder.parent} cannot be written ({error}); set {CACHE_VARIABLE}"
-        ) from error
+        why = f"the cache {folder.parent} cannot be written ({error}); set {CACHE_VARIABLE}"
+        raise DataError(why) from error
     try:
         fill(temporary)
         try:

@@ -170,8 +170,7 @@ def pyg_name(name: str) -> PygName:
     if folder is not None or name.startswith(("/", ".", "~")):
         raise absent(name, "folder" if name.endswith("/") else "file")
     if lower in OTHER_OGB:
-        there = ", ".join(OGB)
-        raise DataError(f"data.name = {name!r}: {OTHER_OGB[lower]}; of OGB there are {there}")
+        raise DataError(f"data.name = {name!r}: {OTHER_OGB[lower]}; of OGB {' and '.join(OGB)}")
     if lower in SHORT:
         return PygName(*SHORT[lower])
     group, _, member = name.partition("/")

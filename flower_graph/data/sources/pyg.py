@@ -123,8 +123,7 @@ def _call(cls: Dataset, arguments: dict[str, object], label: str) -> InMemoryDat
         raise
     # Loaders raise any error: asserts, missing packages, broken files.
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise DataError(f"data set {label!r} cannot be loaded by PyG: {reason}") from error
+        raise DataError(f"data set {label!r}: PyG: {type(error).__name__}: {error}") from error
 
 
 def _raw_files(cls: Dataset, arguments: dict[str, object], label: str) -> Raw:
@@ -321,8 +320,7 @@ def _ogb(name: str) -> Any:
     try:
         from ogb.nodeproppred import PygNodePropPredDataset
     except ImportError as error:
-        remedy = "pip install flower-graph[ogb]"
-        raise DataError(f"data set {name!r} needs the package ogb: {remedy} ({error})") from error
+        raise DataError(f"data set {name!r}: pip install flower-graph[ogb] ({error})") from error
     return PygNodePropPredDataset
 
 
@@ -344,8 +342,7 @@ def _read_ogb(name: str, folder: Path) -> Graph:
             data, split = dataset[0], dataset.get_idx_split()
     # ogb leaves the process by exit() when a question is answered with no.
     except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise DataError(f"data set {name!r} cannot be loaded by ogb: {reason}") from error
+        raise DataError(f"data set {name!r}: ogb: {type(error).__name__}: {error}") from error
     for part, ogb_name in (("train", "train"), ("val", "valid"), ("test", "test")):
         mask = torch.zeros(data.x.size(0), dtype=torch.bool)
         mask[split[ogb_name]] = True
