@@ -41,8 +41,6 @@ from flower_graph.storage import checkpoint
 from flower_graph.strategies.fedscem import cohort_client as ego_host
 from flower_graph.strategies.ppfl.secure_consensus import (
     SecureConsensus,
-)
-from flower_graph.strategies.ppfl.secure_consensus_client import (
     SecureConsensusClient,
 )
 from flower_graph.wire.client_errors import AT_HOME

@@ -54,8 +54,8 @@ from flower_graph.strategies.fedscem import messages as of_egos
 from flower_graph.strategies.ppfl import claims
 from flower_graph.strategies.ppfl import messages as of_public
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient
-from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus
-from flower_graph.strategies.ppfl.secure_consensus_client import (
+from flower_graph.strategies.ppfl.secure_consensus import (
+    SecureConsensus,
     SecureConsensusClient,
 )
 from flower_graph.wire.arrays import decode_array
@@ -672,7 +672,8 @@ def egos_app(kind: int, keys: Path | None) -> Any:
     def client_fn(context: Any) -> EgoNetworkClient:
         own = [egos[int(context.node_config["partition-id"])]]
         trust = trust_in(context, keys)
-        return EgoNetworkClient(context, own, trust=trust, masked=True, alignment="psi")
+        settings = SETTINGS._replace(hidden=HIDDEN)
+        return EgoNetworkClient(context, own, settings, trust=trust, masked=True, alignment="psi")
 
     return make_client_app(client_fn)
 
