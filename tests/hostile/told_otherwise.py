@@ -818,13 +818,9 @@ class TrustedSums(Sums):
 
     @classmethod
     def requests(cls) -> dict[str, Entry]:
-        of_parties = (of_sums.BindRequest, of_sums.RevealRequest, of_sums.EpochRequest)
-        found = super().requests().items()
-        return {
-            name: one
-            for name, one in found
-            if one.message not in (*of_parties, of_sums.ListRequest)
-        }
+        of_parties = "BindRequest", "RevealRequest", "EpochRequest", "ListRequest"
+        found = super().requests()
+        return {name: found[name] for name in found if name.split(".")[0] not in of_parties}
 
 
 WORLDS = {

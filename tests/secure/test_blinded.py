@@ -12,7 +12,7 @@ from nacl import bindings as sodium
 
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.blinded import MAX_CLIENTS, cells_for, insert, order_tokens, peel
-from flower_graph.secure.align.slots import SlotTable, open_table, slot_table
+from flower_graph.secure.align.slots import SlotTable, slot_table
 
 RUN = b"run"
 SECRETS = [bytes([i]) * 32 for i in (1, 2, 3)]
@@ -241,12 +241,3 @@ def test_a_sum_under_pads_comes_out_exactly() -> None:
     padded = (total - np.uint64(contributors) * group) >> np.uint64(guard)
     ring = np.uint64(2 ** (64 - guard) - 1)
     assert ((padded - np.uint64(holders) * pad) & ring).tolist() == [12, 2**40 + 1]
-
-
-def test_clear_alignments_have_no_pads() -> None:
-    table = open_table(3, {1: np.array([2, -1]), 0: np.array([0, 2])})
-    assert table.held.tolist() == [0, 2]
-    with pytest.raises(ValueError, match="keys"):
-        table.pads(RUN, 1, 4)
-    with pytest.raises(ValueError, match="common"):
-        table.group_pad(RUN, 1, 4)
