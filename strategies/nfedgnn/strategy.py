@@ -198,10 +198,7 @@ class OwnTable(UserTable):
 
     def grow(self, count: int, left: Sequence[int], alone: int) -> None:
         if self.settings.average_over == "all":
-            raise ValueError(
-                "average_over: 'all' moves all users' weights together from the first round on; "
-                "let nobody join or leave, or average over 'holders'"
-            )
+            raise ValueError("average_over: 'all' lets nobody join or leave; 'holders' does")
         super().grow(count, left, alone)
 
     def begin_anew(self, users: NDArray[np.int64]) -> bool:
@@ -439,13 +436,11 @@ class RelayStrategy(RoundStrategy[Q, A]):
         return scheduled(how.schedule, how.learning_rate, server_round, self.session.rounds)
 
     def hosted(self, server_round: int) -> dict[int, IntArray]:
-        """Return the users of each SuperNode that is there as a round begins."""
         return self.numbers(
             self.session.gather(server_round, "no SuperNode hosts users of this graph")
         )
 
     def drawn(self, server_round: int) -> IntArray:
-        """Draw the users that a round asks."""
         pool = self.users.pool(server_round)
         return pool[self.session.draw(pool.size, server_round)]
 
