@@ -710,14 +710,10 @@ def _odd_ones(replies: dict[Place, Message]) -> dict[Place, str]:
         return {}
     ((common, _),) = Counter(forms.values()).most_common(1)
     return {
-        place: f"metrics are not as in the other replies: {_names(common ^ form)}"
+        place: f"metrics are not as in the other replies: {brief(sorted(dict(common ^ form)), 80)}"
         for place, form in forms.items()
         if form != common
     }
-
-
-def _names(form: Form) -> str:
-    return brief(sorted(dict(form)), 80)
 
 
 def _form(reply: Message) -> Form:
