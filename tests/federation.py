@@ -208,6 +208,16 @@ class Done:
         return kept
 
 
+def assert_close(one: Done, other: Done, rtol: float, atol: float) -> None:
+    """Hold figures, who took part, and what is left against the other run's."""
+    np.testing.assert_allclose(one.figures, other.figures, rtol=rtol, atol=atol)
+    assert [who.answered for who in one.who] == [who.answered for who in other.who]
+    left, right = one.kept, other.kept
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        np.testing.assert_allclose(value, right[name], rtol=10 * rtol, atol=10 * atol)
+
+
 def run(
     config: RunConfig,
     out: Path,

@@ -154,7 +154,6 @@ import sys
 sys.stdin.read()
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from flower_graph.storage.writing import append, make_folder, remove_folder, temporary_folder
 from flower_graph.apps.cli.launch import clean_up
 clean_up(Path(sys.argv[2]))
 """
@@ -182,8 +181,6 @@ def flwr_run(
     Ray is started for the run, unless ``ray_address`` names the head of a cluster to join.
     ``meanwhile`` is called while the engine starts; an error in it ends the run.
     """
-    if supernodes < 1:
-        raise ValueError(f"supernodes={supernodes}: at least 1 is needed")
     result = out.resolve() / "result.json"
     before = _written_at(result)
     settings = _settings(config, overrides, out, seed, resume)
@@ -270,8 +267,14 @@ def _run_in(
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
     )
-    with _beside(process, meanwhile):
-        tail = _follow(process, echo, home / LOG)
+    lines: deque[str] = deque(maxlen=TAIL)
+    with _beside(process, meanwhile), append(home / LOG) as file:
+        for line in process.stdout or ():
+            if text := LINE_COLOURS.sub("", line).rstrip():
+                lines.append(text)
+                file.write(f"{text}\n".encode())
+                echo(text)
+    tail = [*lines]
     if process.wait() != 0:
         what = f"`flwr run` ended with code {process.returncode}"
         if not any("Failed to start local SuperLink" in line for line in tail):
@@ -302,18 +305,6 @@ def _beside(process: subprocess.Popen[str], work: Callable[[], None] | None) -> 
     thread.join()
     if errors:
         raise errors[0]
-
-
-def _follow(process: subprocess.Popen[str], echo: Callable[[str], None], log: Path) -> list[str]:
-    assert process.stdout is not None
-    tail: deque[str] = deque(maxlen=TAIL)
-    with append(log) as file:
-        for line in process.stdout:
-            if text := LINE_COLOURS.sub("", line).rstrip():
-                tail.append(text)
-                file.write(f"{text}\n".encode())
-                echo(text)
-    return list(tail)
 
 
 def _write_app(folder: Path, settings: dict[str, str | bool]) -> Path:

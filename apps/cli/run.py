@@ -144,8 +144,17 @@ def default_folder(name: str) -> Path:
 
 def _plan(args: argparse.Namespace) -> tuple[Path, list[Job]]:
     """Return the output folder and the runs; all settings are checked before the first run."""
-    name, overrides = _named(args)
-    seeds = args.seeds
+    name, overrides, seeds = args.config, list(args.overrides), args.seeds
+    if args.engine == "flwr" and (args.app or args.trust_code):
+        raise ConfigError(
+            "--engine flwr: its processes know neither --app nor --trust-code; name the config, "
+            "and install its method or put it on Python's path"
+        )
+    if name is not None and "=" in name and not is_file_name(name):
+        # Only `--resume` does without a config; the first word is an override then.
+        overrides, name = [name, *overrides], None
+    if args.every is not None:
+        overrides.append(f"every={args.every}")
     if args.resume is not None:
         if not args.resume.is_dir():
             raise CheckpointError(f"--resume {args.resume}: no run to resume; no such folder")
@@ -165,21 +174,6 @@ def _plan(args: argparse.Namespace) -> tuple[Path, list[Job]]:
         out = top / f"seed-{seed}" if len(asked) > 1 else top
         jobs.append(Job(name, seeded, load(seeded), out))
     return top, jobs
-
-
-def _named(args: argparse.Namespace) -> tuple[str | None, list[str]]:
-    name, overrides = args.config, list(args.overrides)
-    if args.engine == "flwr" and (args.app or args.trust_code):
-        raise ConfigError(
-            "--engine flwr: its processes know neither --app nor --trust-code; name the config, "
-            "and install its method or put it on Python's path"
-        )
-    if name is not None and "=" in name and not is_file_name(name):
-        # Only `--resume` does without a config; the first word is an override then.
-        overrides, name = [name, *overrides], None
-    if args.every is not None:
-        overrides.append(f"every={args.every}")
-    return name, overrides
 
 
 @contextmanager
@@ -243,9 +237,15 @@ def _run(job: Job, args: argparse.Namespace, check: Callable[[], None] | None) -
         if args.engine == "flwr":
             from flower_graph.apps.cli.launch import flwr_run
 
+            # Absolute paths: Flower runs the app in another working directory. A JSON string is a
+            # YAML string, whatever signs the path has.
+            given = asdict(job.config.data).items()
+            paths = [
+                f"data.{key}={json.dumps(value)}" for key, value in given if str(value)[:1] == "/"
+            ]
             return flwr_run(
                 str(Path(job.name).absolute()) if is_file else job.name,
-                [*job.overrides, *_paths(job.config)],
+                [*job.overrides, *paths],
                 job.out,
                 supernodes=supernodes or 2,
                 seed=job.config.seed,
@@ -279,13 +279,6 @@ def _done(job: Job) -> dict[str, object] | None:
             return None
         describe_result("", result, job.out)  # as it will be
     return result
-
-
-def _paths(config: RunConfig) -> list[str]:
-    """Return absolute paths as overrides: Flower runs the app in another working directory."""
-    given = {key: value for key, value in asdict(config.data).items() if isinstance(value, str)}
-    # A JSON string is a YAML string, whatever signs the path has.
-    return [f"data.{key}={json.dumps(path)}" for key, path in given.items() if path[:1] == "/"]
 
 
 def _interrupted(job: Job, top: Path) -> str:

@@ -92,7 +92,6 @@ class StateStore:
         return 0 if record is None else int(record["version"])  # type: ignore[arg-type]
 
     def is_due(self, resume: Resume) -> bool:
-        """Whether the server names a checkpoint that is not loaded yet."""
         # A client that is asked again under another node id has loaded it before.
         record = self._context.state.config_records.get(f"{self._name}-resumed")
         loaded = None if record is None else dict(record)
@@ -116,8 +115,7 @@ class StateStore:
             self._found = version
             return live
         if kind == PROCESS:
-            why = "kept in a process that is gone, or left half changed by a message that failed"
-            raise StateLostError(f"client {self._key[1]}: its state was {why}")
+            raise StateLostError(f"client {self._key[1]}: its state is gone, or half changed")
         if kind == CONTEXT:
             self._found = self.version
             arrays = self._context.state.array_records[f"{self._name}-tensors"]
@@ -189,8 +187,8 @@ class StateStore:
             raise StateLostError(f"client {self._key[1]}: its state is lost: {error}") from error
         self._found = int(tensors.pop(VERSION, torch.tensor(-1)))
         if self._found < self.version:
-            versions = f"version {self._found}, expected version {self.version}"
-            raise StateLostError(f"client {self._key[1]}: its state {self._file}: {versions}")
+            versions = f"has version {self._found}, expected version {self.version}"
+            raise StateLostError(f"client {self._key[1]}: {self._file} {versions}")
         return tensors
 
 
@@ -311,7 +309,6 @@ class CohortState(Generic[T]):
             self.store.note(resume)
 
     def processed(self, makers: Makers[T]) -> int:
-        """Return the number of messages handled; 0 if the state is lost."""
         try:
             if self.store.version:
                 self._open(makers)
@@ -338,9 +335,8 @@ def _check_forms(path: Path, loaded: Tensors, wanted: Tensors) -> None:
     found, expected = forms_of(loaded), forms_of(wanted)
     for name in expected | found:
         if found.get(name) != expected.get(name):
-            words = f"{name} is {found.get(name)}, expected {expected.get(name)}"
-            error = CheckpointError(f"{path}: {words}")
-            raise told(error, "its checkpoint: made with other data or settings")
+            forms = f"{path}: {name} is {found.get(name)}, expected {expected.get(name)}"
+            raise told(CheckpointError(forms), "its checkpoint: made with other data or settings")
 
 
 def forms_of(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:

@@ -127,16 +127,16 @@ def _ends(text: str) -> tuple[Integers, Integers]:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     if not _RANGES.fullmatch(text):
         raise ValueError(f"{brief(text)} is no list of clients' numbers")
-    listed = [int(number) for number in text.replace("-", ",").split(",")]
+    parts = text.split(",")
+    is_range = np.array(["-" in part for part in parts])
+    pairs = "-".join(part if "-" in part else f"{part}-{part}" for part in parts)
+    listed = [int(number) for number in pairs.split("-")]
     if max(listed) > np.iinfo(np.int64).max:
         raise ValueError(f"{brief(text)} has a number beyond 64 bits")
-    ends = np.array(listed, np.int64)
-    if (ends[1:] <= ends[:-1]).any():
+    first, last = np.array(listed, np.int64).reshape(-1, 2).T
+    if (last - first < is_range).any() or (first[1:] <= last[:-1]).any():
         raise ValueError(f"{brief(text)} is not in order")
-    marks = np.frombuffer(text.encode(), np.uint8)
-    is_dash = marks[(marks == ord(",")) | (marks == ord("-"))] == ord("-")
-    # A number after a dash ends its range; one without a dash on either side is a range by itself.
-    return ends[np.append(True, ~is_dash)], ends[np.append(~is_dash, True)]
+    return first, last
 
 
 def _listed(first: Integers, last: Integers) -> Integers:

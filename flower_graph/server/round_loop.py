@@ -45,6 +45,7 @@ from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import BestRound, RoundReport, format_round, merit
 from flower_graph.server.session import Session, check_same, unsaved
 from flower_graph.storage import checkpoint
+from flower_graph.storage.checkpoint import SCALARS
 from flower_graph.storage.reading import StateDict
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.fields import Resume
@@ -85,11 +86,10 @@ class RoundLoop(Strategy):
 
     def initialize_parameters(self, *_: object, **__: object) -> NoReturn:
         """Refuse Flower's older server, which calls this first."""
-        raise LegacyAppError(
-            f"{type(self).__name__} is a strategy of Flower's Message API: call its start in an "
-            "@app.main() of a ServerApp, in the place of server_fn, ServerAppComponents or "
-            "start_server (`flower-graph docs existing-app`)"
+        remedy = (
+            "call its start in an @app.main() of a ServerApp (`flower-graph docs existing-app`)"
         )
+        raise LegacyAppError(f"{type(self).__name__} is for Flower's Message API: {remedy}")
 
     # What a server says
 
@@ -152,11 +152,8 @@ class RoundLoop(Strategy):
     def rejoin(self) -> list[str]:
         """Have the clients load a checkpoint; return why some cannot."""
         # Their enrolment was counted in the first part of the run.
-        ledger = self.session.exchange.ledger
-        before = ledger.state_dict()
-        refused = self.session.rejoin()
-        ledger.load_state_dict(before)
-        return refused
+        with self.session.exchange.uncounted():
+            return self.session.rejoin()
 
     # The loop
 
@@ -265,13 +262,16 @@ class RoundLoop(Strategy):
         self.begin(initial_arrays)
         self.session.open(grid, timeout, rounds)
         self.session.members.greet = None
-        self._outputs = (
-            None if save == NOTHING else KeptOutputs(self, (save, keep, every), output_dir)
-        )
+        kept = None if save == NOTHING else KeptOutputs(self, (save, keep, every), output_dir)
+        self._outputs = kept
         self._config = train_config or ConfigRecord()
         self._evaluate_config = evaluate_config or ConfigRecord()
         done = self._resume() if resume else 0
         result, reported, skipped = Result(), 0, list[str]()  # reasons of rounds without effect
+
+        def log_round(report: RoundReport) -> None:
+            LOG.info(format_round(report, self.session.rounds))
+
         while not self._is_over(done, patience):
             done += 1
             report = self._reported(done, result, evaluate_fn)
@@ -279,7 +279,7 @@ class RoundLoop(Strategy):
                 continue
             # This order lets a run be stopped anywhere: a checkpoint's rounds are reported, and its
             # best round has a snapshot.
-            (on_round or self._log)(report)
+            (on_round or log_round)(report)
             self.best.any_used |= not report.skipped
             reported += 1
             skipped += [report.skipped] * bool(report.skipped)
@@ -324,7 +324,6 @@ class RoundLoop(Strategy):
         return report
 
     def _is_over(self, done: int, patience: int) -> bool:
-        """Whether all rounds are done, or `patience` rounds passed without a better one."""
         session, best = self.session, self.best
         session.early_stop_at = best.number + patience if patience else 0
         if done < session.rounds and session.stops_early(best.last):
@@ -356,10 +355,10 @@ class RoundLoop(Strategy):
     def _fixed_settings(self) -> dict[str, object]:
         """Return the settings that must not change, and the metric that chose the best round."""
         chosen = {"metrics": list(self.metrics)} if self.counting else {}
-        return self.fixed_settings() | chosen
+        fixed = (self.fixed_settings() | chosen).items()
+        return {n: value if type(value) in SCALARS else repr(value) for n, value in fixed}
 
     def _resume(self) -> int:
-        """Resume from the newest checkpoint that the server and all clients have."""
         session = self.session
         kept = session.checkpoints
 
@@ -379,9 +378,6 @@ class RoundLoop(Strategy):
 
         return checkpoint.resume(kept.folder, session.rounds, take)
 
-    def _log(self, report: RoundReport) -> None:
-        LOG.info(format_round(report, self.session.rounds))
-
 
 def _entries(report: RoundReport, names: Iterable[str]) -> MetricRecord:
     return MetricRecord({name.replace("_", "-"): getattr(report, name) for name in names})
@@ -394,8 +390,7 @@ class Request(Protocol):
     """A round's request to a SuperNode."""
 
     @property
-    def clients(self) -> object:
-        """The numbers of the clients asked: a list or an array."""
+    def clients(self) -> object: ...  # their numbers: a list or an array
 
     def to_record(self) -> RecordDict: ...
 
@@ -429,8 +424,7 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
     def read(self, node: int, content: RecordDict) -> A:
         raise NotImplementedError
 
-    def reply_bytes(self) -> int:
-        """Return the largest allowed reply, in bytes."""
+    def reply_bytes(self) -> int:  # the most of a reply
         raise NotImplementedError
 
     def learn(self, server_round: int, replies: Replies[A]) -> RoundReport:
@@ -462,7 +456,6 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
         )
 
     def clients_save(self, server_round: int) -> dict[int, str]:
-        """Have the clients complete a checkpoint; return the SuperNodes that have not, and why."""
         # The round's requests have already asked them to save.
         return unsaved(self.requests, {n: one.not_saved for n, one in self.answers.items()})
 
@@ -473,7 +466,6 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
         accuracy: Mapping[str, float],
         **figures: object,
     ) -> RoundReport:
-        """Return a round's report: accuracy by role, ``figures``, and the session's figures."""
         return self.session.report(
             server_round,
             who,
@@ -518,7 +510,6 @@ class KeptOutputs:
         self._session.members.greet = self._begin
 
     def hold_best(self) -> None:
-        """Have clients and server keep this round, the best so far, if the best is wanted."""
         if self._keeps_best:
             self._do(SNAPSHOT)
 
@@ -541,8 +532,7 @@ class KeptOutputs:
     def _do(self, action: str) -> None:
         request = self._request(action)
         self._ask(self._asked, request)
-        snapshot = None if self._own is None else self._loop.snapshot()
-        if self._own is not None and snapshot is not None:
+        if self._own is not None and (snapshot := self._loop.snapshot()) is not None:
             does = self._own.hold if action == SNAPSHOT else self._own.finish
             does(request, lambda: snapshot)
 
@@ -552,17 +542,17 @@ class KeptOutputs:
 
     def _ask(self, nodes: Iterable[int], request: KeepRequest) -> set[int]:
         exchange = self._session.exchange
-        connected, before = set(exchange.grid.get_node_ids()), exchange.ledger.state_dict()
-        replies = exchange.send(
-            dict.fromkeys(sorted(connected.intersection(nodes)), request.to_record()),
-            message_type=TYPE,
-            server_round=request.server_round,
-            timeout=self._session.timeout,
-            read=lambda _, content: KeepReply.read(content).not_kept,
-            max_reply_bytes=reply_bytes(),
-            called="no outputs of",
-        )
-        exchange.ledger.load_state_dict(before)
+        connected = sorted(set(exchange.grid.get_node_ids()).intersection(nodes))
+        with exchange.uncounted():
+            replies = exchange.send(
+                dict.fromkeys(connected, request.to_record()),
+                message_type=TYPE,
+                server_round=request.server_round,
+                timeout=self._session.timeout,
+                read=lambda _, content: KeepReply.read(content).not_kept,
+                max_reply_bytes=reply_bytes(),
+                called="no outputs of",
+            )
         for node, why in replies.values.items():
             if why:
                 LOG.warning("outputs of node %d: %s", node, why)

@@ -33,7 +33,6 @@ from flower_graph.wire.arrays import (
     encode_array,
     metric_records,
     own_records,
-    plain_value,
     record_of,
     reply_slots,
 )
@@ -60,9 +59,13 @@ from flower_graph.wire.ledger import ByteLedger
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
+MOST_EXAMPLES = Whole(
+    NUM_EXAMPLES, "most that `train` counts for", least=1, most=MAX_WEIGHT, optional=True
+)
 PerClient = Tensor | float  # a number of each client as it is written, their mean as it is read
 MAX_CLIENTS = 1 << 20  # that one SuperNode may speak for
 LOSS = "cross-entropy"
+LeftOut = Annotated[dict[int, str], Reasons(LEFT_OUT, "`number:reason` of each that is left out")]
 
 
 def sums(name: str, values: Tensor, weight: int) -> dict[str, float]:
@@ -125,21 +128,10 @@ class Enrolment(Message, up="query"):
     """A SuperNode's answer to ``query``: the ascending numbers of its clients, if it sends them."""
 
     clients: Annotated[
-        list[int],
-        Clients(CLIENTS, "numbers of the clients here, if it says them", shape="c", optional=True),
+        list[int], Clients(CLIENTS, "the clients here", shape="c", optional=True)
     ] = field(default_factory=list)
     handled: Handled = None
-    most_examples: Annotated[
-        int | None,
-        Whole(
-            NUM_EXAMPLES,
-            "what an answer to `train` counts for at most; one to `evaluate` then counts for at "
-            "most the number of `clients`. Optional: without it, any number is taken",
-            least=1,
-            most=MAX_WEIGHT,
-            optional=True,
-        ),
-    ] = None
+    most_examples: Annotated[int | None, MOST_EXAMPLES] = None
 
     def __post_init__(self) -> None:
         self.clients = sorted(np.asarray(self.clients, np.int64).tolist())
@@ -167,9 +159,7 @@ class Trained(Message, up="train"):
 
     weight: int = 1  # what the answer counts for
     clients: Annotated[int, Whole(CLIENTS, "how many it speaks for; without it, one", least=1)]
-    left_out: Annotated[
-        dict[int, str], Reasons(LEFT_OUT, "`number:reason` for each that is not in the mean")
-    ] = field(default_factory=dict)
+    left_out: LeftOut = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -177,10 +167,7 @@ class Measured(Message, up="evaluate"):
     """The clients' measurements; at the server, means over clients, from Flower's mean."""
 
     weight: int = 1  # the clients
-    cross_entropy: Annotated[
-        PerClient,
-        ClientMean(LOSS, "this and the next: sums over clients divided by `num-examples`"),
-    ]
+    cross_entropy: Annotated[PerClient, ClientMean(LOSS, "the sum divided by `num-examples`")]
     train: Annotated[PerClient, ClientMean("train", "accuracy over training nodes")]
     val: Annotated[PerClient, ClientMean("val", "over validation nodes")]
     test: Annotated[PerClient, ClientMean("test", "over test nodes")]
@@ -286,18 +273,10 @@ class Asked(Message, down="train evaluate"):
     """The clients that a request is for, and whether they answer one by one."""
 
     clients: Annotated[
-        IntArray | None,
-        Clients(
-            CLIENTS, "those that it is for; without it, all that are here", shape="c", optional=True
-        ),
+        IntArray | None, Clients(CLIENTS, "for these alone", shape="c", optional=True)
     ] = None
-    has_rows: Annotated[
-        bool,
-        Flag(OWN_ARRAYS, "whether `arrays` have a first axis `c`: a row for each", optional=True),
-    ] = False
-    wants_rows: Annotated[
-        bool, Flag(ROW_EACH, "whether each answers with a row of its own", optional=True)
-    ] = False
+    has_rows: Annotated[bool, Flag(OWN_ARRAYS, "arrays have a row for each", optional=True)] = False
+    wants_rows: Annotated[bool, Flag(ROW_EACH, "a row of each is wanted", optional=True)] = False
 
     def chosen(self, hosted: Sequence[int]) -> list[int]:
         """Return the clients that it is for, ascending; ``ValueError`` if one is not here."""
@@ -322,16 +301,9 @@ class RowsBeside(Message, up="train"):
 
     rows: Annotated[
         IntArray,
-        Clients(
-            ROWS,
-            "where each answers with a row: whose they are, ascending. All arrays then have a "
-            "first axis `c`, and metrics are lists, client after client",
-            shape="c",
-        ),
+        Clients(ROWS, "whose rows all arrays have, and lists all metrics, ascending", shape="c"),
     ]
-    left_out: Annotated[
-        dict[int, str], Reasons(LEFT_OUT, "`number:reason` for each that has no row")
-    ] = field(default_factory=dict)
+    left_out: LeftOut = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -361,24 +333,16 @@ class Rows:
         for index, (record, key) in enumerate(slots):
             values = np.stack([part[0][index] for part in parts])
             records.setdefault(record, ArrayRecord())[key] = encode_array(key, values)
-        weights = [{NUM_EXAMPLES: part[1]} for part in parts]
-        split = [metric_records(*one) for one in zip(weights, entries, strict=True)]
-        if any(list(one) != [METRICS] for one in split):
+        values: dict[str, list[Any]] = {key: [] for key in entries[0]}
+        for key, joined in values.items():
+            for value in (entry[key] for entry in entries):
+                joined += value if isinstance(value, list) else [value]
+        numbers_of = metric_records({NUM_EXAMPLES: [part[1] for part in parts]}, values)
+        if [*numbers_of] != [METRICS]:
             raise TypeError("beside its arrays a client's answer in rows has numbers alone")
-        records[METRICS] = _joined([one[METRICS] for one in split])
+        records |= numbers_of
         beside = RowsBeside(np.array(numbers, np.int64), dict(self.left_out)).to_config()
         return RecordDict(records | {CONFIG: ConfigRecord(beside)})
-
-
-def _joined(records: Sequence[MetricRecord]) -> MetricRecord:
-    joined = MetricRecord()
-    for name in records[0]:
-        values: list[Any] = []
-        for record in records:
-            value = record[name]
-            values += value if isinstance(value, list) else [value]
-        joined[name] = plain_value(name, values)
-    return joined
 
 
 def split_rows(reply: FlowerMessage, asked: Sequence[int]) -> dict[int, FlowerMessage]:
@@ -424,19 +388,9 @@ def _with(message: FlowerMessage, content: RecordDict) -> FlowerMessage:
 
 
 def stacked(models: Sequence[ArrayRecord]) -> ArrayRecord:
-    """Concatenate models, a row each; a model that many rows have is read once."""
-    distinct = {id(model): model for model in models}
-    place = {key: row for row, key in enumerate(distinct)}
-    rows = np.array([place[id(model)] for model in models])
-    return ArrayRecord(
-        {
-            name: encode_array(
-                name,
-                np.stack([decode_array(name, one[name]) for one in distinct.values()])[rows],
-            )
-            for name in models[0]
-        }
-    )
+    """Concatenate models, a row each."""
+    rows = {name: [decode_array(name, one[name]) for one in models] for name in models[0]}
+    return ArrayRecord({name: encode_array(name, np.stack(each)) for name, each in rows.items()})
 
 
 def bytes_of_each(record: ArrayRecord, count: int) -> int:

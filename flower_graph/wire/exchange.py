@@ -20,6 +20,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Generic, TypeVar
@@ -140,6 +141,13 @@ class Exchange:
         # Of earlier exchanges: message id to round, and when it is forgotten (time.monotonic())
         self._unanswered: dict[str, tuple[int, float]] = {}
 
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Leave the bytes of what is sent in the block out of the ledger."""
+        before = self.ledger.state_dict()
+        yield
+        self.ledger.load_state_dict(before)
+
     def nodes(self, min_nodes: int, timeout: float) -> list[int]:
         """Wait until enough nodes are connected; return the sorted ids of all.
 
@@ -156,8 +164,8 @@ class Exchange:
                 words = f"{len(nodes)} of at least {min_nodes} nodes connected within {timeout:g} s"
                 raise NoClientsError(f"{words} (strategy.min_nodes, strategy.timeout)")
             if now >= word:
-                words = "waiting for %d SuperNodes, %d connected; %.0f s left"
-                LOG.warning(words, min_nodes, len(nodes), left)
+                came = min_nodes, len(nodes), left
+                LOG.warning("waiting for %d SuperNodes, %d connected; %.0f s left", *came)
                 word = now + NEXT_WORD
             time.sleep(min(wait, left))
             wait = _longer(wait)
@@ -313,7 +321,6 @@ class Exchange:
 
 
 def _is_of(node_id: int, reply: Message) -> bool:
-    """Whether a reply is a node's own, or the grid's error for it."""
     sender = reply.metadata.src_node_id
     return sender == node_id or (reply.has_error() and sender == SUPERLINK_NODE_ID)
 

@@ -43,8 +43,6 @@ from flower_graph.strategies.fedscem.cohort_client import EgoCohortClient, model
 from flower_graph.strategies.fedscem.messages import (
     METRIC_NAMES,
     NO_SLOTS,
-    read_settings,
-    write_settings,
 )
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 from flower_graph.strategies.fedscem.vector import mean_metrics, measure
@@ -57,7 +55,6 @@ from flower_graph.wire.keys import (
     CLIENTS,
     COUNTING,
     FIRST,
-    NUM_FEATURES,
     REST,
     ROLES,
     SERVER_ROUND,
@@ -70,7 +67,7 @@ class SelfTraining(MaskedEmbeddingAveraging):
     # Any: arguments are those of its parent
     def __init__(self, settings: EgoSettings, **sampling_and_saving: Any) -> None:
         super().__init__(
-            settings._replace(proximal=0.0),
+            settings,
             variant="iter",  # nothing is shared, so its one step is the local one
             alignment=NO_SLOTS,
             aggregation="plain",
@@ -86,17 +83,14 @@ class EgoModelClient(EgoCohortClient):
 
     Parameters
     ----------
-    context, egos, **more
+    context, egos, settings, **more
         As of ``EgoNetworkClient``; the context keeps Adam's moments.
     """
 
     def get_properties(self, config: Config) -> Config:
-        clients = [ego.client for ego in self.egos]
-        if NUM_FEATURES not in config:  # a server of another project
-            return Enrolment(clients, most_examples=len(clients)).to_config()
-        settings = read_settings(config)
-        handled = self.restore(settings, Resume.from_config(config))
-        return Enrolment(clients, handled, len(clients)).to_config()
+        self._kept.restore(Resume.from_config(config), self._makers)
+        handled = self._kept.processed(self._makers)
+        return Enrolment(self._clients, handled, len(self._clients)).to_config()
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train the model on the clients that are asked; return their mean weights (steps 2, 3)."""
@@ -110,11 +104,11 @@ class EgoModelClient(EgoCohortClient):
 
     @contextmanager
     def _trained(self, parameters: Parameters, config: Config) -> Iterator[EgoCohort]:
-        settings = read_settings(config)
-        if "proximal-mu" in config:  # Flower's FedProx sends it
-            settings = settings._replace(proximal=float(config["proximal-mu"]))
-        asked = Asked.from_config(config).chosen([ego.client for ego in self.egos])
-        with self._kept.opened(self._makers(settings)) as cohort:
+        asked = Asked.from_config(config).chosen(self._clients)
+        with self._kept.opened(self._makers) as cohort:
+            # Flower's FedProx sends the weight.
+            proximal = float(config.get("proximal-mu", 0.0))
+            cohort.settings = self.settings._replace(proximal=proximal)
             clients = cohort.part(asked)
             clients.start_from(model_of(parameters))
             clients.train(int(config.get(SERVER_ROUND, 0)))
@@ -122,8 +116,7 @@ class EgoModelClient(EgoCohortClient):
             yield clients
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
-        settings = read_settings(config)
-        with self._kept.opened(self._makers(settings)) as clients:
+        with self._kept.opened(self._makers) as clients:
             clients.start_from(model_of(parameters))
             logits = clients.classify(clients.embed())
             judged = evaluate(clients.batch, logits)
@@ -134,7 +127,7 @@ class EgoModelClient(EgoCohortClient):
         counts = count_batch(clients.batch, logits, good, counting)
         metrics |= CountReply(counts).to_config()
         answer = metrics["cross-entropy"], len(self.egos), metrics
-        return self._kept.save_if_asked(config, answer, self._makers(settings))
+        return self._kept.save_if_asked(config, answer, self._makers)
 
     def _taken(self, chosen: EgoCohort) -> Snapshot:
         model = chosen.begun()
@@ -161,7 +154,7 @@ class EgoFedAvg(ReportedFedAvg):
     # Any: arguments are those of its parent
     def __init__(self, settings: EgoSettings, **more: Any) -> None:
         super().__init__(seed=settings.seed, **more)
-        self.settings = settings._replace(proximal=0.0)
+        self.settings = settings
         self.num_classes = settings.num_classes
 
     usual_rounds = 400
@@ -174,9 +167,6 @@ class EgoFedAvg(ReportedFedAvg):
         model = model_of([array.numpy() for array in self.arrays.values()])
         return Snapshot(None, [common_model(model, self.settings, [NO_CLIENT])])
 
-    def question(self) -> Config:
-        return write_settings(self.settings)
-
     def fixed_settings(self) -> dict[str, object]:
         return super().fixed_settings() | self.settings._asdict()
 
@@ -185,15 +175,12 @@ class EgoFedAvg(ReportedFedAvg):
         return len(self.session.members.clients.get(node, ())) or None
 
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
-        result = {name: evaluated.get(name) for name in METRIC_NAMES}
-        numbers = {n: v if isinstance(v, float) else 0.0 for n, v in result.items()}
-        means = mean_metrics(numbers, self.settings.tau)
-        losses = {
-            "loss": means.cross_entropy,
-            "cross_entropy": means.cross_entropy,
-            "regulariser": means.contrast,
-        }
-        return losses | {f"{role}_accuracy": getattr(means, role) for role in ROLES}
+        sums = dict.fromkeys(METRIC_NAMES, 0.0)
+        sums |= {name: value for name, value in evaluated.items() if isinstance(value, float)}
+        means = mean_metrics(sums, self.settings.tau)
+        loss, contrast = means["cross-entropy"], means["contrast"]
+        accuracies = {f"{role}_accuracy": means[role] for role in ROLES}
+        return {"loss": loss, "cross_entropy": loss, "regulariser": contrast} | accuracies
 
 
 class EgoFedProx(EgoFedAvg, FedProx):
@@ -201,5 +188,3 @@ class EgoFedProx(EgoFedAvg, FedProx):
 
     def __init__(self, settings: EgoSettings, **more: object) -> None:
         super().__init__(settings, proximal_mu=settings.proximal, **more)
-        # In every message, since clients build their models from the first one.
-        self.settings = settings

@@ -55,10 +55,8 @@ from flower_graph.strategies.fedscem.messages import (
     EgoRequest,
     ModelArrays,
     PlainEnrolment,
-    read_settings,
     round_terms,
     union_terms,
-    write_settings,
 )
 from flower_graph.strategies.fedscem.vector import (
     VectorEncoding,
@@ -69,7 +67,6 @@ from flower_graph.strategies.fedscem.vector import (
     read_shared,
 )
 from flower_graph.wire.arrays import Answer, Config, Parameters
-from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import (
     ALIGN_STAGE,
     ARRAY_NAMES,
@@ -88,7 +85,6 @@ LOG = logging.getLogger(__name__)
 TRAINED, FUSED = "trained-round", "fused-round"
 COUNTERS = (TRAINED, FUSED, "step")  # these stay on the CPU
 FUSIONS, TABLE = b"fusions", b"table of tokens"  # in the journal
-SETTINGS = "ego-settings"  # in Context.state
 PLAIN = "plain"  # the form of alignment in which the server learns identities
 Identities = Mapping[int, Sequence[object]]
 Aligner = AlignmentClient | PlaintextAlignmentClient
@@ -105,33 +101,24 @@ class EgoCohortClient(NumPyClient):
         self,
         context: Context,
         egos: Sequence[EgoNetwork],
+        settings: EgoSettings,
         *,
         device: str = "cpu",
         checkpoint_dir: Path | None = None,
         output_dir: Path | None = None,
         classes: Sequence[str] | None = None,
-        trust: TrustSettings | None = None,
     ) -> None:
         check_graphs(egos, all_train=False)
-        self.egos, self._device = list(egos), resolve_device(device)
-        self._state, self._classes = context.state, classes
-        self.outputs, self.trust = ClientOutputs(context, output_dir), trust
-        identities = {ego.client: ego.identities for ego in egos}
-        self.secrets = EgoSecrets(context, identities, trust)
-        self._kept = CohortState[EgoCohort](context, "ego-client", [*identities], checkpoint_dir)
-
-    def restore(self, settings: EgoSettings, resume: Resume) -> int:
-        """Load a checkpoint if one is due; return how many messages the models have handled."""
-        # Kept, since a later request for a snapshot does not have the models' settings.
-        self._state[SETTINGS] = ConfigRecord(write_settings(settings))
-        self._kept.restore(resume, self._makers(settings))
-        return self._kept.processed(self._makers(settings))
+        for ego in egos:
+            check_sizes(ego, settings.num_features, settings.num_classes)
+        self.egos, self.settings, self._device = list(egos), settings, resolve_device(device)
+        self._classes, self.outputs = classes, ClientOutputs(context, output_dir)
+        self._clients = [ego.client for ego in egos]
+        self._kept = CohortState[EgoCohort](context, "ego-client", self._clients, checkpoint_dir)
+        self._makers = Makers(self._start, self._build)
 
     def snapshot(self) -> Snapshot:
-        if SETTINGS not in self._state:
-            raise StateLostError("what was kept of this run is not here")
-        settings = read_settings(dict(self._state.config_records[SETTINGS]))
-        return self._taken(self._kept.look(self._makers(settings)))
+        return self._taken(self._kept.look(self._makers))
 
     def _taken(self, cohort: EgoCohort) -> Snapshot:
         return Snapshot(predictions_of(cohort, self._classes), [own_models(cohort)])
@@ -143,17 +130,14 @@ class EgoCohortClient(NumPyClient):
         figures = {"loss": loss.numpy(), "accuracy": accuracy, "nodes": nodes}
         self.outputs.measured(server_round, chosen.batch.clients, **figures)
 
-    def _makers(self, settings: EgoSettings) -> Makers[EgoCohort]:
-        def start() -> Tensors:
-            never = torch.zeros(len(self.egos), dtype=torch.int32)
-            counters = {TRAINED: never, FUSED: never.clone()}
-            return EgoCohort(self.egos, settings, device=self._device).tensors() | counters
+    def _start(self) -> Tensors:
+        never = torch.zeros(len(self.egos), dtype=torch.int32)
+        cohort = EgoCohort(self.egos, self.settings, device=self._device)
+        return cohort.tensors() | {TRAINED: never, FUSED: never.clone()}
 
-        def build(tensors: Tensors) -> tuple[EgoCohort, Tensors]:
-            placed = {k: t if k in COUNTERS else t.to(self._device) for k, t in tensors.items()}
-            return EgoCohort(self.egos, settings, placed, self._device), placed
-
-        return Makers(start, build)
+    def _build(self, tensors: Tensors) -> tuple[EgoCohort, Tensors]:
+        placed = {k: t if k in COUNTERS else t.to(self._device) for k, t in tensors.items()}
+        return EgoCohort(self.egos, self.settings, placed, self._device), placed
 
 
 class EgoNetworkClient(EgoCohortClient, PartyActions):
@@ -165,6 +149,8 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         The ClientApp's context, which keeps weights and secrets.
     egos : sequence of EgoNetwork
         The clients' graphs, with node identities that mean the same at all clients.
+    settings : EgoSettings
+        Models and training, the same at all clients and at the server.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     checkpoint_dir, output_dir : Path, optional
@@ -188,25 +174,29 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         self,
         context: Context,
         egos: Sequence[EgoNetwork],
+        settings: EgoSettings,
         *,
         noise: ClientNoise | None = None,
         masked: bool = False,
         alignment: str = PLAIN,
+        trust: TrustSettings | None = None,
         **more: Any,  # arguments of its parent
     ) -> None:
-        super().__init__(context, egos, **more)
+        super().__init__(context, egos, settings, **more)
+        identities = {ego.client: ego.identities for ego in egos}
+        self.trust, self.secrets = trust, EgoSecrets(context, identities, trust)
+        self._state = context.state
         self._noise, self._masked, self._alignment = noise, masked, alignment
 
     def get_properties(self, config: Config) -> Config:
         enrolment = EgoEnrolment.from_config(config)
         if enrolment.alignment == PLAIN != self._alignment:
             raise RefusedError(f"identities are asked for, the run's config has {self._alignment}")
-        for ego in self.egos:
-            check_sizes(ego, enrolment.settings.num_features, enrolment.settings.num_classes)
         if self._kept.store.is_due(enrolment.resume):
             self.secrets.refuse_going_back()
         had_state = bool(self._kept.store.version)
-        handled = self.restore(enrolment.settings, enrolment.resume)
+        self._kept.restore(enrolment.resume, self._makers)
+        handled = self._kept.processed(self._makers)
         if had_state and not handled:
             self.secrets.drop()  # clients without their state are aligned again
         reply = self.secrets.begin(enrolment.run_id, enrolment.alignment)
@@ -252,14 +242,12 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
             return entries
 
     def save(self, parameters: Parameters, config: Config) -> Answer:
-        number, run = int(config[SERVER_ROUND]), str(config[RUN_TOKEN])
-        why = self._kept.save(number, run, self._makers(read_settings(config)))
+        why = self._kept.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]), self._makers)
         return [], 1, {NOT_SAVED: why} if why else {}
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
         self._kept.drop()
         self.secrets.drop()
-        self._state.pop(SETTINGS, None)
         return [], 1, {}
 
     # A round
@@ -268,7 +256,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         started = time.perf_counter()
         if self._masked and request.mask is None:
             raise RefusedError("no masks are asked for, and the run's config has masked sums")
-        number, makers = request.server_round, self._makers(request.settings)
+        number, settings = request.server_round, self.settings
         with self.secrets.opened() as (host, aligner):
             if ALIGN_STAGE in request.slots:
                 aligner.answer(request.slots)
@@ -279,7 +267,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
                 check_request(request, aligner)
             if request.mask is not None:
                 came = host.receive(request.mask, request.ring)
-            with self._kept.opened(makers) as cohort:
+            with self._kept.opened(self._makers) as cohort:
                 chosen = cohort.part(request.clients.tolist())
                 if request.model is not None:
                     self._start_from(chosen, number, request.model)
@@ -298,15 +286,16 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
                 if (due or request.is_last) and number > 1:  # else repeated after the step
                     loss = judged.loss
                     if contrast is not None:
-                        loss = loss + request.settings.mu * contrast.nan_to_num(0.0)
+                        loss = loss + settings.mu * contrast.nan_to_num(0.0)
                     self._measured(number - 1, chosen, judged, loss)
-                measured = measure(judged, contrast, request.settings.tau)
+                measured = measure(judged, contrast, settings.tau)
             not_saved = ""
             if request.checkpoint:
-                not_saved = self._kept.save(number - 1, request.run, makers)
+                not_saved = self._kept.save(number - 1, request.run, self._makers)
             trained = time.perf_counter()
             table, sum_round = aligner.slots, request.mask.server_round if request.mask else number
-            layout = request.vector_layout(table.num_slots, checked=self.trust is not None)
+            checked = self.trust is not None
+            layout = request.vector_layout(settings, table.num_slots, checked=checked)
             pads = now.pad_context(run)
             writing = VectorEncoding(layout, table, request.ring, pads, sum_round)
             if self._noise is not None:
@@ -346,8 +335,8 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         chosen.set_counter(FUSED, before)
         # If nothing was shared, only the classification loss is left.
         empty = torch.zeros(0, dtype=torch.long, device=self._device)
-        shared = Shared(empty, torch.zeros(0, request.settings.hidden, device=self._device))
-        if request.sums is not None and request.settings.mu:
+        shared = Shared(empty, torch.zeros(0, self.settings.hidden, device=self._device))
+        if request.sums is not None and self.settings.mu:
             try:
                 if self.trust is not None:
                     self._check(request, table, pads, self.trust)
@@ -361,9 +350,9 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
                     "round %d: the means cannot be read and are not used: %s", before, error
                 )
         # With batches all clients count, not only the clients here.
-        is_alone = not (is_shared if request.alternates else shared.place.numel())
+        is_alone = not (is_shared if self._alternates(request) else shared.place.numel())
         if request.variant == "iter" and is_alone:
-            if request.alternates:
+            if self._alternates(request):
                 chosen.train(before)
             return None, is_unread
         return chosen.fuse(shared, before, classify=request.variant != "iter"), is_unread
@@ -373,7 +362,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
     ) -> None:
         """Refuse sums that a server has changed; every change has the same consequence."""
         assert request.sums is not None and request.ring is not None  # a party is told of a ring
-        step, hidden = request.server_round - 1, request.settings.hidden
+        step, hidden = request.server_round - 1, self.settings.hidden
         with Journal(trust.journal).one_trial(step, FUSIONS, trust.run):
             check_shared(request.sums, table, request.ring, pads, hidden)
 
@@ -382,8 +371,12 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
             return None
         chosen.set_counter(TRAINED, request.server_round)
         # With batches `iter` alternates these steps with the fusion's steps.
-        is_without = request.variant == "minus" or request.alternates
+        is_without = request.variant == "minus" or self._alternates(request)
         return None if is_without else chosen.train(request.server_round)
+
+    def _alternates(self, request: EgoRequest) -> bool:
+        """Whether batches train both losses in turn, so that there is no local step."""
+        return request.variant == "iter" and self.settings.batch_size is not None
 
 
 def check_request(request: EgoRequest, aligner: VerifiedAlignmentClient) -> None:
@@ -464,16 +457,13 @@ class EgoSecrets:
             return live
         if self._in_process:
             raise StateLostError(f"client {self._key[1]}: its keys were in another process")
-        data = record["data"]
-        assert isinstance(data, bytes)
-        return self._read(data)
+        return self._read(record)
 
     def keep(self, form: str, host: SumClient, aligner: Aligner) -> None:
         record = ConfigRecord({"token": secrets.token_hex(8)})
         if not self._in_process:
-            keys = host.to_bytes()
-            size = str(len(keys)).encode()
-            record["data"] = b"|".join([form.encode(), size, keys + aligner.to_bytes()])
+            record["form"] = form
+            record["keys"], record["alignment"] = host.to_bytes(), aligner.to_bytes()
         self._context.state[NAME] = record
         _LIVE[self._key] = (str(record["token"]), (form, host, aligner))
 
@@ -489,10 +479,9 @@ class EgoSecrets:
         self._context.state.pop(NAME, None)
         _LIVE.pop(self._key, None)
 
-    def _read(self, data: bytes) -> Kept:
-        name, size, rest = data.split(b"|", 2)
-        form, cut = name.decode(), int(size)
-        keys, local = rest[:cut], rest[cut:]
+    def _read(self, record: ConfigRecord) -> Kept:
+        form, keys, local = record["form"], record["keys"], record["alignment"]
+        assert isinstance(form, str) and isinstance(keys, bytes) and isinstance(local, bytes)
         if (self._trust is not None) != (form == VERIFIED):
             raise StateLostError("the kept keys were made for another setting of strategy.trust")
         clients, trust = self._identities, self._trust

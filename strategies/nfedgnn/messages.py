@@ -92,12 +92,6 @@ class EnrolmentReply(Message, up="query"):
 
     clients = USERS_OF
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """The shape of one user's weights, ``(f, h)``."""
-        rows, size = self.weight_shape
-        return rows, size
-
     def check(self, known: Known) -> None:
         users, last = self.users, known["num_nodes"] - 1
         if users.size == 0:
@@ -304,19 +298,6 @@ class LatentReply(Message, up="train"):
     ] = None
     not_saved: NotSaved = ""
 
-    @classmethod
-    def from_record(cls, content: RecordDict, request: LatentRequest) -> LatentReply:
-        return cls.read(
-            content,
-            server_round=request.server_round,
-            layer_round=request.advance.layer_round,
-            trains=request.trains,
-            measures=bool(request.measured.size),
-            p=request.users.size,
-            m=request.measured.size,
-            h=request.settings.latent_size,
-        )
-
 
 @dataclass
 class GradientRequest(Message, down="train.add_up"):
@@ -337,13 +318,6 @@ class SumReply(Message, up="train.add_up"):
 
     server_round: ServerRound
     total: Annotated[FloatArray, Tensor("arrays/sum", "the sum", shape="f w", per="p")]
-
-    @classmethod
-    def from_record(
-        cls, content: RecordDict, request: GradientRequest, shape: tuple[int, int]
-    ) -> SumReply:
-        (f, w), p = shape, request.users.size
-        return cls.read(content, server_round=request.server_round, f=f, w=w, p=p)
 
 
 @dataclass

@@ -39,15 +39,23 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from flower_graph.config.module import LinksSection
 from flower_graph.config.rules import at_least
 from flower_graph.config.schema import check_settings
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import NoClientsError
-from flower_graph.outputs.files import Snapshot
+from flower_graph.outputs.files import (
+    NO_CLIENT,
+    Embeddings,
+    KnownLinks,
+    Predictions,
+    Snapshot,
+    role_of,
+)
 from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.membership import Membership
@@ -62,14 +70,10 @@ from flower_graph.strategies.nfedgnn.messages import (
     RelayRequest,
 )
 from flower_graph.strategies.nfedgnn.server_model import (
-    HeldLinks,
     LinkRelayServer,
-    Losses,
     RelayServer,
-    ServerData,
     scheduled,
-    server_snapshot,
-    user_lines,
+    server_models,
 )
 from flower_graph.strategies.nfedgnn.users import UserSettings
 from flower_graph.wire.arrays import IntArray
@@ -99,7 +103,7 @@ class UserTable:
 
     def __init__(self, num_users: int, settings: UserSettings) -> None:
         self.settings = settings
-        self.weight_shape = (0, 0)
+        self.weight_shape = [0, 0]
         self.ledger = ByteLedger()
         self.round = 0  # the last
         self._begin(num_users)
@@ -137,12 +141,6 @@ class UserTable:
         """Count the bytes that each of some users sent or was sent."""
         self.ledger.count(way, kind, users.size * nbytes)
         self.traffic[users, UP if way == "up" else DOWN] += nbytes
-
-    def unhosted(self, hosted: Mapping[int, IntArray]) -> dict[str, IntArray]:
-        nobody = ~self.left
-        for users in hosted.values():
-            nobody[users] = False
-        return {"no SuperNode hosts it": np.flatnonzero(nobody)}
 
     def state_dict(self) -> dict[str, object]:
         return {
@@ -343,17 +341,19 @@ class RelayMembership(Membership):
     def in_order(self, answers: Mapping[int, EnrolmentReply]) -> list[tuple[int, EnrolmentReply]]:
         """Enrol first the SuperNodes whose weights have the commonest shape."""
         # The first SuperNode must not decide for all how large weights are.
-        shapes = Counter(answer.shape for answer in answers.values())
-        commonest = max(shapes, key=lambda shape: (shapes[shape], shape), default=(0, 0))
-        return sorted(answers.items(), key=lambda item: (item[1].shape != commonest, item[0]))
+        shapes = Counter(tuple(answer.weight_shape) for answer in answers.values())
+        commonest = [*max(shapes, key=lambda shape: (shapes[shape], shape), default=())]
+        return sorted(
+            answers.items(), key=lambda item: (item[1].weight_shape != commonest, item[0])
+        )
 
     def refusal(self, answer: EnrolmentReply) -> str:
-        if self.clients and answer.shape != self.state.weight_shape:
-            return f"its weights are {answer.shape}, others have {self.state.weight_shape}"
+        if self.clients and answer.weight_shape != self.state.weight_shape:
+            return f"its weights are {answer.weight_shape}, others have {self.state.weight_shape}"
         return ""
 
     def enrolled(self, node: int, answer: EnrolmentReply) -> None:
-        self.state.weight_shape, self.answers[node] = answer.shape, answer
+        self.state.weight_shape, self.answers[node] = answer.weight_shape, answer
         if answer.handled == 0 and self.state.begin_anew(answer.users):
             LOG.warning("node %d has lost its state: its users begin anew", node)
 
@@ -379,7 +379,7 @@ class RelayStrategy(RoundStrategy[Q, A]):
 
     def __init__(
         self,
-        data: ServerData,
+        data: Any,
         server_model: nn.Module,
         *,
         latent_size: int,
@@ -388,7 +388,7 @@ class RelayStrategy(RoundStrategy[Q, A]):
         device: str = "cpu",
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
-        links: HeldLinks | None = None,
+        links: LinksSection | None = None,
         section: StrategyConfig | None = None,
         **fields: Any,  # of a section
     ) -> None:
@@ -451,7 +451,10 @@ class RelayStrategy(RoundStrategy[Q, A]):
 
     def took_part(self, nodes: Iterable[int], no_use: str = "") -> Participation:
         """Return what became of every user, where these SuperNodes have answered."""
-        unhosted = self.users.unhosted(self.session.members.numbers())
+        nobody = ~self.users.left
+        for users in self.session.members.numbers().values():
+            nobody[users] = False
+        unhosted = {"no SuperNode hosts it": np.flatnonzero(nobody)}
         answered = self.session.clients_of(nodes)
         return self.session.participation(answered, left_out=unhosted, no_use=no_use)
 
@@ -476,7 +479,9 @@ class RelayStrategy(RoundStrategy[Q, A]):
         may_end = server_round >= self.session.rounds or self.session.stops_early(server_round)
         return may_end or server_round % self.section.evaluate_every == 0
 
-    def measure(self, server_round: int, who: Participation, losses: Losses) -> RoundReport:
+    def measure(
+        self, server_round: int, who: Participation, losses: Mapping[str, float]
+    ) -> RoundReport:
         accuracy, self.counts = dict.fromkeys(ROLES, math.nan), None
         if self.evaluates(server_round):
             accuracy = self.server.accuracy()
@@ -485,9 +490,7 @@ class RelayStrategy(RoundStrategy[Q, A]):
             server_round,
             who,
             accuracy,
-            loss=losses.total,
-            cross_entropy=losses.cross_entropy,
-            regulariser=losses.regulariser,
+            **losses,
             bytes=self.users.ledger.payload,
         )
 
@@ -518,8 +521,7 @@ class RelayStrategy(RoundStrategy[Q, A]):
         self._right_in_best = state.get("right-then")
 
     def learnt(self) -> ArrayRecord:
-        state = self.server.eval_model.state_dict()
-        return ArrayRecord({name: Array(value.cpu().numpy()) for name, value in state.items()})
+        return ArrayRecord(self.server.eval_model.state_dict())
 
     def weights(self) -> dict[str, Tensor]:
         """Return what the last report was made with.
@@ -531,18 +533,55 @@ class RelayStrategy(RoundStrategy[Q, A]):
         return model | {"latent": self.server.latent}
 
     def snapshot(self) -> Snapshot:
-        return server_snapshot(self.server)
+        """Return the server's half of a run, of users that have answered."""
+        server = self.server
+        users = server.known.nonzero().flatten().cpu()
+        every = (
+            np.arange(server.num_nodes) if server.names is None else np.array(list(server.names))
+        )
+        nodes, client = every[users.numpy()], np.full(len(users), NO_CLIENT)
+        models, is_public = server_models(server.eval_model), np.zeros(len(users), bool)
+
+        def beside(rows: Tensor) -> Embeddings:
+            return Embeddings(client, nodes, users.numpy(), is_public, rows.cpu()[users].numpy())
+
+        if isinstance(server, LinkRelayServer):
+            edges = server.whole[:, server.known[server.whole].all(0)].cpu().numpy()
+            known = KnownLinks(np.full(edges.shape[1], NO_CLIENT), *every[edges])
+            return Snapshot(None, models, beside(server.rows(server.whole)), known)
+        masks = (server.masks[name].cpu()[users] for name in ROLES)
+        logits, label = server.logits().cpu()[users], server.y.cpu()[users]
+        role = role_of(*masks)
+        predictions = Predictions.of(logits, NO_CLIENT, nodes, role, label, server.classes)
+        return Snapshot(predictions, models, beside(server.latent))
 
     def figures(self) -> Iterator[list[str]]:
         """Give the lines of ``clients.csv``: each present user in the last and the best round."""
-        return user_lines(self.server, self.users.traffic, self.best, self._right_in_best)
+        server = self.server
+        role = np.full(server.num_nodes, -1)
+        for index, name in enumerate(ROLES):
+            role[server.masks[name].cpu().numpy()] = index
+        best, right_then = self.best, self._right_in_best
+        rounds = {"last": (best.last, server.right), "best": (best.number, right_then)}
+        texts = {
+            at: (str(number), right.cpu().tolist())
+            for at, (number, right) in rounds.items()
+            if right is not None
+        }
+        for user in server.known.nonzero().flatten().tolist():
+            counts = [str(count) for count in self.users.traffic[user].tolist()]
+            for at, (number, right) in texts.items():
+                accuracy = ["", "", ""]
+                if role[user] >= 0:
+                    accuracy[role[user]] = "1.0" if right[user] else "0.0"
+                yield [str(user), at, number, "1", "", *accuracy, *counts]
 
     def summary(self) -> None:
         LOG.info(
             "%s: %d users, %s", type(self).__name__, self.server.num_nodes, self.users.settings
         )
 
-    def grow(self, data: ServerData, *, left: Sequence[int] = (), alone: int = 0) -> None:
+    def grow(self, data: Any, *, left: Sequence[int] = (), alone: int = 0) -> None:
         """Go on with other users: the next ``start`` is to be with ``resume=True``.
 
         Parameters
@@ -619,7 +658,7 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
         SuperNodes to wait for before a round.
     checkpoint_dir, checkpoint_every : Path, int
         Where and every how many rounds to save everything; 0 for never.
-    links : HeldLinks, optional
+    links : LinksSection, optional
         The edges that are held out if links are learnt; the model then gives a row for each node.
     section : StrategyConfig, optional
         The section ``strategy`` of a config, in place of its fields.

@@ -91,7 +91,6 @@ from flower_graph.strategies.nfedgnn.messages import (
     MaskedEnrolment,
     SumReply,
 )
-from flower_graph.strategies.nfedgnn.server_model import Losses, ServerData
 from flower_graph.strategies.nfedgnn.strategy import (
     ANSWERED,
     DOWN,
@@ -123,13 +122,9 @@ class NoSum:
     text: str  # One line for a person
     nodes: tuple[int, ...] = ()  # SuperNodes that it is for want of, as far as they are known
 
-    def __str__(self) -> str:
-        return f"no sum of gradients: {self.text}"
 
-    @classmethod
-    def unanswered(cls, nodes: Sequence[int]) -> NoSum:
-        count = f"{len(nodes)} SuperNode{'' if len(nodes) == 1 else 's'}"
-        return cls(f"missing from {count}", tuple(nodes))
+def _missing_from(nodes: Sequence[int]) -> NoSum:
+    return NoSum(f"missing from {len(nodes)} SuperNode(s)", tuple(nodes))
 
 
 class CommonTable(UserTable):
@@ -246,7 +241,6 @@ class Latents:
     server_round: int = 0
     requests: dict[int, LatentRequest] = field(default_factory=dict)
     came: dict[int, FloatArray] = field(default_factory=dict)  # [p, h] of users that train
-    apart: set[int] = field(default_factory=set)  # SuperNodes that also sent vectors to be measured
     rejected: list[Rejected] = field(default_factory=list)
 
 
@@ -275,7 +269,7 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
 
     def __init__(
         self,
-        data: ServerData,
+        data: Any,
         server_model: nn.Module,
         *,
         feature_dropout: float = 0.0,
@@ -302,19 +296,22 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
     ) -> FloatArray | HiddenSum | NoSum:
         """Ask for the sums of gradients; return the whole sum, or why there is none."""
         users, session = self.users, self.session
+        f, w = users.weight_shape
         replies = session.send(
             {node: request.to_record() for node, request in requests.items()},
             server_round,
-            lambda node, content: SumReply.from_record(content, requests[node], users.weight_shape),
+            lambda node, content: SumReply.read(
+                content, server_round=server_round, f=f, w=w, p=requests[node].users.size
+            ),
             message_type="train.add_up",
-            max_reply_bytes=reply_bytes(int(np.prod(users.weight_shape))),
+            max_reply_bytes=reply_bytes(f * w),
         )
         total = np.zeros(users.weight_shape)
         for node in session.members.present(replies.values):
             total += bounded(replies.values[node].total, self.section.limit)
             users.added_up(requests[node].users, replies.values[node].total.nbytes)
         missing = [node for node in requests if node not in replies.values]
-        return NoSum.unanswered(missing) if missing else total.astype(np.float32)
+        return _missing_from(missing) if missing else total.astype(np.float32)
 
     def round(self, server_round: int) -> RoundReport:
         """Run a round: steps 2 to 5, then 1 and 2 of the next."""
@@ -324,24 +321,24 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
         losses, gradient = self._losses(server_round, latents)
         gradients = gradient.cpu().numpy()
         for node, local in answered.items():
-            users.used(local, apart=node in latents.apart)
+            users.used(local, apart=latents.requests[node].trains)
         requests = {
             node: GradientRequest(server_round, local, gradients[local], users.last, users.settings)
             for node, local in answered.items()
         }
-        total, why = self.add(server_round, requests), ""
+        total, skipped = self.add(server_round, requests), ""
         if isinstance(total, NoSum):
-            why = str(total)
+            skipped = f"no sum of gradients: {total.text}"
         else:
             self.server.move(server_round, rate)
             users.made(server_round, total, rate)
-        who = self.took_part(() if why else answered, why)
+        who = self.took_part(() if skipped else answered, skipped)
         if isinstance(total, NoSum):
             self.members.stopped(total.nodes, answered)
         users.round = server_round
         self._look_ahead(server_round)
         report = self.measure(server_round, who, losses)
-        report.skipped = why
+        report.skipped = skipped
         return report
 
     # Steps 1 and 2
@@ -412,24 +409,33 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
             contents,
             server_round=latents.server_round,
             timeout=session.timeout,
-            read=lambda node, content: LatentReply.from_record(content, self.requests[node]),
+            read=self.read,
             max_reply_bytes=self.reply_bytes(),
         )
         self.answers, latents.rejected = replies.values, replies.rejected
         session.members.note(replies.rejected)
         for node, reply in replies.values.items():
-            self._take(node, reply)
+            request = self.requests[node]
+            self.users.took_step(node, request)
+            if reply.measured is not None:
+                self.server.receive(torch.from_numpy(request.measured), _tensor(reply.measured))
+            if reply.latent is not None:
+                latents.came[node] = reply.latent
+            elif reply.measured is not None:
+                latents.came[node] = reply.measured[np.isin(request.measured, request.users)]
 
-    def _take(self, node: int, reply: LatentReply) -> None:
-        request, latents = self.requests[node], self._latents
-        self.users.took_step(node, request)
-        if reply.measured is not None:
-            self.server.receive(torch.from_numpy(request.measured), _tensor(reply.measured))
-        if reply.latent is not None:
-            latents.came[node] = reply.latent
-            latents.apart.add(node)
-        elif reply.measured is not None:
-            latents.came[node] = reply.measured[np.isin(request.measured, request.users)]
+    def read(self, node: int, content: RecordDict) -> LatentReply:
+        request = self.requests[node]
+        return LatentReply.read(
+            content,
+            server_round=request.server_round,
+            layer_round=request.advance.layer_round,
+            trains=request.trains,
+            measures=bool(request.measured.size),
+            p=request.users.size,
+            m=request.measured.size,
+            h=request.settings.latent_size,
+        )
 
     def reply_bytes(self) -> int:
         users = (one.users.size + one.measured.size for one in self.requests.values())
@@ -471,7 +477,7 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
 
     # Step 3
 
-    def _losses(self, server_round: int, latents: Latents) -> tuple[Losses, Tensor]:
+    def _losses(self, server_round: int, latents: Latents) -> tuple[dict[str, float], Tensor]:
         """Return the loss over the users that answered, and the gradients by their vectors."""
         server, device = self.server, self.server.device
         heard = torch.zeros(server.num_nodes, dtype=torch.bool, device=device)
@@ -611,7 +617,7 @@ class MaskedGradientRelay(SummedGradientRelay):
         rejected = sums.take_rejected()
         session.rejected += rejected
         if missing:
-            return NoSum.unanswered(missing)
+            return _missing_from(missing)
         if isinstance(result, Skipped):
             silent = tuple({one.node_id for one in rejected} & requests.keys())
             return NoSum(str(result.reason), silent)

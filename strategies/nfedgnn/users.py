@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -205,13 +205,6 @@ class StoredCohort(LinearCohort):
         order = torch.argsort(self._state["step"][users], stable=True)
         for part in order.split(AT_A_TIME):
             super().step(self._begun(users[part]), gradient[part], learning_rate)
-
-    def weight_sum(self, *_: object) -> NoReturn:
-        """Refuse: an average changes the weights of all users at once."""
-        raise ValueError("users whose weights are in a file do not average them")
-
-    def set_weights(self, *_: object) -> NoReturn:
-        self.weight_sum()
 
     def tensors(self) -> Tensors:
         """Return weights, moments and step counts of all users, as they would be in memory."""

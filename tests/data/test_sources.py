@@ -56,7 +56,6 @@ UNDIRECTED = [[0, 1, 1, 2], [1, 0, 2, 1]]
 
 
 LINKS = csr_matrix((np.ones(4), ([0, 1, 1, 2], [1, 0, 2, 2])), shape=(4, 4))
-CLASSES = np.array([0, 1, 0, 1])
 # 20 splits of WikiCS: split k trains on node k % 2 and stops on the other one.
 TRAIN = [[node == k % 2 for node in range(4)] for k in range(20)]
 VAL = [[node == 1 - k % 2 for node in range(4)] for k in range(20)]
@@ -84,7 +83,7 @@ def raw_files(name: str) -> dict[str, Any]:
         }
     both = (("adj_", LINKS), ("attr_", csr_matrix(X)))
     arrays = {f"{start}{key}": getattr(matrix, key) for start, matrix in both for key in SPARSE}
-    return {"amazon_electronics_photo.npz": {"labels": CLASSES, **arrays}}
+    return {"amazon_electronics_photo.npz": {"labels": np.array([0, 1, 0, 1]), **arrays}}
 
 
 def write(root: Path, *names: str) -> None:

@@ -257,7 +257,7 @@ def test_no_code_unpickles() -> None:
         place
         for place, node in nodes_of(ast.Import, ast.ImportFrom)
         if picklers & {*(alias.name for alias in node.names), getattr(node, "module", "")}
-        and not place.startswith("pickled.py:")  # its error alone
+        and not place.startswith("formats.py:")  # its error alone
     ]
     found += [place for place, node in nodes_of(ast.Call) if not _is_safe(node)]
     assert found == []
@@ -366,13 +366,3 @@ def test_a_billion_classes_are_refused_before_anything_is_made(make: str) -> Non
         "ego": lambda: first_of(EgoSettings(2, 10**9)),
     }
     assert re.search("num_classes.*1000000000.*100000", cheap(makes[make], MB))
-
-
-def test_a_servers_word_of_classes_is_checked_by_clients() -> None:
-    from flower_graph.strategies.fedscem.messages import (
-        read_settings,
-        write_settings,
-    )
-
-    with pytest.raises(ValueError, match=r"num-classes.*1000000000"):
-        read_settings(write_settings(EgoSettings(2, 10**9)))

@@ -287,7 +287,7 @@ def test_a_partys_secrets_are_in_no_log_and_in_no_text_of_an_object(
         world.begin()
         world.check(world.round(0), range(6))
         world.prepare(1)
-    party = world.parties[1000]
+    party = world.hosts[1000]
     kept = party._rounds[1]
     secrets = [party._private, kept.seed.tobytes(), kept.private.tobytes()]
     secrets.append(party.trust.identity._key.private_bytes_raw())

@@ -673,7 +673,8 @@ def egos_app(kind: int, keys: Path | None) -> Any:
     def client_fn(context: Any) -> EgoNetworkClient:
         own = [egos[int(context.node_config["partition-id"])]]
         trust = trust_in(context, keys)
-        return EgoNetworkClient(context, own, trust=trust, masked=True, alignment="psi")
+        settings = SETTINGS._replace(hidden=HIDDEN)
+        return EgoNetworkClient(context, own, settings, trust=trust, masked=True, alignment="psi")
 
     return make_client_app(client_fn)
 

@@ -77,8 +77,9 @@ def observe(*, seed: int = 0, supernodes: int = M, **options: Any) -> Record:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ego_host, "add_up", spy_on_client)
         patch.setattr(SumServer, "result", spy_on_server)
-        grid = RecordingGrid(client_app(private_egos(seed)), num_supernodes=supernodes)
         settings = SETTINGS._replace(hidden=HIDDEN)
+        app = client_app(private_egos(seed), settings=settings)
+        grid = RecordingGrid(app, num_supernodes=supernodes)
         server = MaskedEmbeddingAveraging(settings, **{**FINE, **options})
         server.start(grid, num_rounds=ROUNDS, on_round=lambda report: losses.append(report.loss))
     session = server.session

@@ -25,12 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import ray
 from flwr.app import Context, Message, RecordDict
-from ray.exceptions import (
-    ActorUnavailableError,
-    GetTimeoutError,
-    RayActorError,
-    RayTaskError,
-)
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flower_graph.client.resident.worker import load_app
@@ -47,13 +42,7 @@ from flower_graph.storage.files import (
     node_name,
 )
 from flower_graph.storage.reading import MOST_TENSORS, read_bytes
-from flower_graph.storage.writing import (
-    inside,
-    remove,
-    remove_folder,
-    replaced,
-    temporary_folder,
-)
+from flower_graph.storage.writing import inside, remove, remove_folder, replaced, temporary_folder
 from flower_graph.wire.client_errors import lost_reply
 
 LOG = logging.getLogger(__name__)
@@ -69,50 +58,23 @@ LOST = "the process that keeps its clients died, or its machine did"
 
 @dataclass(frozen=True)
 class OnRay:
-    """A run whose clients live on Ray.
-
-    Attributes
-    ----------
-    run_id : int
-        Flower's number of the run.
-    reference : str
-        The ClientApp that answers, ``"package.module:attribute"``.
-    supernodes : int
-        Number of SuperNodes.
-    out : Path
-        The run's output folder, on the driver's machine.
-    gpus : float
-        GPUs of a worker, or a part of one; 0: a worker for each core instead.
-    """
+    """A run whose clients live on Ray."""
 
     run_id: int
-    reference: str
+    reference: str  # the ClientApp that answers, ``"package.module:attribute"``
     supernodes: int
-    out: Path
-    gpus: float = 0.0
+    out: Path  # the run's output folder, on the driver's machine
+    gpus: float = 0.0  # of a worker, or a part of one; 0: a worker for each core instead
 
     def state(self, base: Path) -> Path:
-        """Return the run's folder of client state, in the folder of all runs."""
         return base / f"run-{self.run_id}"
 
 
 class RayWorker:
-    """Keeps the clients of some SuperNodes of one run between messages.
+    """Keeps the clients of some SuperNodes of one run between messages."""
 
-    Parameters
-    ----------
-    run : OnRay
-        The run.
-    made : Mapping[str, object]
-        Settings and data from the driver.
-    base : Path
-        The driver's folder of state of all runs.
-    machine : str
-        Ray's name of the driver's machine.
-    folders : ActorHandle or None
-        An actor that is the driver's `Folders`, if there are other machines.
-    """
-
+    # made: settings and data from the driver; base: its folder of state of all runs; machine: Ray's
+    # name of its machine; folders: an actor that is its `Folders`, if there are other machines
     def __init__(
         self, run: OnRay, made: Mapping[str, object], base: Path, machine: str, folders: Actor
     ) -> None:
@@ -145,13 +107,7 @@ class RayWorker:
 
 
 class RayHome:
-    """Clients that live in one of a run's workers.
-
-    Parameters
-    ----------
-    workers : int
-        The number of the run's workers.
-    """
+    """Clients that live in one of so many workers of a run."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -221,17 +177,8 @@ def wait_for_ray() -> None:
 def ray_workers(run: OnRay, made: Mapping[str, object]) -> Iterator[None]:
     """Create a run's workers for the duration of the block: at most one a SuperNode.
 
-    Parameters
-    ----------
-    run : OnRay
-        The run.
-    made : Mapping[str, object]
-        Settings and data; each machine gets them once.
-
-    Raises
-    ------
-    ConfigError
-        If no machine has the GPUs that a worker needs.
+    ``made`` are settings and data; each machine gets them once. ``ConfigError`` if no machine has
+    the GPUs that a worker needs.
     """
     base, machine = default_folder(), ray.get_runtime_context().get_node_id()
     things, workers, places = ray.put(made), [], _places(run.gpus)[: run.supernodes]
@@ -296,21 +243,12 @@ class Change(NamedTuple):
 
 
 class Folders:
-    """The folders of a run on one machine.
-
-    Parameters
-    ----------
-    out : Path
-        The run's outputs.
-    state : Path
-        Further state of the run's clients.
-    """
+    """The folders of a run on one machine: its outputs, and its clients' further state."""
 
     def __init__(self, out: Path, state: Path) -> None:
         self.out, self._roots = out, {"out": out, "state": state}
 
     def read(self, supernode: str) -> list[Change]:
-        """Read all files that a SuperNode may need."""
         found = {
             (folder, str(path.relative_to(root)))
             for folder, root in self._roots.items()
@@ -350,15 +288,7 @@ class Folders:
 
 
 class Mirror:
-    """Keeps SuperNodes' files on this machine equal to those in the driver's folders.
-
-    Parameters
-    ----------
-    here : Folders
-        On this machine.
-    there : ActorHandle
-        An actor that is the driver's `Folders`.
-    """
+    """Keeps SuperNodes' files on this machine equal to those in the driver's folders."""
 
     def __init__(self, here: Folders, there: Actor) -> None:
         self._here, self._there = here, there
@@ -380,7 +310,6 @@ class Mirror:
         return result
 
     def forget(self, supernode: str) -> None:
-        """Fetch a SuperNode's files again before its next message."""
         self._known.discard(supernode)
 
 

@@ -24,7 +24,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib import import_module
@@ -47,7 +47,7 @@ from flower_graph.flower_compat import (
     recorddict_to_proto,
 )
 from flower_graph.storage.files import default_folder, own_folder
-from flower_graph.storage.writing import is_alive, remove, remove_empty
+from flower_graph.storage.writing import is_alive, is_there, remove, remove_empty
 from flower_graph.wire.client_errors import ClientError, boundary
 from flower_graph.wire.keys import CONFIG
 
@@ -71,18 +71,10 @@ main(given)
 
 
 class WorkerHome:
-    """Clients that live in a worker. The first message starts it.
+    """Clients that live in a worker. The first message starts it."""
 
-    Parameters
-    ----------
-    reference : str
-        The ClientApp that the worker calls.
-    owner : int
-        The process of the SuperNode that starts a process for each message.
-    idle : float
-        Seconds without a message after which the worker ends.
-    """
-
+    # owner: the process of the SuperNode that starts a process for each message; idle: seconds
+    # without a message after which the worker ends
     def __init__(self, reference: str, owner: int, idle: float) -> None:
         self._reference, self._owner, self._idle = reference, owner, idle
 
@@ -151,7 +143,6 @@ class WorkerHome:
         return connection
 
     def _start(self, folder: Path, handle: int, name: str) -> None:
-        """Make the socket and start the worker, which outlives this process."""
         where = reach(handle, name)
         with suppress(FileNotFoundError):
             os.unlink(where)  # of a worker that was killed
@@ -193,11 +184,7 @@ def locked(folder: Path) -> Iterator[int | None]:
         return
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        try:
-            is_there = os.stat(folder).st_ino == os.fstat(handle).st_ino
-        except FileNotFoundError:
-            is_there = False
-        yield handle if is_there else None
+        yield handle if is_there(folder, handle) else None
     finally:
         os.close(handle)
 
@@ -253,22 +240,10 @@ def load_app(reference: str) -> ClientApp:
 
 
 class Worker:
-    """Answers messages, one after another, until nothing needs it any more.
+    """Answers messages, one after another, until nothing needs it any more."""
 
-    Parameters
-    ----------
-    reference : str
-        The ClientApp.
-    folder, name : str
-        Where its socket is.
-    listener : int
-        The socket, which it inherits.
-    owner : int
-        The process of the SuperNode without which it ends.
-    idle : float
-        Seconds without a message after which it ends.
-    """
-
+    # folder, name: of the socket, ``listener``, which it inherits; owner: the process of the
+    # SuperNode without which it ends; idle: seconds without a message after which it ends
     def __init__(
         self, reference: str, folder: str, name: str, listener: int, owner: int, idle: float
     ) -> None:
@@ -276,14 +251,19 @@ class Worker:
         self._folder, self._socket = Path(folder), Path(folder, name)
         self._listener = socket.socket(fileno=listener)
         self._inode = self._socket.stat().st_ino
-        self._watch = Watch(_owners(owner), self.leave)
+        self._events = select.epoll()
+        try:
+            for process in _owners(owner):
+                self._events.register(os.pidfd_open(process), select.EPOLLIN)
+        except ProcessLookupError:
+            self.leave()
 
     @cached_property
     def _app(self) -> ClientApp:
         return load_app(self._reference)
 
     def serve(self) -> None:
-        self._watch.start()
+        threading.Thread(target=self._leave_when_alone, daemon=True).start()
         _remove_dead(self._folder.parent)
         self._listener.settimeout(self._idle)
         is_over = False
@@ -299,6 +279,10 @@ class Worker:
                     is_over = is_own(connection) and self._serve(connection)
         self._end()
 
+    def _leave_when_alone(self) -> None:
+        self._events.poll()  # a process of the SuperNode is gone, or the one that waits
+        self.leave()
+
     def leave(self) -> Never:
         """End at once, even in the middle of a message; the files on disk stay whole."""
         self._remove()
@@ -310,8 +294,11 @@ class Worker:
         message = message_from_proto(MessageProto.FromString(asked))
         context = context_from_proto(ContextProto.FromString(given))
         before = bool(context.state)
-        with self._watch.caller(connection):
+        self._events.register(connection, select.EPOLLRDHUP)
+        try:
             answer = self._answer(message, context)
+        finally:
+            self._events.unregister(connection)
         is_late = _writes_outputs(message)
         self._listener.settimeout(min(self._idle, LINGER) if is_late else self._idle)
         is_over = before and not context.state  # clients forget what they kept of a run
@@ -343,41 +330,6 @@ class Worker:
             if self._socket.stat().st_ino == self._inode:
                 remove(self._socket)
         remove_empty(self._folder)
-
-
-class Watch(threading.Thread):
-    """Calls a function when the SuperNode or the process that waits for an answer ends.
-
-    Parameters
-    ----------
-    owners : sequence of int
-        Processes of the SuperNode.
-    leave : Callable[[], Never]
-        Ends this process.
-    """
-
-    def __init__(self, owners: Sequence[int], leave: Callable[[], Never]) -> None:
-        super().__init__(daemon=True)
-        self._leave = leave
-        self._events = select.epoll()
-        try:
-            for owner in owners:
-                self._events.register(os.pidfd_open(owner), select.EPOLLIN)
-        except ProcessLookupError:
-            leave()
-
-    def run(self) -> None:
-        self._events.poll()
-        self._leave()
-
-    @contextmanager
-    def caller(self, connection: socket.socket) -> Iterator[None]:
-        """Watch the process that waits for the answer; it goes on waiting during the block."""
-        self._events.register(connection, select.EPOLLRDHUP)
-        try:
-            yield
-        finally:
-            self._events.unregister(connection)
 
 
 def _writes_outputs(message: Message) -> bool:
