@@ -211,8 +211,8 @@ def bytes_of(content: RecordDict) -> bytes:
             items = value if isinstance(value, list) else [value]
             if isinstance(record, ArrayRecord):
                 items = [value.numpy().tobytes()]
-            elif isinstance(items[0], float):
+            elif items and isinstance(items[0], float):
                 items = [*items, np.array(items).tobytes(), np.array(items, np.float32).tobytes()]
-            items = [key, *items]
+            items = [key, *items, str(value)]
             parts += [one if isinstance(one, bytes) else str(one).encode() for one in items]
     return b"|".join(parts)
