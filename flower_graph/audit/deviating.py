@@ -166,7 +166,7 @@ class SumDeviation(Deviation):
 
     def lies(self, server: Any, number: int, unmasks: Callable[[int], Any]) -> dict[int, Any]:
         """Return the requests to take masks off, with the story in the place of the truth."""
-        requests = unmasks(number)
+        requests: dict[int, Any] = unmasks(number)
         if not requests:
             return {}
         local = server._rounds[number]
