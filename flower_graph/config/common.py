@@ -199,12 +199,6 @@ class PrivacyConfig:
         """Whether clients send no measurements of their own data."""
         return self.is_on and self.measurements == WITHHOLD
 
-    def refuse_checkpoints(self, checkpoint_every: int) -> None:
-        """Refuse checkpoints: repeated rounds would release data a second time."""
-        if self.is_on and checkpoint_every:
-            why = "a resumed run sends rounds again; set checkpoint_every=0"
-            refuse_with("checkpoint_every", checkpoint_every, "privacy.epsilon", why)
-
     def refuse_with(self, setting: str, why: str) -> None:
         """Refuse the budget beside another setting, given as ``key=value``."""
         if self.is_on:
@@ -346,7 +340,10 @@ class RunConfig:
         if own := type(self).app:
             choice(own).check("app", self.app)
         check_settings(self)
-        self.privacy.refuse_checkpoints(self.checkpoint_every)
+        if self.privacy.is_on and self.checkpoint_every:
+            # Repeated rounds would release data a second time
+            why = "a resumed run sends rounds again; set checkpoint_every=0"
+            refuse_with("checkpoint_every", self.checkpoint_every, "privacy.epsilon", why)
         if self.every and self.save == NOTHING:
             why = "no figures of clients are kept; set every=0"
             refuse_with("every", self.every, f"save={NOTHING}", why)

@@ -221,17 +221,12 @@ def _propagated(parts: Sequence[Labelled]) -> list[Tensor]:
     start[train, y[train]] = 1
     first = torch.tensor([0, *(part.y.numel() for part in parts)]).cumsum(0).tolist()
     edges = torch.cat([one.edge_index + at for one, at in zip(parts, first, strict=False)], 1)
-    spread = _spread(start, gcn_adjacency(edges, y.numel()).matrix)
-    return [torch.where(rows.sum(1) > 0, rows.argmax(1), fallback) for rows in spread]
-
-
-def _spread(start: Tensor, matrix: Tensor) -> list[Tensor]:
-    result = []  # [n, k] each
+    matrix, result = gcn_adjacency(edges, y.numel()).matrix, []
     for kept in KEPT:
-        rows = start
+        rows = start  # [n, k]
         for _ in range(STEPS):
             rows = kept * (matrix @ rows) + (1 - kept) * start
-        result.append(rows)
+        result.append(torch.where(rows.sum(1) > 0, rows.argmax(1), fallback))
     return result
 
 

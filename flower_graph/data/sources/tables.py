@@ -368,8 +368,10 @@ def of_entries(
     keys = dict.fromkeys(key for entry in given for key in entry)
     roles = roles_of(path, [*keys], gaps, needs_labels=needs_labels, program=program)
     # A list of numbers is several features
-    first = {key: _first(entry.get(key) for entry in given) for key in roles.features}
-    several = {key: len(value) for key, value in first.items() if isinstance(value, list)}
+    several = dict[str, int]()
+    for key in roles.features:
+        value = next((entry[key] for entry in given if entry.get(key) is not None), None)
+        several |= {key: len(value)} if isinstance(value, list) else {}
     columns = [
         column
         for key in roles.features
@@ -402,10 +404,6 @@ def of_entries(
             raise nodes.wrong(names.index(None), f"{key}: is empty, and other nodes have one")
         graph["names"] = tuple(names)
     return graph
-
-
-def _first(values: Iterator[object]) -> object:
-    return next((value for value in values if value is not None), None)
 
 
 @contextmanager
