@@ -98,24 +98,21 @@ class Labelled(NamedTuple):
         return cls(graph.x, y, train_y, masks, getattr(graph, "identities", None), edges)
 
 
-def client_baselines(graphs: Sequence[HeldGraph]) -> Figures:
+def client_baselines(graphs: Sequence[Graph | HeldGraph]) -> Figures:
     """Return the four baselines of a run whose clients hold graphs, by name and by role."""
     parts = [Labelled.of(graph) for graph in graphs]
-    found = _baselines(parts)
-    return {MAJORITY: found.pop(MAJORITY), OWN_MAJORITY: _majority(parts, is_own=True), **found}
+    return {
+        MAJORITY: _majority(parts, is_own=False),
+        OWN_MAJORITY: _majority(parts, is_own=True),
+        REGRESSION: _regression(parts),
+        PROPAGATION: _propagation(parts),
+    }
 
 
 def graph_baselines(graph: Graph | HeldGraph) -> Figures:
     """Return the three baselines of a run on one graph with masks, without clients."""
-    return _baselines([Labelled.of(graph)])
-
-
-def _baselines(parts: Sequence[Labelled]) -> Figures:
-    return {
-        MAJORITY: _majority(parts, is_own=False),
-        REGRESSION: _regression(parts),
-        PROPAGATION: _propagation(parts),
-    }
+    found = client_baselines([graph])
+    return {name: one for name, one in found.items() if name != OWN_MAJORITY}
 
 
 def propagate_all_labels(graph: Graph | HeldGraph) -> dict[str, float]:
