@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flower_graph.config.common import CutRunConfig, DataConfig, StrategySection
-from flower_graph.config.metrics import LINKS, NODES, TASKS, VALUES
+from flower_graph.config.common import (
+    LINKS,
+    NODES,
+    TASKS,
+    VALUES,
+    CutRunConfig,
+    DataConfig,
+    StrategySection,
+)
 from flower_graph.config.partition import (
     DIRICHLET,
     LOUVAIN,

@@ -25,8 +25,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from flower_graph import __version__
-from flower_graph.config.common import POINT, RunConfig
-from flower_graph.config.metrics import VALUES
+from flower_graph.config.common import POINT, VALUES, RunConfig
 from flower_graph.config.partition import keys_of_others
 from flower_graph.data.graph import PARTS, Graph, HeldGraph, take_rows
 from flower_graph.data.sources.generators import SIGNAL
