@@ -95,8 +95,8 @@ class ModuleRunConfig(CutRunConfig):
 
     def validate(self) -> None:
         super().validate()
-        good = self.task != LINKS or self.partition.method in DISJOINT
-        allowed = f"one of {', '.join(DISJOINT)} with task={LINKS}: no two clients share an edge"
-        require(good, "partition.method", self.partition.method, allowed)
-        good = self.task != VALUES or self.partition.method != DIRICHLET
-        require(good, "partition.method", DIRICHLET, f"of task={VALUES}: it cuts by class")
+        method, of_task = self.partition.method, f"with task={self.task}"
+        good = self.task != LINKS or method in DISJOINT  # no two clients may share an edge
+        require(good, "partition.method", method, f"one of {', '.join(DISJOINT)} {of_task}")
+        good = self.task != VALUES or method != DIRICHLET
+        require(good, "partition.method", method, f"another {of_task}: it cuts by class")

@@ -74,10 +74,11 @@ def prepare_features(
         given, (how, why) = how, look.choice(is_dense=how == AUTO_DENSE)
         notes.append(f"data.features={given} chose {how}: {why}")
     treatment = Treatment(how, features[0].size(1), columns=columns)
-    is_lost = look is not None and (look.least < 0 or (look.share > SPARSE and not look.is_binary))
-    if how == PRESENCE and look is not None and is_lost:
-        why = f"{'negative' if look.least < 0 else 'dense'} ({look})"
-        raise DataError(f"data.features=presence: {why}; set data.features=as-is or auto")
+    if look is not None and how == PRESENCE:
+        why = "negative" if look.least < 0 else "dense"
+        if look.least < 0 or (look.share > SPARSE and not look.is_binary):
+            advice = "set data.features=as-is or auto"
+            raise DataError(f"data.features=presence: features are {why} ({look}); {advice}")
     if how == STANDARDISE:
         treatment, constant = _standardised(treatment, features)
     also = f"; {constant} constant" if constant else ""
