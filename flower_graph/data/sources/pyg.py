@@ -48,7 +48,7 @@ from flower_graph.data.sources.names import PygName, check_graph_file
 from flower_graph.data.sources.tables import CLIENT, read_graphml, read_node_link, read_tables
 from flower_graph.errors import DataError
 from flower_graph.storage.formats import UnpicklingError, load_saved
-from flower_graph.storage.reading import MOST_TENSORS, Tree, open_regular, reading, reason
+from flower_graph.storage.reading import MOST_TENSORS, Tree, open_regular, reading
 from flower_graph.storage.writing import written
 
 if TYPE_CHECKING:
@@ -256,8 +256,6 @@ def _read_saved(path: Path) -> dict[str, object]:
 
 
 def _unreadable(path: Path, error: Exception) -> str:
-    if isinstance(error, OSError):
-        return f"cannot be read ({reason(error)})"
     if not path.stat().st_size:
         return "is empty: save the graph again"
     with open_regular(path, MOST_TENSORS) as stream:

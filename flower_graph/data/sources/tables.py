@@ -333,10 +333,7 @@ def read_node_link(
     path: Path, needs_labels: bool = True, gaps: Gaps = NO_GAPS
 ) -> dict[str, object]:
     """Read the JSON of NetworkX's ``node_link_data``."""
-    with readable(path):
-        data = read_bytes(path, MOST_GRAPH)
-        with reading(f"file {path}", DataError, "is cut short, damaged or no JSON; save it again"):
-            content = parse_json(data)
+    content = parse_json(read_bytes(path, MOST_GRAPH))
     listed = content if isinstance(content, dict) else {}
     given = [one for key in ("links", "edges") if isinstance(one := listed.get(key), list)]
     links = max(given, key=len, default=None)
@@ -409,7 +406,8 @@ def of_entries(
 @contextmanager
 def _table(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str]]]]]:
     """Open a table: its header, and its rows with their line numbers."""
-    with readable(path), open_text(path, MOST_GRAPH, "utf-8-sig") as stream:
+    what = f"file {path}"
+    with reading(what, DataError), open_text(path, MOST_GRAPH, "utf-8-sig") as stream:
         used = [0]
         lines = _lines(path, stream, used)
         first = next(lines, "")
@@ -455,19 +453,6 @@ def _rows(path: Path, used: list[int], reader: Any, width: int) -> Iterator[tupl
         yield reader.line_num, row
 
 
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Turn errors of reading a file into one that says why, in one line."""
-    try:
-        if path.is_file() and not path.stat().st_size:
-            raise DataError(f"file {path}: is empty: save the graph again")
-        yield
-    except UnicodeDecodeError as error:
-        raise DataError(f"file {path}: is no UTF-8 text; save it as UTF-8") from error
-    except OSError as error:
-        raise DataError(f"file {path}: cannot be read ({error.strerror or error})") from error
-
-
 # GraphML -----------------------------------------------------------------------------------------
 
 
@@ -494,12 +479,7 @@ def read_graphml(path: Path, needs_labels: bool, gaps: Gaps) -> dict[str, object
     """Read GraphML, as NetworkX, igraph, Gephi, yEd and others write it."""
     ids, nodes, links = [], [], []
     keys, program = dict[str, _Key | None](), ""
-    problem = "is cut short, damaged or no GraphML; save it again"
-    with (
-        readable(path),
-        reading(f"file {path}", DataError, problem),
-        open_regular(path, MOST_GRAPH) as stream,
-    ):
+    with open_regular(path, MOST_GRAPH) as stream:
         filled, most = 0, max(MOST_FILLED, os.fstat(stream.fileno()).st_size)
         for element in _elements(stream):
             kind = element.tag.rpartition("}")[2]
