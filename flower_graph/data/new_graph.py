@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf, isfinite
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from flower_graph.config.common import MEAN, ONE_HOT, REFUSE
 from flower_graph.data.description import (
+    WHOLE,
     by_columns,
     describe_graph,
     read_edges,
@@ -21,7 +23,6 @@ from flower_graph.data.description import (
 )
 from flower_graph.data.gaps import NO_GAPS, Gaps, Uses
 from flower_graph.data.graph import Scale, Treatment
-from flower_graph.data.labels import WHOLE
 from flower_graph.data.sources.pyg import read_file
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import Tree
@@ -64,7 +65,8 @@ class DataForm(NamedTuple):
         classes, scale = record["classes"], record.get(SCALE)
         if scale is not None:
             scale = Scale(*map(float, scale))
-            scale.check()
+            if not (isfinite(scale.mean) and 0 < scale.deviation < inf):
+                raise ValueError(f"{SCALE}: {[*scale]}: must be finite, the second above 0")
         return cls(
             Treatment.from_json(record),
             int(record["num-classes"]),

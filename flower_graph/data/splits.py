@@ -68,15 +68,19 @@ def can_be_split(y: Tensor, ratios: Sequence[float]) -> bool:
     return all(map(len, cut_by_shares((y >= 0).nonzero(), ratios)))
 
 
-def labelled_split(y: Tensor, ratios: Sequence[float], *, generator: torch.Generator) -> Masks:
+def labelled_split(
+    y: Tensor, ratios: Sequence[float], *, generator: torch.Generator, may_be_empty: bool = False
+) -> Masks:
     """Draw three shares of the nodes with a label, whatever their class: ``round(share * n)`` each.
 
-    Shares are in sum at most 1. ``DataError`` if a share is less than one node.
+    Shares are in sum at most 1. ``DataError`` if a share is less than one node, or with
+    ``may_be_empty`` at least one node for training.
     """
-    shares, labelled = [float(share) for share in ratios], (y >= 0).nonzero().flatten()
-    parts = cut_by_shares(labelled[torch.randperm(len(labelled), generator=generator)], shares)
-    if not all(map(len, parts)):
-        raise DataError(f"data.ratios = {shares} leaves a part of {len(labelled)} nodes empty")
+    labelled = (y >= 0).nonzero().flatten()
+    order = labelled[torch.randperm(len(labelled), generator=generator)]
+    parts = cut_by_shares(order, ratios, first=int(may_be_empty))
+    if not may_be_empty and not all(map(len, parts)):
+        raise DataError(f"data.ratios = {[*ratios]} leaves a part of {len(labelled)} nodes empty")
     return masks_of(y.numel(), parts)
 
 

@@ -67,9 +67,7 @@ class MaskingClient(PartyActions):
     def sum_enroll(self, parameters: Parameters, config: Config) -> Answer:
         """Make channel keys, or return those of the run; refused if there is a key of its own."""
         if self.trust is not None:
-            raise RefusedError(
-                "a SuperNode with a key of its own takes part in no trusted server's sum"
-            )
+            raise RefusedError("with a key of its own: no trusted server's sum")
         return [], len(self.clients), self.exchange("sum_enroll", config)
 
     def sum_unmask(self, parameters: Parameters, config: Config) -> Answer:

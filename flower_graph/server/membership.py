@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from flower_graph import __version__
 from flower_graph.config.rules import at_least
-from flower_graph.data.folders.members import MEMBERS, Member
+from flower_graph.data.folders.party import MEMBERS, Member
 from flower_graph.errors import MalformedReplyError, MembershipError, one_line
 from flower_graph.records.participation import ranges
 from flower_graph.wire.arrays import Scalar, record_of

@@ -53,7 +53,6 @@ from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot
 from flower_graph.server.averaging import Combined, ReportedFedAvg
 from flower_graph.strategies.fedgls.cohort import StructureCohort, Trained
-from flower_graph.strategies.fedgls.kept import snapshot_of
 from flower_graph.strategies.fedgls.messages import (
     SHARE_END,
     SharedModels,
@@ -61,6 +60,7 @@ from flower_graph.strategies.fedgls.messages import (
     StructureMeasured,
     StructureTrained,
 )
+from flower_graph.strategies.fedgls.modules import snapshot_of
 from flower_graph.strategies.fedgls.networks import OWN, StructureSettings, initial_models
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
 from flower_graph.wire.averaging import Asked, ClientReply, Enrolment, RoundRequest, Rows, mean_of

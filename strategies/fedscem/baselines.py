@@ -175,15 +175,12 @@ class EgoFedAvg(ReportedFedAvg):
         return len(self.session.members.clients.get(node, ())) or None
 
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
-        result = {name: evaluated.get(name) for name in METRIC_NAMES}
-        numbers = {n: v if isinstance(v, float) else 0.0 for n, v in result.items()}
-        means = mean_metrics(numbers, self.settings.tau)
-        losses = {
-            "loss": means.cross_entropy,
-            "cross_entropy": means.cross_entropy,
-            "regulariser": means.contrast,
-        }
-        return losses | {f"{role}_accuracy": getattr(means, role) for role in ROLES}
+        sums = dict.fromkeys(METRIC_NAMES, 0.0)
+        sums |= {name: value for name, value in evaluated.items() if isinstance(value, float)}
+        means = mean_metrics(sums, self.settings.tau)
+        loss, contrast = means["cross-entropy"], means["contrast"]
+        accuracies = {f"{role}_accuracy": means[role] for role in ROLES}
+        return {"loss": loss, "cross_entropy": loss, "regulariser": contrast} | accuracies
 
 
 class EgoFedProx(EgoFedAvg, FedProx):

@@ -457,16 +457,13 @@ class EgoSecrets:
             return live
         if self._in_process:
             raise StateLostError(f"client {self._key[1]}: its keys were in another process")
-        data = record["data"]
-        assert isinstance(data, bytes)
-        return self._read(data)
+        return self._read(record)
 
     def keep(self, form: str, host: SumClient, aligner: Aligner) -> None:
         record = ConfigRecord({"token": secrets.token_hex(8)})
         if not self._in_process:
-            keys = host.to_bytes()
-            size = str(len(keys)).encode()
-            record["data"] = b"|".join([form.encode(), size, keys + aligner.to_bytes()])
+            record["form"] = form
+            record["keys"], record["alignment"] = host.to_bytes(), aligner.to_bytes()
         self._context.state[NAME] = record
         _LIVE[self._key] = (str(record["token"]), (form, host, aligner))
 
@@ -482,10 +479,9 @@ class EgoSecrets:
         self._context.state.pop(NAME, None)
         _LIVE.pop(self._key, None)
 
-    def _read(self, data: bytes) -> Kept:
-        name, size, rest = data.split(b"|", 2)
-        form, cut = name.decode(), int(size)
-        keys, local = rest[:cut], rest[cut:]
+    def _read(self, record: ConfigRecord) -> Kept:
+        form, keys, local = record["form"], record["keys"], record["alignment"]
+        assert isinstance(form, str) and isinstance(keys, bytes) and isinstance(local, bytes)
         if (self._trust is not None) != (form == VERIFIED):
             raise StateLostError("the kept keys were made for another setting of strategy.trust")
         clients, trust = self._identities, self._trust

@@ -54,7 +54,7 @@ from flower_graph.strategies.nfedgnn.config import (
     UserData,
     steadying,
 )
-from flower_graph.strategies.nfedgnn.server_model import HeldLinks
+from flower_graph.strategies.nfedgnn.server_model import held_links
 from flower_graph.strategies.nfedgnn.strategy import RelayStrategy, SplitGradientRelay
 from flower_graph.strategies.nfedgnn.summed import MaskedGradientRelay, SummedGradientRelay
 
@@ -108,7 +108,7 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
             "section": config.strategy,
             "seed": config.seed,
             "device": config.device,
-            "links": held_links(config) if config.task == LINKS else None,
+            "links": config.links if config.task == LINKS else None,
             **checkpoint_settings(config, out),
         }
         strategy: AnyRelay
@@ -167,7 +167,7 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         graph = users_graph(config)
         if config.task != LINKS:
             return graph_baselines(graph)
-        split = held_links(config).split(graph.edge_index, graph.num_nodes)
+        split = held_links(graph.edge_index, graph.num_nodes, config.links, config.seed)
         return link_baselines([(graph.x, split)], config.metrics[0])
 
     def least_memory(self, config: NFedGNNConfig) -> int:
@@ -206,12 +206,6 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
 
 
 METHOD = NFedGNN()
-
-
-def held_links(config: NFedGNNConfig) -> HeldLinks:
-    """Return which edges are held out."""
-    how = config.links
-    return HeldLinks(how.val, how.test, config.seed if how.seed is None else how.seed)
 
 
 def row_size(config: NFedGNNConfig) -> int:
@@ -308,7 +302,7 @@ def _numbers(old: Graph, new: NewGraph, left: Sequence[str]) -> Tensor:
     number = torch.arange(count)
     if old.names is not None and new.names is not None:
         place = {name: user for user, name in enumerate(old.names)}
-        missing = [name for name in place.keys() - set(new.names) if name not in left]
+        missing = place.keys() - {*new.names, *left}
         if missing:
             raise DataError(
                 f"has no node {min(missing)!r}, who is in the run: give the whole grown graph, or "
@@ -317,9 +311,7 @@ def _numbers(old: Graph, new: NewGraph, left: Sequence[str]) -> Tensor:
         old_number = torch.tensor([place.get(name, -1) for name in new.names])
         return torch.where(old_number < 0, n - 1 + (old_number < 0).cumsum(0), old_number)
     if count < n:
-        raise DataError(
-            f"has {count} nodes, the run {n}: give the whole grown graph, old users first"
-        )
+        raise DataError(f"has {count} nodes, the run {n}: give the whole graph, old users first")
     if "x" in new.values:
         other = (new.x[:n] != old.x).any(1)
         if other.any():

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
+from flower_graph.config.module import LinksSection
 from flower_graph.config.rules import at_least
 from flower_graph.data.description import server_graph
 from flower_graph.errors import DataError, DivergedError
@@ -291,17 +292,10 @@ def _share(right: Tensor) -> float:
 # Links -------------------------------------------------------------------------------------------
 
 
-class HeldLinks(NamedTuple):
-    """Which shares of the edges are held out, and the seed of the draw."""
-
-    val: float
-    test: float
-    seed: int
-
-    def split(self, edge_index: Tensor, num_nodes: int) -> LinkSplit:
-        """Hold out edges of the whole graph as one client with number 0 would."""
-        rng = generator(self.seed, "links", 0)
-        return split_links(edge_index, num_nodes, self.val, self.test, rng)
+def held_links(edge_index: Tensor, num_nodes: int, links: LinksSection, seed: int) -> LinkSplit:
+    """Hold out edges of the whole graph as one client with number 0 would."""
+    rng = generator(seed if links.seed is None else links.seed, "links", 0)
+    return split_links(edge_index, num_nodes, links.val, links.test, rng)
 
 
 class LinkRelayServer(RelayServer):
@@ -312,14 +306,14 @@ class LinkRelayServer(RelayServer):
     """
 
     # Any: arguments are those of its parent
-    def __init__(self, *data_and_model: Any, links: HeldLinks, **more: Any) -> None:
+    def __init__(self, *data_and_model: Any, links: LinksSection, **more: Any) -> None:
         self.links = links
         super().__init__(*data_and_model, **more)
 
     def take(self, data: Any, left: Sequence[int] = ()) -> None:
         """Take a graph; hold out some of its edges. Labels and masks of nodes play no part."""
         edges, n = server_graph(data).edge_index, int(data.y.shape[0])
-        split = self.links.split(edges, n)
+        split = held_links(edges, n, self.links, self.seed)
         self.split = LinkSplit(*(part.to(self.device) for part in vars(split).values()))
         self.whole = edges.to(self.device)
         super().take(data, left)

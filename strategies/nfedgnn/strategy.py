@@ -39,10 +39,11 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from flower_graph.config.module import LinksSection
 from flower_graph.config.rules import at_least
 from flower_graph.config.schema import check_settings
 from flower_graph.engine.machine import resolve_device
@@ -69,7 +70,6 @@ from flower_graph.strategies.nfedgnn.messages import (
     RelayRequest,
 )
 from flower_graph.strategies.nfedgnn.server_model import (
-    HeldLinks,
     LinkRelayServer,
     RelayServer,
     scheduled,
@@ -388,7 +388,7 @@ class RelayStrategy(RoundStrategy[Q, A]):
         device: str = "cpu",
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
-        links: HeldLinks | None = None,
+        links: LinksSection | None = None,
         section: StrategyConfig | None = None,
         **fields: Any,  # of a section
     ) -> None:
@@ -521,8 +521,7 @@ class RelayStrategy(RoundStrategy[Q, A]):
         self._right_in_best = state.get("right-then")
 
     def learnt(self) -> ArrayRecord:
-        state = self.server.eval_model.state_dict()
-        return ArrayRecord({name: Array(value.cpu().numpy()) for name, value in state.items()})
+        return ArrayRecord(self.server.eval_model.state_dict())
 
     def weights(self) -> dict[str, Tensor]:
         """Return what the last report was made with.
@@ -659,7 +658,7 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
         SuperNodes to wait for before a round.
     checkpoint_dir, checkpoint_every : Path, int
         Where and every how many rounds to save everything; 0 for never.
-    links : HeldLinks, optional
+    links : LinksSection, optional
         The edges that are held out if links are learnt; the model then gives a row for each node.
     section : StrategyConfig, optional
         The section ``strategy`` of a config, in place of its fields.

@@ -122,9 +122,6 @@ class NoSum:
     text: str  # One line for a person
     nodes: tuple[int, ...] = ()  # SuperNodes that it is for want of, as far as they are known
 
-    def __str__(self) -> str:
-        return f"no sum of gradients: {self.text}"
-
 
 def _missing_from(nodes: Sequence[int]) -> NoSum:
     return NoSum(f"missing from {len(nodes)} SuperNode(s)", tuple(nodes))
@@ -329,19 +326,19 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
             node: GradientRequest(server_round, local, gradients[local], users.last, users.settings)
             for node, local in answered.items()
         }
-        total, why = self.add(server_round, requests), ""
+        total, skipped = self.add(server_round, requests), ""
         if isinstance(total, NoSum):
-            why = str(total)
+            skipped = f"no sum of gradients: {total.text}"
         else:
             self.server.move(server_round, rate)
             users.made(server_round, total, rate)
-        who = self.took_part(() if why else answered, why)
+        who = self.took_part(() if skipped else answered, skipped)
         if isinstance(total, NoSum):
             self.members.stopped(total.nodes, answered)
         users.round = server_round
         self._look_ahead(server_round)
         report = self.measure(server_round, who, losses)
-        report.skipped = why
+        report.skipped = skipped
         return report
 
     # Steps 1 and 2
@@ -418,17 +415,14 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
         self.answers, latents.rejected = replies.values, replies.rejected
         session.members.note(replies.rejected)
         for node, reply in replies.values.items():
-            self._take(node, reply)
-
-    def _take(self, node: int, reply: LatentReply) -> None:
-        request, latents = self.requests[node], self._latents
-        self.users.took_step(node, request)
-        if reply.measured is not None:
-            self.server.receive(torch.from_numpy(request.measured), _tensor(reply.measured))
-        if reply.latent is not None:
-            latents.came[node] = reply.latent
-        elif reply.measured is not None:
-            latents.came[node] = reply.measured[np.isin(request.measured, request.users)]
+            request = self.requests[node]
+            self.users.took_step(node, request)
+            if reply.measured is not None:
+                self.server.receive(torch.from_numpy(request.measured), _tensor(reply.measured))
+            if reply.latent is not None:
+                latents.came[node] = reply.latent
+            elif reply.measured is not None:
+                latents.came[node] = reply.measured[np.isin(request.measured, request.users)]
 
     def read(self, node: int, content: RecordDict) -> LatentReply:
         request = self.requests[node]

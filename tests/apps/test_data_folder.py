@@ -27,14 +27,17 @@ from flower_graph.apps.cli import main as cli
 from flower_graph.apps.run import client_app, run_server, simulate_whole
 from flower_graph.client.state import forget_run
 from flower_graph.config.common import RunConfig
-from flower_graph.data.folders.members import MEMBERS, Member, read_members, write_members
 from flower_graph.data.folders.party import (
     CLIENTS,
+    MEMBERS,
+    Member,
     client_folder,
     deciding_settings,
     open_folder,
+    read_members,
     server_folder,
     share,
+    write_members,
 )
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources import datasets as cached

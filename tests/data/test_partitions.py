@@ -28,23 +28,21 @@ from flower_graph.config.partition import PartitionSection
 from flower_graph.data import Graph, csbm, load_graph, to_undirected
 from flower_graph.data.graph import Neighbours
 from flower_graph.data.partition.client_graphs import (
+    DRAWS,
+    LEAST_NODES,
     ClientGraph,
     check_client_graph,
     check_neighbours,
     cut_out,
-    fewer_trained,
-    partition_graph,
-    split_nodes,
-)
-from flower_graph.data.partition.communities import (
-    DRAWS,
-    LEAST_NODES,
     dirichlet,
+    fewer_trained,
     joined,
     louvain,
     metis,
     metis_overlapping,
+    partition_graph,
     random_parts,
+    split_nodes,
 )
 from flower_graph.data.partition.ego_networks import (
     CHUNK,

@@ -15,7 +15,7 @@ from flower_graph import models
 from flower_graph.outputs.files import SavedModels, write_outputs
 from flower_graph.outputs.form import form_of
 from flower_graph.strategies.fed_pub import Masked
-from flower_graph.strategies.fedgls import kept
+from flower_graph.strategies.fedgls import modules
 from flower_graph.strategies.fedgls.cohort import StructureCohort
 
 
@@ -37,7 +37,7 @@ def test_models_need_no_flower(tmp_path: Path) -> None:
     cohort.start_from(cohort.mean_models([])[0])
     begin, end = (cohort.batch.ptr[cohort.clients.index(21) + more] for more in (0, 1))
     x, edges = toy_clients()[1].x, torch.zeros((2, 0), dtype=torch.int64)
-    forms = kept.models_of(cohort, shared=True)
+    forms = modules.models_of(cohort, shared=True)
     add("fedgls", forms, 21, x, edges, cohort.logits()[begin:end])
 
     alone, ego = new_client(networks()[:1], averages=False), networks()[0]

@@ -313,24 +313,6 @@ def test_a_key_holder_lost_before_others_join_starts_all_again() -> None:
     assert alignment.agree(SIX)
 
 
-@pytest.mark.parametrize(
-    ("stages", "change", "message"),
-    [
-        (0, {"align-epoch": 2}, "align-epoch"),
-        (0, {"align-sizes": pack_integers(np.array([16, 32]))}, "sizes"),
-        (0, {"align-sizes": pack_integers(np.array([32]))}, "align-sizes"),
-        (1, {"align-points": bytes(95 * 32)}, "align-points"),
-    ],
-)
-def test_malformed_blocks_are_refused(stages: int, change: dict[str, Any], message: str) -> None:
-    alignment = enrolled(stages)
-    node, request = next(iter(alignment.server.requests().items()))
-    reply = alignment.reply(node, request.to_config())
-    with pytest.raises(MalformedReplyError, match=message):
-        alignment.server.take(node, reply | change)
-    alignment.server.take(node, reply)  # nothing of it has been taken
-
-
 def test_clients_absent_from_the_union_are_left_out() -> None:
     alignment = Alignment(SIX, NODES)
     alignment.align(absent=[4])
@@ -381,21 +363,4 @@ def test_newcomers_that_spoil_the_union_are_left_out_and_the_size_is_as_before()
     assert next(iter(alignment.server.union_requests().values())).cells == sizes[0]
 
 
-def test_a_sum_has_the_size_that_was_asked_for() -> None:
-    alignment = enrolled(3)
-    with pytest.raises(ValueError, match="shape"):
-        alignment.server.take_union(np.zeros(12, np.uint64), list(SIX))
-
-
 # The form that hides nothing
-
-
-@pytest.mark.parametrize(
-    "text", ["{", "[]", "[[1],[]]", '["i:1","i:1"]', '[["i:1","i:1"],[]]', None]
-)
-def test_malformed_answers_in_the_clear_are_refused(text: str | None) -> None:
-    alignment = enrolled(form="plain")
-    node, request = next(iter(alignment.server.requests().items()))
-    reply = alignment.reply(node, request.to_config())
-    with pytest.raises(MalformedReplyError):
-        alignment.server.take(node, reply | {"align-identities": text})

@@ -173,14 +173,6 @@ def test_what_is_no_sum_of_tables_is_not_read(seed: int) -> None:
     assert peel(noise) is None
 
 
-@pytest.mark.parametrize("cells", [0, -4, 6])
-def test_impossible_sizes_are_refused(cells: int) -> None:
-    with pytest.raises(ValueError, match=r"multiple.*4"):
-        insert(tokens(1), cells)
-    with pytest.raises(ValueError, match=r"multiple.*12"):
-        peel(np.zeros(13, np.uint64))
-
-
 # Slots and pads: the same at all holders, and nobody else's --------------------------------------
 
 A, B, C, D = (np.full((1, 12), byte, np.uint8) for byte in (9, 3, 5, 7))

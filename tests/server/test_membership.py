@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from flower_graph import __version__
-from flower_graph.data.folders.members import Member
+from flower_graph.data.folders.party import Member
 from flower_graph.errors import MalformedReplyError, MembershipError
 from flower_graph.server.membership import Admission, Membership, other_version
 from flower_graph.simulation import InProcessGrid

@@ -67,13 +67,14 @@ def client_statistics(
     out of; None for graphs of their own. ``DataError`` if there are no clients.
     """
     result = _common(graphs)
-    result.figures["graphless-clients"] = sum(graph.is_graphless for graph in graphs)
-    result.figures["directed-edges-per-client"] = 2 * result.figures["edges-per-client"]
+    figures = result.figures
+    figures["graphless-clients"] = sum(graph.is_graphless for graph in graphs)
+    figures["directed-edges-per-client"] = 2 * figures["edges-per-client"]
     if whole is not None:
         held, kept = _kept(graphs, whole)
         source, target = whole.edge_index
         _, holders = torch.cat([graph.nodes for graph in graphs]).unique(return_counts=True)
-        result.figures |= {
+        figures |= {
             "kept-nodes-share": _mean(held),
             "kept-edges-share": _mean(kept),
             "cut-edges-share": _mean(~kept[held[source] & held[target]]),
@@ -91,8 +92,9 @@ def overlap_statistics(
     there are no clients.
     """
     result = _common(graphs)
+    figures = result.figures
     for name in ("classes-per-client", "fewest-nodes", "most-nodes"):
-        del result.figures[name]
+        del figures[name]
     del result.distributions["classes per client"]
     public = torch.cat([graph.public for graph in graphs])
     ends = [(graph, *graph.edge_index) for graph in graphs]
@@ -101,7 +103,7 @@ def overlap_statistics(
         source[one.public[target]].bincount(minlength=len(one.y)) for one, source, target in ends
     ]
     reach = torch.cat(shared)[~public]
-    result.figures |= {
+    figures |= {
         "public-per-client": int(public.sum()) / len(graphs),
         "private-per-client": int((~public).sum()) / len(graphs),
         "clients-without-edges": sum(not graph.edge_index.numel() for graph in graphs),
@@ -114,7 +116,7 @@ def overlap_statistics(
         n = whole.y.numel()
         edges, shown = to_undirected(whole.edge_index, n), torch.zeros(n, dtype=torch.bool)
         shown[torch.cat([graph.nodes[graph.public] for graph in graphs])] = True
-        result.figures |= {
+        figures |= {
             "kept-nodes-share": _mean(_kept(graphs, whole)[0]),
             "lost-edges-share": 1 - _distinct_edges(graphs) / (edges.size(1) // 2),
             "degree-of-public": _mean(edges[0].bincount(minlength=n)[shown]),

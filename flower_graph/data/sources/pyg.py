@@ -283,12 +283,12 @@ def _unreadable(path: Path, error: Exception) -> str:
         is_archive = stream.read(2) == b"PK"
     if is_archive and not zipfile.is_zipfile(path):
         return "is cut short: its end is missing; copy or save it again"
-    unsafe, wanted = "is not a graph that can be loaded safely", "a Data or a dict of tensors"
+    unsafe, wanted = "is not a graph that can be loaded safely", "save a Data or a dict of tensors"
     if named := re.search(r"GLOBAL ([\w.]+)", str(error)):
         if named[1].endswith(("BaseStorage", "NodeStorage", "EdgeStorage")):
             return f"holds a HeteroData: {ONE_KIND}"
-        return f"{unsafe}: it holds a {named[1]}, and reading that can execute code; save {wanted}"
-    return f"{unsafe}, or is damaged: {wanted} by torch.save is expected (see docs own-data)"
+        return f"{unsafe}: it holds a {named[1]}; {wanted}"
+    return f"{unsafe}, or is damaged: {wanted}"
 
 
 def load_ogb(name: str, *, root: Path | None, download: bool) -> Graph:

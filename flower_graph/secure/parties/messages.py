@@ -118,9 +118,7 @@ class BindReply(Message, up="sum_bind"):
             raise IdentityError(f"{who}: declares {sizes.size} blocks, for other clients")
         most = 2**62 if block_cap is None else block_cap
         if ((sizes < 1) | (sizes > most)).any():
-            raise IdentityError(
-                f"{who}: declares a block of {sizes.max()} points, from 1 to {most} are taken"
-            )
+            raise IdentityError(f"{who}: declares {sizes.max()} points, from 1 to {most}")
 
 
 @dataclass

@@ -314,9 +314,7 @@ class PartySums(SumServer):
         if party in self._taking_part and replace(self._members[party], node=node) == shown:
             self._settle(node, reply)  # it goes on, with the statement that all know
         elif self.lists >= MOST_LISTS:
-            raise MalformedReplyError(
-                f"parties answer {MOST_LISTS} lists of commitments a run: nobody can join any more"
-            )
+            raise MalformedReplyError(f"{MOST_LISTS} lists were shown: nobody can join any more")
         else:
             self.take_binding(node, reply)
             self._fresh.add(party)
@@ -430,9 +428,7 @@ class PartySums(SumServer):
         party, seed, request = self._party(node), reply.seed.tobytes(), self._request
         assert request is not None
         if (reply.run_id, reply.number) != (self.run_id, request.number):
-            raise MalformedReplyError(
-                f"run {reply.run_id.hex()}, {reply.number}: not the list that is open"
-            )
+            raise MalformedReplyError(f"list {reply.number}: not the one that is open")
         if commit(self.run_id, party, seed) != self.bindings[party].commitment.tobytes():
             text = "it has committed to another seed of the graph"
             self._blame(Reason(Cause.PROVEN, text, party), node)

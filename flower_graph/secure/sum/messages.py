@@ -111,9 +111,7 @@ class SumTerms:
         """Refuse a ring with fewer guard bits than pads of so many clients need."""
         needed = (clients - 1).bit_length()
         if self.padded and self.ring is not None and self.ring.guard_bits < needed:
-            raise RefusedError(
-                f"guard-bits is {self.ring.guard_bits}: pads of {clients} clients need {needed}"
-            )
+            raise RefusedError(f"guard-bits is {self.ring.guard_bits}, pads need {needed}")
 
     def digest(self, length: int, word: int, threshold: int, minimum: int) -> bytes:
         """Hash the terms with masking's own: words of a vector, bits of a word, and so on.
@@ -308,9 +306,7 @@ class UnmaskReply(Message, up="sum_unmask"):
         """Refuse more or fewer shares than ``kinds`` announces."""
         wanted = int((self.kinds != NOTHING).sum()) * SHARE_BYTES
         if self.shares.size != wanted:
-            raise MalformedReplyError(
-                f"unmask-shares: expected {wanted} bytes, got {self.shares.size} bytes"
-            )
+            raise MalformedReplyError(f"unmask-shares: {self.shares.size} bytes, expected {wanted}")
 
 
 def sum_bytes(unmask: Iterable[UnmaskRequest], prepare: Iterable[PrepareRequest]) -> int:
