@@ -568,7 +568,7 @@ def check_replies(
             _check_whole(came[node], wanted, len(clients) or 1)
             own: dict[int | None, Message] = {clients[0] if clients else None: came[node]}
             if len(clients) > 1:
-                own = {**split_rows(came[node], clients)}
+                own = {c: one for c, one in split_rows(came[node], clients).items()}
         except Exception as error:
             reasons[node] = unreadable(error)
         else:
