@@ -86,8 +86,8 @@ def page(*runs: Run | Path | str, title: str = "") -> str:
         name = "/".join(Path(path).parts[-2:])
         parts.append(f'<p class="note">Left out: {escape(name + colon + words)}</p>')
     head = (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
         f"<title>{escape(heading)}</title><style>{STYLE}</style></head>\n<body>\n"
     )
     return head + "\n".join(part for part in parts if part) + "\n</body></html>\n"

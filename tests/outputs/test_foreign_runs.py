@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from run_folders import GRAPH, make_run
+from run_folders import GRAPH, MODEL, make_run
 
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
@@ -20,45 +20,32 @@ from flower_graph.errors import ConfigError, OutputError
 from flower_graph.method import registry
 from flower_graph.method.load import load_config
 from flower_graph.method.run import latest_in
-from flower_graph.outputs.build import DECLARED, build_module
+from flower_graph.outputs.build import build_module
 from flower_graph.outputs.files import read_models
 
 EVIL = """
 from pathlib import Path
-
 from torch import nn
-
 Path({marker!r}).touch()
-
-
 class Thing(nn.Module):
     pass
 """
 OWN = """
 from dataclasses import dataclass
-
-from torch import nn
 from torch_geometric.nn import Sequential
-
 from flower_graph.config.module import ModuleRunConfig
 from flower_graph.method.module_method import ModuleMethod
 from flower_graph.outputs.modules import GCN
 
-BORROWED = Sequential
-
-
 class Mine(GCN):
     pass
-
 
 @dataclass
 class Settings(ModuleRunConfig):
     app: str = "mine.of_mine"
 
-
 class Method(ModuleMethod):
     name, schema = "mine.of_mine", Settings
-
 
 METHOD = Method()
 """
@@ -101,11 +88,16 @@ def say(folder: Path, **changes: Any) -> None:
 def configure(folder: Path, **changes: Any) -> None:
     """Change lines of the run's settings."""
     path = folder / "config.yaml"
-    lines = [
-        line for line in path.read_text().splitlines() if line.partition(":")[0] not in changes
-    ]
-    settings = {key: json.dumps(value) for key, value in changes.items()}
-    path.write_text("\n".join([*lines, *(f"{key}: {value}" for key, value in settings.items())]))
+    lines = [one for one in path.read_text().splitlines() if one.partition(":")[0] not in changes]
+    path.write_text("\n".join([*lines, *(f"{k}: {json.dumps(v)}" for k, v in changes.items())]))
+
+
+def commanded(*words: object) -> None:
+    if code := main([*map(str, words)]):
+        raise ConfigError(f"exit {code}")
+
+
+# All that reads a run's models -------------------------------------------------------------------
 
 
 def model(folder: Path) -> None:
@@ -116,6 +108,11 @@ def predicted(folder: Path) -> None:
     fg.load_run(folder).predict(**GRAPH, client=0)
 
 
+def by_itself(folder: Path) -> None:
+    (saved,) = read_models(folder / "clients" / "0")
+    build_module(saved)
+
+
 def at_a_client(folder: Path) -> None:
     home = folder.parent / "home" / "outputs"
     home.mkdir(parents=True)
@@ -123,15 +120,12 @@ def at_a_client(folder: Path) -> None:
     latest_in(home.parent).model()
 
 
-def commanded(folder: Path) -> None:
-    graph = folder.parent / "graph.pt"
-    torch.save(GRAPH, graph)
-    code = main(["predict", str(folder), "--client", "0", "--data", str(graph)])
-    if code:
-        raise OutputError(str(code))
+def predict_command(folder: Path) -> None:
+    torch.save(GRAPH, folder.parent / "graph.pt")
+    commanded("predict", folder, "--client", "0", "--data", folder.parent / "graph.pt")
 
 
-DOORS = (model, predicted, at_a_client, commanded)
+DOORS = (model, predicted, by_itself, at_a_client, predict_command)
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -147,9 +141,31 @@ def test_a_models_class_runs_no_code(
         say(folder, module="torch_geometric.nn.Sequential", arguments=sequential)
     else:  # a class that ships makes others' in no way
         say(folder, module="flower_graph.outputs.modules.nn.Module", arguments={})
-    with pytest.raises(OutputError):
+    with pytest.raises((OutputError, ConfigError)):
         door(folder)
     assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden": 10**12},
+        {"hidden": 2**20},  # allowed, but not the weights'
+        {"hidden": True},
+        {"dropout": "0.5"},
+        {"dropout": 7},
+        {"classes": [2]},
+        {"other": 1},
+    ],
+    ids=str,
+)
+def test_arguments_of_classes_that_ship_are_checked(changes: dict[str, Any], folder: Path) -> None:
+    say(folder, arguments=MODEL[1] | changes)
+    with pytest.raises(OutputError):
+        model(folder)
+
+
+# All that reads a run's settings -----------------------------------------------------------------
 
 
 def config_read(folder: Path) -> None:
@@ -165,13 +181,8 @@ def config_as_parent(folder: Path) -> None:
     load_config(str(folder.parent / "mine.yaml"))
 
 
-def told(*words: str) -> None:
-    if main(list(words)):
-        raise ConfigError("refused")
-
-
 def resumed(folder: Path) -> None:
-    told("run", "--resume", str(folder))
+    commanded("run", "--resume", folder)
 
 
 def resumed_without_traces(folder: Path) -> None:
@@ -183,36 +194,23 @@ def resumed_without_traces(folder: Path) -> None:
 
 
 def run_again(folder: Path) -> None:
-    told("run", str(folder / "config.yaml"), "--out", str(folder.parent / "out"))
+    commanded("run", folder / "config.yaml", "--out", folder.parent / "out")
 
 
 def shown(folder: Path) -> None:
-    told("show", str(folder / "config.yaml"))
+    commanded("show", folder / "config.yaml")
 
 
 SETTINGS = (config_read, config_given, config_as_parent, resumed, resumed_without_traces)
 
 
-@pytest.mark.parametrize("door", [*SETTINGS, run_again, shown, predicted, commanded])
+@pytest.mark.parametrize("door", [*SETTINGS, run_again, shown, predicted, predict_command])
 def test_settings_import_no_method(
     door: Callable[[Path], None], folder: Path, marker: Path
 ) -> None:
     configure(folder, app="evil")
-    with pytest.raises(ConfigError if door is not commanded else OutputError):
+    with pytest.raises(ConfigError):
         door(folder)
-    assert not marker.exists()
-
-
-def test_a_table_over_a_runs_settings_imports_no_method(
-    folder: Path, marker: Path, tmp_path: Path
-) -> None:
-    configure(folder, app="evil")
-    table = tmp_path / "table.yaml"
-    table.write_text(
-        f"title: T\nconfig: {folder}/config.yaml\nonly: []\nseeds: [0]\npage: []\n"
-        "tables: {a: [{table: a, rows: [test-accuracy-last]}]}\n"
-    )
-    assert main(["reproduce", str(table), "--out", str(tmp_path / "out")]) != 0
     assert not marker.exists()
 
 
@@ -227,14 +225,12 @@ def test_interpolation_is_text(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
             assert config.data.name == text
     configure(folder, rounds="${oc.env:SECRET}")
     with pytest.raises(ConfigError, match="rounds") as refused:
-        _ = fg.load_run(folder).config
+        config_read(folder)
     assert "swordfish" not in str(refused.value)
-
-
-def test_ones_own_yaml_is_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUNDS", "7")
-    (tmp_path / "config.yaml").write_text("app: fedgta\nrounds: ${oc.env:ROUNDS}\n")
-    assert load_config(str(tmp_path / "config.yaml")).rounds == 7
+    own = folder.parent / "config.yaml"  # a person's own file is filled in
+    own.write_text("app: fedgta\nrounds: ${oc.env:ROUNDS}\n")
+    assert load_config(str(own)).rounds == 7
 
 
 def test_a_run_does_not_choose_where_raw_data_lie(
@@ -252,81 +248,47 @@ def test_a_run_does_not_choose_where_raw_data_lie(
     assert load_config(str(path)).data.root == str(root)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"hidden": 10**12},
-        {"hidden": 2**20},  # allowed, but not the weights'
-        {"hidden": True},
-        {"dropout": "0.5"},
-        {"dropout": 7},
-        {"classes": [2]},
-        {"other": 1},
-    ],
-    ids=str,
-)
-def test_arguments_of_classes_that_ship_are_checked(changes: dict[str, Any], folder: Path) -> None:
-    arguments = {"features": 3, "hidden": 4, "classes": 2}
-    say(folder, arguments=arguments | changes)
-    with pytest.raises(OutputError):
-        model(folder)
+# Trust -------------------------------------------------------------------------------------------
 
 
-def test_every_class_that_is_saved_is_declared() -> None:
-    root = Path(fg.__file__).parent
-    for path in [*root.glob("outputs/modules.py"), *root.parent.glob("strategies/*/modules.py")]:
-        place = f"flower_graph.{'.'.join(path.relative_to(path.parents[2]).parts)}"
-        place = place.removesuffix(".py").replace("flower_graph.flower_graph", "flower_graph")
-        __import__(place)
-        for name in sys.modules[place].__dict__["__all__"]:
-            if name not in ("NeighbourGenerator",):  # a part of another
-                assert f"{place}.{name}" in DECLARED
-
-
-def test_trust_is_said_before_anything_is_imported(folder: Path, marker: Path) -> None:
+def test_trust_is_said_before_anything_is_imported(
+    folder: Path, marker: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     seen: list[bool] = []
     trust = Trust(code=True, say=lambda text: seen.append("evil" in text and not marker.exists()))
     say(folder, module="evil.Thing", arguments={})
     with pytest.raises(OutputError):  # of other weights
         fg.load_run(folder, trust=trust).model(0)
     assert seen == [True] and marker.exists()
-
-
-def test_the_commands_flag_trusts(
-    folder: Path, marker: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    marker.unlink()
+    del sys.modules["evil"]
     configure(folder, app="evil")
     assert main(["run", "--resume", str(folder), "--trust-code"]) == 2  # evil has no METHOD
     assert marker.exists() and "evil" in caplog.text
 
 
-def test_a_method_of_ones_own_is_given_by_file(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "of_mine.py").write_text(OWN)
+@pytest.mark.parametrize("how", ["given by file", "imported"])
+def test_a_method_of_ones_own_needs_no_trust(
+    how: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine" / "of_mine.py"
+    file.parent.mkdir()
+    file.write_text(OWN)
     (folder / "config.yaml").write_text("app: mine.of_mine\n")
     say(folder, module="mine.of_mine.Mine")
-    with pytest.raises(OutputError):
-        model(folder)
-    assert main(["show", str(folder / "config.yaml"), "--app", str(tmp_path / "of_mine.py")]) == 0
-    assert fg.load_run(folder).config.app == "mine.of_mine"
-    assert type(fg.load_run(folder).model(0)).__name__ == "Mine"
+    monkeypatch.syspath_prepend(tmp_path)
+    for door, error in ((model, OutputError), (config_read, ConfigError)):
+        with pytest.raises(error):
+            door(folder)
+    if how == "imported":
+        __import__("mine.of_mine")
+    else:
+        commanded("show", folder / "config.yaml", "--app", file)
+    run = fg.load_run(folder)
+    assert run.config.app == "mine.of_mine" and type(run.model(0)).__name__ == "Mine"
     say(folder, module="mine.of_mine.Sequential", arguments={})  # not its own
     with pytest.raises(OutputError):
         model(folder)
-
-
-def test_a_method_that_is_imported_already_needs_no_trust(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "of_mine.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
-    (folder / "config.yaml").write_text("app: mine.of_mine\n")
-    say(folder, module="mine.of_mine.Mine")
-    with pytest.raises(ConfigError):
-        _ = fg.load_run(folder).config
-    __import__("mine.of_mine")
-    run = fg.load_run(folder)
-    assert run.config.app == "mine.of_mine" and type(run.model(0)).__name__ == "Mine"
 
 
 @pytest.mark.parametrize("text", ["x = 1\n", "METHOD = 3\n", "raise OSError\n", None])
@@ -337,11 +299,3 @@ def test_a_file_that_is_no_method(text: str | None, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         registry.give_file(path)
     assert "of_mine" not in sys.modules
-
-
-def test_models_that_are_read_by_themselves_are_foreign(folder: Path, marker: Path) -> None:
-    say(folder, module="evil.Thing", arguments={})
-    (saved,) = read_models(folder / "clients" / "0")
-    with pytest.raises(OutputError):
-        build_module(saved)
-    assert not marker.exists()
