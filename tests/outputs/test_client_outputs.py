@@ -11,13 +11,9 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import OutputError
-from flower_graph.flower_compat import NumPyClient
-from flower_graph.outputs.client import ClientOutputs, KeepReply, KeepRequest
+from flower_graph.outputs.client import ClientOutputs, KeepRequest
 from flower_graph.outputs.files import Predictions, SavedModels, Snapshot, read_predictions
-from flower_graph.simulation import InProcessGrid
-from flower_graph.wire.exchange import Exchange
 
 RUN = "0123456789abcdef" * 2
 PREDICTED = {"outputs.json", "predictions.csv", "predictions.npz"}
@@ -59,14 +55,6 @@ def outputs(tmp_path: Path) -> ClientOutputs:
 def place(tmp_path: Path) -> Path:
     """Where the clients of a simulation write."""
     return tmp_path / "clients" / "5"
-
-
-def test_nothing_is_written_unasked(tmp_path: Path) -> None:
-    context = _context()
-    outputs = ClientOutputs(context, tmp_path)
-    _measure(outputs, 1)
-    outputs.candidate(1, lambda: _snapshot(1))
-    assert list(tmp_path.iterdir()) == [] and not context.state
 
 
 @pytest.mark.parametrize(
@@ -125,16 +113,3 @@ def test_a_best_round_that_is_not_held_is_told(outputs: ClientOutputs, place: Pa
     assert "round 4" in said and "round 5" in said
     assert _node(place) == 5
     assert json.loads((place / "outputs.json").read_text(encoding="utf-8"))["round"] == 5
-
-
-def test_a_client_that_keeps_nothing_says_so() -> None:
-    grid = InProcessGrid(make_client_app(lambda context: NumPyClient()), num_supernodes=1)
-    request = KeepRequest(RUN, 0, 0, "begin").to_record()
-    found = Exchange(grid).send(
-        dict.fromkeys(grid.get_node_ids(), request),
-        message_type="query.keep",
-        server_round=1,
-        timeout=5,
-        read=lambda _, reply: KeepReply.read(reply),
-    )
-    assert "keeps nothing" in found.rejected[0].reason

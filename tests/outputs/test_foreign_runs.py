@@ -1,8 +1,12 @@
-"""A run's folder that somebody else made runs no code and reads no environment variable."""
+"""A run's folder that somebody else made or spoiled: no code runs, every error is named."""
 
 from __future__ import annotations
 
 import json
+import random
+import resource
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from hostile_files import in_json, in_lines
 from run_folders import GRAPH, MODEL, make_run
 
 import flower_graph as fg
@@ -22,6 +27,7 @@ from flower_graph.method.load import load_config
 from flower_graph.method.run import latest_in
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.files import read_models
+from flower_graph.records.participation import MOST_CLIENTS, check_records
 
 EVIL = """
 from pathlib import Path
@@ -97,22 +103,6 @@ def commanded(*words: object) -> None:
         raise ConfigError(f"exit {code}")
 
 
-# All that reads a run's models -------------------------------------------------------------------
-
-
-def model(folder: Path) -> None:
-    fg.load_run(folder).model(0)
-
-
-def predicted(folder: Path) -> None:
-    fg.load_run(folder).predict(**GRAPH, client=0)
-
-
-def by_itself(folder: Path) -> None:
-    (saved,) = read_models(folder / "clients" / "0")
-    build_module(saved)
-
-
 def at_a_client(folder: Path) -> None:
     home = folder.parent / "home" / "outputs"
     home.mkdir(parents=True)
@@ -125,14 +115,43 @@ def predict_command(folder: Path) -> None:
     commanded("predict", folder, "--client", "0", "--data", folder.parent / "graph.pt")
 
 
-DOORS = (model, predicted, by_itself, at_a_client, predict_command)
+def config_as_parent(folder: Path) -> None:
+    (folder.parent / "mine.yaml").write_text("defaults: run/config.yaml\nrounds: 3\n")
+    load_config(str(folder.parent / "mine.yaml"))
 
 
-@pytest.mark.parametrize("door", DOORS)
+def resumed_without_traces(folder: Path) -> None:
+    for one in folder.iterdir():
+        if one.is_file() and one.name != "config.yaml":
+            one.unlink()
+    (folder / "clients").rename(folder.parent / "elsewhere")
+    commanded("run", "--resume", folder)
+
+
+# All that reads a run's models, and its settings
+MODELS: dict[str, Callable[[Path], object]] = {
+    "model": lambda run: fg.load_run(run).model(0),
+    "predict": lambda run: fg.load_run(run).predict(**GRAPH, client=0),
+    "files alone": lambda run: build_module(*read_models(run / "clients" / "0")),
+    "at a client": at_a_client,
+    "command": predict_command,
+}
+SETTINGS: dict[str, Callable[[Path], object]] = {
+    "read": lambda run: fg.load_run(run).config,
+    "given": lambda run: load_config(str(run / "config.yaml")),
+    "parent": config_as_parent,
+    "resumed": lambda run: commanded("run", "--resume", run),
+    "resumed without traces": resumed_without_traces,
+    "run again": lambda run: commanded("run", run / "config.yaml", "--out", run.parent / "out"),
+    "shown": lambda run: commanded("show", run / "config.yaml"),
+    "predict": MODELS["predict"],
+    "command": predict_command,
+}
+
+
+@pytest.mark.parametrize("door", MODELS)
 @pytest.mark.parametrize("which", ["import", "hints", "file"])
-def test_a_models_class_runs_no_code(
-    door: Callable[[Path], None], which: str, folder: Path, marker: Path
-) -> None:
+def test_a_models_class_runs_no_code(door: str, which: str, folder: Path, marker: Path) -> None:
     hint = f"x -> __import__('pathlib').Path({str(marker)!r}).touch()"
     sequential = {"input_args": hint, "modules": []}
     if which == "import":
@@ -142,7 +161,7 @@ def test_a_models_class_runs_no_code(
     else:  # a class that ships makes others' in no way
         say(folder, module="flower_graph.outputs.modules.nn.Module", arguments={})
     with pytest.raises((OutputError, ConfigError)):
-        door(folder)
+        MODELS[door](folder)
     assert not marker.exists()
 
 
@@ -162,55 +181,14 @@ def test_a_models_class_runs_no_code(
 def test_arguments_of_classes_that_ship_are_checked(changes: dict[str, Any], folder: Path) -> None:
     say(folder, arguments=MODEL[1] | changes)
     with pytest.raises(OutputError):
-        model(folder)
+        MODELS["model"](folder)
 
 
-# All that reads a run's settings -----------------------------------------------------------------
-
-
-def config_read(folder: Path) -> None:
-    _ = fg.load_run(folder).config
-
-
-def config_given(folder: Path) -> None:
-    load_config(str(folder / "config.yaml"))
-
-
-def config_as_parent(folder: Path) -> None:
-    (folder.parent / "mine.yaml").write_text("defaults: run/config.yaml\nrounds: 3\n")
-    load_config(str(folder.parent / "mine.yaml"))
-
-
-def resumed(folder: Path) -> None:
-    commanded("run", "--resume", folder)
-
-
-def resumed_without_traces(folder: Path) -> None:
-    for one in folder.iterdir():
-        if one.is_file() and one.name != "config.yaml":
-            one.unlink()
-    (folder / "clients").rename(folder.parent / "elsewhere")
-    resumed(folder)
-
-
-def run_again(folder: Path) -> None:
-    commanded("run", folder / "config.yaml", "--out", folder.parent / "out")
-
-
-def shown(folder: Path) -> None:
-    commanded("show", folder / "config.yaml")
-
-
-SETTINGS = (config_read, config_given, config_as_parent, resumed, resumed_without_traces)
-
-
-@pytest.mark.parametrize("door", [*SETTINGS, run_again, shown, predicted, predict_command])
-def test_settings_import_no_method(
-    door: Callable[[Path], None], folder: Path, marker: Path
-) -> None:
+@pytest.mark.parametrize("door", SETTINGS)
+def test_settings_import_no_method(door: str, folder: Path, marker: Path) -> None:
     configure(folder, app="evil")
     with pytest.raises(ConfigError):
-        door(folder)
+        SETTINGS[door](folder)
     assert not marker.exists()
 
 
@@ -225,7 +203,7 @@ def test_interpolation_is_text(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
             assert config.data.name == text
     configure(folder, rounds="${oc.env:SECRET}")
     with pytest.raises(ConfigError, match="rounds") as refused:
-        config_read(folder)
+        SETTINGS["read"](folder)
     assert "swordfish" not in str(refused.value)
     monkeypatch.setenv("ROUNDS", "7")
     own = folder.parent / "config.yaml"  # a person's own file is filled in
@@ -277,9 +255,10 @@ def test_a_method_of_ones_own_needs_no_trust(
     (folder / "config.yaml").write_text("app: mine.of_mine\n")
     say(folder, module="mine.of_mine.Mine")
     monkeypatch.syspath_prepend(tmp_path)
-    for door, error in ((model, OutputError), (config_read, ConfigError)):
-        with pytest.raises(error):
-            door(folder)
+    with pytest.raises(OutputError):
+        MODELS["model"](folder)
+    with pytest.raises(ConfigError):
+        SETTINGS["read"](folder)
     if how == "imported":
         __import__("mine.of_mine")
     else:
@@ -288,7 +267,7 @@ def test_a_method_of_ones_own_needs_no_trust(
     assert run.config.app == "mine.of_mine" and type(run.model(0)).__name__ == "Mine"
     say(folder, module="mine.of_mine.Sequential", arguments={})  # not its own
     with pytest.raises(OutputError):
-        model(folder)
+        MODELS["model"](folder)
 
 
 @pytest.mark.parametrize("text", ["x = 1\n", "METHOD = 3\n", "raise OSError\n", None])
@@ -299,3 +278,137 @@ def test_a_file_that_is_no_method(text: str | None, tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         registry.give_file(path)
     assert "of_mine" not in sys.modules
+
+
+# Spoiled ------------------------------------------------------------------------------------------
+
+
+SMALL = {
+    **dict.fromkeys(("strategy.local_epochs", "rounds"), 2),
+    "data": {"name": "csbm", "nodes": 120, "classes": 3, "num_features": 40},
+    "data.ratios": [0.4, 0.3, 0.3],
+    "partition": {"clients": 2, "method": "random"},
+    "model.hidden": 4,
+    "metrics": ["accuracy", "macro-f1"],
+    "checkpoint_every": 1,
+    "graph.neighbours": 3,
+}
+LINES, RESULT = "metrics.jsonl", "result.json"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("honest") / "run"
+    fg.run("fedgls/cora-linqs", SMALL, out=folder, quiet=True)
+    return folder
+
+
+@pytest.fixture
+def honest(made: Path, tmp_path: Path) -> Path:
+    """Copy a run that a method made, to be spoiled."""
+    shutil.copytree(made, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def spoil(folder: Path, draw: random.Random) -> str:
+    """Spoil one entry of one file; give its name."""
+    name = draw.choice([LINES, LINES, LINES, RESULT, RESULT, "data.json"])
+    change = in_lines if name == LINES else in_json
+    (folder / name).write_bytes(change((folder / name).read_bytes(), draw))
+    return name
+
+
+LATER = [pytest.param(seed, marks=[pytest.mark.slow, pytest.mark.release]) for seed in range(1, 30)]
+
+
+@pytest.mark.parametrize("seed", [0, *LATER])
+def test_commands_that_read_a_spoiled_run_end_in_a_page_or_a_named_error(
+    seed: int, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw = random.Random(seed)
+    for number in range(8):
+        folder = tmp_path / f"run-{number}"
+        shutil.copytree(made, folder)
+        done = [spoil(folder, draw) for _ in range(draw.choice([1, 1, 2]))]
+        run = str(folder)
+        commands = [
+            ["report", run, "--out", str(tmp_path / "page.html")],
+            ["compare", run, run],
+            ["predict", run, "--client", "0"],
+        ]
+        resume = ["run", "--resume", run, "--quiet"]
+        command = commands[number % 3] if draw.random() < 0.9 else resume
+        assert main(command) in (0, 1, 2), (command[0], done)
+        capsys.readouterr()
+
+
+def test_numbers_of_many_clients_take_no_memory(honest: Path) -> None:
+    lines = [json.loads(line) for line in (honest / LINES).read_text().splitlines()]
+    for line in lines:
+        line["participation"]["answered"] = "0-200000000"
+    (honest / LINES).write_text("\n".join(map(json.dumps, lines)) + "\n")
+    command = [sys.executable, "-m", "flower_graph", "report", str(honest), "--out", "a.html"]
+    limit = lambda: resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, 2 << 30))  # noqa: E731
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, cwd=honest)
+    assert done.returncode == 2 and LINES in done.stderr, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+
+
+HALF = MOST_CLIENTS // 2
+GOOD = (["0-5,7", "6,8-9"], [f"0-{HALF - 1}", f"{HALF}-{2 * HALF - 1}"])
+GOOD += ([str(2**62), f"{2**63 - 2}-{2**63 - 1}"],)  # claimed by a SuperNode
+BAD = ("1-", "a", "3,2", "1-1", " 1", "1,,2", "0-" + "9" * 30, f"0-{2**63 - 1}", str(2**63))
+
+
+@pytest.mark.parametrize(
+    "texts", [*GOOD, *([one] for one in BAD), [f"0-{HALF}", f"{HALF}-{2 * HALF}"]]
+)
+def test_many_clients_in_many_rounds_are_counted_together(texts: list[str]) -> None:
+    records = [{"asked": t, "answered": t, "failed": [], "left-out": []} for t in texts]
+    if texts in GOOD:
+        check_records([*records, {}])
+    else:
+        with pytest.raises(ValueError):
+            check_records(records)
+
+
+PLANTED = [
+    ".probe", ".running", ".partial-result.json", ".partial-metrics.jsonl", ".config.yaml.1",
+    "checkpoints", "clients", "rows", "rows/users-0.rows", "metrics.jsonl", "weights.safetensors",
+    "checkpoints/round-000001", "checkpoints/round-000002/server.safetensors", "seed-0",
+    "tensorboard",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_foreign_run_that_is_resumed_writes_nothing_elsewhere(
+    name: str, honest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever its author has made a link: the command names it, and its target stays."""
+    home = tmp_path / "home"
+    (home / "inner").mkdir(parents=True)
+    (home / ".bashrc").write_text("mine")
+    (honest / RESULT).unlink()
+    link = honest / name
+    shutil.rmtree(link) if link.is_dir() else link.unlink(missing_ok=True)
+    link.parent.mkdir(exist_ok=True)
+    is_folder = name in ("checkpoints", "clients", "rows", "seed-0", "tensorboard")
+    link.symlink_to(home / "inner" if is_folder or "round-000001" in name else home / ".bashrc")
+    assert main(["run", "--resume", str(honest), "--quiet", "rounds=3"]) == 2
+    assert name.partition("/")[0] in capsys.readouterr().err
+    assert (home / ".bashrc").read_text() == "mine" and not [*(home / "inner").iterdir()]
+    assert sorted(path.name for path in home.iterdir()) == [".bashrc", "inner"]
+
+
+def test_a_person_may_name_a_run_through_a_link_and_a_folder_of_no_seed_is_none(
+    honest: Path, tmp_path: Path
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    for name in ("seed-\u00b2", "seed-x", "seed-\u0663"):
+        (honest / name).mkdir()
+    (honest / RESULT).unlink()
+    assert main(["run", "--resume", str(link / "run"), "--quiet", "rounds=3"]) == 0
+    assert (honest / RESULT).exists()
+    assert main(["report", str(link / "run"), "--out", str(link / "page.html")]) == 0
+    assert (tmp_path / "page.html").exists()
