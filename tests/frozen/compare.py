@@ -5,11 +5,9 @@
 All runs of a tree (``runs.py``) are done in one child process, which enters the project only by
 its command line and ``flower_graph.simulation.InProcessGrid``, so that it works on both sides of a
 refactoring. Against the file, floats may differ by 1e-5 and hashes are left out, because other
-machines round otherwise: PyTorch takes the vector instructions that a processor has, and with
-``ATEN_CPU_CAPABILITY=default`` nFedGNN's losses move by 1e-7 and a finding of its audit by 0.01.
-Runs in which rounding decides more (``runs.DECIDED_BY_ROUNDING``) are held loosely. Against a
-checkout everything is compared to the bit. The runs of a ``--write`` replace those of the same
-names in the file.
+processors round otherwise; runs in which rounding decides more (``runs.DECIDED_BY_ROUNDING``) are
+held loosely. Against a checkout everything is compared to the bit. ``--write`` replaces runs of the
+same names.
 """
 
 from __future__ import annotations
@@ -67,61 +65,44 @@ class Messages:
 
     def record(self) -> dict[str, Any]:
         """Give the sums as plain data, sorted."""
-        sizes = {name: dict(sorted(one.items())) for name, one in sorted(self.sizes.items())}
         keys = {
             name: {place: sorted(known) for place, known in sorted(records.items())}
             for name, records in sorted(self.keys.items())
         }
+        sizes = {name: dict(sorted(one.items())) for name, one in sorted(self.sizes.items())}
         return {"sizes": sizes, "keys": keys}
 
-    def note(self, message: Any, side: str) -> None:
-        """Add a request or a reply."""
-        about = message.metadata
-        if about.message_type == "query.keep":  # what is kept for use is no part of a method
-            return
-        sums = self.sizes.setdefault(f"{about.message_type} {about.group_id}", Counter())
-        if message.has_error():
-            sums["errors"] += 1
-            return
-        sums[side] += 1
-        keys = self.keys.setdefault(f"{about.message_type} {side}", {})
-        for name, record in message.content.items():
-            place = f"{name} ({type(record).__name__})"
-            sums[f"{side}-bytes"] += _size(record)
-            known = keys.setdefault(place, set())
-            known |= {f"{_any_number(key)}: {_kind(record[key])}" for key in record}
+    def note(self, messages: Iterable[Any], side: str) -> list[Any]:
+        """Add requests or replies, and return them."""
+        noted = list(messages)
+        for message in noted:
+            about = message.metadata
+            if about.message_type == "query.keep":  # what is kept for use is no part of a method
+                continue
+            sums = self.sizes.setdefault(f"{about.message_type} {about.group_id}", Counter())
+            if message.has_error():
+                sums["errors"] += 1
+                continue
+            sums[side] += 1
+            keys = self.keys.setdefault(f"{about.message_type} {side}", {})
+            for name, record in message.content.items():
+                sums[f"{side}-bytes"] += sum(len(key) + _size(record[key]) for key in record)
+                known = keys.setdefault(f"{name} ({type(record).__name__})", set())
+                known |= {f"{_any_number(key)}: {_kind(record[key])}" for key in record}
+        return noted
 
     def listen(self, grid: Any) -> None:
         """Hear all messages of all grids from now on."""
         push, pull = grid.push_messages, grid.pull_messages
-
-        def push_messages(self_: Any, messages: Iterable[Any]) -> Any:
-            given = list(messages)
-            for message in given:
-                self.note(message, "request")
-            return push(self_, given)
-
-        def pull_messages(self_: Any, message_ids: Iterable[str]) -> Any:
-            replies = pull(self_, message_ids)
-            for reply in replies:
-                self.note(reply, "reply")
-            return replies
-
-        grid.push_messages, grid.pull_messages = push_messages, pull_messages
+        grid.push_messages = lambda self_, messages: push(self_, self.note(messages, "request"))
+        grid.pull_messages = lambda self_, numbers: self.note(pull(self_, numbers), "reply")
 
 
-def _size(record: Any) -> int:
-    """Count the bytes of a record's names and values."""
-    return sum(len(key) + _value_size(record[key]) for key in record)
-
-
-def _value_size(value: Any) -> int:
+def _size(value: Any) -> int:
     if isinstance(value, list):
-        return sum(_value_size(one) for one in value)
-    if isinstance(value, bytes):
-        return len(value)
-    if isinstance(value, str):
-        return len(value.encode())
+        return sum(map(_size, value))
+    if isinstance(value, str | bytes):
+        return len(value.encode() if isinstance(value, str) else value)
     return len(value.data) if hasattr(value, "data") else 8  # an array, or a number
 
 
@@ -141,25 +122,19 @@ def _any_number(key: str) -> str:
 def child(names: Sequence[str], out: Path) -> None:
     """Do runs in the tree that ``PYTHONPATH`` names, and write what they gave."""
     tree = Path(os.environ["PYTHONPATH"])
-    main = _entry(tree)
-    messages = Messages()
-    _settle(messages)
-    given: dict[str, Any] = {}
-    for run in [*in_process(), *on_ray()]:
-        if run.name in names:
-            messages.sizes, messages.keys = {}, {}
-            with tempfile.TemporaryDirectory(prefix="frozen-") as folder:
-                given[run.name] = _give(run, main, Path(folder) / "out", messages)
-    out.write_text(json.dumps(given))
-
-
-def _entry(tree: Path) -> Any:
-    """Find the command's function by the tree's ``pyproject.toml``."""
     project = tomllib.loads((tree / "pyproject.toml").read_text())["project"]
     module, _, function = project["scripts"]["flower-graph"].partition(":")
     found = importlib.import_module(module)
     assert Path(found.__file__ or "").resolve().is_relative_to(tree.resolve()), found.__file__
-    return getattr(found, function)
+    messages, given = Messages(), dict[str, Any]()
+    _settle(messages)
+    for run in [*in_process(), *on_ray()]:
+        if run.name in names:
+            messages.sizes, messages.keys = {}, {}
+            with tempfile.TemporaryDirectory(prefix="frozen-") as folder:
+                main = getattr(found, function)
+                given[run.name] = _give(run, main, Path(folder) / "out", messages)
+    out.write_text(json.dumps(given))
 
 
 def _settle(messages: Messages) -> None:
@@ -181,14 +156,13 @@ def _settle(messages: Messages) -> None:
 
 def _give(run: Run, main: Any, out: Path, messages: Messages) -> dict[str, Any]:
     """Do one run and collect what it gave."""
-    words = run.words()
-    if run.command != "show":
-        words += ["--out", str(out)]
+    words = run.words() + (["--out", str(out)] if run.command != "show" else [])
     given: dict[str, Any] = {"exit": None}
     given["exit"], said = _call(main, words)
     if run.again and given["exit"] == 0:
         given["checkpoint"] = _lose_the_last(out)
-        given["exit"], said = _call(main, ["run", "--resume", str(out), *_nodes(run)])
+        resume = ["run", "--resume", str(out), "--supernodes", str(run.supernodes)]
+        given["exit"], said = _call(main, resume)
     if given["exit"] != 0:
         print(f"{run.name}: exit {given['exit']}\n{said}", file=sys.stderr)
         # Its last line is what a user reads; folders are others each time.
@@ -200,12 +174,7 @@ def _give(run: Run, main: Any, out: Path, messages: Messages) -> dict[str, Any]:
     return {**given, **_written(out)}
 
 
-def _nodes(run: Run) -> list[str]:
-    return ["--supernodes", str(run.supernodes)]
-
-
 def _call(main: Any, words: list[str]) -> tuple[Any, str]:
-    """Call the command; give its exit status and what it said."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:
@@ -224,16 +193,16 @@ def _lose_the_last(out: Path) -> dict[str, Any]:
     shutil.rmtree(folders[-1])
     (out / "result.json").unlink()
     files = (file for file in folders[-2].rglob("*") if file.is_file())
-    names = Counter(_any_number(file.name) for file in files)
-    return {"rounds": [folder.name for folder in folders], "files": dict(sorted(names.items()))}
+    return {"rounds": [folder.name for folder in folders], "files": _counted(f.name for f in files)}
+
+
+def _counted(names: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(map(_any_number, names)).items()))
 
 
 def _written(out: Path) -> dict[str, Any]:
-    """Collect what lies in an output folder."""
-    given: dict[str, Any] = {}
     files = sorted(path for path in out.rglob("*") if path.is_file())
-    names = Counter(_any_number(str(path.relative_to(out))) for path in files)
-    given["files"] = dict(sorted(names.items()))
+    given: dict[str, Any] = {"files": _counted(str(path.relative_to(out)) for path in files)}
     clients = hashlib.sha256()
     for path in files:
         name = str(path.relative_to(out))
@@ -257,7 +226,6 @@ def _summary(path: Path) -> dict[str, Any] | None:
 
 
 def _stable(value: Any) -> Any:
-    """Leave out what another time or machine changes."""
     if isinstance(value, dict):
         return {key: _stable(one) for key, one in value.items() if not UNSTABLE.search(key)}
     return [_stable(one) for one in value] if isinstance(value, list) else value
@@ -335,30 +303,24 @@ def _same(old: Any, new: Any, tolerance: float) -> bool:
 
 def write(given: dict[str, Any]) -> None:
     """Put runs into the file, in the place of those of the same names; drop runs that are gone."""
-    frozen = read()
-    known = [run.name for run in [*in_process(), *on_ray()]]
-    frozen = {name: {**frozen, **given}[name] for name in known if name in {**frozen, **given}}
+    known, frozen = [run.name for run in [*in_process(), *on_ray()]], {**read(), **given}
+    frozen = {name: frozen[name] for name in known if name in frozen}
     FILE.write_bytes(lzma.compress(json.dumps(_for_file(frozen)).encode()))
 
 
 def read() -> dict[str, Any]:
-    """Read the file, if there is one."""
-    frozen: dict[str, Any] = json.loads(lzma.decompress(FILE.read_bytes())) if FILE.exists() else {}
+    frozen: dict[str, Any] = json.loads(lzma.decompress(FILE.read_bytes()))
     return frozen
 
 
 def _for_file(value: Any) -> Any:
-    """Round floats, and leave out hashes."""
-    if isinstance(value, dict):
-        return {key: _for_file(one) for key, one in value.items() if not _is_hash(one)}
+    if isinstance(value, dict):  # SHA-256s are compared to the bit or not at all
+        is_hash = re.compile("[0-9a-f]{64}").fullmatch
+        kept = {k: v for k, v in value.items() if not (isinstance(v, str) and is_hash(v))}
+        return {key: _for_file(one) for key, one in kept.items()}
     if isinstance(value, list):
         return [_for_file(one) for one in value]
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
-
-
-def _is_hash(value: Any) -> bool:
-    """Tell a SHA-256, which is compared to the bit or not at all."""
-    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 
 
 def compare(runs: Sequence[Run], *, against: Path | None = None, tree: Path = TREE) -> list[str]:
@@ -366,23 +328,21 @@ def compare(runs: Sequence[Run], *, against: Path | None = None, tree: Path = TR
     new = collect(tree, runs)
     if against is not None:
         return list(differences(collect(against.resolve(), runs), new, tolerance=0))
-    frozen, new = read(), _for_file(new)
-    found = []
+    frozen, new, found = read(), _for_file(new), list[str]()
     for run in runs:
-        old = {run.name: frozen[run.name]} if run.name in frozen else {}
-        tolerance = LOOSELY if DECIDED_BY_ROUNDING.search(run.name) else TOLERANCE
-        found += differences(old, {run.name: new[run.name]}, tolerance=tolerance)
+        name, tolerance = run.name, LOOSELY if DECIDED_BY_ROUNDING.search(run.name) else TOLERANCE
+        found += differences(frozen.get(name), new[name], tolerance=tolerance, place=name)
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 0 if nothing changed."""
-    parser = argparse.ArgumentParser(description="Compare runs with what is frozen.")
-    help_against = "another checkout, compared to the bit"
-    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help=help_against)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--against", type=Path, help="another checkout, compared to the bit")
     parser.add_argument("--write", action="store_true", help="freeze anew")
     parser.add_argument("--ray", action="store_true", help="the runs on Ray, and only these")
-    parser.add_argument("--only", default="", metavar="REGEX", help="runs whose name has this")
+    parser.add_argument(
+        "--only", default="", help="runs whose name has this (a regular expression)"
+    )
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.child is not None:
