@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -165,21 +163,3 @@ def test_accuracies_by_budget_are_drawn(drawn: list[Axes]) -> None:
     levels = {line.get_label(): line.get_ydata()[0] for line in axes.lines}
     assert levels["LOC"] == 50 and levels["FED"] == 75
     assert axes.get_xscale() == "log" and axes.get_title() == "a title"
-
-
-@pytest.mark.parametrize(
-    ("draw", "panels", "how", "said"),
-    [
-        (plot_intervals, {"Cora": {}}, {"label": "accuracy"}, "panels"),
-        (plot_points, {}, {}, "panels"),
-        (plot_budgets, {"t": Panel({}, LEVELS)}, {}, "t"),
-        (plot_budgets, {"t": Panel({1.0: []}, LEVELS)}, {}, "t"),
-        (plot_grid, {"Cora": {"A": CurveSet([[]], [[1.0]])}}, {}, "curve"),
-    ],
-)
-def test_nothing_to_draw_is_refused(
-    draw: Callable[..., None], panels: Any, how: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=said):
-        draw(tmp_path / "x.png", panels, **how)
-    assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,6 @@ import io
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -141,28 +140,23 @@ def draw_confusion(
 
 def save_participation(path: Path, reports: Sequence[RoundReport], *, title: str) -> None:
     """Draw which clients, and how many, answered, failed or were left out in each round."""
-    clients = known_clients(report.participation for report in reports)
-    if not clients.size:
-        raise ValueError("reports: no round says who took part; at least one must")
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     who, how_many = figure.subplots(1, 2, width_ratios=(2, 1))
     rounds = [report.round for report in reports]
-    result, counts = cells_of(reports, clients)
-    draw_cells(who, result, rounds, clients)
+    counts = draw_participation(who, reports)
     for state, name in NAMES.items():
         line(how_many, rounds, counts[:, state].tolist(), name)
         how_many.lines[-1].set_color(COLOUR[state])
     finish(how_many, "clients", legend=True)
-    how_many.set_ylim(0, 1.05 * clients.size)
+    how_many.set_ylim(0, 1.05 * np.nanmax(counts.sum(1)))
     save(figure, path, title)
 
 
-def cells_of(
-    reports: Sequence[RoundReport], clients: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the cells, ``[rows, rounds]``, and clients by state, ``[rounds, 4]``."""
+def draw_participation(axes: Axes, reports: Sequence[RoundReport]) -> NDArray[np.float64]:
+    """Draw each client's state in each round; return the clients by state, ``[rounds, 4]``."""
     # A cell is a state, or, if clients share rows, the share of them that answered; NaN in a
     # round that does not say.
+    clients = known_clients(report.participation for report in reports)
     rows = min(clients.size, MOST_ROWS)
     starts = np.arange(rows) * clients.size // rows
     width = np.diff([*starts, clients.size])
@@ -174,18 +168,11 @@ def cells_of(
         counts[index] = np.bincount(result, minlength=4)
         shared = np.add.reduceat(result == ANSWERED, starts, dtype=np.int64) / width
         cells[:, index] = result if rows == clients.size else shared
-    return cells, counts
-
-
-def draw_cells(
-    axes: Axes, cells: NDArray[np.float64], rounds: Sequence[int], clients: NDArray[np.int64]
-) -> None:
-    """Draw the cells: by the client's state, or by the share that answered."""
 
     def number(at: float, _: object) -> str:
         return str(clients[int(at)]) if 0 <= at < clients.size else ""
 
-    edges = (rounds[0] - 0.5, rounds[-1] + 0.5, clients.size - 0.5, -0.5)
+    edges = (reports[0].round - 0.5, reports[-1].round + 0.5, clients.size - 0.5, -0.5)
     if len(cells) == clients.size:
         colours = PALETTE[np.nan_to_num(cells).astype(int)]
         axes.imshow(colours, aspect="auto", extent=edges)
@@ -198,13 +185,13 @@ def draw_cells(
     axes.grid(visible=False)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(number))
+    return counts
 
 
 # Figures beside each other -----------------------------------------------------------------------
 
 
-@dataclass
-class CurveSet:
+class CurveSet(NamedTuple):
     """One method's curves: a row for each seed, a column for each round."""
 
     accuracy: Sequence[Sequence[float]]  # seeds x rounds, 0 to 1
@@ -221,8 +208,8 @@ def plot_grid(
     figure, axes = panels_of(columns, (3.6, 3.1), 0.6, rows=2)
     for upper, lower, (data, curves) in zip(*axes, columns.items(), strict=True):
         for name, curve in curves.items():
-            band(upper, curve.accuracy, f"{data}, {name}", names.index(name), name)
-            band(lower, curve.loss, f"{data}, {name}", names.index(name), name)
+            band(upper, curve.accuracy, names.index(name), name)
+            band(lower, curve.loss, names.index(name), name)
         upper.set_title(data, fontsize=11)
         if reference and data in reference:
             upper.axhline(reference[data], color=GREY, linewidth=1.2, label="centralised")
@@ -264,8 +251,6 @@ def panels_of(
     same_y: bool = False,
 ) -> tuple[Figure, Any]:
     """Make a figure with a column for each entry, ``[rows, columns]`` axes of a size in inches."""
-    if not columns:
-        raise ValueError("panels: empty; at least one is needed")
     width, height = size
     figure = Figure((width * len(columns) + margin, height * rows), layout="constrained")
     return figure, figure.subplots(rows, len(columns), squeeze=False, sharey=same_y)
@@ -274,10 +259,8 @@ def panels_of(
 # Parts of pictures -------------------------------------------------------------------------------
 
 
-def band(axes: Axes, rows: Sequence[Sequence[float]], what: str, place: int, name: str) -> None:
+def band(axes: Axes, rows: Sequence[Sequence[float]], place: int, name: str) -> None:
     """Draw several seeds' curves as their mean, with a band of one deviation."""
-    if not rows or not all(rows):
-        raise ValueError(f"{what}: a curve without rounds; each needs at least one")
     rounds = max(map(len, rows))
     mean_band(axes, range(1, rounds + 1), staying(rows, rounds), place, name)
 
@@ -403,8 +386,6 @@ class Interval(NamedTuple):
 
 def plot_intervals(path: Path, panels: Mapping[str, Mapping[str, Interval]], *, label: str) -> None:
     """Draw points with intervals by method, a panel for each data set; diamonds are the paper's."""
-    if not any(panels.values()):
-        raise ValueError("panels: empty; at least one figure is needed")
     names = list(dict.fromkeys(name for figures in panels.values() for name in figures))
     figure, (row,) = panels_of(panels, (3.2, 0.32 * len(names) + 1.6), 1.6, same_y=True)
     row[0].set_yticks(range(len(names)), names, fontsize=9)
@@ -469,8 +450,6 @@ def plot_points(
     panels: Mapping[tuple[str, str], Mapping[str, Sequence[tuple[float, float]]]],
 ) -> None:
     """Draw points joined by lines, both axes logarithmic."""
-    if not panels:
-        raise ValueError("panels: empty; at least one is needed")
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(4.2 * columns, 3.2 * rows + 0.4), layout="constrained")
@@ -585,10 +564,6 @@ def plot_budgets(
     # Below a single panel the legend is wider than the panel.
     figure, (row,) = panels_of(panels, (max(4.6, 7.2 / (len(panels) or 1)), 3.9))
     for cell, (title, panel) in zip(row, panels.items(), strict=True):
-        if not panel.budgets or not all(
-            map(len, [*panel.budgets.values(), *panel.levels.values()])
-        ):
-            raise ValueError(f"{title}: every budget and level needs at least one accuracy")
         epsilons = sorted(panel.budgets)
         means, spread = zip(*(_percent(panel.budgets[one]) for one in epsilons), strict=True)
         cell.errorbar(epsilons, means, spread, color=COLOURS[0], marker="o", capsize=3, label=noisy)
@@ -611,8 +586,6 @@ def _percent(values: Values) -> tuple[float, float]:
 
 def save_audit(path: Path, findings: Sequence[Tree], *, title: str) -> None:
     """Draw one bar for each attack and setting, and a line for a guess."""
-    if not findings:
-        raise ValueError("findings: empty; at least one attack is needed")
     attacks = list(dict.fromkeys(one["attack"] for one in findings))
     settings = list(dict.fromkeys(one["setting"] for one in findings))
     step = len(settings) * BAR + GAP
@@ -684,15 +657,13 @@ def bytes_panel(curves: Curves) -> str:
     return curves_panel(*in_unit(curves), from_zero=True)
 
 
-def participation_panels(reports: Sequence[RoundReport]) -> list[str]:
-    """Draw which clients answered in each round; nothing if no round says so."""
-    clients = known_clients(report.participation for report in reports)
-    if not clients.size:
-        return []
+def participation_panel(reports: Sequence[RoundReport]) -> str:
+    """Draw which clients answered in each round; empty if no round says so."""
+    if not any(report.participation for report in reports):
+        return ""
     figure, axes = panel()
-    cells, _ = cells_of(reports, clients)
-    draw_cells(axes, cells, [report.round for report in reports], clients)
-    return [svg(figure)]
+    draw_participation(axes, reports)
+    return svg(figure)
 
 
 def clients_panel(label: str, values: Mapping[int, float]) -> str:

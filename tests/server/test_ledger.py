@@ -207,9 +207,3 @@ def test_many_clients_share_rows(drawn: list[Axes]) -> None:
     assert np.isnan(cells[:, 1]).all()
     assert set(np.round(cells[:, 0], 6)) == {round(1 / 3, 6), 0.5, round(2 / 3, 6)}
     assert drawn[2].get_ylabel() == "share that answered (0 to 1)"
-
-
-def test_nothing_to_draw_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="round"):
-        save_participation(tmp_path / "x.png", [report(1, {})], title="")
-    assert list(tmp_path.iterdir()) == []
