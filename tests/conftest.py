@@ -25,13 +25,8 @@ settings.load_profile("quick")
 
 
 # Parts of the names of tests that start processes of Flower's, and which of them wait for another
-ELSEWHERE = {
-    "tests/deployment/": "deployments",
-    "tests/test_existing_app.py": "runs on Ray",
-    "tests/test_launch.py": "runs on Ray",
-    "tests/test_cluster.py": "runs on Ray",
-    "on_ray": "runs on Ray",
-}
+ON_RAY = ("tests/test_existing_app.py", "tests/test_launch.py", "tests/test_cluster.py", "on_ray")
+ELSEWHERE = {"tests/deployment/": "deployments", **dict.fromkeys(ON_RAY, "runs on Ray")}
 
 
 def one_after_another(nodeid: str) -> str | None:
@@ -157,15 +152,13 @@ Outcome = Callable[[str, str, str], None]
 
 @pytest.fixture
 def outcome(request: pytest.FixtureRequest) -> Outcome:
-    """Note what a fault came to, for the table in docs/results/reliability.md.
+    """Note what a fault came to, for ``benchmarks/reliability.py``, which names a file for it.
 
-    Called with the fault, the method and what happened. It writes only where
-    ``FLOWER_GRAPH_RELIABILITY`` names a file, as ``benchmarks/reliability.py`` does.
+    Called with the fault, the method and what happened.
     """
 
     def note(fault: str, method: str, happened: str) -> None:
-        file = os.environ.get("FLOWER_GRAPH_RELIABILITY")
-        if file is None:
+        if (file := os.environ.get("FLOWER_GRAPH_RELIABILITY")) is None:
             return
         test = request.node.nodeid.partition("[")[0]
         with Path(file).open("a+", encoding="utf-8") as stream:

@@ -15,17 +15,14 @@ from flwr.clientapp import ClientApp
 
 
 def integers(values: Any) -> bytes:
-    """Write bytes (int64)."""
     return np.asarray(values, "<i8").tobytes()
 
 
 def read(data: Any) -> np.ndarray:
-    """Read bytes (int64)."""
     return np.frombuffer(data, "<i8")
 
 
 def record(arrays: dict[str, np.ndarray]) -> ArrayRecord:
-    """Write arrays."""
     return ArrayRecord({name: Array(np.ascontiguousarray(v)) for name, v in arrays.items()})
 
 

@@ -19,10 +19,6 @@ from deploy import connection, credentials
 ROOT = Path(credentials.__file__).parents[1]
 
 
-def _mode(file: Path) -> int:
-    return stat.S_IMODE(file.stat().st_mode)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     credentials.make_server_credentials(tmp_path / "made", ["superlink.example", "10.0.0.7"])
@@ -52,7 +48,7 @@ def test_private_keys_are_their_owners_alone_whatever_the_umask(tmp_path: Path) 
     finally:
         os.umask(before)
     for file in ("made/ca.key", "made/server.key", "node"):
-        assert _mode(tmp_path / file) == 0o600, file
+        assert stat.S_IMODE((tmp_path / file).stat().st_mode) == 0o600, file
     private = load_ssh_private_key((tmp_path / "node").read_bytes(), None)
     public = load_ssh_public_key((tmp_path / "node.pub").read_bytes())
     assert private.public_key() == public

@@ -11,7 +11,7 @@ from typing import cast
 from flower_graph.config.foreign import has_method
 from flower_graph.config.schema import settings_of
 from flower_graph.errors import OutputError
-from flower_graph.method.compare import ROUNDS, SECONDS, Comparison, compare
+from flower_graph.method.compare import ROUNDS, SECONDS, Comparison, compare, with_spread
 from flower_graph.method.registry import schema_of
 from flower_graph.method.run import METRICS, RESULT, Run
 from flower_graph.outputs.figures import CLIENTS, read_table
@@ -151,21 +151,14 @@ def _bytes(number: float) -> str:
 
 
 def _mean(figure: Tree, metric: str) -> str:
-    if not math.isfinite(figure["mean"]):
-        return "not known"
-    spread = f" ± {figure_text(metric, figure['std'])}" if len(figure["values"]) > 1 else ""
-    return f"{figure_text(metric, figure['mean'])}{spread}"
+    return with_spread(figure, metric) if math.isfinite(figure["mean"]) else "not known"
 
 
 def _curves(row: Tree, seeds: Seeds) -> dict[str, str]:
-    from flower_graph.report.plots import bytes_of, bytes_panel, curves_panel
+    from flower_graph.report.plots import bytes_of, bytes_panel, curves_panel, losses_of
 
-    losses = {
-        name: [[getattr(one, key) for one in reports] for reports in seeds]
-        for name, key in (("loss", "loss"), ("cross-entropy", "cross_entropy"))
-    }
     levels = {BASELINES.get(key, key): value for key, value in row["baselines"].items()}
-    pictures = {"Loss": curves_panel("loss", losses)}
+    pictures = {"Loss": curves_panel("loss", losses_of(seeds))}
     for metric in [key[5:] for key in row["figures"] if key.startswith("test-")]:
         curves = {role: _of_seeds(seeds, metric, role) for role in ROLES}
         shown = levels if metric == row["metric"] else {}

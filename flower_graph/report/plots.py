@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -68,20 +69,16 @@ def save_curves(
     """Draw a run: loss, accuracies beside grey lines for its baselines, bytes, over the rounds."""
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     loss, accuracy, traffic = figure.subplots(1, 3)
-    rounds = [report.round for report in reports]
-    line(loss, rounds, [report.loss for report in reports], "loss")
-    line(loss, rounds, [report.cross_entropy for report in reports], "cross-entropy")
     # Errors have units of their own: the first, by which the best round is chosen, is drawn alone
     errors = [name for name in reports[-1].scores if name in VALUE_SCORES]
     first = errors[0] if errors else ACCURACY
-    for role, name in (("val", "validation"), ("test", "test")):
-        line(accuracy, rounds, [report.score(first, role) for report in reports], name)
-    for name in () if errors else reports[-1].scores:
-        line(accuracy, rounds, [report.score(name, "test") for report in reports], f"test {name}")
-    draw_levels(accuracy, baselines or {}, 2)
+    scores = {"validation": (first, "val"), "test": (first, "test")}
+    scores |= {} if errors else {f"test {name}": (name, "test") for name in reports[-1].scores}
+    curves = {name: [[r.score(*one) for r in reports]] for name, one in scores.items()}
+    draw_curves(loss, losses_of([reports]))
+    draw_curves(accuracy, curves, baselines)
     label, sent = in_unit(bytes_of([reports]))
-    for name, (values,) in sent.items():
-        line(traffic, rounds, values, name)
+    draw_curves(traffic, sent)
     finish(loss, "loss", legend=True)
     finish(accuracy, "metrics" if reports[-1].scores and not errors else first, legend=True)
     finish(traffic, label, legend=True)
@@ -89,6 +86,14 @@ def save_curves(
     loss.set_ylim(bottom=0)
     traffic.set_ylim(bottom=0)
     save(figure, path, title)
+
+
+def losses_of(seeds: Sequence[Sequence[RoundReport]]) -> dict[str, list[list[float]]]:
+    """Return loss and cross-entropy of each round, ``[seeds][rounds]``."""
+    return {
+        "loss": [[one.loss for one in reports] for reports in seeds],
+        "cross-entropy": [[one.cross_entropy for one in reports] for reports in seeds],
+    }
 
 
 def bytes_of(seeds: Sequence[Sequence[RoundReport]]) -> dict[str, list[list[float]]]:
@@ -295,9 +300,11 @@ def mean_band(
         )
 
 
-def draw_levels(axes: Axes, levels: Mapping[str, float], first: int) -> None:
-    """Draw figures without rounds as grey lines, with the dashes of curves from a place on."""
-    for place, (name, level) in enumerate(levels.items(), start=first):
+def draw_curves(axes: Axes, curves: Curves, levels: Mapping[str, float] | None = None) -> None:
+    """Draw curves over the rounds, and figures without rounds as grey lines with other dashes."""
+    for place, (name, rows) in enumerate(curves.items()):
+        band(axes, rows, place, name)
+    for place, (name, level) in enumerate((levels or {}).items(), start=len(curves)):
         dashes: Any = DASHES[place % len(DASHES)]
         axes.axhline(level, color=GREY, linestyle=dashes, linewidth=1.2, zorder=1, label=name)
 
@@ -635,16 +642,11 @@ def curves_panel(
 
     Empty if no curve has a number.
     """
-    stacked = {
-        name: staying(rows, max(map(len, rows))) for name, rows in curves.items() if any(rows)
-    }
-    drawn = {name: values for name, values in stacked.items() if np.isfinite(values).any()}
+    drawn = {name: rows for name, rows in curves.items() if np.isfinite([*chain(*rows)]).any()}
     if not drawn:
         return ""
     figure, axes = panel()
-    for place, (name, values) in enumerate(drawn.items()):
-        mean_band(axes, range(1, values.shape[1] + 1), values, place, name)
-    draw_levels(axes, levels or {}, len(drawn))
+    draw_curves(axes, drawn, levels)
     finish(axes, label, legend=False)
     if from_zero:
         axes.set_ylim(0, 1.1 * axes.dataLim.y1 or 1)  # also where nothing was sent

@@ -9,10 +9,9 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from flower_graph.errors import OutputError, one_line
 from flower_graph.records.rounds import WAYS, RoundReport
@@ -38,8 +37,7 @@ DEFAULTS = {
 MOST_PARAMS = 100  # that MLflow takes at once
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(NamedTuple):
     """The run that a tracker shows."""
 
     out: Path  # its folder
@@ -209,7 +207,10 @@ class Trackers:
     def _start(self, first_round: int) -> None:
         for name, value in DEFAULTS.items():
             os.environ.setdefault(name, value)
-        known = _read_identities(self._out / IDS) if first_round > 1 else {}
+        known, path = dict[str, str](), self._out / IDS
+        if first_round > 1 and path.is_file():
+            with reading(path, OutputError, "not the identities of trackers"):
+                known = {str(name): str(identity) for name, identity in read_json(path).items()}
         # `flower-graph run --seeds` makes a folder `seed-N` for each seed.
         is_one_of_several = self._out.name == f"seed-{self._config.get('seed')}"
         top = self._out.parent if is_one_of_several else self._out
@@ -224,28 +225,19 @@ class Trackers:
             self._guarded(name, partial(start, name))
         identities = {name: one.identity for name, one in self._active.items() if one.identity}
         if identities:
-            write_json(self._out / IDS, {**known, **identities})
+            write_json(path, {**known, **identities})
 
     def _guarded(self, name: str, action: Callable[[], None]) -> None:
         """Call a tracker; if it fails, warn and drop it for this run."""
         try:
             action()
         except Exception as error:
-            LOG.warning("track: %s failed and is left out from here on: %s", name, _said(error))
+            words = one_line(str(error))
+            if "@" in words:  # an address, perhaps with a password
+                words = ""
+            words = f"{type(error).__name__}: {words}".removesuffix(": ")
+            LOG.warning("track: %s failed and is left out from here on: %s", name, words)
             self._active.pop(name, None)
-
-
-def _said(error: Exception) -> str:
-    """Return an error's words, unless they may hold an address with a password."""
-    words = one_line(str(error))
-    return type(error).__name__ + (f": {words}" if words and "@" not in words else "")
-
-
-def _read_identities(path: Path) -> dict[str, str]:
-    if not path.is_file():
-        return {}
-    with reading(path, OutputError, "not the identities of trackers"):
-        return {str(name): str(identity) for name, identity in read_json(path).items()}
 
 
 def figures_of(report: RoundReport) -> dict[str, float]:

@@ -18,7 +18,7 @@ from flower_graph.data.new_graph import DataForm
 from flower_graph.errors import CheckpointError, OutputError
 from flower_graph.outputs.figures import IN_RUN
 from flower_graph.records.rounds import RoundReport, read_reports
-from flower_graph.report.result import best_round, make_result, metrics_of, tested
+from flower_graph.report.result import BASELINES, best_round, make_result, metrics_of, tested
 from flower_graph.storage.files import (
     FolderLock,
     append_line,
@@ -100,7 +100,7 @@ class RunWriter:
         if state:
             _write_weights(self.out / "weights.safetensors", state)
         write_json(self.out / RESULT, result)
-        self._draw(tested(result))
+        self._draw({BASELINES[key]: value for key, value in tested(result).items()})
         self.close()
         return result
 
@@ -148,25 +148,19 @@ class RunWriter:
 
     def _warn_of_loss(self, report: RoundReport) -> None:
         """Warn once if the loss rises tenfold or is not a number; name settings to change."""
-        if self._has_warned:
-            return
-        advice = f"; lower {self._steadying}" if self._steadying else ""
-        earlier = [one.loss for one in self.reports if math.isfinite(one.loss)]
+        earlier, words, when = [one.loss for one in self.reports if math.isfinite(one.loss)], "", ""
         if not math.isfinite(report.loss):
-            # Under a privacy budget clients may withhold their losses.
-            self._has_warned = not report.privacy
-            if self._has_warned:
-                text = "round %d: the loss is %s; files have null for it%s"
-                LOG.warning(text, report.round, report.loss, advice)
+            if not report.privacy:  # under a budget clients may withhold their losses
+                words = f"is {report.loss}; files have null for it"
         elif earlier and report.loss > max(earlier[0], RISE * min(earlier)):
-            self._has_warned = True
-            # The first steps may overshoot and come back, as those of `nfedgnn/cora` do.
-            text = "round %d: the loss rose to %.4g from %.4g in round %d"
             first = self.reports[0].round
-            advice = f"; if it does not fall again, lower {self._steadying}"
-            LOG.warning(
-                text + advice * bool(self._steadying), report.round, report.loss, earlier[0], first
-            )
+            words = f"rose to {report.loss:.4g} from {earlier[0]:.4g} in round {first}"
+            # The first steps may overshoot and come back, as those of `nfedgnn/cora` do.
+            when = "if it does not fall again, "
+        if words and not self._has_warned:
+            self._has_warned = True
+            advice = f"; {when}lower {self._steadying}" if self._steadying else ""
+            LOG.warning("round %d: the loss %s%s", report.round, words, advice)
 
 
 def write_config(folder: Path, config: Mapping[str, object], title: str = "") -> None:

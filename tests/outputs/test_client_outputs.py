@@ -13,7 +13,7 @@ from flwr.app import Context, RecordDict
 
 from flower_graph.errors import OutputError
 from flower_graph.outputs.client import ClientOutputs, KeepRequest
-from flower_graph.outputs.files import Predictions, SavedModels, Snapshot, read_predictions
+from flower_graph.outputs.files import Predictions, SavedModels, Snapshot
 
 RUN = "0123456789abcdef" * 2
 PREDICTED = {"outputs.json", "predictions.csv", "predictions.npz"}
@@ -41,7 +41,7 @@ def _measure(outputs: ClientOutputs, number: int) -> None:
 
 
 def _node(folder: Path) -> int:
-    read = read_predictions(folder)
+    read = Predictions.read(folder)
     assert read is not None
     return int(read.node[0])
 

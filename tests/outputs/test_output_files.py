@@ -26,7 +26,6 @@ from flower_graph.outputs.files import (
     SavedModels,
     SparseRows,
     read_models,
-    read_predictions,
     role_of,
     write_outputs,
 )
@@ -61,11 +60,11 @@ def test_predictions_are_read_as_written(
 ) -> None:
     written = _predictions(nodes, classes=classes, fold=fold)
     write_outputs(tmp_path / "new", written, [])
-    read = read_predictions(tmp_path / "new")
+    read = Predictions.read(tmp_path / "new")
     assert read is not None
     for name, value in vars(written).items():
         assert np.array_equal(getattr(read, name), value), name
-    assert read_predictions(tmp_path) is None
+    assert Predictions.read(tmp_path) is None
 
 
 def test_predictions_as_a_table(tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.method.load import load_config
 from flower_graph.outputs.client import BEGIN, FINISH, KeepRequest
 from flower_graph.outputs.files import (
+    Embeddings,
+    Predictions,
     SavedModels,
-    read_embeddings,
     read_models,
-    read_predictions,
 )
 from flower_graph.strategies.ppfl.cohort_client import PublicNodeClient
 from flower_graph.strategies.ppfl.evaluation import GraphJudge
@@ -103,12 +103,12 @@ def test_who_asks_for_a_snapshot_does_not_judge_again(
     assert not reply.judged
     keep(host, FINISH, 1)
     assert len(asked) == 2
-    assert read_predictions(tmp_path / "other" / "clients" / "0") is not None
+    assert Predictions.read(tmp_path / "other" / "clients" / "0") is not None
 
 
 def test_embeddings_lie_beside_predictions_and_a_deepwalk_has_no_module(tmp_path: Path) -> None:
     _, graphs, folder = left("deepwalk", tmp_path)
-    found = read_embeddings(folder)
+    found = Embeddings.read(folder)
     assert found is not None and read_models(folder) == []
     for graph in graphs:
         own = found.of_client(graph.client)
