@@ -324,7 +324,7 @@ def _read_text(name: str) -> str:
         app = name.partition("/")[0]
         own = [config for config in configs if config.startswith(f"{app}/")]
         # Suggest no config of another method.
-        close = suggest(name, own or configs, "/") if app != name else ""
+        close = "" if own and app == name else suggest(name, own or configs, "/")
         there = f"there are {', '.join(own)}" if own else "see `flower-graph list`"
         hint = f"did you mean {close}?" if close else there
         raise ConfigError(

@@ -184,11 +184,12 @@ def _baselines(row: Tree) -> list[list[str]]:
 
 
 def _took_part(reports: Sequence[RoundReport]) -> Tree:
-    from flower_graph.report.plots import curves_panel, participation_panel
+    from flower_graph.report.plots import curves_panel, draw_participation, drawn
 
     counts = {
         name: [[float(getattr(one, name)) for one in reports]] for name in ("asked", "answered")
     }
+    is_known = any(report.participation for report in reports)
     reasons = Counter(
         f"{key.replace('-', ' ')}: {entry['reason']}"
         for one in reports
@@ -198,7 +199,7 @@ def _took_part(reports: Sequence[RoundReport]) -> Tree:
     return {
         "participation": {
             "How many": curves_panel("clients", counts, from_zero=True),
-            "Who": participation_panel(reports),
+            "Who": drawn(draw_participation, reports) if is_known else "",
         },
         "refused": sum(len(one.rejected) for one in reports),
         "skipped": sum(bool(one.skipped) for one in reports),
@@ -207,7 +208,13 @@ def _took_part(reports: Sequence[RoundReport]) -> Tree:
 
 
 def _by_client(row: Tree, result: Tree) -> dict[str, str]:
-    from flower_graph.report.plots import classes_panel, clients_panel, confusion_panel
+    from flower_graph.report.plots import (
+        clients_panel,
+        draw_classes,
+        draw_confusion,
+        drawn,
+        is_drawn,
+    )
 
     path, shown = Run(row["path"]).each[0].path / CLIENTS, dict[str, str]()
     if path.is_file():
@@ -220,13 +227,12 @@ def _by_client(row: Tree, result: Tree) -> dict[str, str]:
             if picture := clients_panel("accuracy", values):
                 shown[f"Test accuracy of each client, the {at} round"] = picture
                 break
-    confusion = result.get("test-confusion-at-best-val") or result.get("test-confusion")
-    if drawn := classes_panel(result.get("class-counts", []), result.get("classes")):
-        shown["Nodes of each class at each client"] = drawn
-    if confusion:
-        shown["Share of each class that was taken for which (%)"] = confusion_panel(
-            confusion, result.get("classes")
-        )
+    classes, counts = result.get("classes"), result.get("class-counts", [])
+    if is_drawn(counts):
+        shown["Nodes of each class at each client"] = drawn(draw_classes, counts, classes)
+    if confusion := result.get("test-confusion-at-best-val") or result.get("test-confusion"):
+        picture = drawn(draw_confusion, confusion, classes, height=3.8)
+        shown["Share of each class that was taken for which (%)"] = picture
     return shown
 
 

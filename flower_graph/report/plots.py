@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -659,15 +659,6 @@ def bytes_panel(curves: Curves) -> str:
     return curves_panel(*in_unit(curves), from_zero=True)
 
 
-def participation_panel(reports: Sequence[RoundReport]) -> str:
-    """Draw which clients answered in each round; empty if no round says so."""
-    if not any(report.participation for report in reports):
-        return ""
-    figure, axes = panel()
-    draw_participation(axes, reports)
-    return svg(figure)
-
-
 def clients_panel(label: str, values: Mapping[int, float]) -> str:
     """Draw one figure of each client, the lowest first."""
     known = {client: value for client, value in values.items() if np.isfinite(value)}
@@ -696,13 +687,6 @@ def clients_panel(label: str, values: Mapping[int, float]) -> str:
     return svg(figure)
 
 
-def confusion_panel(nodes: Sequence[Sequence[float]], classes: Sequence[str] | None) -> str:
-    """Draw a confusion matrix, as shares of each class."""
-    figure, axes = panel(height=3.8)
-    draw_confusion(axes, nodes, classes)
-    return svg(figure)
-
-
 def intervals_panel(label: str, figures: Mapping[str, tuple[float, float]]) -> str:
     """Draw mean and deviation of each run beside each other."""
     known = {name: Interval(*one, None) for name, one in figures.items() if np.isfinite(one[0])}
@@ -716,19 +700,10 @@ def intervals_panel(label: str, figures: Mapping[str, tuple[float, float]]) -> s
     return svg(figure)
 
 
-def classes_panel(counts: Counts, classes: Sequence[str] | None) -> str:
-    """Draw a dot for each client and class, sized by its nodes; empty if unreadable."""
-    if not is_drawn(counts):
-        return ""
-    figure, axes = panel()
-    _draw_classes(axes, counts, classes)
-    return svg(figure)
-
-
 def plot_classes(path: Path, counts: Counts, classes: Sequence[str] | None, *, title: str) -> None:
-    """Draw the same as a PNG."""
+    """Draw a dot for each client and class, as a PNG."""
     figure = Figure(figsize=(7.0, 3.6), layout="constrained")
-    _draw_classes(figure.subplots(), counts, classes)
+    draw_classes(figure.subplots(), counts, classes)
     save(figure, path, title)
 
 
@@ -737,7 +712,8 @@ def is_drawn(counts: Counts) -> bool:
     return 1 < len(counts) <= MOST_CLIENTS and len(counts[0]) > 1
 
 
-def _draw_classes(axes: Axes, counts: Counts, classes: Sequence[str] | None) -> None:
+def draw_classes(axes: Axes, counts: Counts, classes: Sequence[str] | None) -> None:
+    """Draw a dot for each client and class, sized by its nodes."""
     nodes = np.array(counts, np.float64)  # [clients, classes]
     client, label = nodes.nonzero()
     # Dots do not cover those of the next client
@@ -753,6 +729,13 @@ def _draw_classes(axes: Axes, counts: Counts, classes: Sequence[str] | None) -> 
         axes.set_yticks(places, [str(one)[:LETTERS] for one in (classes or places)], fontsize=8)
     axes.set_xlabel(f"client; the largest dot is {nodes.max():,.0f} nodes")
     axes.set_ylabel("class")
+
+
+def drawn(draw: Callable[..., object], *given: object, height: float = SIZE[1]) -> str:
+    """Draw a panel by one of the functions ``draw_...``, as an SVG element."""
+    figure, axes = panel(height)
+    draw(axes, *given)
+    return svg(figure)
 
 
 def panel(height: float = SIZE[1]) -> tuple[Figure, Axes]:

@@ -25,7 +25,7 @@ IDS = "trackers.json"  # in a run's folder: the names that trackers gave to the 
 FOLDER = "tensorboard"  # in a run's folder: TensorBoard's event files
 SECRET = ("data.root", "strategy.registry")  # where files of this machine lie
 PLAIN = ("loss", "cross_entropy", "regulariser", "train_accuracy", "val_accuracy", "test_accuracy")
-COUNTS = ("asked", "answered", "seconds")
+PLAIN += ("asked", "answered", "seconds")
 DEFAULTS = {
     # A server that is away holds up one round by seconds, not each by minutes; files need none.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -60,7 +60,7 @@ class Tracker(Protocol):
     def log(self, server_round: int, figures: Mapping[str, float]) -> None: ...
 
     def finish(self, final: Mapping[str, float] | None) -> None:
-        """End the record, with the run's final figures; None if the run stopped early."""
+        """End the record, with the final figures, ``final/NAME``; None if the run stopped early."""
 
 
 class TensorBoard:
@@ -85,7 +85,7 @@ class TensorBoard:
     def finish(self, final: Mapping[str, float] | None) -> None:
         """End the record; the tab HPARAMS compares settings and final figures of runs."""
         if final is not None:
-            self._writer.add_hparams(self._settings, _as_final(final), run_name=".")
+            self._writer.add_hparams(self._settings, final, run_name=".")
         self._writer.close()
 
 
@@ -128,7 +128,7 @@ class MLflow:
 
     def finish(self, final: Mapping[str, float] | None) -> None:
         if final is not None:
-            self.log(0, _as_final(final))
+            self.log(0, final)
         self._client.set_terminated(self.identity, "KILLED" if final is None else "FINISHED")
 
 
@@ -170,7 +170,7 @@ class WeightsAndBiases:
 
     def finish(self, final: Mapping[str, float] | None) -> None:
         if final is not None:
-            self._run.summary.update(_as_final(final))
+            self._run.summary.update(final)
         self._run.finish(exit_code=int(final is None))
 
 
@@ -199,7 +199,9 @@ class Trackers:
             self._guarded(name, partial(tracker.log, report.round, shown))
 
     def finish(self, result: Mapping[str, object] | None) -> None:
-        final = None if result is None else _finite(result)
+        final = None
+        if result is not None:
+            final = {f"final/{name}": value for name, value in _finite(result).items()}
         for name, tracker in list(self._active.items()):
             self._guarded(name, partial(tracker.finish, final))
         self._active = {}
@@ -242,7 +244,7 @@ class Trackers:
 
 def figures_of(report: RoundReport) -> dict[str, float]:
     """Return the measured figures of a round by name, without clients' names and errors."""
-    names = {name.replace("_", "-"): getattr(report, name) for name in (*PLAIN, *COUNTS)}
+    names = {name.replace("_", "-"): getattr(report, name) for name in PLAIN}
     names["rejected"] = len(report.rejected)
     names |= {f"bytes/{way}": sum(report.bytes.get(way, {}).values()) for way in WAYS}
     for group in ("structure", "alignment", "privacy"):
@@ -250,10 +252,6 @@ def figures_of(report: RoundReport) -> dict[str, float]:
     for metric, by_role in report.scores.items():
         names |= {f"{metric}/{role}": value for role, value in by_role.items()}
     return _finite(names)
-
-
-def _as_final(figures: Mapping[str, float]) -> dict[str, float]:
-    return {f"final/{name}": value for name, value in figures.items()}
 
 
 def _finite(figures: Mapping[str, object]) -> dict[str, float]:

@@ -45,13 +45,8 @@ HASH = "sha256"
 # What another time, machine or folder changes
 UNSTABLE = re.compile(r"seconds|time|memory|version|^parts$|^config$|^path$|^out$|^folder$|^run$")
 EMPTY: tuple[Any, ...] = ("", [], {})
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "PYTHONHASHSEED": "0",
-    "MPLBACKEND": "Agg",
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "MPLBACKEND": "Agg", "PYTHONDONTWRITEBYTECODE": "1"}
+ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 # In the child ------------------------------------------------------------------------------------
 
@@ -64,13 +59,11 @@ class Messages:
         self.keys: dict[str, dict[str, set[str]]] = {}
 
     def record(self) -> dict[str, Any]:
-        """Give the sums as plain data, sorted."""
         keys = {
-            name: {place: sorted(known) for place, known in sorted(records.items())}
-            for name, records in sorted(self.keys.items())
+            name: {place: sorted(known) for place, known in records.items()}
+            for name, records in self.keys.items()
         }
-        sizes = {name: dict(sorted(one.items())) for name, one in sorted(self.sizes.items())}
-        return {"sizes": sizes, "keys": keys}
+        return {"sizes": self.sizes, "keys": keys}
 
     def note(self, messages: Iterable[Any], side: str) -> list[Any]:
         """Add requests or replies, and return them."""
@@ -149,22 +142,21 @@ def _settle(messages: Messages) -> None:
     seed = np.random.seed
     # Noise of differential privacy is drawn after NumPy got whole arrays of the system's entropy.
     np.random.seed = lambda value=None: seed(0 if np.size(value) > 1 else value)
-    FigureCanvasAgg.print_png = lambda self, file, *_, **__: (
-        None if hasattr(file, "write") else Path(file).write_bytes(b"")
-    )
+    FigureCanvasAgg.print_png = lambda *_, **__: None
 
 
 def _give(run: Run, main: Any, out: Path, messages: Messages) -> dict[str, Any]:
     """Do one run and collect what it gave."""
     words = run.words() + (["--out", str(out)] if run.command != "show" else [])
-    given: dict[str, Any] = {"exit": None}
-    given["exit"], said = _call(main, words)
-    if run.again and given["exit"] == 0:
+    code, said = _call(main, words)
+    given: dict[str, Any] = {}
+    if run.again and code == 0:
         given["checkpoint"] = _lose_the_last(out)
         resume = ["run", "--resume", str(out), "--supernodes", str(run.supernodes)]
-        given["exit"], said = _call(main, resume)
-    if given["exit"] != 0:
-        print(f"{run.name}: exit {given['exit']}\n{said}", file=sys.stderr)
+        code, said = _call(main, resume)
+    given["exit"] = code
+    if code != 0:
+        print(f"{run.name}: exit {code}\n{said}", file=sys.stderr)
         # Its last line is what a user reads; folders are others each time.
         given["error"] = re.sub(r"/\S*/", "", said.strip().splitlines()[-1])
     if run.command == "show":
@@ -196,8 +188,8 @@ def _lose_the_last(out: Path) -> dict[str, Any]:
     return {"rounds": [folder.name for folder in folders], "files": _counted(f.name for f in files)}
 
 
-def _counted(names: Iterable[str]) -> dict[str, int]:
-    return dict(sorted(Counter(map(_any_number, names)).items()))
+def _counted(names: Iterable[str]) -> Counter[str]:
+    return Counter(map(_any_number, names))
 
 
 def _written(out: Path) -> dict[str, Any]:
@@ -291,14 +283,11 @@ def differences(old: Any, new: Any, *, tolerance: float, place: str = "") -> Ite
             yield from differences(before, after, tolerance=tolerance, place=there)
     elif tolerance == LOOSELY and CHOSEN.search(place):
         return
-    elif not _same(old, new, tolerance):
+    elif tolerance and {type(old), type(new)} in ({float}, {float, int}):
+        if not math.isclose(old, new, rel_tol=tolerance, abs_tol=tolerance):
+            yield f"{place}: {old!r} -> {new!r}"
+    elif type(old) is not type(new) or old != new:
         yield f"{place}: {old!r} -> {new!r}"
-
-
-def _same(old: Any, new: Any, tolerance: float) -> bool:
-    if tolerance and {type(old), type(new)} in ({float}, {float, int}):
-        return math.isclose(old, new, rel_tol=tolerance, abs_tol=tolerance)
-    return type(old) is type(new) and bool(old == new)
 
 
 def write(given: dict[str, Any]) -> None:

@@ -1,19 +1,16 @@
 """The runs whose behaviour is frozen, as words of the command line.
 
-Not reachable from the command line, and so not here: strategies that users compose of Flower's
-classes (``ReportedFedAvg`` with ``FedAdam``, Flower's wrappers, Flower's own round loop) and
-clients that come, go or lie. Data folders of single parties are, too, only used by deployments.
-Each of these has tests of its own.
+Not here: strategies that users compose of Flower's classes, clients that come, go or lie, and data
+folders of single parties. Each of these has tests of its own.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """One call of a command; ``supernodes``: 0 for commands that take none.
 
     With ``again`` the last checkpoint and the result are removed, and ``--resume`` goes on.
@@ -85,6 +82,7 @@ DECIDED_BY_ROUNDING = re.compile(
     r"^(ray/)?fedgls(?!/(fed-gnn$|fed-gnn-(central|participation|resumed)|none-graphless"
     r"|fed-mlp|fed-gnn-mlp|fedproto|partition|show))|krum|/audit$"
 )
+WHO = {"one-supernode": "", "participation": HALF, "resumed": "", "resumed-participation": HALF}
 ATTACKED = ("nfedgnn", "fedscem", "fedgls", "deepwalk", "gat")
 
 
@@ -115,7 +113,7 @@ def _nfedgnn() -> list[Run]:
     few = (*NFEDGNN.split(), "rounds=2")
     variants = {
         "gcn": "",
-        "one-supernode": "",
+        **WHO,
         "gat": gat,
         "sage": sage,
         "no-smoothness": "strategy.reg_weight=0",
@@ -128,16 +126,13 @@ def _nfedgnn() -> list[Run]:
         "summed-gat": f"{summed} {gat}",
         "summed-sage-sketch": f"{summed} {sage} strategy.sketch=8",
         "resumed-summed": f"{summed} {HALF}",
-        "participation": HALF,
         "participation-averaged": f"{HALF} {averaged}",
         "ratios": "data.ratios=[0.5,0.2,0.3] data.features=as-is",
         "noise": BUDGET,
         "noise-gat": f"{BUDGET} {gat}",
         "noise-shown": SHOWN,
         "noise-participation": f"{BUDGET} {HALF}",
-        "resumed": "",
         "resumed-averaged": averaged,
-        "resumed-participation": HALF,
         "resumed-schedule": f"rounds=5 strategy.schedule=warmup-cosine {HALF}",
     }
     seeds = Run("nfedgnn/seeds", "run", "nfedgnn/cora", few, ("--seeds", "1,2"), 1)
@@ -150,7 +145,7 @@ def _fedscem() -> list[Run]:
     plain = "strategy.aggregation=plain strategy.alignment=plain"
     variants = {
         "full": "",
-        "one-supernode": "",
+        **WHO,
         "iter": "strategy.variant=iter",
         "minus": "strategy.variant=minus",
         "unmasked": "strategy.aggregation=plain",
@@ -159,14 +154,11 @@ def _fedscem() -> list[Run]:
         "two-epochs": f"strategy.local_epochs=2 {plain}",
         "global-split": f"partition.split=global {plain}",
         "two-hops": f"partition.hops=2 {plain}",
-        "participation": HALF,
         "participation-plain": f"{HALF} {plain}",
         "noise": f"{BUDGET} strategy.limit=4096",
         "noise-shown": f"{SHOWN} strategy.limit=4096",
         "noise-plain": f"{SHOWN} {plain}",
-        "resumed": "",
         "resumed-plain": plain,
-        "resumed-participation": HALF,
     }
     for sharing in ("fedavg", "fedprox"):
         shared = f"strategy.resolution=1e-6 strategy.model_sharing={sharing}"
@@ -203,7 +195,7 @@ def _fedgls() -> list[Run]:
     """FedGLS: encoders, similarities, partitions, optimisers, averages, noise; baselines."""
     variants = {
         "attentive-cosine": "",
-        "one-supernode": "",
+        **WHO,
         "attentive-euclidean": "graph.similarity=euclidean",
         "attentive-inner": "graph.similarity=inner",
         "mlp-cosine": "graph.encoder=mlp graph.width=5",
@@ -213,14 +205,11 @@ def _fedgls() -> list[Run]:
         "none-graphless": "strategy.name=fed-gnn graph.graphless_ratio=0",
         "optimiser-reset": "strategy.optimiser=reset",
         **{way: f"partition.method={way}" for way in ("metis", "dirichlet", "random")},
-        "participation": HALF,
         "noise": BUDGET,
         "noise-shown": SHOWN,
         "central": f"{BUDGET} {CENTRAL}",
         "central-shown": f"{SHOWN} {CENTRAL}",
-        "resumed": "",
         "resumed-reset": "strategy.optimiser=reset",
-        "resumed-participation": HALF,
         **ROBUST,
     }
     for name in ("fed-mlp", "fed-gnn-mlp", "fedproto", "local-gnn-knn", "fed-gnn-knn", "fed-gnn"):
@@ -265,32 +254,24 @@ def _ppfl() -> list[Run]:
 
 
 def _personal() -> list[Run]:
-    """FedGTA and FED-PUB: what is compared, masks, overlapping clients, participation."""
+    """FedGTA, FED-PUB and what others are compared with, on graphs that are cut in each way."""
+    overlapping = "partition.method=metis-overlapping partition.draws=2"
+    variants = {
+        "plain": "",
+        "overlapping": overlapping,
+        "optimiser-reset": "strategy.optimiser=reset",
+    }
+    variants |= {name: words for name, words in WHO.items() if name != "one-supernode"}
     raw = {"raw": "strategy.moments=raw strategy.order=3", "nobody-alike": "strategy.threshold=1"}
-    runs = [*_runs("fedgta", raw), *_runs("fedpub", {"no-masks": "strategy.masks=false"})]
-    for method in ("fedgta", "fedpub"):
-        variants = {
-            "plain": "",
-            "overlapping": "partition.method=metis-overlapping partition.draws=2",
-            "optimiser-reset": "strategy.optimiser=reset",
-            "participation": HALF,
-            "resumed": "",
-            "resumed-participation": HALF,
-        }
-        runs += _runs(method, variants)
-    return runs
-
-
-def _compared() -> list[Run]:
-    """Give what others are compared with, on graphs that are cut in each way."""
+    runs = _runs("fedgta", raw | variants)
+    runs += _runs("fedpub", {"no-masks": "strategy.masks=false"} | variants)
     ways = {
         "fedavg": "partition.method=ego-networks partition.hops=1 partition.min_nodes=8",
         "fedprox": "partition.method=overlapping",
-        "local": "partition.method=metis-overlapping partition.draws=2",
+        "local": overlapping,
         "ditto": "partition.method=metis",
         "fedproto": "partition.method=dirichlet",
     }
-    runs = []
     for method, way in ways.items():
         variants = {"plain": "", "one-supernode": way, "participation": HALF, "resumed": ""}
         runs += _runs(method, variants)
@@ -315,8 +296,7 @@ def _other_commands() -> list[Run]:
 
 def in_process() -> list[Run]:
     """Give all runs on the in-process engine."""
-    methods = [*_nfedgnn(), *_fedscem(), *_ego_baselines(), *_fedgls(), *_ppfl()]
-    methods += [*_personal(), *_compared()]
+    methods = [*_nfedgnn(), *_fedscem(), *_ego_baselines(), *_fedgls(), *_ppfl(), *_personal()]
     return [*methods, *_other_commands()]
 
 

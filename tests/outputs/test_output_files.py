@@ -13,24 +13,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import Context, RecordDict
 from torch import nn
 
-from flower_graph import models
 from flower_graph.config.foreign import OWN
-from flower_graph.data.graph import to_undirected
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.outputs.build import build_module
+from flower_graph.outputs.client import ClientOutputs, KeepRequest
 from flower_graph.outputs.figures import HEAD, merge_clients, spread
 from flower_graph.outputs.files import (
     Predictions,
     SavedModels,
+    Snapshot,
     SparseRows,
     read_models,
     role_of,
     write_outputs,
 )
-from flower_graph.outputs.form import GCN_NAMES, Form, form_of
-from flower_graph.outputs.modules import GCN
+from flower_graph.outputs.form import Form, form_of
 from flower_graph.records.rounds import BestRound
 from flower_graph.server.averaging import ReportedFedAvg
 
@@ -119,9 +119,6 @@ def test_one_client_s_file_is_its_module_s_state_dict(tmp_path: Path) -> None:
     assert read.state_dict(1)["a"].item() == 1.0 and read.state_dict(1)["b"].item() == 3.0
 
 
-# How a module of anybody's is saved --------------------------------------------------------------
-
-
 class Own(nn.Module):
     """A module as somebody writes one."""
 
@@ -172,19 +169,6 @@ def test_what_is_alike_is_kept_once() -> None:
     assert saved.clients == [7, 9]
 
 
-def test_a_gcn_is_the_engines() -> None:
-    torch.manual_seed(0)
-    x, edges = torch.rand(9, 5), to_undirected(torch.randint(0, 8, (2, 12)), 9)  # 8 is isolated
-    engine, plain = models.GCN(5, 4, 3).eval(), GCN(5, 4, 3).eval()
-    torch.nn.init.normal_(engine.first.bias)
-    state = engine.state_dict()
-    plain.load_state_dict({GCN_NAMES[name]: value for name, value in state.items()})
-    torch.testing.assert_close(plain(x, edges), engine(x, edges), atol=1e-6, rtol=1e-5)
-
-
-# At the server ------------------------------------------------------------------------------------
-
-
 def _table(folder: Path, accuracies: dict[int, str]) -> None:
     folder.mkdir(parents=True)
     lines = [f"{c},last,9,10,1.5,,,{text},9,8,7" for c, text in accuracies.items()]
@@ -224,3 +208,105 @@ def test_the_best_is_the_first_of_the_highest_and_what_checkpoints_need_stays() 
 def test_what_cannot_be_kept_is_refused(key: str, value: object) -> None:
     with pytest.raises((ValueError, ConfigError), match=key):
         ReportedFedAvg().start(None, **{key: value})  # type: ignore[arg-type]
+
+
+# At the clients -----------------------------------------------------------------------------------
+
+RUN = "0123456789abcdef" * 2
+PREDICTED = {"outputs.json", "predictions.csv", "predictions.npz"}
+
+
+def _snapshot(number: int) -> Snapshot:
+    """Give what two clients have after a round: its number is the node's."""
+    logits = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    found = Predictions.of(logits, [3, 4], [number, number], [1, 2], [0, 0])
+    return Snapshot(found, [SavedModels("m", {}, [3, 4], {"w": torch.ones(1)}, {})])
+
+
+def _context(**config: Any) -> Context:
+    return Context(1, 1, {"partition-id": 5, **config}, RecordDict(), {})
+
+
+def _ask(outputs: ClientOutputs, action: str, number: int, best: int = 0, **more: Any) -> str:
+    request = KeepRequest(more.pop("run", RUN), number, best, action, **more)
+    return outputs.keep(request, lambda: _snapshot(number))
+
+
+def _measure(outputs: ClientOutputs, number: int) -> None:
+    accuracy = np.array([[number / 10, np.nan, 0.5], [0.25, 0.5, 0.75]])
+    outputs.measured(number, [3, 4], loss=[1.0, 2.0], accuracy=accuracy, nodes=[10, 20])
+
+
+def _node(folder: Path) -> int:
+    read = Predictions.read(folder)
+    assert read is not None
+    return int(read.node[0])
+
+
+@pytest.fixture
+def outputs(tmp_path: Path) -> ClientOutputs:
+    return ClientOutputs(_context(), tmp_path)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Where the clients of a simulation write."""
+    return tmp_path / "clients" / "5"
+
+
+@pytest.mark.parametrize(
+    ("config", "place"),
+    [
+        ({"data-folder": "DATA", "state-dir": "STATE"}, f"DATA/outputs/{RUN}"),
+        ({"state-dir": "STATE"}, f"STATE/outputs/{RUN}/5"),
+        ({"state-dir": ":memory:"}, "OUT/clients/5"),
+        ({}, "OUT/clients/5"),
+    ],
+)
+def test_a_client_writes_where_it_lives(tmp_path: Path, config: dict[str, str], place: str) -> None:
+    here = {n: v if v == ":memory:" else str(tmp_path / v) for n, v in config.items()}
+    outputs = ClientOutputs(_context(**here), tmp_path / "OUT")
+    _ask(outputs, "begin", 0)
+    _measure(outputs, 1)
+    _ask(outputs, "finish", 1)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {path.parent for path in files} == {tmp_path / place}
+    models = {"clients.csv", "models.json", "models.safetensors"}
+    assert {path.name for path in files} == PREDICTED | models
+    for path in [tmp_path / place, *files]:
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_a_run_has_a_place_and_a_token_names_no_other(outputs: ClientOutputs) -> None:
+    context = _context()
+    with pytest.raises(OutputError):
+        _ask(ClientOutputs(context, None), "begin", 0)
+    assert not context.state
+    with pytest.raises(ValueError, match="token"):
+        _ask(outputs, "begin", 0, run="../elsewhere")
+
+
+def test_figures_of_the_last_and_the_best_round(outputs: ClientOutputs, place: Path) -> None:
+    _ask(outputs, "begin", 0, save="predictions")
+    for number in (1, 2, 2, 3):  # the second came twice
+        _measure(outputs, number)
+    _ask(outputs, "finish", 3, best=2, every=2, save="predictions")
+    assert {path.name for path in place.iterdir()} == PREDICTED | {"clients.csv", "curves.csv"}
+    assert (place / "clients.csv").read_text(encoding="utf-8").splitlines() == [
+        "client,at,round,nodes,loss,train-accuracy,val-accuracy,test-accuracy,rounds-measured,"
+        "bytes-up,bytes-down",
+        "3,last,3,10,1.0,0.3,,0.5,3,0,0",
+        "3,best,2,10,1.0,0.2,,0.5,3,0,0",
+        "4,last,3,20,2.0,0.25,0.5,0.75,3,0,0",
+        "4,best,2,20,2.0,0.25,0.5,0.75,3,0,0",
+    ]
+    curves = (place / "curves.csv").read_text(encoding="utf-8").splitlines()
+    assert [line[:3] for line in curves[1:]] == ["2,3", "2,4", "3,3", "3,4"]
+
+
+def test_a_best_round_that_is_not_held_is_told(outputs: ClientOutputs, place: Path) -> None:
+    _ask(outputs, "begin", 0, keep="best")
+    said = _ask(outputs, "finish", 5, best=4, keep="best")
+    assert "round 4" in said and "round 5" in said
+    assert _node(place) == 5
+    assert json.loads((place / "outputs.json").read_text(encoding="utf-8"))["round"] == 5

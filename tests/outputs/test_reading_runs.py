@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import shutil
 from pathlib import Path
@@ -72,9 +71,6 @@ def test_several_seeds_and_a_data_folders_last_run(tmp_path: Path) -> None:
     assert latest_in(tmp_path / "data").predictions().client.tolist() == [1, 1]
 
 
-# The command --------------------------------------------------------------------------------------
-
-
 def column(text: str, name: str) -> list[str]:
     return [row[name] for row in csv.DictReader(text.splitlines())]
 
@@ -108,15 +104,13 @@ def test_what_is_right_is_said_by_role(tmp_path: Path, capsys: pytest.CaptureFix
     run = tmp_path / "run"
     # By client, role and predicted class; the label is 1: of client 0 one of three test nodes is
     # right, of client 1 the only one; a node in no part is wrong, and one has no label.
-    rows = [(0, 1, 1), (0, 3, 1), (0, 3, 0), (0, 3, 0), (1, 3, 1), (1, 0, 0), (1, 2, 1)]
-    for client in (0, 1):
-        own = [(role, guess) for number, role, guess in rows if number == client]
-        logits = torch.eye(2)[[guess for _, guess in own]]
-        labels = [-1 if role == 2 else 1 for role, _ in own]
-        found = Predictions.of(logits, client, range(len(own)), [role for role, _ in own], labels)
+    rows = {0: [(1, 1), (3, 1), (3, 0), (3, 0)], 1: [(3, 1), (0, 0), (2, 1)]}
+    for client, own in rows.items():
+        roles, guesses = zip(*own, strict=True)
+        labels = [-1 if role == 2 else 1 for role in roles]
+        found = Predictions.of(torch.eye(2)[[*guesses]], client, range(len(own)), roles, labels)
         write_outputs(run / "clients" / str(client), found, [])
-        said = json.dumps({"round": 7})
-        (run / "clients" / str(client) / "outputs.json").write_text(said, encoding="utf-8")
+        (run / "clients" / str(client) / "outputs.json").write_text('{"round": 7}')
     (run / "config.yaml").write_text("app: fedgta\n", encoding="utf-8")
     assert main(["predict", str(run), "--out", str(tmp_path / "all.csv")]) == 0
     said = capsys.readouterr().err
