@@ -44,11 +44,8 @@ DIGITS = 8  # of a float in the file
 HASH = "sha256"
 # What another time, machine or folder changes
 UNSTABLE = re.compile(r"seconds|time|memory|version|^parts$|^config$|^path$|^out$|^folder$|^run$")
-EMPTY: tuple[Any, ...] = ("", [], {})
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "MPLBACKEND": "Agg", "PYTHONDONTWRITEBYTECODE": "1"}
 ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-
-# In the child ------------------------------------------------------------------------------------
 
 
 class Messages:
@@ -146,7 +143,6 @@ def _settle(messages: Messages) -> None:
 
 
 def _give(run: Run, main: Any, out: Path, messages: Messages) -> dict[str, Any]:
-    """Do one run and collect what it gave."""
     words = run.words() + (["--out", str(out)] if run.command != "show" else [])
     code, said = _call(main, words)
     given: dict[str, Any] = {}
@@ -207,7 +203,6 @@ def _written(out: Path) -> dict[str, Any]:
 
 
 def _summary(path: Path) -> dict[str, Any] | None:
-    """Sum up a file of figures or tensors; None for what is neither."""
     if path.suffix == ".jsonl":
         lines = path.read_text().splitlines()
         return _columns([_stable(json.loads(line)) for line in lines])
@@ -226,7 +221,7 @@ def _stable(value: Any) -> Any:
 def _columns(rounds: list[dict[str, Any]]) -> dict[str, list[Any]]:
     """Turn rounds with figures into figures with one value a round; leave out what is empty."""
     flat = [dict(_leaves(one)) for one in rounds]
-    keys = dict.fromkeys(key for one in flat for key, value in one.items() if value not in EMPTY)
+    keys = dict.fromkeys(k for one in flat for k, v in one.items() if v not in ("", [], {}))
     return {key: [one.get(key, "absent") for one in flat] for key in keys}
 
 
@@ -253,11 +248,7 @@ def _tensors(path: Path) -> dict[str, Any]:
     return {"numbers": dict(kinds), "norm": math.sqrt(squares), HASH: digest.hexdigest()}
 
 
-# In the parent -----------------------------------------------------------------------------------
-
-
 def collect(tree: Path, runs: Sequence[Run]) -> dict[str, Any]:
-    """Do runs in a child process that imports the given tree."""
     with tempfile.TemporaryDirectory(prefix="frozen-") as folder:
         out = Path(folder) / "given.json"
         names = "\n".join(run.name for run in runs)
@@ -320,7 +311,7 @@ def compare(runs: Sequence[Run], *, against: Path | None = None, tree: Path = TR
     frozen, new, found = read(), _for_file(new), list[str]()
     for run in runs:
         name, tolerance = run.name, LOOSELY if DECIDED_BY_ROUNDING.search(run.name) else TOLERANCE
-        found += differences(frozen.get(name), new[name], tolerance=tolerance, place=name)
+        found += differences(frozen.get(name, {}), new[name], tolerance=tolerance, place=name)
     return found
 
 

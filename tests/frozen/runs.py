@@ -34,7 +34,6 @@ SMALL = (
     "data.name=csbm data.nodes=90 data.classes=3 data.degree=5 data.num_features=24 data.active=6 "
     "device=cpu"
 )
-SPLIT = "data.split=random data.train_per_class=8 data.num_val=20 data.num_test=30"
 THIRDS = "partition.ratios=[0.3,0.3,0.4]"
 BUDGET = "privacy.epsilon=100 privacy.clipping_norm=0.5"
 SHOWN = f"{BUDGET} privacy.measurements=report"
@@ -45,7 +44,10 @@ ROBUST = {
     "median": "strategy.robust=median",
 }
 
-NFEDGNN = f"{SMALL} {SPLIT} rounds=3 model.hidden=4"
+NFEDGNN = (
+    f"{SMALL} data.split=random data.train_per_class=8 data.num_val=20 data.num_test=30 rounds=3 "
+    "model.hidden=4"
+)
 FEDSCEM = (
     f"{SMALL} rounds=3 partition.clients=6 partition.min_nodes=5 partition.hops=1 model.hidden=6 "
     "model.projection=4 strategy.learning_rate=0.01"
@@ -91,26 +93,23 @@ def _runs(method: str, variants: dict[str, str], supernodes: int | None = None) 
     config, small, nodes = METHODS[method]
     runs = []
     for variant, settings in variants.items():
-        again, count = "resumed" in variant, 1 if variant == "one-supernode" else nodes
-        words = (*small, *settings.split(), *(["checkpoint_every=1"] if again else []))
-        count = supernodes or count
+        again, alone = "resumed" in variant, variant == "one-supernode"
+        words = (*small, *settings.split(), *["checkpoint_every=1"] * again)
+        count = supernodes or (1 if alone else nodes)
         runs.append(Run(f"{method}/{variant}", "run", config, words, (), count, again))
     return runs
 
 
 def _bundled(method: str, *settings: str) -> Run:
-    """Make a run on the bundled graph."""
     words = ("rounds=2", "device=cpu", *settings)
     return Run(f"{method}/bundled", "run", f"{method}/cora-linqs", words, (), 2)
 
 
 def _nfedgnn() -> list[Run]:
-    """Split gradient relay: models, smoothness, averaging, participation, noise."""
     gat, sage = "model.name=gat model.heads=2", "model.name=sage"
     averaged = "strategy.share=averaged strategy.average_every=2 strategy.average_over=holders"
     over_all = "strategy.share=averaged strategy.average_over=all strategy.average_every="
     summed = "strategy.share=summed strategy.reg_weight=null"
-    few = (*NFEDGNN.split(), "rounds=2")
     variants = {
         "gcn": "",
         **WHO,
@@ -135,13 +134,13 @@ def _nfedgnn() -> list[Run]:
         "resumed-averaged": averaged,
         "resumed-schedule": f"rounds=5 strategy.schedule=warmup-cosine {HALF}",
     }
-    seeds = Run("nfedgnn/seeds", "run", "nfedgnn/cora", few, ("--seeds", "1,2"), 1)
+    few, both = (*NFEDGNN.split(), "rounds=2"), ("--seeds", "1,2")
+    seeds = Run("nfedgnn/seeds", "run", "nfedgnn/cora", few, both, 1)
     bundled = Run("nfedgnn/bundled", "run", "nfedgnn/cora-linqs", ("rounds=2", "device=cpu"), (), 2)
     return [bundled, seeds, *_runs("nfedgnn", variants)]
 
 
 def _fedscem() -> list[Run]:
-    """FedSCem: variants, alignments, sums, shared models, participation, noise."""
     plain = "strategy.aggregation=plain strategy.alignment=plain"
     variants = {
         "full": "",
@@ -170,7 +169,6 @@ def _fedscem() -> list[Run]:
 
 
 def _ego_baselines() -> list[Run]:
-    """What FedSCem is compared with, on the same ego-networks."""
     runs = []
     for name in ("self-training", "fedavg", "fedprox", "local-sage", "fed-sage"):
         setting = f"strategy.name={name}" + " rounds=2" * ("sage" in name)
@@ -192,7 +190,6 @@ def _usual(name: str, setting: str) -> dict[str, str]:
 
 
 def _fedgls() -> list[Run]:
-    """FedGLS: encoders, similarities, partitions, optimisers, averages, noise; baselines."""
     variants = {
         "attentive-cosine": "",
         **WHO,
@@ -224,7 +221,6 @@ def _fedgls() -> list[Run]:
 
 
 def _ppfl() -> list[Run]:
-    """PPFL-GNN with both models: alignments, absent clients, public nodes, noise; alone."""
     most = "strategy.participation=0.67"
     variants = {
         "pairs": "",
@@ -279,7 +275,6 @@ def _personal() -> list[Run]:
 
 
 def _other_commands() -> list[Run]:
-    """Tables of partitions, attacks, and settings in full."""
     runs = []
     for method, (config, small, _) in METHODS.items():
         options = ("--alone", "--rounds", "2")

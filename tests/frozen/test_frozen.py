@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from compare import LOOSELY, compare, read
-from runs import COMPARED, DECIDED_BY_ROUNDING, METHODS, in_process, on_ray
+from runs import COMPARED, DECIDED_BY_ROUNDING, METHODS, Run, in_process, on_ray
 
 
 @pytest.mark.slow
@@ -15,17 +15,12 @@ def test_every_fifth_run_in_process_and_all_that_show_settings() -> None:
 
 
 @pytest.mark.release
-@pytest.mark.timeout(1200)
-def test_runs_in_process() -> None:
-    assert compare(in_process()) == []
-
-
-# Besides: tests/test_launch.py and tests/contracts/test_predictions.py
-@pytest.mark.release
-@pytest.mark.flwr
 @pytest.mark.timeout(1800)
-def test_runs_on_ray() -> None:
-    assert compare(on_ray()) == []
+@pytest.mark.parametrize(
+    "runs", [in_process(), pytest.param(on_ray(), marks=pytest.mark.flwr)], ids=["here", "on_ray"]
+)
+def test_all_runs(runs: list[Run]) -> None:
+    assert compare(runs) == []
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in COMPARED])

@@ -124,7 +124,6 @@ def test_eight_settings_have_a_column_and_all_if_asked_for() -> None:
 
 
 def test_a_folder_of_runs_is_a_table_that_can_be_sorted() -> None:
-    """Single runs that differ by the seed alone are one row, the best by validation the first."""
     for hidden in range(20):
         for seed in range(3):
             test = 0.5 + 0.01 * hidden + 0.001 * seed

@@ -87,18 +87,15 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Give a run whose clients have one model in common."""
     return make_run(tmp_path / "run", own=False)
 
 
 def say(folder: Path, **changes: Any) -> None:
-    """Change what the models' files say."""
     for path in folder.glob("clients/*/model.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def configure(folder: Path, **changes: Any) -> None:
-    """Change lines of the run's settings."""
     path = folder / "config.yaml"
     lines = [one for one in path.read_text().splitlines() if one.partition(":")[0] not in changes]
     path.write_text("\n".join([*lines, *(f"{k}: {json.dumps(v)}" for k, v in changes.items())]))
@@ -308,13 +305,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def honest(made: Path, tmp_path: Path) -> Path:
-    """Copy a run that a method made, to be spoiled."""
     shutil.copytree(made, tmp_path / "run")
     return tmp_path / "run"
 
 
 def spoil(folder: Path, draw: random.Random) -> str:
-    """Spoil one entry of one file; give its name."""
     name = draw.choice([LINES, LINES, LINES, RESULT, RESULT, "data.json"])
     change = in_lines if name == LINES else in_json
     (folder / name).write_bytes(change((folder / name).read_bytes(), draw))

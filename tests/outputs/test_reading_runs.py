@@ -76,7 +76,6 @@ def column(text: str, name: str) -> list[str]:
 
 
 def saved(folder: Path, **changes: Any) -> str:
-    """Save a new graph; None leaves something out."""
     content = {key: value for key, value in (GRAPH | changes).items() if value is not None}
     torch.save(content, folder / "new.pt")
     return str(folder / "new.pt")
