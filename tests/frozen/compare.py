@@ -40,8 +40,6 @@ FILE = Path(__file__).resolve().with_name("frozen.json.xz")
 TOLERANCE = 1e-5
 LOOSELY = 0.1  # for runs that rounding sends another way: five times what has been seen
 CHOSEN = re.compile(r"best|beats-chance")  # figures of a round, or a word, that a small one decides
-DIGITS = 8  # of a float in the file
-HASH = "sha256"
 # What another time, machine or folder changes
 UNSTABLE = re.compile(r"seconds|time|memory|version|^parts$|^config$|^path$|^out$|^folder$|^run$")
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "MPLBACKEND": "Agg", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -97,7 +95,6 @@ def _size(value: Any) -> int:
 
 
 def _kind(value: Any) -> str:
-    """Name the type of a wire value: an array's dtype and number of dimensions, or Python's."""
     if hasattr(value, "dtype"):
         return f"{value.dtype} {len(value.shape)}d"
     if isinstance(value, list):
@@ -199,7 +196,7 @@ def _written(out: Path) -> dict[str, Any]:
             clients.update(json.dumps([name, summary]).encode())
         elif summary is not None:
             given[name] = summary
-    return {**given, f"clients-{HASH}": clients.hexdigest()}
+    return {**given, "clients-sha256": clients.hexdigest()}
 
 
 def _summary(path: Path) -> dict[str, Any] | None:
@@ -219,7 +216,6 @@ def _stable(value: Any) -> Any:
 
 
 def _columns(rounds: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Turn rounds with figures into figures with one value a round; leave out what is empty."""
     flat = [dict(_leaves(one)) for one in rounds]
     keys = dict.fromkeys(k for one in flat for k, v in one.items() if v not in ("", [], {}))
     return {key: [one.get(key, "absent") for one in flat] for key in keys}
@@ -234,7 +230,6 @@ def _leaves(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def _tensors(path: Path) -> dict[str, Any]:
-    """Sum up a file of weights: names, sizes, one norm and one hash for all of them."""
     import numpy as np
     from safetensors.numpy import load_file
 
@@ -245,7 +240,7 @@ def _tensors(path: Path) -> dict[str, Any]:
         digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
         squares += float(np.square(array.astype(np.float64)).sum())
         kinds[f"{_any_number(name)} {array.dtype} {array.ndim}d"] += array.size
-    return {"numbers": dict(kinds), "norm": math.sqrt(squares), HASH: digest.hexdigest()}
+    return {"numbers": dict(kinds), "norm": math.sqrt(squares), "sha256": digest.hexdigest()}
 
 
 def collect(tree: Path, runs: Sequence[Run]) -> dict[str, Any]:
@@ -300,7 +295,7 @@ def _for_file(value: Any) -> Any:
         return {key: _for_file(one) for key, one in kept.items()}
     if isinstance(value, list):
         return [_for_file(one) for one in value]
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    return float(f"{value:.8g}") if isinstance(value, float) else value
 
 
 def compare(runs: Sequence[Run], *, against: Path | None = None, tree: Path = TREE) -> list[str]:
