@@ -74,6 +74,7 @@ class SplitGCN(nn.Module):
         super().__init__()
         self.latent_size = hidden
         self.dropout = dropout
+        self.arguments = {"hidden": hidden, "classes": classes, "dropout": dropout}
         self.bias = nn.Parameter(torch.zeros(hidden))
         self.linear = _glorot(nn.Linear(hidden, classes))
         self._graph = _GraphCache(gcn_adjacency)
@@ -107,6 +108,7 @@ class SplitGAT(nn.Module):
         self.latent_size = hidden * heads
         self.heads = heads
         self.dropout = dropout
+        self.arguments = {"hidden": hidden, "heads": heads, "classes": classes, "dropout": dropout}
         self.source_1, self.target_1 = _attention(heads, hidden), _attention(heads, hidden)
         self.bias_1 = nn.Parameter(torch.zeros(hidden * heads))
         self.linear = _glorot(nn.Linear(hidden * heads, classes, bias=False))
@@ -137,6 +139,7 @@ class SplitSAGE(nn.Module):
         super().__init__()
         self.latent_size = 2 * hidden
         self.dropout = dropout
+        self.arguments = {"hidden": hidden, "classes": classes, "dropout": dropout}
         self.bias = nn.Parameter(torch.zeros(hidden))
         self.own = _glorot(nn.Linear(hidden, classes))
         self.neighbours = _glorot(nn.Linear(hidden, classes, bias=False))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
-import json
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -145,28 +143,3 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     for module in (plots, of_ppfl):
         monkeypatch.setattr(module, "save", lambda figure, *_: kept.extend(figure.axes))
     return kept
-
-
-Outcome = Callable[[str, str, str], None]
-
-
-@pytest.fixture
-def outcome(request: pytest.FixtureRequest) -> Outcome:
-    """Note what a fault came to, for ``benchmarks/reliability.py``, which names a file for it.
-
-    Called with the fault, the method and what happened.
-    """
-
-    def note(fault: str, method: str, happened: str) -> None:
-        if (file := os.environ.get("FLOWER_GRAPH_RELIABILITY")) is None:
-            return
-        test = request.node.nodeid.partition("[")[0]
-        with Path(file).open("a+", encoding="utf-8") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)  # tests may run side by side
-            stream.seek(0)
-            known = json.loads(stream.read() or "{}")
-            known.setdefault(fault, {})[method] = {"happened": happened, "test": test}
-            stream.truncate(0)
-            stream.write(json.dumps(known, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
-
-    return note

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from torch import Tensor
 
 from flower_graph.client.adaptor import make_client_app
@@ -29,8 +29,6 @@ from flower_graph.strategies.ppfl.cohort_client import (
 from flower_graph.strategies.ppfl.messages import FloatArray, IntArray
 from flower_graph.strategies.ppfl.secure_consensus import (
     SecureConsensus,
-)
-from flower_graph.strategies.ppfl.secure_consensus_client import (
     SecureConsensusClient,
 )
 from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment
@@ -203,3 +201,18 @@ def silent(numbers: set[int], rounds: set[int]) -> Mod:
         return call_next(message, context)
 
     return mod
+
+
+def bytes_of(content: RecordDict) -> bytes:
+    """Lay everything that a message holds in one line."""
+    parts: list[bytes] = []
+    for record in content.values():
+        for key, value in record.items():
+            items = value if isinstance(value, list) else [value]
+            if isinstance(record, ArrayRecord):
+                items = [value.numpy().tobytes()]
+            elif isinstance(items[0], float):
+                items = [*items, np.array(items).tobytes(), np.array(items, np.float32).tobytes()]
+            items = [key, *items]
+            parts += [one if isinstance(one, bytes) else str(one).encode() for one in items]
+    return b"|".join(parts)

@@ -44,10 +44,6 @@ def seed_folders(folder: Path) -> dict[int, Path]:
     return dict(sorted(folders.items()))
 
 
-def _warn(text: str) -> None:
-    LOG.warning("%s", text)
-
-
 @dataclass(frozen=True)
 class Trust:
     """Whether a run's files may name code that the user does not have.
@@ -63,7 +59,7 @@ class Trust:
     """
 
     code: bool = False
-    say: Callable[[str], None] = _warn
+    say: Callable[[str], None] = LOG.warning
     reads: bool = False
 
     def admit(self, name: str, refusal: Exception) -> None:

@@ -26,9 +26,7 @@ from flower_graph.config.schema import section, setting
 
 DOT, MLP = "dot", "mlp"
 DISJOINT = (LOUVAIN, METIS, DIRICHLET, RANDOM)  # no two clients have one edge
-TASK_HELP = (
-    "what is learnt: the classes of `nodes`, or which nodes are linked: `flower-graph docs links`"
-)
+TASK_HELP = "what is learnt: classes of `nodes`, or which are linked: `flower-graph docs links`"
 
 
 @dataclass
@@ -94,6 +92,4 @@ class ModuleRunConfig(CutRunConfig):
         allowed = f"one of {', '.join(DISJOINT)} with task={LINKS}: no two clients share an edge"
         require(good, "partition.method", self.partition.method, allowed)
         good = self.task != VALUES or self.partition.method != DIRICHLET
-        require(
-            good, "partition.method", DIRICHLET, f"another with task={VALUES}: it cuts by class"
-        )
+        require(good, "partition.method", DIRICHLET, f"of task={VALUES}: it cuts by class")

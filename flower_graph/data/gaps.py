@@ -137,9 +137,8 @@ def align(x: Tensor, own: Columns, common: Columns) -> Tensor:
             continue
         some = x[:, own.names.index(name)]  # of another word, or a column without anything
         if (name, None) in place and not bool(torch.isnan(some).all()):
-            raise DataError(
-                f"{name}: has numbers, others have words: {', '.join(common.words_of(name))}"
-            )
+            words = ", ".join(common.words_of(name))
+            raise DataError(f"{name}: has numbers, others have words: {words}")
         found.append(torch.where(torch.isnan(some), some, 0.0))
     return torch.stack(found, 1)
 

@@ -59,9 +59,7 @@ def _read(config: RunConfig, uses: Uses) -> Graph:
 def survey_graph(graph: Graph) -> Survey:
     """Describe a graph; ``DataError`` if it is too large for dense features."""
     if graph.x.layout != torch.strided:
-        raise DataError(
-            f"data.nodes = {graph.num_nodes}: too many for dense features, which are described"
-        )
+        raise DataError(f"data.nodes = {graph.num_nodes}: too many for dense features")
     n, (source, target) = graph.num_nodes, graph.edge_index
     degree = torch.bincount(source, minlength=n)
     labelled = graph.y >= 0

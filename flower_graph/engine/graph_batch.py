@@ -126,59 +126,8 @@ def mean_shares(chosen: Tensor, ptr: list[int]) -> Tensor:
     return chosen / count[_owners(ptr).to(chosen.device)]
 
 
-def take_graphs(batch: GraphBatch, places: Sequence[int]) -> GraphBatch:
-    """Cut some clients out of a batch, much cheaper than packing them again."""
-    ptr, row_ptr = _bounds(batch.ptr, places), _bounds(batch.row_ptr, places)
-    nodes, rows = (batch.ptr, ptr), (batch.row_ptr, row_ptr)
-    return GraphBatch(
-        clients=tuple(batch.clients[index] for index in places),
-        ptr=ptr,
-        graph=Adjacency(*(_take_blocks(one, nodes, nodes, places) for one in batch.graph)),
-        x=Adjacency(
-            _take_blocks(batch.x.matrix, nodes, rows, places),
-            _take_blocks(batch.x.transpose, rows, nodes, places),
-        ),
-        feature=_take(batch.feature, batch.row_ptr, places),
-        row_ptr=row_ptr,
-        row_client=_owners(row_ptr).to(batch.y.device),
-        node_client=_owners(ptr).to(batch.y.device),
-        y=_take(batch.y, batch.ptr, places),
-        masks={role: _take(mask, batch.ptr, places) for role, mask in batch.masks.items()},
-        train_share=_take(batch.train_share, batch.ptr, places),
-        num_features=batch.num_features,
-    )
-
-
 def _owners(ptr: list[int]) -> Tensor:
     return torch.arange(len(ptr) - 1).repeat_interleave(torch.tensor(group_sizes(ptr)))
-
-
-def _bounds(ptr: list[int], places: Sequence[int]) -> list[int]:
-    return list(accumulate((ptr[index + 1] - ptr[index] for index in places), initial=0))
-
-
-def _take(values: Tensor, ptr: list[int], places: Sequence[int]) -> Tensor:
-    return torch.cat([values[ptr[index] : ptr[index + 1]] for index in places])
-
-
-def _take_blocks(
-    matrix: Tensor,
-    rows: tuple[list[int], list[int]],
-    columns: tuple[list[int], list[int]],
-    places: Sequence[int],
-) -> Tensor:
-    # matrix [n, m]
-    start = matrix.crow_indices()
-    entries = start[torch.tensor(rows[0], device=start.device)].tolist()
-    column = matrix.col_indices()
-    shifted = [
-        column[entries[index] : entries[index + 1]] + (new - columns[0][index])
-        for index, new in zip(places, columns[1], strict=False)
-    ]
-    counts = _take(start.diff(), rows[0], places)
-    ptr = torch.cat([start.new_zeros(1), counts.cumsum(0, dtype=start.dtype)])
-    size = (rows[1][-1], columns[1][-1])
-    return csr_tensor(ptr, torch.cat(shifted), _take(matrix.values(), entries, places), size)
 
 
 def _active_features(

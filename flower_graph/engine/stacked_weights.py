@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flower_graph.engine.graph_batch import GraphBatch, take_graphs
+from flower_graph.engine.graph_batch import GraphBatch
 from flower_graph.ops.adam import adam_rows_
 
 Tensors = dict[str, Tensor]
@@ -50,34 +50,25 @@ def sum_first_layers(active: Tensor, feature: Tensor, inactive: Tensor, without:
 
 
 class StackedWeights:
-    """A view of some networks in a state: changes are made in the state."""
+    """The networks of a state: changes are made in the state."""
 
     def __init__(
-        self,
-        state: Tensors,
-        whole: GraphBatch,
-        places: Sequence[int] | None = None,
-        kinds: Sequence[int] | None = None,
+        self, state: Tensors, batch: GraphBatch, kinds: Sequence[int] | None = None
     ) -> None:
-        everyone = list(range(whole.size))
-        self.places = everyone if places is None else list(places)
-        are_all = self.places == everyone
-        self.batch = batch = whole if are_all else take_graphs(whole, self.places)
-        self._state, self._device = state, whole.y.device
-        self._place = torch.tensor(self.places, dtype=torch.long)
-        self.kind = _kinds(kinds, whole)[self._place.to(self._device)]
+        self.batch, self._state, self._device = batch, state, batch.y.device
+        self.kind = _kinds(kinds, batch)
         self._sources = _sources(self.kind, batch)
-        self._rows = None if are_all else rows_of(whole, self.places).to(self._device)
         self._start: list[ModelWeights] = []  # the models that this round began with
         self._leaves: tuple[list[int], list[Tensor]] | None = None
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """Return the networks' weights: ``[r, h]`` active rows and ``[c, D]`` all the rest."""
-        return self._get("weight.first"), self._get("weight.rest")
+        return self._state["weight.first"], self._state["weight.rest"]
 
     def indices(self, places: Sequence[int]) -> Tensors:
         """Return where some networks lie in each tensor of the state."""
-        rows, at = rows_of(self.batch, places), torch.tensor(places)
+        ptr, at = self.batch.row_ptr, torch.tensor(places)
+        rows = torch.cat([torch.arange(ptr[place], ptr[place + 1]) for place in places])
         found = {
             f"{one}.{part}": rows if part == "first" else at for one in MOMENTS for part in PARTS
         }
@@ -87,10 +78,10 @@ class StackedWeights:
         """Return the weights as tensors with gradients: the same ones until the weights change."""
         # So what was computed of them stays of use, from one message to the next. PyTorch counts
         # the changes of a tensor; steps tell those that another process made in a mapped state.
-        weights = [self._state[f"weight.{name}"] for name in ("first", "rest")]
+        weights = self.weights()
         known: list[int] = self._state["step"].tolist() + [one._version for one in weights]
         if self._leaves is None or self._leaves[0] != known:
-            self._leaves = known, [w.detach().requires_grad_() for w in self.weights()]
+            self._leaves = known, [one.detach().requires_grad_() for one in weights]
         return self._leaves[1]
 
     def largest(self) -> Tensor:
@@ -107,8 +98,8 @@ class StackedWeights:
         device = self._device
         self._start = [ModelWeights(m.first.to(device), m.rest.to(device)) for m in models]
         if replace:
-            for name, value in zip(("first", "rest"), self._anchors(), strict=True):
-                self._put(f"weight.{name}", value)
+            for held, value in zip(self.weights(), self._anchors(), strict=True):
+                held.copy_(value)
 
     def inactive_rows(self, kind: int = 0) -> Tensor:
         """Return the first layer's rows of networks that lack the rows' feature, ``[f, h]``."""
@@ -131,44 +122,30 @@ class StackedWeights:
         grads = torch.autograd.grad(value, parts, materialize_grads=True)  # some have no rest
         self._leaves = None  # a gradient can be taken once
         steps = self._state["step"]
-        steps[self._place] += 1 if moves is None else moves.int()
-        taken = steps[self._place]
-        if moves is not None:
-            taken = taken * moves  # 0: the network does not move
+        steps += 1 if moves is None else moves.int()
+        taken = steps if moves is None else steps * moves  # 0: the network does not move
         anchors = self._anchors() if proximal and self._start else (None, None)
         bounds = self.batch.row_ptr, list(range(self.batch.size + 1))
         for name, grad, anchor, ptr in zip(("first", "rest"), grads, anchors, bounds, strict=True):
-            held = [self._get(f"{moment}.{name}") for moment in MOMENTS]
+            held = [self._state[f"{moment}.{name}"] for moment in MOMENTS]
             if anchor is not None:
                 grad = grad + proximal * (held[0] - anchor)
             rates = {"learning_rate": learning_rate, "weight_decay": weight_decay}
             adam_rows_(held[0], held[1], held[2], grad, taken, ptr, **rates)
-            if self._rows is not None:
-                for moment, moved in zip(MOMENTS, held, strict=True):
-                    self._put(f"{moment}.{name}", moved)
         return value.detach()
 
     def forget_moments(self, places: Sequence[int] | None = None) -> None:
         """Reset Adam's moments; the weights stay."""
-        chosen = list(range(self.batch.size)) if places is None else list(places)
-        if not chosen:
-            return
-        rows = rows_of(self.batch, chosen).to(self._device)
-        rows = rows if self._rows is None else self._rows[rows]
-        indices = self._place[torch.tensor(chosen)]
-        self._state["step"][indices] = 0
-        for moment in MOMENTS[1:]:
-            self._state[f"{moment}.first"][rows] = 0
-            self._state[f"{moment}.rest"][indices.to(self._device)] = 0
+        chosen = range(self.batch.size) if places is None else places
+        for key, index in self.indices(chosen).items() if chosen else ():
+            if not key.startswith("weight"):
+                self._state[key][index] = 0
 
     def restart(self, places: Sequence[int], *models: ModelWeights) -> None:
-        rows = rows_of(self.batch, places).to(self._device)
-        indices = torch.tensor(places, device=self._device)
-        fresh = _spread(models, self.kind, self._sources)
-        for name, index, value in zip(("first", "rest"), (rows, indices), fresh, strict=True):
-            held = self._get(f"weight.{name}")
-            held[index] = value[index]
-            self._put(f"weight.{name}", held)
+        fresh, indices = _spread(models, self.kind, self._sources), self.indices(places)
+        for part, value in zip(PARTS, fresh, strict=True):
+            index = indices[f"weight.{part}"]
+            self._state[f"weight.{part}"][index] = value[index]
         self.forget_moments(places)
 
     def weighted_sums(self, shares: Tensor, *, divisor: float = 1.0) -> list[ModelWeights]:
@@ -199,21 +176,6 @@ class StackedWeights:
     def _anchors(self) -> tuple[Tensor, Tensor]:
         return _spread(self._start, self.kind, self._sources)
 
-    def _index(self, key: str) -> Tensor:
-        assert self._rows is not None
-        return self._rows if key.endswith(".first") else self._place.to(self._device)
-
-    def _get(self, key: str) -> Tensor:
-        whole = self._state[key]
-        return whole if self._rows is None else whole[self._index(key)]
-
-    def _put(self, key: str, value: Tensor) -> None:
-        whole = self._state[key]
-        if self._rows is None:
-            whole.copy_(value)
-        else:
-            whole[self._index(key)] = value
-
 
 def _kinds(kinds: Sequence[int] | None, batch: GraphBatch) -> Tensor:
     if kinds is None:
@@ -233,9 +195,3 @@ def _spread(models: Sequence[ModelWeights], kind: Tensor, sources: Tensor) -> tu
     first = torch.cat([model.first.to(kind.device) for model in models])
     rest = torch.stack([model.rest.to(kind.device) for model in models])
     return first[sources], rest[kind]
-
-
-def rows_of(batch: GraphBatch, places: Sequence[int]) -> Tensor:
-    """Return the indices of these networks' active rows in a batch."""
-    ptr = batch.row_ptr
-    return torch.cat([torch.arange(ptr[index], ptr[index + 1]) for index in places])

@@ -50,13 +50,9 @@ def grouped_add(x: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
     return _GroupedAdd.apply(x, bias, ptr)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Sizes(Saved):
-    sizes: list[int]
-
-
 class _GroupedLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Sizes, x: Tensor, weight: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
+    def forward(ctx: Saved, x: Tensor, weight: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.sizes = group_sizes(ptr)
         out = x.new_empty(x.shape[0], weight.shape[2])
@@ -67,7 +63,7 @@ class _GroupedLinear(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: _Sizes, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
+    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         x, weight = ctx.saved_tensors
         grad = grads[0].contiguous()
         grad_weight = torch.empty_like(weight)
@@ -84,7 +80,7 @@ class _GroupedLinear(torch.autograd.Function):
 
 class _GroupedAdd(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Sizes, x: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
+    def forward(ctx: Saved, x: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
         ctx.sizes = group_sizes(ptr)
         out = torch.empty_like(x)
         parts = x.split(ctx.sizes), bias.unbind(), out.split(ctx.sizes)
@@ -93,7 +89,7 @@ class _GroupedAdd(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: _Sizes, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         return grads[0], _sum_pieces(grads[0], ctx.sizes), None
 
 

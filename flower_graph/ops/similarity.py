@@ -119,16 +119,12 @@ def _kept_products(e: Rows, neighbours: Tensor, products: Tensor | None) -> Tens
     return _KeptProducts.apply(_values(e), places, neighbours, products)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Places(Saved):
-    places: tuple[Tensor, Tensor, int] | None
-
-
 class _KeptProducts(torch.autograd.Function):
     """Products of some pairs of rows; autograd would make a vector for each pair."""
 
     @staticmethod
     def forward(
-        ctx: _Places,
+        ctx: Saved,
         value: Tensor,
         places: tuple[Tensor, Tensor, int] | None,
         neighbours: Tensor,
@@ -146,7 +142,7 @@ class _KeptProducts(torch.autograd.Function):
         return result.view(n, k)
 
     @staticmethod
-    def backward(ctx: _Places, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         value, neighbours = ctx.saved_tensors
         n, k = neighbours.shape
         if ctx.places is not None and n * n <= SQUARE_NUMBERS:

@@ -61,15 +61,14 @@ SEED = whole(-(2**63), 2**64)
 SHARE = Rule("a number from 0 to 1", lambda value: type(value) in (int, float) and 0 <= value <= 1)
 FLAG = Rule("true or false", lambda value: type(value) is bool)
 
-# By the dotted name of the class
-DECLARED: dict[str, Rule] = {}
+DECLARED: dict[type, Rule] = {}
 
 
 def built_with(**rules: Rule) -> Callable[[type[T]], type[T]]:
     """Declare a class of this package: a run's files may build it with these arguments only."""
 
     def declare(kind: type[T]) -> type[T]:
-        DECLARED[f"{kind.__module__}.{kind.__qualname__}"] = mapping(rules)
+        DECLARED[kind] = mapping(rules)
         return kind
 
     return declare
@@ -88,7 +87,7 @@ def build_module(saved: SavedModels, client: int | None = None) -> nn.Module:
     client = saved.clients[0] if client is None else client
     kind, state = _class_of(saved), saved.state_dict(client)
     try:
-        rule = DECLARED.get(saved.module)
+        rule = DECLARED.get(kind)
         if rule is not None and not rule.admits(saved.arguments):
             given = f"the model is a {saved.module} with {saved.arguments!r:.200}"
             raise OutputError(f"{given}; allowed is {rule.words}")
@@ -116,8 +115,8 @@ def _class_of(saved: SavedModels) -> type[torch.nn.Module]:
     module_name, _, name = str(saved.module).rpartition(".")
     try:
         if SHIPPED.fullmatch(module_name):
-            import_module(module_name)  # which declares
-            kind = getattr(import_module(module_name), name) if saved.module in DECLARED else None
+            kind = getattr(import_module(module_name), name, None)  # the import declares
+            kind = kind if isinstance(kind, type) and kind in DECLARED else None
         else:
             module = code_of_methods(module_name)
             kind = getattr(module, name, None)
@@ -146,7 +145,7 @@ def _check_shapes(
         with torch.device("meta"):
             made = kind(**arguments)
     except (NotImplementedError, RuntimeError):
-        if f"{kind.__module__}.{kind.__qualname__}" in DECLARED:
+        if kind in DECLARED:
             raise
         return  # a user's class that cannot be made on PyTorch's meta device
     if any(is_lazy(one) for one in made.parameters()):

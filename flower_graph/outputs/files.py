@@ -21,10 +21,9 @@ from torch import Tensor
 
 from flower_graph.config.foreign import NOBODY, Trust
 from flower_graph.errors import OutputError
-from flower_graph.storage.archives import read_arrays
 from flower_graph.storage.files import private_folder
+from flower_graph.storage.formats import read_arrays, read_tensors, write_tensors
 from flower_graph.storage.reading import MOST_RECORD, Tree, read_json, reading
-from flower_graph.storage.tensors import read_tensors, write_tensors
 from flower_graph.storage.writing import remove, replaced, saying
 from flower_graph.wire.keys import ROLES
 

@@ -195,7 +195,7 @@ def _write_weights(path: Path, state: Mapping[str, object]) -> None:
     import torch
 
     from flower_graph.outputs.files import apart
-    from flower_graph.storage.tensors import write_tensors
+    from flower_graph.storage.formats import write_tensors
 
     tensors = {
         name: one if isinstance(one, torch.Tensor) else torch.from_numpy(np.array(one, order="C"))

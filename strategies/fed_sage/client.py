@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from flwr.app import Context
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 
 from flower_graph.client.learner import LocalGraph, dense
 from flower_graph.client.module_client import GraphOnDevice, Learner, ModuleClient, ModuleSettings
@@ -20,16 +21,17 @@ from flower_graph.engine.mini_batches import BatchOrder, epochs_of
 from flower_graph.ops.grouped import one_thread
 from flower_graph.ops.mending import slots
 from flower_graph.strategies.fed_sage.messages import GeneratorRequest, Generators, PeerGradients
-from flower_graph.strategies.fed_sage.networks import (
-    FEATURES,
+from flower_graph.strategies.fed_sage.modules import (
     NEIGHBOURS,
     UNTRAINED,
     ImpairedGraph,
-    TrainedModel,
+    SageModel,
     class_loss,
     distance_gradient,
     features_of,
+    first_model,
     generator_loss,
+    split_features,
 )
 from flower_graph.strategies.fedscem.cohort import EgoSettings
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
@@ -39,10 +41,10 @@ PUBLISHED = {"lr": 0.001, "weight_decay": 1e-4}
 GENERATOR_EPOCHS = 20  # steps of NeighGen alone; FedSage+ takes as many together after them
 
 
-def model_maker(settings: EgoSettings) -> Callable[[], TrainedModel]:
+def model_maker(settings: EgoSettings) -> Callable[[], SageModel]:
     """Return a function that makes the model from which all clients start."""
     how = settings.num_features, settings.hidden, settings.num_classes, settings.seed
-    return partial(TrainedModel, *how)
+    return partial(first_model, *how)
 
 
 def module_settings(settings: EgoSettings, *, averages: bool) -> ModuleSettings:
@@ -96,11 +98,13 @@ class SageClient(ModuleClient):
 
     def optimiser(self, module: nn.Module) -> torch.optim.Optimizer:
         """Step classifiers as the settings say, and ``fGen`` as published."""
-        assert isinstance(module, TrainedModel)
+        assert isinstance(module, SageModel)
         shared = [p for n, p in module.named_parameters() if not n.startswith("generator.")]
         how = self.settings
         rates = {"lr": how.learning_rate, "weight_decay": how.weight_decay}
-        return self._adam({"params": shared, **rates}, {"params": _features(module), **PUBLISHED})
+        return self._adam(
+            {"params": shared, **rates}, {"params": module.generator.feature_weights(), **PUBLISHED}
+        )
 
     def examples(self, graph: LocalGraph) -> int:
         """Return a client's weight: its training nodes, or 1 without any."""
@@ -144,9 +148,9 @@ class SageClient(ModuleClient):
                 graph = self._impaired(learner)
                 if int(_model(learner).generator.client) == UNTRAINED:
                     self._train_alone(learner, graph)
-                if request.epoch:
-                    local = {name: grad[index] for name, grad in request.gradient.items()}
-                    self._learn(learner, graph, request, local)
+                if request.gradient is not None:
+                    others = torch.from_numpy(request.gradient[index])
+                    self._learn(learner, graph, request, others)
                 if request.share:
                     shown.append(self._shown(learner, graph, request.epoch + 1))
         if not request.share:
@@ -156,22 +160,18 @@ class SageClient(ModuleClient):
     def compare(self, parameters: Parameters, config: Config) -> Answer:
         """Compare what all clients generate with the nodes here (step 2)."""
         shown, device = Generators.from_numpy(parameters, config), self.device
-        weights = {
-            name: torch.from_numpy(values).to(device).requires_grad_()
-            for name, values in shown.weights.items()
-        }
-        each = zip(*(weight.unbind() for weight in weights.values()), strict=True)
-        rows = shown.rows.tolist()
-        encoded = torch.from_numpy(shown.encoded).to(device).split(rows)
-        missing = torch.from_numpy(shown.missing).to(device).split(rows)
+        weights, rows = torch.from_numpy(shown.weights).to(device).requires_grad_(), shown.rows
+        encoded = torch.from_numpy(shown.encoded).to(device).split(rows.tolist())
+        missing = torch.from_numpy(shown.missing).to(device).split(rows.tolist())
+        features = [dense(graph.x).to(device) for graph in self.graphs]
+        width = features[0].shape[1]
         with one_thread(len(rows) > 1):
             parts = [
-                features_of(dict(zip(weights, own, strict=True)), z, slots(count))
-                for own, z, count in zip(each, encoded, missing, strict=True)
+                features_of(split_features(own, width), z, slots(count))
+                for own, z, count in zip(weights.unbind(), encoded, missing, strict=True)
             ]
         made, sizes = torch.cat(parts), torch.tensor([len(part) for part in parts])
         author = torch.from_numpy(shown.clients).repeat_interleave(sizes).to(device)
-        features = [dense(graph.x).to(device) for graph in self.graphs]
         wanted = distance_gradient(
             made.detach(),
             author,
@@ -179,9 +179,8 @@ class SageClient(ModuleClient):
             [0, *accumulate(map(len, features))],
             torch.tensor(self._clients, device=device),
         )
-        grads = torch.autograd.grad(made, list(weights.values()), wanted)
-        gradient = {n: g.cpu().numpy() for n, g in zip(weights, grads, strict=True)}
-        return PeerGradients(shown.epoch, gradient).to_numpy(len(self.graphs))
+        (gradient,) = torch.autograd.grad(made, weights, wanted)
+        return PeerGradients(shown.epoch, gradient.cpu().numpy()).to_numpy(len(self.graphs))
 
     def _train_alone(self, learner: Learner, graph: ImpairedGraph) -> None:
         model = _model(learner)
@@ -200,18 +199,14 @@ class SageClient(ModuleClient):
         return torch.optim.Adam(list(groups), fused=self.device.type == "cpu")
 
     def _learn(
-        self,
-        learner: Learner,
-        graph: ImpairedGraph,
-        request: GeneratorRequest,
-        others: dict[str, object],
+        self, learner: Learner, graph: ImpairedGraph, request: GeneratorRequest, others: Tensor
     ) -> None:
         loss = self._generator_loss(learner, graph, "together", request.epoch)
-        weights = _features(_model(learner))
-        grads = torch.autograd.grad(loss, weights)
+        weights = _model(learner).generator.feature_weights()
+        grads, theirs = torch.autograd.grad(loss, weights), split_features(others, graph.x.shape[1])
         # The own term is a mean over the client's nodes, the others' arrives as a sum.
-        for weight, grad, theirs in zip(weights, grads, others.values(), strict=True):
-            came = torch.from_numpy(theirs).to(grad) / graph.rest.shape[0]
+        for weight, grad, other in zip(weights, grads, theirs, strict=True):
+            came = other.to(grad) / graph.rest.shape[0]
             weight.grad = (grad + came) / (request.others + 1)
         learner.optimiser.step()
         learner.optimiser.zero_grad()
@@ -229,14 +224,14 @@ class SageClient(ModuleClient):
         z = model.generator.encode(graph.rest, graph.adjacency)
         z = z + model.generator.noise(client, "together", epoch, z)
         chosen = (graph.impaired.missing > 0).nonzero().flatten()
-        weights = zip(FEATURES, _features(model), strict=True)
+        weights = parameters_to_vector(model.generator.feature_weights())
         return Generators(
             epoch,
             np.array([client]),
             np.array([chosen.numel()]),
             graph.impaired.missing[chosen].clamp(max=NEIGHBOURS).cpu().numpy(),
             z[chosen].cpu().numpy(),
-            {name: weight.detach()[None].cpu().numpy() for name, weight in weights},
+            weights[None].cpu().numpy(),
         )
 
     def _impaired(self, learner: Learner) -> ImpairedGraph:
@@ -245,10 +240,6 @@ class SageClient(ModuleClient):
         return ImpairedGraph.of(graph.client, graph.x, graph.edge_index, graph.y, train, seed)
 
 
-def _model(learner: Learner) -> TrainedModel:
-    assert isinstance(learner.module, TrainedModel)
+def _model(learner: Learner) -> SageModel:
+    assert isinstance(learner.module, SageModel)
     return learner.module
-
-
-def _features(model: TrainedModel) -> list[nn.Parameter]:
-    return [model.generator.get_parameter(name) for name in FEATURES]

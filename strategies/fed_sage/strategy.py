@@ -15,7 +15,7 @@ NeurIPS 2021; here as baselines of FedSCem, on ego-networks and with FedSCem's c
    measures it. FedSage+ averages the classifiers, weighted by training nodes (FedAvg); of
    LocalSage+ nothing but measurements travels.
 
-*Where we differ.* ``fGen`` is smaller (``networks.py``). As in the paper, and unlike
+*Where we differ.* ``fGen`` is smaller (``modules.py``). As in the paper, and unlike
 its published code, nodes are hidden among all nodes, the number and feature losses run over all
 that are left, and others compare with their nearest node, not a random one. Of a node's slots the
 losses see as many as neighbours are hidden, ``NEIGHBOURS`` at most.
@@ -37,13 +37,8 @@ from flwr.app import RecordDict
 
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.strategies.fed_sage.client import GENERATOR_EPOCHS, model_maker, module_settings
-from flower_graph.strategies.fed_sage.messages import (
-    Arrays,
-    GeneratorRequest,
-    Generators,
-    PeerGradients,
-)
-from flower_graph.strategies.fed_sage.networks import FEATURES
+from flower_graph.strategies.fed_sage.messages import GeneratorRequest, Generators, PeerGradients
+from flower_graph.strategies.fed_sage.modules import feature_shapes
 from flower_graph.strategies.fedscem.cohort import EgoSettings
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
 
@@ -84,9 +79,7 @@ class FedSage(LocalSage):
     # Any: likewise
     def __init__(self, settings: EgoSettings, **more: Any) -> None:
         super().__init__(settings, **more)
-        made_by = self.make_module().get_submodule("generator")
-        self._shapes = {name: tuple(made_by.get_parameter(name).shape) for name in FEATURES}
-        self._size = sum(math.prod(shape) for shape in self._shapes.values())
+        self._size = sum(map(math.prod, feature_shapes(settings.num_features)))
 
     def prepare(self, server_round: int) -> None:
         """Have the generators of the first clients trained (steps 1 and 2)."""
@@ -110,7 +103,7 @@ class FedSage(LocalSage):
 
         def read(node: int, content: RecordDict) -> Generators | None:
             clients = np.array(members[node])
-            expected = {"epoch": epoch, "clients": clients, "shapes": self._shapes}
+            expected = {"epoch": epoch, "clients": clients, "w": self._size}
             return Generators.read(content, **expected) if epoch else None
 
         shown = self._sent(requests, "train.generate", 0, read)
@@ -122,25 +115,22 @@ class FedSage(LocalSage):
         everyone = Generators.join(list(shown.values()))
 
         def read(_: int, reply: RecordDict) -> PeerGradients:
-            expected = {"epoch": epoch, "a": everyone.clients.size, "shapes": self._shapes}
+            expected = {"epoch": epoch, "a": everyone.clients.size, "w": self._size}
             return PeerGradients.read(reply, **expected)
 
         content = dict.fromkeys(shown, everyone.to_record())
         replies = self._sent(content, "train.compare", epoch, read)
         if not replies:
             return {}
-        total = {
-            name: np.sum([reply.gradient[name] for reply in replies.values()], axis=0)
-            for name in FEATURES
-        }
+        total = np.sum([reply.gradient for reply in replies.values()], axis=0)
         clients = sum(shown[node].clients.size for node in replies)
         self._count(everyone, clients)
         starts = np.cumsum([0, *(part.clients.size for part in shown.values())])
         requests = {}
         for node, first, last in zip(shown, starts, starts[1:], strict=False):
-            local: Arrays = {name: grad[first:last] for name, grad in total.items()}
             others = clients - int(node in replies)  # nobody compares its own
-            requests[node] = GeneratorRequest(epoch, share, local, others).to_record()
+            request = GeneratorRequest(epoch, share, total[first:last], others)
+            requests[node] = request.to_record()
         return requests
 
     def _sent(

@@ -29,15 +29,14 @@ from flower_graph.engine.graph_batch import (
     evaluate,
     log_shares,
     pack_graphs,
-    take_graphs,
     turn_of,
     with_dropout,
 )
 from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
 from flower_graph.errors import RefusedError
 from flower_graph.ops.contrast import nt_xent
-from flower_graph.ops.graph import Adjacency, gcn_adjacency, leading_block, propagate, replace_block
-from flower_graph.ops.graph_learner import Pattern, edge_agreement, to_adjacency, weighted_propagate
+from flower_graph.ops.graph import Adjacency, leading_block, propagate, replace_block
+from flower_graph.ops.graph_learner import Pattern, edge_agreement, weighted_propagate
 from flower_graph.ops.grouped import group_sizes, group_sum, grouped_add, grouped_linear, one_thread
 from flower_graph.ops.prototypes import class_sums, distance_to_means
 from flower_graph.rng import generator
@@ -52,10 +51,12 @@ from flower_graph.strategies.fedgls.networks import (
     StructureSettings,
     initial_models,
     network_of,
+    split_rest,
 )
 
 if TYPE_CHECKING:
     from flower_graph.data.partition.client_graphs import ClientGraph
+    from flower_graph.engine.graph_batch import Graph
 
 # Numbers of all hidden layers up to which a round takes two threads 1.3 to 1.5 times as long as one
 SMALL_NUMBERS = 2**17
@@ -96,7 +97,7 @@ class StructureCohort:
             kinds += [ENCODER] * len(self.graphs)
         self.batch = pack_graphs(local, device)
         self.kinds = torch.tensor(kinds)
-        self.learners = self._learners(tensors)
+        self.learners = self._learners(local[self.with_edges : self.size], tensors)
         if tensors is None:
             models = initial_models(settings)
             tensors = stacked_state(self.batch, models, kinds)
@@ -112,7 +113,7 @@ class StructureCohort:
         self._turn = turn_of(self.batch.x)
         learned = settings.graphs == LEARNED
         # Without encoders
-        self.own = take_graphs(self.batch, range(self.size)) if learned else self.batch
+        self.own = pack_graphs(local[: self.size], device) if learned else self.batch
         self._losses = NodeLosses(self.own, settings.num_classes, has_encoders=learned)
 
     @property
@@ -304,23 +305,18 @@ class StructureCohort:
     def _kind(self, graph: ClientGraph) -> int:
         return ENCODER if self.settings.graphs == OWN and graph.is_graphless else GNN
 
-    def _learners(self, tensors: Tensors | None) -> GraphLearners | None:
+    def _learners(
+        self, graphless: Sequence[Graph], tensors: Tensors | None
+    ) -> GraphLearners | None:
         if self.settings.graphs not in (LEARNED, KNN) or self.with_edges == self.size:
             return None
         check_neighbours(self.graphs, self.settings.learner.neighbours)
-        held = (
-            None
-            if tensors is None
-            else {
-                key.removeprefix(LEARNER): t
-                for key, t in tensors.items()
-                if key.startswith(LEARNER)
-            }
-        )
-        learner = self.settings.learner._replace(seed=self.settings.seed)
-        if self.settings.graphs == KNN:  # without layers the features themselves are compared
-            learner = learner._replace(encoder="attentive", layers=0)
-        return GraphLearners(self.batch, self._graphless, learner, held)
+        held = None
+        if tensors is not None:
+            own = [key for key in tensors if key.startswith(LEARNER)]
+            held = {key.removeprefix(LEARNER): tensors[key] for key in own}
+        batch = pack_graphs(graphless, self.device)
+        return GraphLearners(batch, self.settings.graph_learner, held)
 
     # How it is computed
 
@@ -342,13 +338,8 @@ class StructureCohort:
         if self.learners is None:
             return self.batch.graph
         if self._graph is None:
-            nodes = self._nodes(self._graphless)
-            n = nodes.stop - nodes.start
-            if self.settings.graphs == KNN:  # like a given graph: no weights
-                block = gcn_adjacency(self.learners.neighbours(), n)
-            else:
-                block = to_adjacency(*self.learners.edges())
-            self._graph = replace_block(self.batch.graph, nodes.start, block)
+            start = self._nodes(self._graphless).start
+            self._graph = replace_block(self.batch.graph, start, self.learners.adjacency())
         return self._graph
 
     def _hidden(self, x: Adjacency, graph: Adjacency, first: Tensor, rest: Tensor) -> Tensor:
@@ -391,13 +382,6 @@ class StructureCohort:
         if places:
             self.weights.restart(places, *initial_models(self.settings))
         return sorted({self.batch.clients[index] for index in places})
-
-
-def split_rest(rest: Tensor, settings: StructureSettings) -> tuple[Tensor, Tensor, Tensor]:
-    """Split rows ``[c, D]`` into the first bias, the second layer's matrix and its bias."""
-    h, k = settings.hidden, settings.num_classes
-    bias, weight, last = rest.split([h, h * k, k], dim=1)
-    return bias, weight.unflatten(1, (h, k)), last
 
 
 class NodeLosses:

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from flower_graph.engine.graph_batch import GraphBatch, check_classes, take_graphs
+from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.engine.graph_batch import GraphBatch, check_classes
 from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
+from flower_graph.ops.graph import Adjacency, gcn_adjacency
 from flower_graph.ops.graph_learner import (
     Pattern,
     attentive_encode,
@@ -28,13 +30,13 @@ from flower_graph.ops.graph_learner import (
     learned_adjacency,
     mlp_encode,
     symmetric_pattern,
+    to_adjacency,
 )
 from flower_graph.ops.grouped import group_sizes, group_sum
 from flower_graph.ops.similarity import Rows, SparseRows, comparable, kept_similarity, nearest
 from flower_graph.rng import generator
 
 if TYPE_CHECKING:
-    from flower_graph.data.partition.client_graphs import ClientGraph
     from flower_graph.engine.graph_batch import Graph
 
 # The graph that a graphless client's network works on; NONE: no client has edges
@@ -125,6 +127,12 @@ class StructureSettings(NamedTuple):
     knn_on: str = "features"
 
     @property
+    def graph_learner(self) -> LearnerSettings:
+        """The graph learners' settings; those of ``knn`` have no layers: they compare features."""
+        learner = self.learner._replace(seed=self.seed)
+        return learner if self.graphs != KNN else learner._replace(encoder="attentive", layers=0)
+
+    @property
     def compares_hidden(self) -> bool:
         return self.graphs == KNN and self.knn_on == "encoder"
 
@@ -149,6 +157,20 @@ def initial_models(settings: StructureSettings) -> list[ModelWeights]:
         rest = torch.cat([torch.zeros(h), second.reshape(-1), torch.zeros(k)])
         models.append(ModelWeights(first, rest))
     return models
+
+
+def split_rest(rest: Tensor, settings: StructureSettings) -> tuple[Tensor, Tensor, Tensor]:
+    """Split rows ``[c, D]`` into the first bias, the second layer's matrix and its bias."""
+    h, k = settings.hidden, settings.num_classes
+    bias, weight, last = rest.split([h, h * k, k], dim=1)
+    return bias, weight.unflatten(1, (h, k)), last
+
+
+def new_client(x: Tensor, edge_index: Tensor | None = None) -> ClientGraph:
+    """Return a client outside the run, whose nodes have no labels."""
+    n = len(x)
+    unknown, nobody = torch.full((n,), -1), torch.zeros(n, dtype=torch.bool)
+    return ClientGraph(-1, torch.arange(n), x, unknown, edge_index, None, nobody, nobody, nobody)
 
 
 def network_of(graph: ClientGraph, graphs: str) -> Graph:
@@ -181,22 +203,17 @@ class GraphLearners(StackedWeights):
     # φ of an attentive encoder is a first layer alone, whose columns are the encoder's layers.
 
     def __init__(
-        self,
-        batch: GraphBatch,
-        places: slice,
-        settings: LearnerSettings,
-        tensors: Tensors | None = None,
+        self, batch: GraphBatch, settings: LearnerSettings, tensors: Tensors | None = None
     ) -> None:
-        local = take_graphs(batch, range(places.start, places.stop))
         first = initial_learner(batch.num_features, settings)
         if tensors is None:
-            tensors = stacked_state(local, [first])
-        super().__init__(tensors, local)
+            tensors = stacked_state(batch, [first])
+        super().__init__(tensors, batch)
         self.start_from(first, replace=False)
-        self.settings, self._x = settings, _sparse_rows(local.x.matrix)
-        starts = torch.tensor(local.ptr, device=self._x.row.device)
+        self.settings, self._x = settings, _sparse_rows(batch.x.matrix)
+        starts = torch.tensor(batch.ptr, device=self._x.row.device)
         self._entry_ptr = torch.searchsorted(self._x.row, starts).tolist()
-        self._together = _few_numbers(local.ptr, local.row_ptr)
+        self._together = _few_numbers(batch.ptr, batch.row_ptr)
         self._last: Learned | None = None
         self._rows_to_compare: Tensor | None = None
 
@@ -227,6 +244,12 @@ class GraphLearners(StackedWeights):
         if places := (~sums.isfinite()).nonzero().flatten().tolist():
             self.restart(places, *self._start)
         return value
+
+    def adjacency(self) -> Adjacency:
+        """Return the learned graphs; edges of nearest neighbours (``knn``) have no weights."""
+        if not self.settings.layers:
+            return gcn_adjacency(self.neighbours(), self.batch.ptr[-1])
+        return to_adjacency(*self.edges())
 
     def neighbours(self) -> Tensor:
         """Return the edges of the learned graphs, ``[2, e]``: both directions, sorted."""
@@ -292,13 +315,21 @@ def initial_learner(features: int, settings: LearnerSettings) -> ModelWeights:
     # An attentive encoder starts with ones: its first graph joins the nodes that are most alike. An
     # MLP's matrices are drawn as a GCN's are, the first one for all features: clients that have
     # the same feature begin with the same row, in any cohort.
+    width, deeper = learner_sizes(settings)
     if settings.encoder == "attentive":
-        return ModelWeights(torch.ones(features, settings.layers), torch.zeros(0))
-    rng, w = generator(settings.seed, "graph-learner"), settings.width
+        return ModelWeights(torch.ones(features, width), torch.zeros(deeper))
+    rng, w = generator(settings.seed, "graph-learner"), width
     first, rest = torch.empty(features, w), torch.empty(settings.layers - 1, w, w)
     for matrix in (first, *rest):
         nn.init.xavier_uniform_(matrix, generator=rng)
     return ModelWeights(first, rest.reshape(-1))
+
+
+def learner_sizes(settings: LearnerSettings) -> tuple[int, int]:
+    """Return the columns of an encoder's first layer, and the number of its other weights."""
+    if settings.encoder == "attentive":
+        return settings.layers, 0
+    return settings.width, (settings.layers - 1) * settings.width**2
 
 
 def _few_numbers(ptr: list[int], row_ptr: list[int]) -> list[int]:

@@ -51,10 +51,8 @@ from flower_graph.engine.machine import resolve_device
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot
-from flower_graph.server.averaging import ReportedFedAvg
-from flower_graph.server.averaging_replies import Combined
+from flower_graph.server.averaging import Combined, ReportedFedAvg
 from flower_graph.strategies.fedgls.cohort import StructureCohort, Trained
-from flower_graph.strategies.fedgls.kept import snapshot_of
 from flower_graph.strategies.fedgls.messages import (
     SHARE_END,
     SharedModels,
@@ -62,12 +60,12 @@ from flower_graph.strategies.fedgls.messages import (
     StructureMeasured,
     StructureTrained,
 )
+from flower_graph.strategies.fedgls.modules import snapshot_of
 from flower_graph.strategies.fedgls.networks import OWN, StructureSettings, initial_models
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
-from flower_graph.wire.averaging import ClientReply, Enrolment, RoundRequest, mean_of
+from flower_graph.wire.averaging import Asked, ClientReply, Enrolment, RoundRequest, Rows, mean_of
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import ARRAYS
-from flower_graph.wire.rows import Asked, Rows
 
 NOT_FINITE = "weights are not finite"
 NOBODYS = torch.zeros(0)  # losses of no client

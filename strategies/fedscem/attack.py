@@ -33,7 +33,7 @@ Identities = Sequence[int | str]
 FORMS = (("psi", "masked"), ("psi", "plain"), ("plain", "masked"))
 
 
-def attack(exchanges: Sequence[Exchange], held: Sequence[Identities]) -> list[Finding]:
+def attack(exchanges: Sequence[Exchange], held: Sequence[Identities], hidden: int) -> list[Finding]:
     """Guess which client holds which node, from the alignment and the last round's vectors."""
     sets = [set(mine) for mine in held]
     candidates = sorted(set().union(*sets), key=str)
@@ -51,7 +51,7 @@ def attack(exchanges: Sequence[Exchange], held: Sequence[Identities]) -> list[Fi
             linked,
         ),
     ]
-    counts, embeddings = vectors(exchanges, len(sets))
+    counts, embeddings = vectors(exchanges, len(sets), hidden)
     for what, rows in (("counts", counts), ("embeddings", embeddings)):
         name = f"which clients have nodes in common, from the {what}"
         result.append(ranking(name, cosines(rows)[pairs], linked))
@@ -59,18 +59,17 @@ def attack(exchanges: Sequence[Exchange], held: Sequence[Identities]) -> list[Fi
 
 
 def vectors(
-    exchanges: Sequence[Exchange], clients: int
+    exchanges: Sequence[Exchange], clients: int, hidden: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the last vector of each client: counts ``[c, slots]``, embeddings ``[c, slots h]``."""
     # Words of a ring are read as numbers around zero, as if no mask were on them.
-    slots = hidden = 0
+    slots = 0
     last: dict[int, NDArray[np.float64]] = {}
     for one in of_kind(exchanges, "train"):
         config = config_of(one.request)
         if config[keys.IS_LAST]:
             continue  # measurements alone
         mine = unpack_integers(config[keys.CLIENTS], keys.CLIENTS)
-        hidden = int(config[keys.HIDDEN_SIZE])
         if keys.SUMS in one.request.array_records:
             slots = array_of(one.request, keys.SUMS, keys.HOLDER_COUNTS).size
         if mine.size == 1 and keys.SUMS in one.reply.array_records:
@@ -170,4 +169,5 @@ class EgoAudit(Audit[FedSCemConfig, Holders]):
         return result
 
     def attack(self, config: FedSCemConfig, grid: RecordingGrid, method: Holders) -> list[Finding]:
-        return attack(grid.exchanges, [list(one.identities) for one in method.graphs(config)])
+        held = [list(one.identities) for one in method.graphs(config)]
+        return attack(grid.exchanges, held, config.model.hidden)

@@ -15,7 +15,7 @@ SuperNodes by that number, so the result is the mean over clients (FedSCem, equa
 4. server -> clients: the new mean, to be measured (Flower's ``evaluate``).
 
 Adam's moments stay with the client. Rows of the first layer whose feature a client does not have
-are sent back unchanged (``ChosenEgos.inactive_rows``).
+are sent back unchanged (``EgoCohort.inactive_rows``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from flower_graph.engine.graph_batch import count_batch, evaluate
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.strategies.fedscem.cohort import (
-    ChosenEgos,
+    EgoCohort,
     EgoSettings,
     common_model,
     initial_weights,
@@ -43,13 +43,11 @@ from flower_graph.strategies.fedscem.cohort_client import EgoCohortClient, model
 from flower_graph.strategies.fedscem.messages import (
     METRIC_NAMES,
     NO_SLOTS,
-    read_settings,
-    write_settings,
 )
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 from flower_graph.strategies.fedscem.vector import mean_metrics, measure
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
-from flower_graph.wire.averaging import Enrolment
+from flower_graph.wire.averaging import Asked, Enrolment, Rows
 from flower_graph.wire.counts import CountReply
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import (
@@ -57,12 +55,10 @@ from flower_graph.wire.keys import (
     CLIENTS,
     COUNTING,
     FIRST,
-    NUM_FEATURES,
     REST,
     ROLES,
     SERVER_ROUND,
 )
-from flower_graph.wire.rows import Asked, Rows
 
 
 class SelfTraining(MaskedEmbeddingAveraging):
@@ -71,7 +67,7 @@ class SelfTraining(MaskedEmbeddingAveraging):
     # Any: arguments are those of its parent
     def __init__(self, settings: EgoSettings, **sampling_and_saving: Any) -> None:
         super().__init__(
-            settings._replace(proximal=0.0),
+            settings,
             variant="iter",  # nothing is shared, so its one step is the local one
             alignment=NO_SLOTS,
             aggregation="plain",
@@ -87,17 +83,14 @@ class EgoModelClient(EgoCohortClient):
 
     Parameters
     ----------
-    context, egos, **more
+    context, egos, settings, **more
         As of ``EgoNetworkClient``; the context keeps Adam's moments.
     """
 
     def get_properties(self, config: Config) -> Config:
-        clients = [ego.client for ego in self.egos]
-        if NUM_FEATURES not in config:  # a server of another project
-            return Enrolment(clients, most_examples=len(clients)).to_config()
-        settings = read_settings(config)
-        handled = self.restore(settings, Resume.from_config(config))
-        return Enrolment(clients, handled, len(clients)).to_config()
+        self._kept.restore(Resume.from_config(config), self._makers)
+        handled = self._kept.processed(self._makers)
+        return Enrolment(self._clients, handled, len(self._clients)).to_config()
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train the model on the clients that are asked; return their mean weights (steps 2, 3)."""
@@ -110,21 +103,20 @@ class EgoModelClient(EgoCohortClient):
             return Rows({client: _answer(clients, share) for client, share in own})
 
     @contextmanager
-    def _trained(self, parameters: Parameters, config: Config) -> Iterator[ChosenEgos]:
-        settings = read_settings(config)
-        if "proximal-mu" in config:  # Flower's FedProx sends it
-            settings = settings._replace(proximal=float(config["proximal-mu"]))
-        asked = Asked.from_config(config).chosen([ego.client for ego in self.egos])
-        with self._kept.opened(self._makers(settings)) as cohort:
-            clients = cohort.choose(asked)
+    def _trained(self, parameters: Parameters, config: Config) -> Iterator[EgoCohort]:
+        asked = Asked.from_config(config).chosen(self._clients)
+        with self._kept.opened(self._makers) as cohort:
+            # Flower's FedProx sends the weight.
+            proximal = float(config.get("proximal-mu", 0.0))
+            cohort.settings = self.settings._replace(proximal=proximal)
+            clients = cohort.part(asked)
             clients.start_from(model_of(parameters))
             clients.train(int(config.get(SERVER_ROUND, 0)))
+            cohort.put(clients)
             yield clients
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
-        settings = read_settings(config)
-        with self._kept.opened(self._makers(settings)) as cohort:
-            clients = cohort.everyone()
+        with self._kept.opened(self._makers) as clients:
             clients.start_from(model_of(parameters))
             logits = clients.classify(clients.embed())
             judged = evaluate(clients.batch, logits)
@@ -135,16 +127,16 @@ class EgoModelClient(EgoCohortClient):
         counts = count_batch(clients.batch, logits, good, counting)
         metrics |= CountReply(counts).to_config()
         answer = metrics["cross-entropy"], len(self.egos), metrics
-        return self._kept.save_if_asked(config, answer, self._makers(settings))
+        return self._kept.save_if_asked(config, answer, self._makers)
 
-    def _taken(self, chosen: ChosenEgos) -> Snapshot:
+    def _taken(self, chosen: EgoCohort) -> Snapshot:
         model = chosen.begun()
         chosen.start_from(model)  # a client that was not measured has trained since
-        predictions = predictions_of(self.egos, chosen, self._classes)
+        predictions = predictions_of(chosen, self._classes)
         return Snapshot(predictions, [common_model(model, chosen.settings, chosen.batch.clients)])
 
 
-def _answer(clients: ChosenEgos, shares: Tensor) -> Answer:
+def _answer(clients: EgoCohort, shares: Tensor) -> Answer:
     # shares [c], 0 or 1
     count = int(shares.sum())
     (mean,) = clients.weighted_sums(shares, divisor=float(count))
@@ -162,7 +154,7 @@ class EgoFedAvg(ReportedFedAvg):
     # Any: arguments are those of its parent
     def __init__(self, settings: EgoSettings, **more: Any) -> None:
         super().__init__(seed=settings.seed, **more)
-        self.settings = settings._replace(proximal=0.0)
+        self.settings = settings
         self.num_classes = settings.num_classes
 
     usual_rounds = 400
@@ -175,9 +167,6 @@ class EgoFedAvg(ReportedFedAvg):
         model = model_of([array.numpy() for array in self.arrays.values()])
         return Snapshot(None, [common_model(model, self.settings, [NO_CLIENT])])
 
-    def question(self) -> Config:
-        return write_settings(self.settings)
-
     def fixed_settings(self) -> dict[str, object]:
         return super().fixed_settings() | self.settings._asdict()
 
@@ -186,15 +175,12 @@ class EgoFedAvg(ReportedFedAvg):
         return len(self.session.members.clients.get(node, ())) or None
 
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
-        result = {name: evaluated.get(name) for name in METRIC_NAMES}
-        numbers = {n: v if isinstance(v, float) else 0.0 for n, v in result.items()}
-        means = mean_metrics(numbers, self.settings.tau)
-        losses = {
-            "loss": means.cross_entropy,
-            "cross_entropy": means.cross_entropy,
-            "regulariser": means.contrast,
-        }
-        return losses | {f"{role}_accuracy": getattr(means, role) for role in ROLES}
+        sums = dict.fromkeys(METRIC_NAMES, 0.0)
+        sums |= {name: value for name, value in evaluated.items() if isinstance(value, float)}
+        means = mean_metrics(sums, self.settings.tau)
+        loss, contrast = means["cross-entropy"], means["contrast"]
+        accuracies = {f"{role}_accuracy": means[role] for role in ROLES}
+        return {"loss": loss, "cross_entropy": loss, "regulariser": contrast} | accuracies
 
 
 class EgoFedProx(EgoFedAvg, FedProx):
@@ -202,5 +188,3 @@ class EgoFedProx(EgoFedAvg, FedProx):
 
     def __init__(self, settings: EgoSettings, **more: object) -> None:
         super().__init__(settings, proximal_mu=settings.proximal, **more)
-        # In every message, since clients build their models from the first one.
-        self.settings = settings

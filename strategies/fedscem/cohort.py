@@ -127,7 +127,7 @@ def initial_weights(settings: EgoSettings) -> ModelWeights:
     return ModelWeights(first, torch.cat(parts))
 
 
-class EgoCohort:
+class EgoCohort(StackedWeights):
     """Clients with an ego-network and a model each."""
 
     def __init__(
@@ -138,47 +138,51 @@ class EgoCohort:
         device: torch.device | str = "cpu",
     ) -> None:
         self.egos, self.settings = list(egos), settings
-        self.batch = pack_graphs(self.egos, device)
+        batch = pack_graphs(self.egos, device)
         if tensors is None:
             start = initial_weights(settings)
             begun = {BEGUN[0]: start.first, BEGUN[1]: start.rest}
-            tensors = stacked_state(self.batch, [start]) | begun
-        self._state = tensors
-        self._chosen: ChosenEgos | None = None
+            tensors = stacked_state(batch, [start]) | begun
+        super().__init__(tensors, batch)
+        self._last: tuple[Tensor, list[Tensor], Tensor] | None = None  # of ``_embed``
 
     def tensors(self) -> Tensors:
         """Return everything that lasts between rounds; changing a tensor changes the cohort."""
         return self._state
 
-    def everyone(self) -> ChosenEgos:
-        return self.choose(self.batch.clients)
-
-    def choose(self, clients: Sequence[int]) -> ChosenEgos:
-        """Return some of the clients, by number, in the cohort's order; cache the last choice."""
-        wanted = set(clients)
-        places = [number for number, c in enumerate(self.batch.clients) if c in wanted]
-        if len(places) != len(wanted):
-            strange = sorted(wanted - set(self.batch.clients))
+    def part(self, clients: Sequence[int]) -> EgoCohort:
+        """Return a cohort of some clients alone, in this one's order; ``put`` takes it back."""
+        if strange := sorted(set(clients) - set(self.batch.clients)):
             raise ValueError(f"clients {strange} are not among {list(self.batch.clients)}")
-        if self._chosen is None or self._chosen.places != places:
-            self._chosen = ChosenEgos(self, places)
-        return self._chosen
+        egos = [ego for ego in self.egos if ego.client in clients]
+        if len(egos) == len(self.egos):
+            return self
+        held = {name: self._state[name][index] for name, index in self._indices(egos).items()}
+        begun = {name: self._state[name] for name in BEGUN}
+        part = EgoCohort(egos, self.settings, held | begun, self._device)
+        part._start = self._start
+        return part
 
+    @torch.no_grad()
+    def put(self, part: EgoCohort) -> None:
+        """Take over the changes of some clients."""
+        if part is not self:
+            for name, index in self._indices(part.egos).items():
+                self._state[name][index] = part._state[name]
+            self._start = part._start
 
-class ChosenEgos(StackedWeights):
-    """Some clients of a cohort as one batch; made by ``EgoCohort.choose``."""
-
-    def __init__(self, cohort: EgoCohort, places: list[int]) -> None:
-        super().__init__(cohort.tensors(), cohort.batch, places)
-        self.settings = cohort.settings
-        self._last: tuple[Tensor, list[Tensor], Tensor] | None = None  # of ``_embed``
+    def _indices(self, egos: Sequence[EgoNetwork]) -> Tensors:
+        places = [self.batch.clients.index(ego.client) for ego in egos]
+        found = self.indices(places)
+        # Others count something for each client, as steps do.
+        return found | dict.fromkeys(self._state.keys() - found.keys() - {*BEGUN}, found["step"])
 
     def counter(self, name: str) -> Tensor:
         """Return a number that a state has of each client, such as a round, ``[c]``."""
-        return self._state[name][self._place]
+        return self._state[name]
 
     def set_counter(self, name: str, value: int) -> None:
-        self._state[name][self._place] = value
+        self._state[name].fill_(value)
 
     def train(self, server_round: int) -> Tensor:
         """Step on ``L_nc`` (equation 3); return the logits from before, for ``evaluate``."""
@@ -343,23 +347,19 @@ NAMES = {
 }
 
 
-def predictions_of(
-    egos: Sequence[EgoNetwork], chosen: ChosenEgos, classes: Sequence[str] | None
-) -> Predictions:
+def predictions_of(cohort: EgoCohort, classes: Sequence[str] | None) -> Predictions:
     """Return the clients' predictions for all their nodes, from their weights."""
-    of_client = {ego.client: ego for ego in egos}
-    egos = [of_client[client] for client in chosen.batch.clients]
-    nodes = [node for ego in egos for node in ego.called or ego.identities]
-    return predictions_from(egos, chosen.classify(chosen.embed()), classes, nodes)
+    nodes = [node for ego in cohort.egos for node in ego.called or ego.identities]
+    return predictions_from(cohort.egos, cohort.classify(cohort.embed()), classes, nodes)
 
 
-def own_models(chosen: ChosenEgos) -> SavedModels:
+def own_models(cohort: EgoCohort) -> SavedModels:
     """Return the clients' models; only the rows of a client's features are its own."""
-    batch, (first, rest) = chosen.batch, chosen.weights()
+    batch, (first, rest) = cohort.batch, cohort.weights()
     rows = SparseRows(FIRST, first, batch.feature, torch.tensor(batch.row_ptr), transposed=True)
-    begun = {FIRST: chosen.begun().first.T}
-    own = _named(rest, chosen.settings)
-    return SavedModels(MODULE, _arguments(chosen.settings), list(batch.clients), begun, own, rows)
+    begun = {FIRST: cohort.begun().first.T}
+    own = _named(rest, cohort.settings)
+    return SavedModels(MODULE, _arguments(cohort.settings), list(batch.clients), begun, own, rows)
 
 
 def common_model(model: ModelWeights, settings: EgoSettings, clients: Sequence[int]) -> SavedModels:
@@ -375,10 +375,10 @@ def train_alone(graph: NewGraph, settings: EgoSettings, trains: Tensor, rounds: 
     assert graph.edge_index is not None
     nodes, nobody = torch.arange(graph.y.numel()), torch.zeros_like(trains)
     ego = EgoNetwork(0, 0, nodes, graph.edge_index, graph.x, graph.y, trains, nobody, nobody)
-    chosen = EgoCohort([ego], settings).choose([0])
+    cohort = EgoCohort([ego], settings)
     for number in range(rounds):
-        chosen.train(number)
-    return chosen.classify(chosen.embed()).softmax(1)
+        cohort.train(number)
+    return cohort.classify(cohort.embed()).softmax(1)
 
 
 def _named(rest: Tensor, settings: EgoSettings) -> dict[str, Tensor]:

@@ -33,16 +33,13 @@ from flower_graph.secure.align.slots import SlotTable
 from flower_graph.secure.client import PartyActions
 from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.parties.alignment import ProvedUnionRequest, VerifiedAlignmentClient
-from flower_graph.secure.parties.differences import digest_of
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.parties.messages import BindReply, Ready
-from flower_graph.secure.parties.party import PartyClient
+from flower_graph.secure.parties.messages import BindReply
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import KeyReply, MaskRequest
 from flower_graph.storage.files import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.fedscem.cohort import (
-    ChosenEgos,
     EgoCohort,
     EgoSettings,
     Shared,
@@ -58,10 +55,8 @@ from flower_graph.strategies.fedscem.messages import (
     EgoRequest,
     ModelArrays,
     PlainEnrolment,
-    read_settings,
     round_terms,
     union_terms,
-    write_settings,
 )
 from flower_graph.strategies.fedscem.vector import (
     VectorEncoding,
@@ -72,7 +67,6 @@ from flower_graph.strategies.fedscem.vector import (
     read_shared,
 )
 from flower_graph.wire.arrays import Answer, Config, Parameters
-from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import (
     ALIGN_STAGE,
     ARRAY_NAMES,
@@ -91,12 +85,10 @@ LOG = logging.getLogger(__name__)
 TRAINED, FUSED = "trained-round", "fused-round"
 COUNTERS = (TRAINED, FUSED, "step")  # these stay on the CPU
 FUSIONS, TABLE = b"fusions", b"table of tokens"  # in the journal
-SETTINGS = "ego-settings"  # in Context.state
 PLAIN = "plain"  # the form of alignment in which the server learns identities
 Identities = Mapping[int, Sequence[object]]
 Aligner = AlignmentClient | PlaintextAlignmentClient
-Host = SumClient | PartyClient
-Kept = tuple[str, Host, Aligner]  # begins with the form of alignment
+Kept = tuple[str, SumClient, Aligner]  # begins with the form of alignment
 NAME = "ego-secrets"  # in Context.state
 # The objects with their tokens, by run and SuperNode
 _LIVE: dict[tuple[int, int], tuple[str, Kept]] = {}
@@ -109,55 +101,43 @@ class EgoCohortClient(NumPyClient):
         self,
         context: Context,
         egos: Sequence[EgoNetwork],
+        settings: EgoSettings,
         *,
         device: str = "cpu",
         checkpoint_dir: Path | None = None,
         output_dir: Path | None = None,
         classes: Sequence[str] | None = None,
-        trust: TrustSettings | None = None,
     ) -> None:
         check_graphs(egos, all_train=False)
-        self.egos, self._device = list(egos), resolve_device(device)
-        self._state, self._classes = context.state, classes
-        self.outputs, self.trust = ClientOutputs(context, output_dir), trust
-        identities = {ego.client: ego.identities for ego in egos}
-        self.secrets = EgoSecrets(context, identities, trust)
-        self._kept = CohortState[EgoCohort](context, "ego-client", [*identities], checkpoint_dir)
-
-    def restore(self, settings: EgoSettings, resume: Resume) -> int:
-        """Load a checkpoint if one is due; return how many messages the models have handled."""
-        # Kept, since a later request for a snapshot does not have the models' settings.
-        self._state[SETTINGS] = ConfigRecord(write_settings(settings))
-        self._kept.restore(resume, self._makers(settings))
-        return self._kept.processed(self._makers(settings))
+        for ego in egos:
+            check_sizes(ego, settings.num_features, settings.num_classes)
+        self.egos, self.settings, self._device = list(egos), settings, resolve_device(device)
+        self._classes, self.outputs = classes, ClientOutputs(context, output_dir)
+        self._clients = [ego.client for ego in egos]
+        self._kept = CohortState[EgoCohort](context, "ego-client", self._clients, checkpoint_dir)
+        self._makers = Makers(self._start, self._build)
 
     def snapshot(self) -> Snapshot:
-        if SETTINGS not in self._state:
-            raise StateLostError("what was kept of this run is not here")
-        settings = read_settings(dict(self._state.config_records[SETTINGS]))
-        return self._taken(self._kept.look(self._makers(settings)).everyone())
+        return self._taken(self._kept.look(self._makers))
 
-    def _taken(self, chosen: ChosenEgos) -> Snapshot:
-        return Snapshot(predictions_of(self.egos, chosen, self._classes), [own_models(chosen)])
+    def _taken(self, cohort: EgoCohort) -> Snapshot:
+        return Snapshot(predictions_of(cohort, self._classes), [own_models(cohort)])
 
     def _measured(
-        self, server_round: int, chosen: ChosenEgos, judged: Metrics, loss: Tensor
+        self, server_round: int, chosen: EgoCohort, judged: Metrics, loss: Tensor
     ) -> None:
         nodes, accuracy = np.diff(chosen.batch.ptr), judged.accuracy.numpy()
         figures = {"loss": loss.numpy(), "accuracy": accuracy, "nodes": nodes}
         self.outputs.measured(server_round, chosen.batch.clients, **figures)
 
-    def _makers(self, settings: EgoSettings) -> Makers[EgoCohort]:
-        def start() -> Tensors:
-            never = torch.zeros(len(self.egos), dtype=torch.int32)
-            counters = {TRAINED: never, FUSED: never.clone()}
-            return EgoCohort(self.egos, settings, device=self._device).tensors() | counters
+    def _start(self) -> Tensors:
+        never = torch.zeros(len(self.egos), dtype=torch.int32)
+        cohort = EgoCohort(self.egos, self.settings, device=self._device)
+        return cohort.tensors() | {TRAINED: never, FUSED: never.clone()}
 
-        def build(tensors: Tensors) -> tuple[EgoCohort, Tensors]:
-            placed = {k: t if k in COUNTERS else t.to(self._device) for k, t in tensors.items()}
-            return EgoCohort(self.egos, settings, placed, self._device), placed
-
-        return Makers(start, build)
+    def _build(self, tensors: Tensors) -> tuple[EgoCohort, Tensors]:
+        placed = {k: t if k in COUNTERS else t.to(self._device) for k, t in tensors.items()}
+        return EgoCohort(self.egos, self.settings, placed, self._device), placed
 
 
 class EgoNetworkClient(EgoCohortClient, PartyActions):
@@ -169,6 +149,8 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         The ClientApp's context, which keeps weights and secrets.
     egos : sequence of EgoNetwork
         The clients' graphs, with node identities that mean the same at all clients.
+    settings : EgoSettings
+        Models and training, the same at all clients and at the server.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     checkpoint_dir, output_dir : Path, optional
@@ -192,25 +174,29 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         self,
         context: Context,
         egos: Sequence[EgoNetwork],
+        settings: EgoSettings,
         *,
         noise: ClientNoise | None = None,
         masked: bool = False,
         alignment: str = PLAIN,
+        trust: TrustSettings | None = None,
         **more: Any,  # arguments of its parent
     ) -> None:
-        super().__init__(context, egos, **more)
+        super().__init__(context, egos, settings, **more)
+        identities = {ego.client: ego.identities for ego in egos}
+        self.trust, self.secrets = trust, EgoSecrets(context, identities, trust)
+        self._state = context.state
         self._noise, self._masked, self._alignment = noise, masked, alignment
 
     def get_properties(self, config: Config) -> Config:
         enrolment = EgoEnrolment.from_config(config)
         if enrolment.alignment == PLAIN != self._alignment:
             raise RefusedError(f"identities are asked for, the run's config has {self._alignment}")
-        for ego in self.egos:
-            check_sizes(ego, enrolment.settings.num_features, enrolment.settings.num_classes)
         if self._kept.store.is_due(enrolment.resume):
             self.secrets.refuse_going_back()
         had_state = bool(self._kept.store.version)
-        handled = self.restore(enrolment.settings, enrolment.resume)
+        self._kept.restore(enrolment.resume, self._makers)
+        handled = self._kept.processed(self._makers)
         if had_state and not handled:
             self.secrets.drop()  # clients without their state are aligned again
         reply = self.secrets.begin(enrolment.run_id, enrolment.alignment)
@@ -224,21 +210,20 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         """Take the key-holders' answers, add the table of tokens to a masked sum (step 2)."""
         mask = MaskRequest.from_config(config)
         with self.secrets.opened() as (host, aligner):
+            came = host.receive(mask, None)
+            union: UnionRequest | ProvedUnionRequest
             if self.trust is None:
                 union = UnionRequest.from_config(config)
                 aligner.finish(union)
-                ready = set(aligner.finished)
-                present = [client for client in mask.clients.tolist() if client in ready]
-                table = aligner.sketch(union.cells, present)
-                reply = host.mask(mask, present, table, union_terms(union.epoch))
             else:
-                proved = ProvedUnionRequest.from_config(config)
-                host.receive(mask, Ready.from_config(config), None)
-                aligner.finish_verified(proved)
+                union = ProvedUnionRequest.from_config(config)
+                aligner.finish_verified(union)
                 # Two sums of tables in one alignment, one of them without us, differ by our table.
-                Journal(host.trust.journal).contribute(proved.epoch, TABLE, host.trust.run)
-                table = aligner.sketch(proved.cells, aligner.finished)
-                reply = host.mask(table, union_terms(proved.epoch), digest_of([table]))
+                Journal(self.trust.journal).contribute(union.epoch, TABLE, self.trust.run)
+            ready = set(aligner.finished)
+            present = [client for client in mask.clients.tolist() if client in ready]
+            table = aligner.sketch(union.cells, present)
+            reply = host.mask(came, present, table, union_terms(union.epoch), [table])
         return [reply.total], 1, reply.to_config() | {ARRAY_NAMES: [f"{SUMS}/{TOTAL}"]}
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
@@ -247,12 +232,9 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
 
     def unmask(self, parameters: Parameters, config: Config) -> Answer:
         """Reveal shares of the last sum, and prepare the next sum; both are optional (step 7)."""
-        if self.trust is not None:
-            return [], 1, self.as_party("sum_unmask", config)
-        with self.secrets.opened() as (host, _):
-            return [], 1, host.answer("sum_unmask", config)
+        return [], 1, self.exchange("sum_unmask", config)
 
-    def of_party(self, action: str, config: Config, trust: TrustSettings) -> Config:
+    def exchange(self, action: str, config: Config) -> Config:
         with self.secrets.opened() as (host, aligner):
             entries: Config = host.answer(action, config)
             if action == "sum_epoch":
@@ -260,14 +242,12 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
             return entries
 
     def save(self, parameters: Parameters, config: Config) -> Answer:
-        number, run = int(config[SERVER_ROUND]), str(config[RUN_TOKEN])
-        why = self._kept.save(number, run, self._makers(read_settings(config)))
+        why = self._kept.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]), self._makers)
         return [], 1, {NOT_SAVED: why} if why else {}
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
         self._kept.drop()
         self.secrets.drop()
-        self._state.pop(SETTINGS, None)
         return [], 1, {}
 
     # A round
@@ -276,40 +256,46 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         started = time.perf_counter()
         if self._masked and request.mask is None:
             raise RefusedError("no masks are asked for, and the run's config has masked sums")
-        number, makers = request.server_round, self._makers(request.settings)
+        number, settings = request.server_round, self.settings
         with self.secrets.opened() as (host, aligner):
             if ALIGN_STAGE in request.slots:
                 aligner.answer(request.slots)
             order = aligner.order if isinstance(aligner, AlignmentClient) else None
-            run, now = pad_run(host), round_terms(number, request.ring, order)
+            run, now = host.sum_run, round_terms(number, request.ring, order)
+            came = None
             if self.trust is not None:
-                check_request(request, host, aligner)
-            with self._kept.opened(makers) as cohort:
-                chosen = cohort.choose(request.clients.tolist())
+                check_request(request, aligner)
+            if request.mask is not None:
+                came = host.receive(request.mask, request.ring)
+            with self._kept.opened(self._makers) as cohort:
+                chosen = cohort.part(request.clients.tolist())
                 if request.model is not None:
                     self._start_from(chosen, number, request.model)
                 pads = round_terms(number - 1, request.ring, order).pad_context(run)
                 contrast, is_unread = self._fuse(chosen, request, aligner.slots, pads)
                 due = bool((chosen.counter(TRAINED) < number).any())
                 if due and not request.is_last and number > 1:
-                    self.outputs.candidate(number - 1, lambda: self._taken(cohort.everyone()))
+                    cohort.put(chosen)
+                    self.outputs.candidate(number - 1, lambda: self._taken(cohort))
                 # The step begins with the forward pass that is measured.
                 logits = self._train(chosen, request) if due else None
+                cohort.put(chosen)
                 h = chosen.embed()
                 logits = chosen.classify(h) if logits is None else logits
                 judged = evaluate(chosen.batch, logits)
                 if (due or request.is_last) and number > 1:  # else repeated after the step
                     loss = judged.loss
                     if contrast is not None:
-                        loss = loss + request.settings.mu * contrast.nan_to_num(0.0)
+                        loss = loss + settings.mu * contrast.nan_to_num(0.0)
                     self._measured(number - 1, chosen, judged, loss)
-                measured = measure(judged, contrast, request.settings.tau)
+                measured = measure(judged, contrast, settings.tau)
             not_saved = ""
             if request.checkpoint:
-                not_saved = self._kept.save(number - 1, request.run, makers)
+                not_saved = self._kept.save(number - 1, request.run, self._makers)
             trained = time.perf_counter()
             table, sum_round = aligner.slots, request.mask.server_round if request.mask else number
-            layout = request.vector_layout(table.num_slots, checked=self.trust is not None)
+            checked = self.trust is not None
+            layout = request.vector_layout(settings, table.num_slots, checked=checked)
             pads = now.pad_context(run)
             writing = VectorEncoding(layout, table, request.ring, pads, sum_round)
             if self._noise is not None:
@@ -320,20 +306,17 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
             total, present, left_out = add_up(chosen, h, measured, writing, logits)
             if not present:
                 raise OutOfRangeError("; ".join(f"client {c}: {w}" for c, w in left_out.items()))
-            if request.mask is None:
+            if came is None:
                 entries = PlainEnrolment(np.array(present, np.int64), left_out).to_config()
             else:
-                if self.trust is not None:  # the digest names the embeddings of the sum
-                    state = digest_of([np.array(request.is_last), h.detach().cpu().numpy()])
-                    reply = host.mask(total, now, state)
-                else:
-                    reply = host.mask(request.mask, present, total, now)
+                state = [np.array(request.is_last), h.detach().cpu().numpy()]
+                reply = host.mask(came, present, total, now, state)
                 reply.left_out.update(left_out)
                 entries, total = reply.to_config(), reply.total
         seconds = trained - started, time.perf_counter() - trained
         return EgoReply(number, entries, total, *seconds, not_saved)
 
-    def _start_from(self, chosen: ChosenEgos, number: int, model: ModelArrays) -> None:
+    def _start_from(self, chosen: EgoCohort, number: int, model: ModelArrays) -> None:
         """Begin the round with the mean model; a repeated message changes nothing."""
         # The models of a checkpoint may have begun the round already: with the fusion, and after
         # the last round even without the local step.
@@ -341,10 +324,10 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         chosen.start_from(model_of(model), replace=bool(is_new.any()))
 
     def _fuse(
-        self, chosen: ChosenEgos, request: EgoRequest, table: SlotTable, pads: bytes
+        self, chosen: EgoCohort, request: EgoRequest, table: SlotTable, pads: bytes
     ) -> tuple[Tensor | None, bool]:
         """Co-train with the means of the round before (equation 11)."""
-        # Returns the result of ``ChosenEgos.fuse``, if it was called, and whether means could not
+        # Returns the result of ``EgoCohort.fuse``, if it was called, and whether means could not
         # be read.
         before, is_unread, is_shared = request.server_round - 1, False, False
         if before < 1 or bool((chosen.counter(FUSED) >= before).all()):
@@ -352,8 +335,8 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         chosen.set_counter(FUSED, before)
         # If nothing was shared, only the classification loss is left.
         empty = torch.zeros(0, dtype=torch.long, device=self._device)
-        shared = Shared(empty, torch.zeros(0, request.settings.hidden, device=self._device))
-        if request.sums is not None and request.settings.mu:
+        shared = Shared(empty, torch.zeros(0, self.settings.hidden, device=self._device))
+        if request.sums is not None and self.settings.mu:
             try:
                 if self.trust is not None:
                     self._check(request, table, pads, self.trust)
@@ -367,9 +350,9 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
                     "round %d: the means cannot be read and are not used: %s", before, error
                 )
         # With batches all clients count, not only the clients here.
-        is_alone = not (is_shared if request.alternates else shared.place.numel())
+        is_alone = not (is_shared if self._alternates(request) else shared.place.numel())
         if request.variant == "iter" and is_alone:
-            if request.alternates:
+            if self._alternates(request):
                 chosen.train(before)
             return None, is_unread
         return chosen.fuse(shared, before, classify=request.variant != "iter"), is_unread
@@ -379,24 +362,26 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
     ) -> None:
         """Refuse sums that a server has changed; every change has the same consequence."""
         assert request.sums is not None and request.ring is not None  # a party is told of a ring
-        step, hidden = request.server_round - 1, request.settings.hidden
+        step, hidden = request.server_round - 1, self.settings.hidden
         with Journal(trust.journal).one_trial(step, FUSIONS, trust.run):
             check_shared(request.sums, table, request.ring, pads, hidden)
 
-    def _train(self, chosen: ChosenEgos, request: EgoRequest) -> Tensor | None:
+    def _train(self, chosen: EgoCohort, request: EgoRequest) -> Tensor | None:
         if request.is_last:
             return None
         chosen.set_counter(TRAINED, request.server_round)
         # With batches `iter` alternates these steps with the fusion's steps.
-        is_without = request.variant == "minus" or request.alternates
+        is_without = request.variant == "minus" or self._alternates(request)
         return None if is_without else chosen.train(request.server_round)
 
+    def _alternates(self, request: EgoRequest) -> bool:
+        """Whether batches train both losses in turn, so that there is no local step."""
+        return request.variant == "iter" and self.settings.batch_size is not None
 
-def check_request(
-    request: EgoRequest, party: PartyClient, aligner: VerifiedAlignmentClient
-) -> None:
+
+def check_request(request: EgoRequest, aligner: VerifiedAlignmentClient) -> None:
     """Refuse requests that contradict what the clients have agreed on."""
-    if request.mask is None or request.ready is None or request.ring is None:
+    if request.mask is None or request.ring is None:
         raise RefusedError("a vector is asked for without masks: nothing is sent")
     if request.model is not None:
         raise RefusedError("weights are asked for, whose sums the server would read")
@@ -405,7 +390,6 @@ def check_request(
             f"clients {request.clients.tolist()!s:.60} are asked, {aligner.finished!s:.60} are "
             "aligned here: two sums over different clients could differ by a single client's vector"
         )
-    party.receive(request.mask, request.ready, request.ring)
 
 
 def model_of(parts: ModelArrays) -> ModelWeights:
@@ -428,7 +412,7 @@ class EgoSecrets:
         self, context: Context, identities: Identities, trust: TrustSettings | None = None
     ) -> None:
         self._context, self._identities, self._trust = context, identities, trust
-        self._least = least_clients(context.node_config)
+        self._least = 1 if trust else least_clients(context.node_config)
         self._key = (context.run_id, context.node_id)
         self._in_process = context.node_config.get(STATE_DIR, "") == IN_PROCESS
 
@@ -445,14 +429,14 @@ class EgoSecrets:
         if kept is None or (kept[0], kept[1].run_id) != (form, run_id):
             kept = self._new(run_id, form)  # the secrets of another run are of no more use
         host = kept[1]
-        reply = host.bind() if isinstance(host, PartyClient) else host.keys()
+        reply = host.keys() if self._trust is None else host.bind()
         self.keep(*kept)
         return reply
 
     def refuse_going_back(self) -> None:
         """Refuse a checkpoint from before a sum of this run: a round's sums could be compared."""
         with suppress(StateLostError):
-            if isinstance(host := self.load()[1], PartyClient) and host.has_sent:
+            if self.load()[1].has_sent:
                 raise RefusedError(
                     "this SuperNode has sent vectors in this run: it loads no checkpoint from "
                     "before, as two sums of a round can be compared"
@@ -465,28 +449,25 @@ class EgoSecrets:
             raise StateLostError(f"client {self._key[1]}: its keys of this run are not here")
         token, live = _LIVE.get(self._key, ("", None))
         if live is not None and token == record["token"]:
-            host = live[1]
-            if isinstance(host, PartyClient) and (
-                self._trust is None or host.trust.registry.digest != self._trust.registry.digest
+            before, now = live[1].trust, self._trust
+            if before is not None and (
+                now is None or before.registry.digest != now.registry.digest
             ):
                 raise StateLostError("the registry is another one: bind again")
             return live
         if self._in_process:
             raise StateLostError(f"client {self._key[1]}: its keys were in another process")
-        data = record["data"]
-        assert isinstance(data, bytes)
-        return self._read(data)
+        return self._read(record)
 
-    def keep(self, form: str, host: Host, aligner: Aligner) -> None:
+    def keep(self, form: str, host: SumClient, aligner: Aligner) -> None:
         record = ConfigRecord({"token": secrets.token_hex(8)})
         if not self._in_process:
-            keys = host.to_bytes()
-            size = str(len(keys)).encode()
-            record["data"] = b"|".join([form.encode(), size, keys + aligner.to_bytes()])
+            record["form"] = form
+            record["keys"], record["alignment"] = host.to_bytes(), aligner.to_bytes()
         self._context.state[NAME] = record
         _LIVE[self._key] = (str(record["token"]), (form, host, aligner))
 
-    # Any: ``Host`` and ``Aligner`` in the form that the run has, which the caller knows
+    # Any: the host, and an ``Aligner`` in the form that the run has, which the caller knows
     @contextmanager
     def opened(self) -> Iterator[tuple[Any, Any]]:
         """Work with both objects; keep them if the block ends without an error."""
@@ -498,22 +479,17 @@ class EgoSecrets:
         self._context.state.pop(NAME, None)
         _LIVE.pop(self._key, None)
 
-    def _read(self, data: bytes) -> Kept:
-        name, size, rest = data.split(b"|", 2)
-        form, cut = name.decode(), int(size)
-        keys, local = rest[:cut], rest[cut:]
+    def _read(self, record: ConfigRecord) -> Kept:
+        form, keys, local = record["form"], record["keys"], record["alignment"]
+        assert isinstance(form, str) and isinstance(keys, bytes) and isinstance(local, bytes)
         if (self._trust is not None) != (form == VERIFIED):
             raise StateLostError("the kept keys were made for another setting of strategy.trust")
         clients, trust = self._identities, self._trust
-        host: Host
-        if trust is None:
-            host = SumClient.from_bytes(keys, self._least)
-        else:
-            host = PartyClient.from_bytes(keys, trust)
+        host = SumClient.from_bytes(keys, trust, least=self._least)
         if set(host.clients) != set(clients):
             raise StateLostError("the keys that were kept belong to other clients")
-        if isinstance(host, PartyClient):
-            aligner = VerifiedAlignmentClient.from_bytes(local, host.run_id, clients, host.trust)
+        if trust is not None:
+            aligner = VerifiedAlignmentClient.from_bytes(local, host.run_id, clients, trust)
             begin_alignment(host, aligner)
             return form, host, aligner
         if form == "psi":
@@ -524,7 +500,7 @@ class EgoSecrets:
         numbers, identities = list(self._identities), self._identities
         if self._trust is not None:
             verified = VerifiedAlignmentClient(run_id, identities, self._trust)
-            return form, PartyClient(run_id, numbers, self._trust, verified.points), verified
+            return form, SumClient(run_id, numbers, self._trust, verified.points), verified
         choice(*ALIGNMENTS, NO_SLOTS).check("alignment", form)
         aligner: Aligner
         if form == "psi":
@@ -534,16 +510,7 @@ class EgoSecrets:
         return form, SumClient(run_id, numbers, least=self._least), aligner
 
 
-def begin_alignment(party: PartyClient, aligner: VerifiedAlignmentClient) -> None:
+def begin_alignment(host: SumClient, aligner: VerifiedAlignmentClient) -> None:
     """Give the alignment what the parties of an epoch have agreed on."""
-    if (epoch := party.epoch) is not None:
+    if (epoch := host.epoch) is not None:
         aligner.begin(epoch.digest, epoch.parties.tolist(), epoch.points)
-
-
-def pad_run(host: Host) -> bytes:
-    """Return the id from which pads are made: sums are numbered anew in each epoch."""
-    if not isinstance(host, PartyClient):
-        return host.run_id
-    if host.epoch is None:
-        raise RefusedError("no epoch has begun")
-    return host.epoch.id

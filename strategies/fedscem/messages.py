@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.channel import framed
-from flower_graph.secure.parties.messages import Ready
 from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest, SumTerms
 from flower_graph.strategies.fedscem.cohort import EgoSettings
 from flower_graph.wire import keys
-from flower_graph.wire.arrays import Config, FloatArray, IntArray
+from flower_graph.wire.arrays import FloatArray, IntArray
 from flower_graph.wire.codec import (
     Field,
     Known,
@@ -116,36 +115,6 @@ class Layout(NamedTuple):
         return int(self.tags.stop)
 
 
-SETTINGS = Part(
-    "FedSCem settings",
-    make=EgoSettings,
-    fields={
-        "num_features": Whole(keys.NUM_FEATURES, "`f`"),
-        "num_classes": Whole(keys.NUM_CLASSES, least=1, most=keys.MAX_CLASSES),
-        "hidden": Whole(keys.HIDDEN_SIZE, "`h`, numbers of an embedding"),
-        "projection": Whole("projection", "of the projection head"),
-        "learning_rate": Real("learning-rate", "of Adam"),
-        "weight_decay": Real("weight-decay", "of Adam"),
-        "seed": Whole(keys.SEED, "of first weights"),
-        "local_epochs": Whole("local-epochs", "epochs a round"),
-        "mu": Real("mu", "weight of the contrastive loss"),
-        "tau": Real("tau", "its temperature"),
-        "proximal": Real("proximal", "FedProx's weight"),
-        "batch_size": Whole(
-            "batch-size", "nodes of a step; without it all at once", least=1, optional=True
-        ),
-    },
-)
-assert SETTINGS.fields is not None and tuple(SETTINGS.fields) == EgoSettings._fields
-Settings = Annotated[EgoSettings, SETTINGS]
-write_settings, read_settings = SETTINGS.to_config, SETTINGS.from_config
-
-
-def write_save(settings: EgoSettings, server_round: int, run: str) -> Config:
-    """Return the entries of ``train.save``, which asks for a round's checkpoint."""
-    return write_settings(settings) | {keys.SERVER_ROUND: server_round, keys.RUN_TOKEN: run}
-
-
 @dataclass
 class EgoEnrolment(Message, down="query"):
     """Server to client: asks for its clients and keys, and names a checkpoint.
@@ -153,7 +122,6 @@ class EgoEnrolment(Message, down="query"):
     The answer: ``KeyReply``, or, where the server may lie, ``BindReply``.
     """
 
-    settings: Settings  # Settings of the clients' models and training
     # Of the secure sum
     run_id: Annotated[bytes, Raw("sum-run", group="Set-up of the sum")]
     alignment: Annotated[
@@ -252,7 +220,6 @@ class EgoRequest(Message, down="train"):
 
     server_round: Annotated[int, Whole(keys.SERVER_ROUND, "the round")]
     clients: Annotated[IntArray, Clients(keys.CLIENTS, "who takes part", shape="p")]
-    settings: Settings  # What the clients' models and training are
     variant: Annotated[str, Word("variant", "`full`, `iter` or `minus`")]
     # Of the round before; None before the first, and where it was skipped
     sums: Annotated[Sums | None, Part(make=Sums, when="sums-round", absent=0)] = None
@@ -276,8 +243,6 @@ class EgoRequest(Message, down="train"):
         Ring | None, Part("Ring", make=RING.make, fields=RING.fields, when=RING.when)
     ] = None
     mask: Annotated[MaskRequest | None, Part("Mask", make=MaskRequest, when=keys.RING_WORD)] = None
-    # If the server may lie, also which parties are ready
-    ready: Annotated[Ready | None, Part("Mask", make=Ready, when="mask-ready")] = None
     # Whether training and sharing are over
     is_last: Annotated[bool, Flag(keys.IS_LAST, "after the last round: only measure")] = False
     checkpoint: Saves = False
@@ -291,14 +256,9 @@ class EgoRequest(Message, down="train"):
         """First layer and rest of the model to start from."""
         return None if self.first is None or self.rest is None else (self.first, self.rest)
 
-    @property
-    def alternates(self) -> bool:
-        """Whether batches train both losses in turn, so that there is no local step."""
-        return self.variant == "iter" and self.settings.batch_size is not None
-
-    def vector_layout(self, slots: int, *, checked: bool) -> Layout:
+    def vector_layout(self, settings: EgoSettings, slots: int, *, checked: bool) -> Layout:
         """Return the parts of this round's vectors; after the last round, measurements alone."""
-        hidden, about = self.settings.hidden, (self.settings.num_classes, self.counting)
+        hidden, about = settings.hidden, (settings.num_classes, self.counting)
         if self.is_last:
             return Layout(0, hidden, 0, *about)
         weights = sum(part.size for part in self.model or ())

@@ -103,17 +103,18 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         saved = None if out is None else out / CHECKPOINTS
         how: dict[str, Any] = {"device": config.device, "checkpoint_dir": saved, "output_dir": out}
         how["classes"] = self.class_names(config, folder)
+        settings = ego_settings(config, folder)
         if config.strategy.name in SAGE:
             averages = config.strategy.name == "fed-sage"
-            settings = ego_settings(config, folder)
             return SageClient(context, egos, settings, averages=averages, **how)
         if config.strategy.name in AVERAGING:
             require_one_client(config.privacy, [ego.client for ego in egos])
-            return EgoModelClient(context, egos, **how)
+            return EgoModelClient(context, egos, settings, **how)
         noised = config.privacy.is_on and Permits.of(context.node_config).noises
         return EgoNetworkClient(
             context,
             egos,
+            settings,
             **how,
             noise=embedding_noise(config) if config.privacy.is_on else None,
             masked=config.masks_sums,

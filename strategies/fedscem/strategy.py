@@ -52,7 +52,7 @@ from flower_graph.config.rules import ABOVE_ZERO, choice
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import AlignmentError, MalformedReplyError, NoClientsError
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
-from flower_graph.records.participation import NOT_READY, Participation, by_reason
+from flower_graph.records.participation import NOT_READY, Participation, by_reason, grouped
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.align.blinded import MAX_CLIENTS
 from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
@@ -61,13 +61,13 @@ from flower_graph.secure.node_config import LEAST_HOLDERS, USUAL_DIFFERENCE
 from flower_graph.secure.parties.alignment import VerifiedAlignmentServer
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import MaskedReply
+from flower_graph.secure.sum.messages import MaskedReply, MaskRequest
 from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import Keys as SumKeys
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SumStages, as_record, entries_of
 from flower_graph.server.membership import Membership, renamed
-from flower_graph.server.round_strategy import RoundStrategy
+from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.fedscem.cohort import (
@@ -91,10 +91,8 @@ from flower_graph.strategies.fedscem.messages import (
     Sums,
     round_terms,
     union_terms,
-    write_save,
 )
 from flower_graph.strategies.fedscem.vector import (
-    Means,
     RoundSum,
     check_counts,
     check_measured,
@@ -105,7 +103,7 @@ from flower_graph.wire.arrays import largest_size, read_array
 from flower_graph.wire.counts import counts_size
 from flower_graph.wire.exchange import count_bytes, reasons_of
 from flower_graph.wire.fields import Resume, read_handled
-from flower_graph.wire.keys import MAX_NUMBER, SUMS, TOTAL
+from flower_graph.wire.keys import MAX_NUMBER, RUN_TOKEN, SERVER_ROUND, SUMS, TOTAL
 from flower_graph.wire.ledger import ByteLedger, Traffic, reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)
@@ -128,11 +126,9 @@ class Keys(NamedTuple):
 class EgoMembership(Membership):
     """The clients of each SuperNode, their keys, and which slots they know."""
 
-    def __init__(
-        self, settings: EgoSettings, alignment: str, sums: SumServer, least_holders: int
-    ) -> None:
+    def __init__(self, alignment: str, sums: SumServer, least_holders: int) -> None:
         super().__init__()
-        self.settings, self.alignment, self.sums = settings, alignment, sums
+        self.alignment, self.sums = alignment, sums
         self.aligner: AlignmentServer | PlaintextAlignmentServer
         self.parties = sums if isinstance(sums, PartySums) else None
         if self.parties is not None:
@@ -149,7 +145,7 @@ class EgoMembership(Membership):
         self.unsent: dict[int, dict[str, object]] = {}  # what tells each SuperNode its slots
 
     def question(self, resume: Resume) -> RecordDict:
-        return EgoEnrolment(self.settings, self.sums.run_id, self.alignment, resume).to_record()
+        return EgoEnrolment(self.sums.run_id, self.alignment, resume).to_record()
 
     def read(self, node: int, content: RecordDict) -> Keys:
         reply: SumKeys = self.sums.enrolment[-1].from_config(entries_of(content))
@@ -181,6 +177,12 @@ class EgoMembership(Membership):
         if answer.handled == 0 and self.begun & set(answer.clients):
             LOG.warning("node %d has lost its state: its clients begin anew", node)
 
+    def note_answers(self, clients: Iterable[int], nodes: Iterable[int]) -> None:
+        """Note who has taken part, and that its SuperNode knows its slots."""
+        self.begun |= set(clients)
+        for node in nodes:
+            self.unsent.pop(node, None)
+
     def begin_epoch(self) -> None:
         """Let the parties of a new epoch be aligned, and nobody else."""
         parties, aligner = self.parties, self.aligner
@@ -208,13 +210,12 @@ class EgoSession(Session):
 
     def __init__(
         self,
-        settings: EgoSettings,
         *,
         alignment: str,
         aggregation: str,
-        limit: float,
         resolution: float,
-        dropout: float,
+        limit: float = 32.0,
+        dropout: float = 0.3,
         least_holders: int = LEAST_HOLDERS,
         registry: Path | str | None = None,
         differ_by: int = USUAL_DIFFERENCE,
@@ -223,8 +224,8 @@ class EgoSession(Session):
         server = SumServer(dropout=dropout)
         if registry is not None:
             server = PartySums(registry, dropout=dropout, differ_by=differ_by)
-        members = EgoMembership(settings, alignment, server, least_holders)
-        super().__init__(members, seed=settings.seed, **more)
+        members = EgoMembership(alignment, server, least_holders)
+        super().__init__(members, **more)
         self.min_nodes = max(server.fewest_nodes, self.min_nodes)
         self.sums = SumStages(
             server,
@@ -291,7 +292,7 @@ class EgoSession(Session):
         while isinstance(aligner, AlignmentServer) and aligner.waits(self.sums.server.out):
             self._unite(server_round, aligner)
             self._ask_stages(server_round)  # after a failed union all are aligned again
-        for entry in by_reason(dict(aligner.blamed[self._told :])):
+        for entry in by_reason(grouped(dict(aligner.blamed[self._told :]))):
             LOG.warning("client %s takes no part: %s", entry["clients"], entry["reason"])
         self._told = len(aligner.blamed)
         published = aligner.publications()
@@ -312,7 +313,7 @@ class EgoSession(Session):
                 server_round,
                 lambda node, content: aligner.take(node, entries_of(content)),
                 message_type="train.align",
-                max_reply_bytes=setup_bytes(self._most_clients)
+                max_reply_bytes=setup_bytes(self.most_clients)
                 + max(count_bytes(content) for content in contents.values()),
             )
 
@@ -323,13 +324,13 @@ class EgoSession(Session):
         first = next(iter(unions.values()))
         length = 3 * first.cells
         masks = self.sums.masks(length, 64, union_terms(first.epoch))
-        asked = {n: as_record(unions[n], *parts) for n, (_, parts) in masks.items() if n in unions}
+        asked = {n: as_record(unions[n], mask) for n, mask in masks.items() if n in unions}
         replies = self.send(
             asked,
             server_round,
             partial(self._take_masked, length=length),
             message_type="train.union",
-            max_reply_bytes=reply_bytes(length, self._most_clients),
+            max_reply_bytes=reply_bytes(length, self.most_clients),
         )
         silent += [*replies.rejected, *self.sums.reveal(server_round, None)]
         result = self.sums.result()
@@ -338,16 +339,17 @@ class EgoSession(Session):
         elif self.sums.server.out.isdisjoint(clients):  # otherwise the spoiler is known
             absent = self.sums.at(clients, {entry.node_id for entry in silent})
             for node, listed in replies.values.items():
-                absent += [client for client in masks[node][0] if client not in listed]
+                absent += [c for c in masks[node].clients.tolist() if c not in listed]
             aligner.union_failed(f"their tables could not be added up: {result.reason}", absent)
 
     def _take_masked(self, node: int, content: RecordDict, length: int) -> list[int]:
         total = read_array(content, SUMS, TOTAL, (length,), limit=None)
         reply = MaskedReply.read(content, total=total)
-        return self.sums.take_masked(node, reply)
+        self.sums.server.take(node, reply)
+        return list(reply.clients.tolist())
 
     @property
-    def _most_clients(self) -> int:
+    def most_clients(self) -> int:
         return max(map(len, self.clients.values()), default=0)
 
     # A round
@@ -366,15 +368,13 @@ class EgoSession(Session):
         return [everyone[index] for index in drawn]
 
     def requests(self, server_round: int, base: EgoRequest, length: int) -> dict[int, EgoRequest]:
-        # The mask requests; if the server may lie, also which parties are ready
-        masks: dict[int, Any] = {}
+        masks: dict[int, MaskRequest] = {}
         if self.is_masked:
             word = base.ring.word if base.ring else 64
             aligner = self.members.aligner
             order = aligner.order if isinstance(aligner, AlignmentServer) else None
-            asked = self.sums.masks(length, word, round_terms(server_round, base.ring, order))
-            masks = {node: parts for node, (_, parts) in asked.items()}
-            chosen = {node: local for node, (local, _) in asked.items()}
+            masks = self.sums.masks(length, word, round_terms(server_round, base.ring, order))
+            chosen = {node: mask.clients.tolist() for node, mask in masks.items()}
             self.drawn = set(self.sums.clients)
         else:
             self.drawn = set(self.sample(server_round))
@@ -384,36 +384,21 @@ class EgoSession(Session):
             node: replace(
                 base,
                 clients=np.array(clients, np.int64),
-                **dict(zip(("mask", "ready"), masks.get(node, ()), strict=False)),
+                mask=masks.get(node),
                 slots=unsent.get(node, {}),
             )
             for node, clients in chosen.items()
             if clients and node in connected
         }
-        self.asked = {node: request.clients.tolist() for node, request in requests.items()}
         return requests
 
-    def ask(
-        self, server_round: int, requests: Mapping[int, EgoRequest], layout: Layout
-    ) -> dict[int, EgoReply]:
-        replies = self.send(
-            {node: request.to_record() for node, request in requests.items()},
-            server_round,
-            lambda node, content: self._take_vector(node, content, requests[node], layout),
-            max_reply_bytes=reply_bytes(layout.length, self._most_clients),
-        ).values
-        for node in replies:
-            self.members.unsent.pop(node, None)
-        self.members.begun |= set(self.clients_of(replies).tolist())
-        return replies
-
-    def _take_vector(
+    def take_vector(
         self, node: int, content: RecordDict, request: EgoRequest, layout: Layout
     ) -> EgoReply:
         reply = EgoReply.read(content, server_round=request.server_round, L=layout.length)
         if request.mask is not None:
             masked = MaskedReply.from_config(reply.entries, total=reply.total)
-            self.sums.take_masked(node, masked)
+            self.sums.server.take(node, masked)
         else:
             presence = PlainEnrolment.from_config(reply.entries, asked=request.clients)
             check_plain_sum(reply.total, layout, presence.clients.size)
@@ -474,7 +459,7 @@ class EgoSession(Session):
         return self.participation(
             summed.answered,
             failed=summed.failed,
-            left_out=self.unaligned | undone | excluded,
+            left_out=grouped(self.unaligned | undone | excluded),
             no_use=summed.skipped,
         )
 
@@ -545,13 +530,9 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         model_sharing: str = "none",
         alignment: str = "psi",
         aggregation: str = "masked",
-        limit: float = 32.0,
         resolution: float = 2.0**-12,
-        dropout: float = 0.3,
-        least_holders: int = LEAST_HOLDERS,
         registry: Path | str | None = None,
-        differ_by: int = USUAL_DIFFERENCE,
-        **more: object,
+        **more: Any,  # arguments of ``EgoSession``
     ) -> None:
         for name, value, allowed in (
             ("variant", variant, VARIANTS),
@@ -569,15 +550,11 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         shares_model = model_sharing != "none"
         super().__init__(
             EgoSession(
-                settings,
                 alignment=alignment,
                 aggregation=aggregation,
-                limit=limit,
                 resolution=min(resolution, FINE) if shares_model else resolution,
-                dropout=dropout,
-                least_holders=least_holders,
                 registry=registry,
-                differ_by=differ_by,
+                seed=settings.seed,
                 **more,
             )
         )
@@ -606,12 +583,13 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             session.sums.ready(server_round, session.sample(server_round))
         base = self.request(server_round)
         layout = self.layout(base)
-        requests = session.requests(server_round, base, layout.length)
-        self.answers = session.ask(server_round, requests, layout)
-        if requests and not self.answers:  # without requests the round is skipped
+        self._layout, self.requests = layout, session.requests(server_round, base, layout.length)
+        self.answers = self.send(server_round, "train").values
+        session.members.note_answers(session.clients_of(self.answers).tolist(), self.answers)
+        if self.requests and not self.answers:  # without requests the round is skipped
             raise NoClientsError(
-                f"round {server_round}: none of {len(requests)} SuperNodes gave a usable answer "
-                f"within {session.timeout:g} s; the log names the reasons"
+                f"round {server_round}: none of {len(self.requests)} SuperNodes gave a usable "
+                f"answer within {session.timeout:g} s; the log names the reasons"
             )
         silent = list(session.rejected)  # clients that fail after this have sent their vector
         result = session.close(server_round, self.answers)
@@ -619,14 +597,14 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         result.rejected += [{"node": one.node_id, "reason": one.reason} for one in silent]
         asked = sum(map(len, session.asked.values()))
         means = self.take(layout, result, base.ring, self.answers.values(), asked)
-        contrast = 0.0 if math.isnan(means.contrast) else means.contrast
+        loss, contrast = means["cross-entropy"], means["contrast"]
         report = self.report(
             server_round - 1,
             session.became_of(result),
-            means._asdict(),
-            loss=means.cross_entropy + self.settings.mu * contrast,
-            cross_entropy=means.cross_entropy,
-            regulariser=means.contrast,
+            means,
+            loss=loss + self.settings.mu * (0.0 if math.isnan(contrast) else contrast),
+            cross_entropy=loss,
+            regulariser=contrast,
             bytes=self.payload,
             parts=result.parts,
             skipped=result.skipped,
@@ -639,6 +617,12 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         early = [one for one in self._early if (one.get("node"), one.get("client")) not in named]
         report.rejected[:0], self._early = early, []
         return report
+
+    def read(self, node: int, content: RecordDict) -> EgoReply:
+        return self.session.take_vector(node, content, self.requests[node], self._layout)
+
+    def reply_bytes(self) -> int:
+        return reply_bytes(self._layout.length, self.session.most_clients)
 
     def rejoin(self) -> list[str]:
         """Have the clients load a checkpoint, and count its bytes, since it sets up a new run."""
@@ -666,7 +650,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         saved = {node: reply.not_saved for node, reply in self.answers.items()}
-        order = write_save(self.settings, server_round, self.session.checkpoints.run)
+        order = {SERVER_ROUND: server_round, RUN_TOKEN: self.session.checkpoints.run}
         return self.session.have_saved(server_round, as_record(order), saved)
 
     def fixed_settings(self) -> dict[str, object]:
@@ -696,7 +680,6 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         return EgoRequest(
             server_round,
             np.zeros(0, np.int64),
-            self.settings,
             self.variant,
             sums=self.sums,
             shares_model=model is not None,
@@ -711,7 +694,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
 
     def layout(self, base: EgoRequest) -> Layout:
         distrusted = self.session.members.parties is not None
-        return base.vector_layout(self.session.num_slots, checked=distrusted)
+        return base.vector_layout(self.settings, self.session.num_slots, checked=distrusted)
 
     def take(
         self,
@@ -720,7 +703,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         ring: Ring | None,
         replies: Iterable[EgoReply],
         asked: int,
-    ) -> Means:
+    ) -> dict[str, float]:
         """Keep a sum's embeddings for the next round; return its figures of the last one."""
         self._count(layout, found, asked, 8 if ring is None else ring.word // 8)
         self.sums = self.counts = None

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -39,17 +40,15 @@ def train(config: FedSCemConfig) -> list[Epoch]:
     device = resolve_device(config.device)
     whole = EgoCohort([_whole(data, config)], settings, device=device)
     judges = EgoCohort(egos, settings, device=device)
-    model = whole.choose([0])
-    chosen = judges.choose([ego.client for ego in egos])
     nodes = torch.cat([ego.nodes for ego in egos]).to(device)
     epochs = []
     for number in range(config.rounds):
-        model.train(number)
-        h = model.embed()
+        whole.train(number)
+        h = whole.embed()
         # The clients' first layers are not used: embeddings come from the whole graph.
         judges.tensors()["weight.rest"].copy_(whole.tensors()["weight.rest"])
-        _, val, test = chosen.evaluate(h[nodes]).accuracy.nanmean(0).tolist()
-        epochs.append(Epoch(float(model.evaluate(h).loss), val, test))
+        _, val, test = judges.evaluate(h[nodes]).accuracy.nanmean(0).tolist()
+        epochs.append(Epoch(float(whole.evaluate(h).loss), val, test))
     return epochs
 
 
@@ -114,13 +113,12 @@ def _figures(
 
 
 def _round(cohort: EgoCohort, is_shared: torch.Tensor) -> None:
-    chosen = cohort.choose([ego.client for ego in cohort.egos])
-    chosen.train(1)
-    h = chosen.embed()
+    cohort.train(1)
+    h = cohort.embed()
     place = is_shared.nonzero().flatten()
     # A node's own embedding stands for the mean: the values do not change what it costs.
-    chosen.fuse(Shared(place, h[place]), 1)
-    chosen.evaluate(chosen.embed())
+    cohort.fuse(Shared(place, h[place]), 1)
+    cohort.evaluate(cohort.embed())
 
 
 def _peak(profiler: profile) -> int:
@@ -136,21 +134,18 @@ def _peak(profiler: profile) -> int:
     return int(max(totals) - before)
 
 
-# Any: rows and options of ``reproduce``, which no method imports
-def plot_costs(path: Path, _: object, rows: Sequence[Tree], picture: Tree) -> bool:
+# Any: what ``reproduce`` shows, which no method imports
+def plot_costs(shown: Sequence[Any], picture: Tree) -> tuple[Any, Any, Tree]:
     """Draw Figure 8: costs by size, a panel for each pair of them, a line for each data set."""
     from flower_graph.report.plots import plot_points  # slow to import
 
     groups: dict[tuple[str, int], dict[str, float]] = {}
-    for row in rows:
-        if row["table"] == "Figure 8":
-            groups.setdefault((row["data"], row["group"]), {})[row["metric"]] = row["mean"]
+    for row in (row for one in shown for row in one.rows):
+        groups.setdefault((row["data"], row["group"]), {})[row["metric"]] = row["mean"]
     panels: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
     for metric, (name, scale) in picture["metrics"].items():
         for size in picture["over"] if groups else ():
             lines = panels.setdefault((size, name), {})
             for (data, _group), figures in groups.items():
                 lines.setdefault(data, []).append((figures[size], scale * figures[metric]))
-    if panels:
-        plot_points(path, panels)
-    return bool(panels)
+    return plot_points, panels, {}

@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +26,7 @@ from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.slots import SlotTable
 from flower_graph.secure.relayed import REFUSAL
 from flower_graph.secure.ring import Ring
-from flower_graph.strategies.fedscem.cohort import ChosenEgos, Shared
+from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
 from flower_graph.strategies.fedscem.messages import (
     METRIC_NAMES,
     SUMMED_NAMES,
@@ -55,7 +54,7 @@ class VectorEncoding:
 
 
 def add_up(
-    chosen: ChosenEgos,
+    chosen: EgoCohort,
     h: Tensor,
     metrics: NDArray[np.float64],
     writing: VectorEncoding,
@@ -97,7 +96,7 @@ def add_up(
 
 
 def read_shared(
-    sums: Sums, chosen: ChosenEgos, table: SlotTable, ring: Ring | None, pads: bytes
+    sums: Sums, chosen: EgoCohort, table: SlotTable, ring: Ring | None, pads: bytes
 ) -> Shared:
     """Remove the pads and divide: mean embeddings of nodes with two or more holders."""
     hidden = chosen.settings.hidden
@@ -149,7 +148,7 @@ def _shortened(h: Tensor, limit: float) -> Tensor:
 
 
 def _unfit(
-    chosen: ChosenEgos, h: Tensor, metrics: NDArray[np.float64], writing: VectorEncoding
+    chosen: EgoCohort, h: Tensor, metrics: NDArray[np.float64], writing: VectorEncoding
 ) -> dict[int, str]:
     """Find the clients with a number that is NaN, or beyond the ring's limit."""
     limit = writing.ring.limit if writing.ring else float(np.finfo(np.float32).max)
@@ -177,7 +176,7 @@ def _encode(ring: Ring | None, values: NDArray[np.floating]) -> NDArray[np.numbe
     return ring.encode(values).view(f"<i{ring.word // 8}").astype(np.int64)
 
 
-def _weights(chosen: ChosenEgos, good: list[bool], ring: Ring | None) -> NDArray[np.generic]:
+def _weights(chosen: EgoCohort, good: list[bool], ring: Ring | None) -> NDArray[np.generic]:
     """Add up the clients' weights: active rows, and for the others the row without a feature."""
     first, rest = (weight.cpu() for weight in chosen.weights())
     owner, feature = chosen.batch.row_client.cpu(), chosen.batch.feature.cpu()
@@ -253,25 +252,15 @@ class RoundSum:
     parts: dict[str, float] = field(default_factory=dict)  # Seconds of the round's parts
 
 
-class Means(NamedTuple):
-    """Means over clients of their measurements; NaN where no client has any."""
-
-    cross_entropy: float
-    contrast: float
-    train: float
-    val: float
-    test: float
-
-
-def mean_metrics(sums: Mapping[str, float], tau: float) -> Means:
-    """Turn sums over clients of ``measure``'s results into means."""
+def mean_metrics(sums: Mapping[str, float], tau: float) -> dict[str, float]:
+    """Turn sums over clients of ``measure``'s results into means; NaN where no client has any."""
 
     def mean(name: str, count: str) -> float:
         return sums[name] / sums[count] if sums[count] > 0 else math.nan
 
-    contrast = mean("contrast", "has-contrast") * contrast_scale(tau)
-    accuracies = (mean(role, f"has-{role}") for role in ROLES)
-    return Means(mean("cross-entropy", "has-train"), contrast, *accuracies)
+    means = {name: mean(name, f"has-{name}") for name in (*ROLES, "contrast")}
+    means["contrast"] *= contrast_scale(tau)
+    return means | {"cross-entropy": mean("cross-entropy", "has-train")}
 
 
 def measure(judged: Metrics, contrast: Tensor | None, tau: float) -> NDArray[np.float64]:

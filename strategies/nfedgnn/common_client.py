@@ -28,6 +28,7 @@ from torch import Tensor
 
 from flower_graph.client.state import Makers, Tensors
 from flower_graph.errors import RefusedError, StateLostError
+from flower_graph.ops.active_rows import pack
 from flower_graph.outputs.files import SavedModels
 from flower_graph.secure.client import MaskingClient
 from flower_graph.secure.common_key import CommonKey, KeyPacket, ShareKeyRequest
@@ -39,7 +40,6 @@ from flower_graph.strategies.nfedgnn.cohort_client import UsersClient
 from flower_graph.strategies.nfedgnn.messages import (
     Advance,
     CommonEnrolment,
-    CommonQuestion,
     CopyReply,
     CopyRequest,
     EnrolmentReply,
@@ -85,7 +85,6 @@ class CommonLayerClient(UsersClient):
     """
 
     actions: tuple[str, ...] = ("finish", "add_up", "copy_layer")
-    question = CommonQuestion
     state_name, copies = "common-layer", True
     _common_key: CommonKey | None = None  # seals the layer, in the masked form
 
@@ -185,7 +184,8 @@ class CommonLayerClient(UsersClient):
         def make() -> Layer:
             if self._model is not None:
                 return ModuleLayer(self._x.to(self._device), self.users, self._model)
-            return LinearLayer(self._pack(self._x, settings.bias), self.users, settings)
+            rows = pack(self._x, bias=settings.bias).to(self._device)
+            return LinearLayer(rows, self.users, settings)
 
         layer = self._state.store.once(make)
 

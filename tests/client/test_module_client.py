@@ -21,7 +21,7 @@ from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.graph import gcn_adjacency, propagate
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import seeded
-from flower_graph.server.averaging_replies import Combined
+from flower_graph.server.averaging import Combined
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.averaging import client_means
 

@@ -30,6 +30,7 @@ from typing import Any
 
 import pytest
 import torch
+from federation import who_of
 from lying_grid import FEDSCEM, REPEATED, unrefused
 from psutil import NoSuchProcess, Process
 from safetensors.torch import load_file
@@ -43,7 +44,6 @@ from flower_graph.apps.run import run
 from flower_graph.method.load import load_config
 from flower_graph.method.run import latest_in
 from flower_graph.outputs.files import Predictions
-from flower_graph.records.participation import Participation
 
 pytestmark = [
     pytest.mark.usefixtures("pictures"),  # those of a simulation are compared
@@ -53,7 +53,6 @@ pytestmark = [
 MARK = "FLOWER_GRAPH_TEST_MARK"
 CLIENT, SERVER = "flwr-clientapp", "flwr-serverapp"
 WORKER = "flower_graph.client.resident"
-Outcome = Callable[[str, str, str], None]
 NODE = {"partition-id": 0, "num-partitions": 2}
 OUTPUTS = {"config.yaml", "metrics.jsonl", "result.json"}
 # What a simulation has in its output folder, and clients of a deployment in places of their own or,
@@ -318,14 +317,25 @@ def _open_messages(deployment: Loopback) -> int:
     """Count the messages whose replies the ServerApp has not fetched: the SuperLink's table."""
     file = deployment.folder / "superlink" / "state.db"
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as state:
-        (count,) = state.execute("select count(*) from message_ins").fetchone()
+        tables = {name for (name,) in state.execute("select name from sqlite_master")}
+        query = "select count(*) from message_ins"
+        # Flower 1.43: requests and replies stay, and fetched ones are cleared
+        if "message_ins" not in tables:
+            query = (
+                "select sum(coalesce(reply_to_message_id, '') = '')"
+                " - sum(coalesce(reply_to_message_id, '') <> '' and cleared) from message"
+            )
+        (count,) = state.execute(query).fetchone()
     return int(count)
 
 
 def test_a_supernode_is_restarted_and_later_killed(
-    deployment: Loopback, keys: list[Path], tmp_path: Path, outcome: Outcome
+    deployment: Loopback, keys: list[Path], tmp_path: Path
 ) -> None:
-    """One run of FedGLS; one SuperNode is enough to go on."""
+    """One run of FedGLS: restarted between two messages, killed in mid-training, there at the end.
+
+    One SuperNode is enough to go on.
+    """
     prepared = prepare(CASES["fedgls"], tmp_path / "faults")
     first, other = start_nodes(deployment, prepared, keys)
     deployment.start_run("faults", prepared.settings("deployed", "strategy.min_nodes=1"))
@@ -360,28 +370,16 @@ def test_a_supernode_is_restarted_and_later_killed(
     check_equal(prepared, rounds=2)  # its optimiser and its learnt graph were where they had been
     rounds = rounds_of(prepared.folder / "deployed")
     assert [one["round"] for one in rounds] == [1, 2, 3, 4, 5]
-    took_part = [Participation.from_record(one["participation"]) for one in rounds]
+    took_part = [who_of(one["participation"]) for one in rounds]
     assert any(set(one.failed) == {0} and one.answered == {1} for one in took_part[2:])
     assert took_part[-1].answered == {0, 1}
     for entry in took_part:  # nobody is lost and nobody counts twice
         assert entry.answered | set(entry.failed) | set(entry.left_out) == {0, 1}
     check_outputs(prepared)
-    missed = sum(bool(one.failed or one.left_out) for one in took_part)
-    outcome(
-        "a SuperNode is restarted in mid-run",
-        "FedGLS, deployed",
-        "stopped between two messages and started with the same key: the figures are those of the "
-        "simulation",
-    )
-    outcome(
-        "a client's process is killed (SIGKILL) in mid-training",
-        "FedGLS, deployed",
-        "SuperNode and ClientApp killed and started again once the SuperLink has noticed: missing "
-        f"in {missed} of 5 rounds and named in them, there in the last",
-    )
 
 
 def _come_back(deployment: Loopback, prepared: Prepared, key: Path, after: str) -> str:
+    """Start the first SuperNode again, with its key and its data folder; return its name."""
     name = f"{after}-came-back"
     deployment.start_node(name, {"data-folder": str(prepared.clients()[0])}, key=key)
     until(lambda: "SuperNode ID" in deployment.log(name), "it did not come back")
@@ -389,7 +387,7 @@ def _come_back(deployment: Loopback, prepared: Prepared, key: Path, after: str) 
 
 
 def test_a_killed_serverapp_is_resumed_and_ends_where_the_undisturbed_run_ends(
-    deployment: Loopback, keys: list[Path], tmp_path: Path, outcome: Outcome
+    deployment: Loopback, keys: list[Path], tmp_path: Path
 ) -> None:
     prepared = prepare(CASES["nfedgnn"], tmp_path / "resumed")
     names = start_nodes(deployment, prepared, keys)
@@ -408,11 +406,6 @@ def test_a_killed_serverapp_is_resumed_and_ends_where_the_undisturbed_run_ends(
     assert (prepared.folder / "deployed" / "result.json").is_file(), log
     check_equal(prepared)
     check_outputs(prepared)
-    outcome(
-        "the server is killed (SIGKILL) between checkpoint and send",
-        "nFedGNN, deployed",
-        "ServerApp killed in a run and resumed: the figures are those of the simulation",
-    )
 
 
 # Set up wrongly ----------------------------------------------------------------------------------

@@ -77,15 +77,13 @@ def relay_server(device: Place) -> tuple[Step, Reply]:
 
 def egos(device: Place) -> tuple[Step, Reply]:
     cohort = EgoCohort(toy_egos(), EGO, device=device)
-    chosen = cohort.choose(cohort.batch.clients)
-
     shared = Shared(*(part.to(device) for part in toy_shared(cohort.egos)))
 
     def step() -> None:
-        chosen.train(1)
-        chosen.fuse(shared, 1)
+        cohort.train(1)
+        cohort.fuse(shared, 1)
 
-    return step, lambda: [chosen.embed(), *chosen.evaluate(chosen.embed())]
+    return step, lambda: [cohort.embed(), *cohort.evaluate(cohort.embed())]
 
 
 def structures(device: Place) -> tuple[Step, Reply]:

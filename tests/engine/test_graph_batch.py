@@ -9,7 +9,7 @@ import pytest
 import torch
 from ego_helpers import FEATURES, ODD, toy_egos
 from graph_helpers import toy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
@@ -21,7 +21,6 @@ from flower_graph.engine.graph_batch import (
     draw_mask,
     evaluate,
     pack_graphs,
-    take_graphs,
     turn_of,
     with_dropout,
 )
@@ -94,13 +93,6 @@ def test_sparse_features_give_the_same_and_a_stored_zero_is_none():
     sparse[4].x.values()[0] = 0
     egos[4] = replace(egos[4], x=sparse[4].x.to_dense())
     assert_same(pack_graphs(sparse), pack_graphs(egos))
-
-
-@settings(deadline=None, max_examples=30)
-@given(places=st.lists(st.integers(0, 11), min_size=1, max_size=12, unique=True))
-def test_cutting_out_is_packing_alone(places: list[int]):
-    egos = toy_egos()
-    assert_same(take_graphs(pack_graphs(egos), places), pack_graphs([egos[p] for p in places]))
 
 
 def test_a_client_may_have_several_graphs_and_one_without_edges_has_the_identity():

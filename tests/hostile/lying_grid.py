@@ -22,14 +22,13 @@ from flower_graph.secure.parties.alignment import ProvedEvaluateRequest, ProvedU
 from flower_graph.secure.parties.messages import (
     EpochRequest,
     ListRequest,
-    Ready,
     RevealRequest,
-    Signatures,
 )
 from flower_graph.secure.parties.proofs import public_of
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
     KeyRequest,
+    MaskRequest,
     PrepareRequest,
     UnmaskRequest,
 )
@@ -133,7 +132,7 @@ SUMS = (
     Lie("partners chosen", "prepare-run",
         only(PrepareRequest, lambda m: replace(m, partners=m.partners[:, ::-1])),
         "not those of the epoch's graph"),
-    Lie("other partners ready", "mask-ready", changed(Ready, fewer),
+    Lie("other partners ready", "mask-ready", changed(MaskRequest, fewer),
         "not those of the list|must"),
     Lie("a contributor left out", "list-run",
         left_out, "we are not on the list"),
@@ -142,7 +141,7 @@ SUMS = (
     Lie("a round of another epoch", "list-run",
         changed(ListRequest, lambda m: replace(m, run_id=bytes(16))), "nothing was sent"),
     Lie("both secrets", "unmask-run", changed(UnmaskRequest, mask_keys), "do not follow"),
-    Lie("lists that differ", "unmask-run", changed(Signatures, unsigned), TOLD_OTHERWISE),
+    Lie("lists that differ", "unmask-run", changed(UnmaskRequest, unsigned), TOLD_OTHERWISE),
 )  # fmt: skip
 
 

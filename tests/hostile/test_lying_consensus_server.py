@@ -66,8 +66,8 @@ def fewer(entries: dict[str, Any], arrays: Any) -> None:
     rows = entries["claim-rows"]
     entries["claim-nodes"] = integers(entries["claim-nodes"])[: -rows[-1]].tobytes()
     entries["claim-rows"] = rows[:-1]
-    for name, size in (("parties", 8), ("counts", 8), ("clients", 8), ("signatures", 64)):
-        entries[f"claim-{name}"] = entries[f"claim-{name}"][:-size]
+    entries["claim-clients"] = entries["claim-clients"][:-1]
+    entries["claim-signatures"] = entries["claim-signatures"][:-64]
 
 
 def own_means(entries: dict[str, Any], arrays: Any) -> None:
@@ -85,11 +85,11 @@ LIES = [
     (entry("server-round", lambda number: number - 1), "round 2 is not after 2"),
     (OTHER_PLACES, "orders public nodes otherwise"),
     (entry("claim-nodes", other_node), "is not signed with"),
-    (fewer, "claims are of 6 parties, sums of 7"),
+    (fewer, "claims of 6 parties, sums of 7"),
     (own_means, "are not those that it shows to all"),
     (entry("with-targets", lambda _: [0]), "has means for some clients and not for others"),
     (entry("mask-length", lambda length: length + 3), "another length than the nodes"),
-    (nobody, "claims are of 0 parties"),
+    (nobody, "claims of 0 parties"),
 ]
 
 

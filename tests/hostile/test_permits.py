@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ego_helpers import toy_egos
+from ego_helpers import SETTINGS, toy_egos
 from federation import ALL, Federation
 from flwr.app import Context, RecordDict
 from party_helpers import write_keys
@@ -153,7 +153,7 @@ def test_a_masked_run_has_no_vector_without_masks(tmp_path: Path) -> None:
     from flower_graph.strategies.fedscem.messages import EgoRequest
 
     context = Context(1, 2, {**NODE, "state-dir": ":memory:"}, RecordDict(), {})
-    client = EgoNetworkClient(context, toy_egos(), masked=True, alignment="psi")
+    client = EgoNetworkClient(context, toy_egos(), SETTINGS, masked=True, alignment="psi")
     request = object.__new__(EgoRequest)
     request.mask = None
     with pytest.raises(RefusedError, match="masks"):

@@ -70,7 +70,7 @@ def test_arrays_that_lie_are_refused() -> None:
         "holds 25 bytes, its shape needs 24": fake(good, data=good.data + b"!"),
         r"says it is float32\[6\] but holds float32\[2, 3\]": fake(good, shape=(6,)),
         r"says it is int32\[2, 3\]": fake(good, dtype="int32"),
-        "serialised as 'torch', not 'numpy.ndarray'": fake(good, stype="torch"),
+        "serialised as 'torch'": fake(good, stype="torch"),
         "not in NumPy's format": fake(good, data=b""),
         "npy version": fake(good, data=good.data[:6] + b"\x09" + good.data[7:]),
     }
@@ -90,12 +90,6 @@ def test_arbitrary_bytes_raise_nothing_but_value_error(data: bytes) -> None:
 def read(values: np.ndarray, limit: float | None = MAX_NUMBER) -> np.ndarray:
     content = RecordDict({"arrays": ArrayRecord({"x": Array(values)})})
     return read_array(content, "arrays", "x", (3,), limit=limit)
-
-
-@pytest.mark.parametrize("dtype", [">f4", ">f8", ">i4", "<f16"])
-def test_numbers_in_the_form_of_another_machine_are_refused(dtype: str) -> None:
-    with pytest.raises(MalformedReplyError, match="expected numbers"):
-        read(np.ones(3, dtype))
 
 
 @pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8", "<i4", "<i8", "<u8", "|u1"])

@@ -110,11 +110,12 @@ def client_app(
     mods: Sequence[Mod] = (),
     train_mods: Sequence[Any] = (),
     client: type = EgoNetworkClient,
+    settings: EgoSettings = SETTINGS,
     **options: Any,
 ) -> Any:
     """Deal clients out as `dealt` does; ``options`` are those of the clients."""
     wrap = {"mods": list(mods), "train_mods": list(train_mods)}
-    return dealt(lambda context, own: client(context, own, **options), egos, deal, **wrap)
+    return dealt(lambda context, own: client(context, own, settings, **options), egos, deal, **wrap)
 
 
 def run(
@@ -132,9 +133,11 @@ def run(
 ) -> Outcome:
     """Run the strategy on clients assigned to SuperNodes; ``options`` are its arguments."""
     seen = Onlooker()
-    app = client_app(egos or toy_egos(), deal, [*mods, seen], **(client_options or {}))
-    grid = make_grid(app, num_supernodes=supernodes)
     server = strategy or MaskedEmbeddingAveraging(settings, **{**FINE, **options})
+    how = {"settings": server.settings, **(client_options or {})}
+    grid = make_grid(
+        client_app(egos or toy_egos(), deal, [*mods, seen], **how), num_supernodes=supernodes
+    )
     outcome = Outcome(server, grid, seen)
     server.start(grid, num_rounds=rounds, timeout=0.05, on_round=outcome.reports.append)
     return outcome

@@ -39,7 +39,7 @@ class Outcome:
 
 def run_average(strategy: EgoFedAvg, supernodes: int = 3, **mods: Any) -> Outcome:
     outcome = Outcome(strategy)
-    app = client_app(seven_egos(), client=EgoModelClient, **mods)
+    app = client_app(seven_egos(), client=EgoModelClient, settings=strategy.settings, **mods)
     grid = InProcessGrid(app, num_supernodes=supernodes)
     strategy.start(grid, num_rounds=3, timeout=5, on_round=outcome.reports.append)
     return outcome

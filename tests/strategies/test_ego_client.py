@@ -26,7 +26,7 @@ from flower_graph.strategies.fedscem.messages import EgoEnrolment, EgoReply, Ego
 
 RUN, OTHER_RUN = b"0123456789abcdef", b"fedcba9876543210"
 RUN_TOKEN = "ab" * 16
-HELLO = EgoEnrolment(SETTINGS, RUN, "plain")
+HELLO = EgoEnrolment(RUN, "plain")
 EGOS = toy_egos()[:3]
 NUMBERS = np.array([100, 101, 102])
 
@@ -44,14 +44,14 @@ def begun(
     context: Context, egos: Sequence[EgoNetwork] = EGOS, folder: Path | None = None, **changes: Any
 ) -> EgoNetworkClient:
     """Make clients and let them enrol."""
-    client = EgoNetworkClient(context, egos, checkpoint_dir=folder)
+    client = EgoNetworkClient(context, egos, SETTINGS, checkpoint_dir=folder)
     client.get_properties(replace(HELLO, **changes).to_config())
     return client
 
 
 def ask(context: Context, number: int, clients: np.ndarray = NUMBERS, **more: Any) -> EgoReply:
-    request = EgoRequest(number, clients, SETTINGS, "full", **more)
-    return EgoNetworkClient(context, EGOS).round(request)
+    request = EgoRequest(number, clients, "full", **more)
+    return EgoNetworkClient(context, EGOS, SETTINGS).round(request)
 
 
 def kept(context: Context, name: str = "weight.rest") -> torch.Tensor:
@@ -105,11 +105,11 @@ def test_the_last_request_trains_nothing(context: Context) -> None:
 
 def test_what_a_host_refuses(context: Context) -> None:
     with pytest.raises(ValueError, match="graphs"):
-        EgoNetworkClient(context, [])
+        EgoNetworkClient(context, [], SETTINGS)
     with pytest.raises(ValueError, match=r"\[100, 100\]"):
-        EgoNetworkClient(context, [EGOS[0], EGOS[0]])
+        EgoNetworkClient(context, [EGOS[0], EGOS[0]], SETTINGS)
     with pytest.raises(ValueError, match=r"client 10.*2"):
-        begun(context, settings=SETTINGS._replace(num_classes=2))
+        EgoNetworkClient(context, EGOS, SETTINGS._replace(num_classes=2))
     with pytest.raises(StateLostError):
         ask(context, 1)
     begun(context)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise, zip_longest
 from math import e, log
@@ -30,16 +29,13 @@ from torch import Tensor
 
 from flower_graph.data.graph import Treatment
 from flower_graph.data.new_graph import DataForm, NewGraph
-from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
 from flower_graph.method.load import load_config, to_yaml
 from flower_graph.method.run import Run, load_run
 from flower_graph.outputs.files import SavedModels, read_models, write_outputs
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
 from flower_graph.strategies.fedscem.cohort import (
-    ChosenEgos,
     EgoCohort,
-    EgoSettings,
     Shared,
     initial_weights,
     own_models,
@@ -47,11 +43,7 @@ from flower_graph.strategies.fedscem.cohort import (
 )
 
 
-def everyone(egos: Sequence[EgoNetwork], settings: EgoSettings = SETTINGS) -> ChosenEgos:
-    return EgoCohort(egos, settings).choose([ego.client for ego in egos])
-
-
-def full_round(chosen: ChosenEgos) -> None:
+def full_round(chosen: EgoCohort) -> None:
     """Take a step of each kind."""
     egos = {ego.client: ego for ego in toy_egos()}
     shared = toy_shared([egos[client] for client in chosen.batch.clients])
@@ -60,7 +52,7 @@ def full_round(chosen: ChosenEgos) -> None:
     chosen.fuse(shared, 1, classify=False)
 
 
-def by_client(chosen: ChosenEgos) -> dict[int, Tensor]:
+def by_client(chosen: EgoCohort) -> dict[int, Tensor]:
     """Return each client's embeddings, active rows and other weights, one behind the other."""
     batch, (first, rest) = chosen.batch, chosen.weights()
     sizes = torch.tensor(batch.ptr).diff().tolist(), torch.tensor(batch.row_ptr).diff().tolist()
@@ -70,7 +62,7 @@ def by_client(chosen: ChosenEgos) -> dict[int, Tensor]:
 
 
 def test_all_clients_start_alike_as_pyg_and_pytorch_do():
-    _, rest = everyone(toy_egos()).weights()
+    _, rest = EgoCohort(toy_egos(), SETTINGS).weights()
     start = initial_weights(SETTINGS)
     assert torch.equal(rest, start.rest.expand(12, -1))
     assert start.first.abs().max() <= (6 / (FEATURES + HIDDEN)) ** 0.5
@@ -81,16 +73,17 @@ def test_all_clients_start_alike_as_pyg_and_pytorch_do():
 def test_a_choice_is_these_clients_alone_and_leaves_the_others():
     egos = toy_egos()
     cohort, some = EgoCohort(egos, SETTINGS), [108, 101, 105]
-    everybody = [ego.client for ego in egos]
-    alone = everyone([egos[1], egos[5], egos[8]])
-    full_round(cohort.choose(everybody))
-    before = by_client(cohort.choose(everybody))
+    alone = EgoCohort([egos[1], egos[5], egos[8]], SETTINGS)
+    full_round(cohort)
+    before = by_client(cohort)
     for _ in range(3):
-        full_round(cohort.choose(some))
-    after = by_client(cohort.choose(everybody))
+        part = cohort.part(some)
+        full_round(part)
+        cohort.put(part)
+    after = by_client(cohort)
     # From here on the clients have taken different numbers of steps.
-    full_round(cohort.choose(everybody))
-    mixed = by_client(cohort.choose(everybody))
+    full_round(cohort)
+    mixed = by_client(cohort)
     for rounds, found in ((4, after), (1, mixed)):
         for _ in range(rounds):
             full_round(alone)
@@ -103,7 +96,7 @@ def test_a_choice_is_these_clients_alone_and_leaves_the_others():
 def test_embeddings_are_kept_until_the_weights_change_whoever_changes_them():
     egos = toy_egos()
     cohort = EgoCohort(egos, SETTINGS)
-    chosen, state = cohort.choose([ego.client for ego in egos]), cohort.tensors()
+    chosen, state = cohort, cohort.tensors()
     seen = [chosen.embed()]
     assert chosen.embed().data_ptr() == seen[0].data_ptr()
     chosen.train(1)
@@ -116,12 +109,12 @@ def test_embeddings_are_kept_until_the_weights_change_whoever_changes_them():
     seen.append(chosen.embed())
     assert all(not torch.equal(one, two) for one, two in pairwise(seen))
     anew = EgoCohort(egos, SETTINGS, {name: value.clone() for name, value in state.items()})
-    assert torch.equal(seen[-1], anew.choose([ego.client for ego in egos]).embed())
+    assert torch.equal(seen[-1], anew.embed())
 
 
 def test_nobody_has_shared_nodes():
     nothing = Shared(torch.empty(0, dtype=torch.long), torch.empty(0, HIDDEN))
-    fused, trained = everyone(toy_egos()), everyone(toy_egos())
+    fused, trained = EgoCohort(toy_egos(), SETTINGS), EgoCohort(toy_egos(), SETTINGS)
     assert fused.fuse(nothing, 1).isnan().all()
     trained.train(1)
     torch.testing.assert_close(by_client(fused), by_client(trained), rtol=0, atol=0)
@@ -129,8 +122,8 @@ def test_nobody_has_shared_nodes():
     assert all(weights.isfinite().all() for weights in by_client(fused).values())
 
 
-def trained() -> ChosenEgos:
-    chosen = everyone(toy_egos())
+def trained() -> EgoCohort:
+    chosen = EgoCohort(toy_egos(), SETTINGS)
     for _ in range(3):
         full_round(chosen)
     return chosen
@@ -156,7 +149,7 @@ def test_the_first_layer_is_saved_by_rows_that_clients_have(tmp_path: Path) -> N
 def test_a_node_is_called_what_its_user_calls_it() -> None:
     egos = [replace(ego, called=tuple(f"n{node}" for node in ego.nodes)) for ego in toy_egos()]
     egos[2] = replace(egos[2], called=None, names=tuple("abcdef"))
-    found = predictions_of(egos, everyone(egos), None)
+    found = predictions_of(EgoCohort(egos, SETTINGS), None)
     assert found.of_client(102).node.tolist() == list("abcdef")
     assert found.of_client(101).node.tolist() == list(egos[1].called or ())
 
@@ -175,7 +168,7 @@ def trained_run(folder: Path, models: list[SavedModels], *overrides: str) -> Run
     (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
     form = DataForm(Treatment("as-is", FEATURES), CLASSES, None)
     (folder / "data.json").write_text(json.dumps(form.to_json()), encoding="utf-8")
-    chosen = everyone(toy_egos())
+    chosen = EgoCohort(toy_egos(), SETTINGS)
     full_round(chosen)
     write_outputs(folder / "clients" / "0", None, [own_models(chosen)])
     write_outputs(folder, None, models)
@@ -209,14 +202,12 @@ BATCHES = SETTINGS._replace(batch_size=3)
 PLAIN = {"alignment": "plain", "aggregation": "plain"}
 
 
-def by_settings(settings: EgoSettings) -> ChosenEgos:
-    egos = toy_egos()
-    return EgoCohort(egos, settings).choose([ego.client for ego in egos])
-
-
 def test_iter_by_batches_of_all_nodes_is_one_step_of_each_loss_in_turn() -> None:
     shared = toy_shared(toy_egos())
-    whole, batched = by_settings(SETTINGS), by_settings(SETTINGS._replace(batch_size=15))
+    whole, batched = (
+        EgoCohort(toy_egos(), SETTINGS),
+        EgoCohort(toy_egos(), SETTINGS._replace(batch_size=15)),
+    )
     whole.train(1)
     whole.fuse(shared, 1, classify=False)
     batched.fuse(shared, 1, classify=False)
@@ -232,7 +223,7 @@ def batches(client: PlainClient, among: Tensor, number: int, purpose: str) -> li
 
 def test_equals_plain_pyg_clients_batch_by_batch() -> None:
     """A client that has no more batches stands still: its weights, moments and count of steps."""
-    chosen, shared = by_settings(BATCHES), toy_shared(toy_egos())
+    chosen, shared = EgoCohort(toy_egos(), BATCHES), toy_shared(toy_egos())
     plain = [PlainClient(ego, initial_weights(BATCHES), BATCHES) for ego in toy_egos()]
     for number in (1, 2):
         chosen.train(number)
@@ -257,7 +248,7 @@ def test_equals_plain_pyg_clients_batch_by_batch() -> None:
 def test_what_is_not_in_the_batch_is_no_negative_of_it() -> None:
     # Nodes 0, 1, 2 of client 110 have the embeddings a, b, a; those of 0 and 1 are shared, both
     # with the mean a. Cosines are 1 within a and 0 between a and b.
-    chosen = EgoCohort(toy_egos()[10:11], SETTINGS._replace(tau=1.0)).choose([110])
+    chosen = EgoCohort(toy_egos()[10:11], SETTINGS._replace(tau=1.0))
     a, b = torch.eye(2)
     h = torch.stack([a, b, a, *[b] * (chosen.batch.ptr[1] - 3)])
     shared = Shared(torch.tensor([0, 1]), torch.stack([a, a]))

@@ -29,11 +29,11 @@ def parties(tmp_path):
         registry = registry.with_party(new_identity(path), clients)
     registry.write(tmp_path / "registry.json")
 
-    def client(context, egos, **options):
+    def client(context, egos, settings, **options):
         part = int(context.node_config["partition-id"])
         files = {"identity-key": str(keys[part]), "registry": str(tmp_path / "registry.json")}
         return EgoNetworkClient(
-            context, egos, trust=TrustSettings.of(files, context.run_id), **options
+            context, egos, settings, trust=TrustSettings.of(files, context.run_id), **options
         )
 
     return {

@@ -39,7 +39,7 @@ def test_one_client_with_the_whole_graph_is_judged_like_itself(
     (whole,) = split_global([everything], data.y, CONFIG.partition.ratios, 0)
     monkeypatch.setattr(METHOD, "graphs", lambda config: [whole])
     epochs = tables.train(replace(CONFIG, rounds=3))
-    chosen = EgoCohort([whole], SETTINGS).choose([whole.client])
+    chosen = EgoCohort([whole], SETTINGS)
     for epoch in epochs:
         chosen.train(1)
         judged = chosen.evaluate(chosen.embed())

@@ -18,7 +18,7 @@ from flower_graph.errors import RefusedError
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.slots import SlotTable, open_table
 from flower_graph.secure.ring import Ring
-from flower_graph.strategies.fedscem.cohort import ChosenEgos, EgoCohort, initial_weights
+from flower_graph.strategies.fedscem.cohort import EgoCohort, initial_weights
 from flower_graph.strategies.fedscem.messages import METRIC_NAMES, SUMMED_NAMES, Layout, Sums
 from flower_graph.strategies.fedscem.vector import (
     VectorEncoding,
@@ -40,9 +40,9 @@ def network(client: int, count: int) -> EgoNetwork:
     return EgoNetwork(client, 0, torch.arange(count), edges, x, y, ~mask, mask, mask)
 
 
-def chosen_of(held: dict[int, list[int]]) -> ChosenEgos:
+def chosen_of(held: dict[int, list[int]]) -> EgoCohort:
     egos = [network(client, len(slots)) for client, slots in held.items()]
-    return EgoCohort(egos, SETTINGS).choose(list(held))
+    return EgoCohort(egos, SETTINGS)
 
 
 def table_of(held: dict[int, list[int]], num_slots: int, *, has_pads: bool) -> SlotTable:
@@ -167,7 +167,7 @@ def test_pads_hide_the_sum_and_change_with_the_round() -> None:
 
 def test_weights_are_added_up_densely() -> None:
     egos = [ego for ego in toy_egos() if ego.client != 111]
-    chosen = EgoCohort(egos, SETTINGS).choose([ego.client for ego in egos])
+    chosen = EgoCohort(egos, SETTINGS)
     start = initial_weights(SETTINGS)
     chosen.start_from(start)
     chosen.train(1)
@@ -190,7 +190,7 @@ def test_weights_are_added_up_densely() -> None:
 
 def test_measurements_by_hand() -> None:
     egos = [ego for ego in toy_egos() if ego.client in (100, 107)]
-    chosen = EgoCohort(egos, SETTINGS).choose([100, 107])
+    chosen = EgoCohort(egos, SETTINGS)
     judged = chosen.evaluate(chosen.embed())
     measured = measure(judged, torch.tensor([0.5, math.nan]), 0.125)
     found = dict(zip(METRIC_NAMES, measured.T, strict=True))

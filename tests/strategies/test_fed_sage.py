@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.strategies.fed_sage import networks as formulas
+from flower_graph.strategies.fed_sage import modules as formulas
 from flower_graph.strategies.fed_sage.client import SageClient
 from flower_graph.strategies.fed_sage.messages import GeneratorRequest
-from flower_graph.strategies.fed_sage.networks import (
+from flower_graph.strategies.fed_sage.modules import (
     CODE,
     FEATURES,
     HIDDEN_SHARE,
@@ -25,9 +25,11 @@ from flower_graph.strategies.fed_sage.networks import (
     NEIGHBOURS,
     UNTRAINED,
     ImpairedGraph,
-    TrainedModel,
+    SageModel,
     distance_gradient,
+    first_model,
     generator_loss,
+    split_features,
 )
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
 
@@ -122,8 +124,8 @@ def test_arguments_are_checked() -> None:
 # State and checkpoints ------------------------------------------------------------------------
 
 
-def model() -> TrainedModel:
-    return TrainedModel(SETTINGS.num_features, SETTINGS.hidden, SETTINGS.num_classes, 5)
+def model() -> SageModel:
+    return first_model(SETTINGS.num_features, SETTINGS.hidden, SETTINGS.num_classes, 5)
 
 
 def impaired(ego: EgoNetwork) -> ImpairedGraph:
@@ -219,22 +221,22 @@ def test_learning_together_follows_the_mean_of_own_and_foreign_gradients() -> No
     egos, client = networks(), new_client(networks())
     first = GeneratorRequest(0, share=True)
     shown, _, entries = client.generate(*first.to_numpy()[::2])
-    gradients, *_ = client.compare(shown, entries)
-    gradient = dict(zip(FEATURES, gradients, strict=True))
+    (gradient,), *_ = client.compare(shown, entries)
     before = [dict(one.module.generator.named_parameters()) for one in learners_of(client)]
     before = [{n: p.detach().clone() for n, p in own.items()} for own in before]
     grads = []
     for ego, one in zip(egos, learners_of(client), strict=True):
         graph, made_by = impaired(ego), one.module.generator
         noise = made_by.noise(ego.client, "together", 1, torch.empty(len(graph.rest), LATENT))
-        weights = [made_by.get_parameter(name) for name in FEATURES]
-        grads.append(torch.autograd.grad(generator_loss(one.module, graph, noise), weights))
+        loss = generator_loss(one.module, graph, noise)
+        grads.append(torch.autograd.grad(loss, made_by.feature_weights()))
     request = GeneratorRequest(1, share=False, gradient=gradient, others=5)
     client.generate(*request.to_numpy()[::2])
     for place, (ego, one) in enumerate(zip(egos, learners_of(client), strict=True)):
         nodes = len(impaired(ego).rest)
-        for name, grad in zip(FEATURES, grads[place], strict=True):
-            mean = (grad + torch.from_numpy(gradient[name][place]) / nodes) / 6
+        others = split_features(torch.from_numpy(gradient[place]), SETTINGS.num_features)
+        for name, grad, other in zip(FEATURES, grads[place], others, strict=True):
+            mean = (grad + other / nodes) / 6
             mean = mean + 1e-4 * before[place][name]  # weight decay
             moved = one.module.generator.get_parameter(name) - before[place][name]
             clear = mean.abs() > 1e-5

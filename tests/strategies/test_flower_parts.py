@@ -16,7 +16,7 @@ from doc_helpers import DOCS, run_blocks
 from ego_helpers import SETTINGS as EGO_SETTINGS
 from ego_strategy_helpers import client_app as ego_app
 from ego_strategy_helpers import seven_egos
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.app import Array, ArrayRecord, Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod, arrays_size_mod, message_size_mod
 from flwr.serverapp.strategy import (
@@ -40,7 +40,6 @@ from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.strategy import StructureFedAvg, initial_arrays
 from flower_graph.strategies.fedscem.baselines import EgoFedAvg, EgoModelClient
 from flower_graph.strategies.fedscem.cohort import initial_weights
-from flower_graph.strategies.fedscem.messages import write_settings
 
 # One method that relays, one whose sums have stages, one that Flower's own FedAvg asks
 FEW = ("nFedGNN", "FedSCem", "FedAvg and FedProx")
@@ -51,15 +50,9 @@ def flower_egos(strategy: Strategy, rounds: int) -> tuple[dict[str, Any], list[f
     """Run one of Flower's strategies over ego-networks: the model, and the losses."""
     start = initial_weights(LEARNING)
     arrays = {"first": Array(start.first.numpy()), "rest": Array(start.rest.numpy())}
-    config = ConfigRecord(write_settings(LEARNING))
-    grid = InProcessGrid(ego_app(seven_egos(), client=EgoModelClient), num_supernodes=7)
-    result = strategy.start(
-        grid,
-        ArrayRecord(arrays),
-        num_rounds=rounds,
-        train_config=config,
-        evaluate_config=config,
-    )
+    app = ego_app(seven_egos(), client=EgoModelClient, settings=LEARNING)
+    grid = InProcessGrid(app, num_supernodes=7)
+    result = strategy.start(grid, ArrayRecord(arrays), num_rounds=rounds)
     losses = [metrics["loss"] for metrics in result.evaluate_metrics_clientapp.values()]
     assert result.arrays is not None
     return {name: array.numpy() for name, array in result.arrays.items()}, losses
@@ -68,7 +61,9 @@ def flower_egos(strategy: Strategy, rounds: int) -> tuple[dict[str, Any], list[f
 def test_flowers_fedavg_is_ours() -> None:
     found, losses = flower_egos(FedAvg(), 2)
     ours, reports = EgoFedAvg(LEARNING), []
-    grid = InProcessGrid(ego_app(seven_egos(), client=EgoModelClient), num_supernodes=7)
+    grid = InProcessGrid(
+        ego_app(seven_egos(), client=EgoModelClient, settings=LEARNING), num_supernodes=7
+    )
     ours.start(grid, num_rounds=2, timeout=5, on_round=reports.append)
     for name, values in ours.weights().items():
         assert np.allclose(found[name], values, atol=1e-6)
@@ -114,7 +109,9 @@ def test_a_server_of_flowers_older_interface_is_refused_by_name(name: str) -> No
         strategy=ours(name), config=legacy.ServerConfig(num_rounds=1)
     )
     app = legacy.ServerApp(server_fn=lambda context: components)
-    grid = InProcessGrid(ego_app(seven_egos(), client=EgoModelClient), num_supernodes=2)
+    grid = InProcessGrid(
+        ego_app(seven_egos(), client=EgoModelClient, settings=LEARNING), num_supernodes=2
+    )
     with pytest.raises(LegacyAppError, match="Message API"):
         app(grid, Context(1, 1, {}, RecordDict(), {}))
 

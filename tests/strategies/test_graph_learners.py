@@ -26,23 +26,20 @@ def features(client: int, n: int = 0) -> Tensor:
     return x
 
 
-def network(client: int, x: Tensor, edges: Tensor | None = None) -> ClientGraph:
-    """Make a client, without edges unless some are given."""
+def network(client: int, x: Tensor) -> ClientGraph:
     y, mask = torch.zeros(len(x), dtype=torch.int64), torch.ones(len(x), dtype=torch.bool)
-    own = torch.zeros(2, 0, dtype=torch.int64) if edges is None else edges
-    return ClientGraph(client, y, x, y, own, None, mask, mask, mask)
+    edges = torch.zeros(2, 0, dtype=torch.int64)
+    return ClientGraph(client, y, x, y, edges, None, mask, mask, mask)
 
 
 def alone(x: Tensor, settings: LearnerSettings) -> GraphLearners:
     """Make the learner of one client."""
-    return GraphLearners(pack_graphs([network(0, x)]), slice(0, 1), settings)
+    return GraphLearners(pack_graphs([network(0, x)]), settings)
 
 
 def learners(clients: list[int], settings: LearnerSettings) -> GraphLearners:
-    """Make those of some, with a client in front of them that has edges and does not learn."""
-    first = network(-1, torch.ones(2, FEATURES), torch.tensor([[0, 1], [1, 0]]))
-    batch = pack_graphs([first, *(network(client, features(client)) for client in clients)])
-    return GraphLearners(batch, slice(1, len(clients) + 1), settings)
+    batch = pack_graphs([network(client, features(client)) for client in clients])
+    return GraphLearners(batch, settings)
 
 
 def wish(client: int) -> Tensor:

@@ -27,7 +27,7 @@ from torch import Tensor
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.errors import AlignmentError
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedscem.cohort import ChosenEgos, Shared, initial_weights
+from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared, initial_weights
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 
 # Written densely ---------------------------------------------------------------------------------
@@ -110,9 +110,9 @@ def test_clients_get_the_means_over_holders(
     aggregation: str, alignment: str, supernodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: dict[int, Shared] = {}
-    fuse = ChosenEgos.fuse
+    fuse = EgoCohort.fuse
 
-    def spy(chosen: ChosenEgos, shared: Shared, server_round: int, **how: Any) -> Tensor:
+    def spy(chosen: EgoCohort, shared: Shared, server_round: int, **how: Any) -> Tensor:
         for client, start, end in zip(
             chosen.batch.clients, chosen.batch.ptr, chosen.batch.ptr[1:], strict=False
         ):
@@ -120,7 +120,7 @@ def test_clients_get_the_means_over_holders(
             found[client] = Shared(shared.place[own] - start, shared.mean[own])
         return fuse(chosen, shared, server_round, **how)
 
-    monkeypatch.setattr(ChosenEgos, "fuse", spy)
+    monkeypatch.setattr(EgoCohort, "fuse", spy)
     egos = three_egos()
     run(egos, rounds=1, supernodes=supernodes, aggregation=aggregation, alignment=alignment)
     h = {}

@@ -10,6 +10,8 @@ import pytest
 import torch
 from flwr.app import Context
 from relay_helpers import CLASSES, FEATURES, run, small_graph, strategy_for
+from torch import Tensor
+from torch.nn import functional
 from without_flower import Given, call_saved
 
 from flower_graph import NodeClient, SplitGradientRelay
@@ -59,12 +61,13 @@ def test_a_user_without_its_neighbours_in_the_file_has_its_own_rows(average_over
     cohort = trained(x, True, average_over)
     found = user_models([0, 1, 2, 3], cohort.rows, cohort.tensors(), cohort.settings)
     state = found.state_dict(2)
-    assert {name: tuple(t.shape) for name, t in state.items()} == {
-        "linear.weight": (4, FEATURES),
-        "linear.bias": (4,),
-    }
-    latent = x[2] @ state["linear.weight"].T + state["linear.bias"]
-    torch.testing.assert_close(latent, cohort.forward(None)[2])
+    assert {name: tuple(t.shape) for name, t in state.items()} == {"weight": (FEATURES + 1, 4)}
+    torch.testing.assert_close(with_one(x[2]) @ state["weight"], cohort.forward(None)[2])
+
+
+def with_one(x: Tensor) -> Tensor:
+    """Append the 1 that a bias is multiplied by."""
+    return functional.pad(x, (0, 1), value=1.0)
 
 
 def test_predictions_are_of_who_answered() -> None:
@@ -109,7 +112,7 @@ def test_users_halves_give_the_servers_latent_vectors(user_bias: bool, tmp_path:
     assert len(models) == 3, "one file a SuperNode"
     for user, latent in zip(kept.number.tolist(), kept.embeddings, strict=True):
         state = next(one for one in models if user in one.clients).state_dict(user)
-        own = x[user] @ state["linear.weight"].T + state.get("linear.bias", torch.zeros(4))
+        own = with_one(x[user])[: FEATURES + user_bias] @ state["weight"]
         torch.testing.assert_close(own, torch.from_numpy(latent))
 
 

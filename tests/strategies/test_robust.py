@@ -84,7 +84,7 @@ def run(method: str, average: Robust, is_hostile: bool) -> tuple[list[float], fl
     kind, settings = KINDS[method]
     mods = [hostile] if is_hostile else []
     is_ego = method != "fedgls"
-    egos = {"client": EgoModelClient, "mods": mods}
+    egos = {"client": EgoModelClient, "settings": settings, "mods": mods}
     app = ego_app(seven_egos(), **egos) if is_ego else client_app(FEDGLS, mods=mods)
     strategy, reports = make_robust(kind, average, settings), list[RoundReport]()
     grid = InProcessGrid(app, num_supernodes=7 if is_ego else 6)

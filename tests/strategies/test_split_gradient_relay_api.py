@@ -137,7 +137,7 @@ def test_own_models_learn_however_dealt(options: dict[str, Any]) -> None:
         ({"participation": 1.5}, "participation: 1.5"),
         ({"average_every": -1}, "average_every: -1"),
         ({"average_over": "some"}, "average_over: 'some'"),
-        ({"average_every": 2, "average_over": "all", "participation": 0.5}, "'all'"),
+        ({"average_every": 2, "average_over": "all", "participation": 0.5}, "participation: 0.5"),
         ({"latent_size": 0}, "latent_size: 0"),
         ({"reg_weight": -1.0}, "reg_weight: -1.0"),
         ({"reg_weight": math.nan}, "reg_weight: nan"),

@@ -24,7 +24,8 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.errors import RefusedError
-from flower_graph.models import SplitGAT, SplitGCN, build_server_model
+from flower_graph.method.trust import MALICIOUS_SERVER
+from flower_graph.models import build_server_model
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.common_key import CommonKey, ShareKeyRequest
 from flower_graph.secure.ring import Ring
@@ -38,7 +39,6 @@ from flower_graph.strategies.nfedgnn.messages import (
     HiddenSum,
     LatentRequest,
 )
-from flower_graph.strategies.nfedgnn.server_model import NAMES as KEPT_NAMES
 from flower_graph.strategies.nfedgnn.summed import MaskedGradientRelay
 from flower_graph.strategies.nfedgnn.users import Dropped, UserSettings, shared_linear_weight
 
@@ -87,7 +87,8 @@ class Summed:
         self.grid = grid(app, num_supernodes=supernodes, state_dir=IN_PROCESS, faults=faults)
         if self.distrusts:
             hosted = [range(k, k + 1) for k in range(supernodes)]  # the first user of each
-            settings["registry"] = throwaway_parties(self.grid.run.run_id, hosted)
+            settings["registry"] = str(throwaway_parties(self.grid.run.run_id, hosted))
+            settings["trust"] = MALICIOUS_SERVER
         self.strategy = kind(data, server, latent_size=server.latent_size, **settings)
         self.seed = self.strategy.users.settings.seed
         try:
@@ -147,7 +148,16 @@ class Gat(nn.Module):
         return self.conv2(functional.elu(self.conv1(x, edges)), edges)
 
 
-NAMES = {Gcn: KEPT_NAMES[SplitGCN][1], Gat: KEPT_NAMES[SplitGAT][1]}
+SECOND = {"linear.weight": "conv2.lin.weight"}
+NAMES: dict[type[nn.Module], dict[str, str]] = {
+    Gcn: {"bias": "conv1.bias", "linear.bias": "conv2.bias", **SECOND},
+    Gat: {
+        f"{ours}_{layer}": f"conv{layer}.{theirs}"
+        for layer in (1, 2)
+        for ours, theirs in (("source", "att_src"), ("target", "att_dst"), ("bias", "bias"))
+    }
+    | SECOND,
+}
 
 
 def plain_loop(network: Any, data: Data, server: dict[str, Tensor], weight: Tensor) -> list[float]:

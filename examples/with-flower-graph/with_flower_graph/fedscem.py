@@ -4,14 +4,19 @@ from flower_graph import EgoNetwork, EgoNetworkClient, EgoSettings, MaskedEmbedd
 from with_flower_graph.task import NUM_CLASSES, NUM_FEATURES
 
 
+def settings(lr):
+    """Return the settings of the model and the training, which server and clients share."""
+    return EgoSettings(NUM_FEATURES, NUM_CLASSES, hidden=16, projection=8, learning_rate=lr)
+
+
 def strategy(lr, epochs):
     """Build the server's half; with so few clients nobody may drop out of a sum under masks."""
-    settings = EgoSettings(NUM_FEATURES, NUM_CLASSES, hidden=16, projection=8, learning_rate=lr)
-    return MaskedEmbeddingAveraging(settings, dropout=0.0)
+    return MaskedEmbeddingAveraging(settings(lr), dropout=0.0)
 
 
 def client(context, partition_id, data, lr, epochs):
     """Build a client; nodes have the same number at all of them, and any may be the ego."""
     masks = (data.train_mask, data.val_mask, data.test_mask)
     graph = (data.node, data.edge_index, data.x, data.y)
-    return EgoNetworkClient(context, [EgoNetwork(partition_id, int(data.node[0]), *graph, *masks)])
+    ego = EgoNetwork(partition_id, int(data.node[0]), *graph, *masks)
+    return EgoNetworkClient(context, [ego], settings(lr))

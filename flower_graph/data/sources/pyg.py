@@ -47,7 +47,7 @@ from flower_graph.data.sources.cache import (
 from flower_graph.data.sources.names import PygName, check_graph_file
 from flower_graph.data.sources.tables import CLIENT, read_graphml, read_node_link, read_tables
 from flower_graph.errors import DataError
-from flower_graph.storage.pickled import UnpicklingError, load_saved
+from flower_graph.storage.formats import UnpicklingError, load_saved
 from flower_graph.storage.reading import MOST_TENSORS, Tree, open_regular, reading, reason
 from flower_graph.storage.writing import written
 
@@ -123,8 +123,7 @@ def _call(cls: Dataset, arguments: dict[str, object], label: str) -> InMemoryDat
         raise
     # Loaders raise any error: asserts, missing packages, broken files.
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise DataError(f"data set {label!r} cannot be loaded by PyG: {reason}") from error
+        raise DataError(f"data set {label!r}: PyG: {type(error).__name__}: {error}") from error
 
 
 def _raw_files(cls: Dataset, arguments: dict[str, object], label: str) -> Raw:
@@ -284,12 +283,12 @@ def _unreadable(path: Path, error: Exception) -> str:
         is_archive = stream.read(2) == b"PK"
     if is_archive and not zipfile.is_zipfile(path):
         return "is cut short: its end is missing; copy or save it again"
-    unsafe, wanted = "is not a graph that can be loaded safely", "a Data or a dict of tensors"
+    unsafe, wanted = "is not a graph that can be loaded safely", "save a Data or a dict of tensors"
     if named := re.search(r"GLOBAL ([\w.]+)", str(error)):
         if named[1].endswith(("BaseStorage", "NodeStorage", "EdgeStorage")):
             return f"holds a HeteroData: {ONE_KIND}"
-        return f"{unsafe}: it holds a {named[1]}, and reading that can execute code; save {wanted}"
-    return f"{unsafe}, or is damaged: {wanted} by torch.save is expected (see docs own-data)"
+        return f"{unsafe}: it holds a {named[1]}; {wanted}"
+    return f"{unsafe}, or is damaged: {wanted}"
 
 
 def load_ogb(name: str, *, root: Path | None, download: bool) -> Graph:
@@ -321,8 +320,7 @@ def _ogb(name: str) -> Any:
     try:
         from ogb.nodeproppred import PygNodePropPredDataset
     except ImportError as error:
-        remedy = "pip install flower-graph[ogb]"
-        raise DataError(f"data set {name!r} needs the package ogb: {remedy} ({error})") from error
+        raise DataError(f"data set {name!r}: pip install flower-graph[ogb] ({error})") from error
     return PygNodePropPredDataset
 
 
@@ -344,8 +342,7 @@ def _read_ogb(name: str, folder: Path) -> Graph:
             data, split = dataset[0], dataset.get_idx_split()
     # ogb leaves the process by exit() when a question is answered with no.
     except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise DataError(f"data set {name!r} cannot be loaded by ogb: {reason}") from error
+        raise DataError(f"data set {name!r}: ogb: {type(error).__name__}: {error}") from error
     for part, ogb_name in (("train", "train"), ("val", "valid"), ("test", "test")):
         mask = torch.zeros(data.x.size(0), dtype=torch.bool)
         mask[split[ogb_name]] = True

@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.common import MEAN, ONE_HOT
-from flower_graph.data.description import if_nan, saying
+from flower_graph.data.description import BLANK, advice_of, if_nan, number_of, saying, word_of
 from flower_graph.data.gaps import NO_GAPS, Columns, Gaps, encode_words
 from flower_graph.data.graph import PARTS
-from flower_graph.data.labels import BLANK, advice_of, number_of, word_of
 from flower_graph.data.sources.names import EDGES, NODES, table_in
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import (
@@ -95,11 +94,8 @@ def roles_of(
     names = [lower[key] for key in NAMES if key in lower and lower[key] not in taken]
     others = [key for key in columns if key not in {*taken, *names, *out}]
     if program and gaps.label is None and needs_labels:
-        there = ", ".join(others) or "no others"
-        raise DataError(
-            f"file {path}: was saved by {program}, where {LABEL} is a caption: data.label names "
-            f"the column of classes; there are {there} (or data.label={LABEL})"
-        )
+        there = f"data.label names the classes: {', '.join([*others, LABEL])}"
+        raise DataError(f"file {path}: was saved by {program}, where {LABEL} is a caption: {there}")
     if elsewhere := [key for key in others if key in ELSEWHERE]:
         key = elsewhere[0]
         raise DataError(f"file {path}: {key} is no feature; name it {ELSEWHERE[key]}")
@@ -174,16 +170,16 @@ class Nodes(_Entries):
         if number is not None and (not math.isnan(number) or self.gaps.missing == MEAN):
             return number
         if number is not None:
-            why = f"{key}: is empty; a feature needs a number at every node, or data.missing={MEAN}"
-            raise self.wrong(place, why)
+            raise self.wrong(
+                place, f"{key}: is empty; a feature needs numbers, or data.missing={MEAN}"
+            )
         if advice := advice_of(given, comma=comma):
             raise self.wrong(place, f"{key}: {given!r:.40} is no number: {advice}")
         if isinstance(given, str) and self.gaps.categories == ONE_HOT:
             self.words[column][row] = word_of(given) or ""
             return math.nan
-        why = f"{key}: {given!r:.40} is no number; all but name, {', '.join(OWN)} are features"
         remedy = f"leave {key} out, or set data.categories={ONE_HOT}, or data.label={key}"
-        raise self.wrong(place, f"{why}: {remedy}")
+        raise self.wrong(place, f"{key}: {given!r:.40} is no number: {remedy}")
 
     def x(self) -> tuple[Tensor | None, Columns | None]:
         """Return the features, float64 ``[n, f]``, and their columns; None without any.
@@ -216,21 +212,22 @@ class Nodes(_Entries):
                 wrong[list(words), column] = False
                 if (numbers := ~torch.isnan(x[:, column])).any():
                     row, other = int(numbers.nonzero()[0]), next(iter(words))
-                    word = f"{self.unit} {self.rows[other]} has the word {words[other]!r:.40}"
+                    word = f"{self.unit} {self.rows[other]} has {words[other]!r:.40}"
                     why = f"{self.columns[column]}: {x[row, column]:g} is a number, but {word}"
                     raise self.wrong(self.rows[row], why)
         if wrong.any():
             row, column = wrong.nonzero()[0].tolist()
-            value = self.features[row * x.size(1) + column]
-            why = f"{self.columns[column]}: {value} must be finite, below 3e38{if_nan(value)}"
-            raise self.wrong(self.rows[row], why)
+            value, key = self.features[row * x.size(1) + column], self.columns[column]
+            raise self.wrong(self.rows[row], f"{key}: {value}: must be below 3e38{if_nan(value)}")
 
     def check(self, *, needs_labels: bool) -> None:
         if not self.places:
             raise DataError(f"file {self.path}: has no nodes")
         if needs_labels and not any(self.own[LABEL]):
-            others = f"data.label names another of these: {', '.join(self.columns) or 'none'}"
-            raise DataError(f"file {self.path}: no {LABEL} (a node's class) at any node; {others}")
+            others = ", ".join(self.columns)
+            raise DataError(
+                f"file {self.path}: no {LABEL} at any node; data.label names it: {others}"
+            )
 
 
 class Edges(_Entries):
@@ -256,15 +253,11 @@ class Edges(_Entries):
             is_name = isinstance(end, str) and end in self.nodes.places
             name = str(end) if is_name else self.word(place, key, end)
             if name is None or name not in self.nodes.places:
-                problem = "is empty" if name is None else f"{name!r:.40} is no node"
-                count = len(self.nodes.places)
-                why = f"{key}: {problem}; it must be one of the {count} names of nodes"
-                raise self.wrong(place, why)
+                raise self.wrong(place, f"{key}: {name or ''!r:.40} is no node")
             found.append(self.nodes.places[name])
         number = number_of(weight, comma=self.gaps.has_comma)
         if number is None:
-            advice = advice_of(weight, comma=self.gaps.has_comma)
-            advice = advice or "name the column of weights by data.weight, or rename this one"
+            advice = advice_of(weight, comma=self.gaps.has_comma) or "data.weight names the column"
             raise self.wrong(place, f"{self.weight}: {weight!r:.40} is no number: {advice}")
         if math.isnan(number) and self.without is None:
             self.without = place
@@ -281,8 +274,7 @@ class Edges(_Entries):
         weights = torch.tensor(self.weights)
         if not weights.isnan().all():
             if self.without is not None:
-                why = f"{self.weight}: is empty, and other edges have one"
-                raise self.wrong(self.without, why)
+                raise self.wrong(self.without, f"{self.weight}: is empty, and others have one")
             values["edge_weight"] = weights
         if any(own[SPLIT]):
             for part, split in zip(PARTS, SPLITS, strict=True):
@@ -385,8 +377,7 @@ def of_entries(
     ]
     most = max(MOST_FILLED, SPARSEST * sum(map(len, given)))
     if len(columns) * len(given) > most:
-        count = f"{len(columns):,} attributes at all nodes"
-        raise DataError(f"file {path}: {count}: more than {most:,} entries")
+        raise DataError(f"file {path}: {len(columns):,} attributes: more than {most:,} entries")
     nodes = Nodes(path, "node", columns, gaps, roles.notes)
     for index, (name, entry) in enumerate(zip(ids, given, strict=True)):
         features = list[object]()
@@ -434,14 +425,11 @@ def _table(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str
                 raise DataError(f"file {path}: is empty; its first line must name the columns")
             for key in header:
                 if not key or _INDEX.fullmatch(key):
-                    raise DataError(
-                        f"file {path}, line 1: a column is called {key!r}: save the table without "
-                        "row numbers, in pandas by index=False, in R by row.names = FALSE"
-                    )
+                    remedy = "save it with index=False (pandas) or row.names = FALSE (R)"
+                    raise DataError(f"file {path}, line 1: a column is called {key!r}: {remedy}")
             yield header, _rows(path, used, reader, len(header))
         except csv.Error as error:
-            where = f"file {path}, line {reader.line_num}"
-            raise DataError(f"{where}: is cut short or damaged ({error})") from error
+            raise DataError(f"file {path}, line {reader.line_num}: is damaged ({error})") from error
 
 
 def _lines(path: Path, stream: TextIO, used: list[int]) -> Iterator[str]:
@@ -450,8 +438,9 @@ def _lines(path: Path, stream: TextIO, used: list[int]) -> Iterator[str]:
     while line := stream.readline(MOST_ROW):
         number, used[0] = number + 1, used[0] + len(line)
         if used[0] >= MOST_ROW:
-            most = f"a row of more than {MOST_ROW:,} characters"
-            raise DataError(f"file {path}, line {number}: {most}")
+            raise DataError(
+                f"file {path}, line {number}: a row of more than {MOST_ROW:,} characters"
+            )
         yield line
 
 
@@ -463,11 +452,8 @@ def _rows(path: Path, used: list[int], reader: Any, width: int) -> Iterator[tupl
         if not any(row[width:]):  # commas that end the line
             row = row[:width]
         if len(row) != width:
-            why = "it is cut short, or a comma needs quotes"
-            if len(row) == width + 1:
-                why = "a comma needs quotes, or R has written row.names, which line 1 does not name"
-            where = f"file {path}, line {reader.line_num}"
-            raise DataError(f"{where}: {len(row)} cells, line 1 {width}; {why}")
+            why = f"{len(row)} cells, line 1 {width}; a comma needs quotes, or R wrote row.names"
+            raise DataError(f"file {path}, line {reader.line_num}: {why}")
         yield reader.line_num, row
 
 

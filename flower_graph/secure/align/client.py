@@ -188,9 +188,7 @@ class AlignmentClient(AnyAlignmentClient):
 
     def publish(self, message: ids.PublishedTokens) -> SlotTable:
         if message.epoch != self._epoch:
-            raise StateLostError(
-                f"slots of alignment {message.epoch}, but the clients are in {self._epoch}"
-            )
+            raise StateLostError(f"slots of alignment {message.epoch}, here is {self._epoch}")
         before = self._order
         if not np.array_equal(message.tokens[: len(before)], before):
             raise RefusedError("the published tokens change the order of existing slots")

@@ -264,9 +264,7 @@ class VerifiedAlignmentClient(AlignmentClient):
         """Refuse key-holders that the seed does not draw, and keys that they did not sign."""
         holders, allowed = request.holders.tolist(), self._allowed()
         if len(set(holders)) != len(holders) or len(holders) < KEY_HOLDERS:
-            raise RefusedError(
-                f"key-holders {holders!s:.60}: at least {KEY_HOLDERS} must be different"
-            )
+            raise RefusedError(f"key-holders {holders!s:.60}: at least {KEY_HOLDERS} must differ")
         if strange := [holder for holder in holders if holder not in allowed]:
             raise RefusedError(f"key-holder {strange[0]} is not among {allowed} of the draw")
         for holder, key, signature in zip(
@@ -274,9 +272,7 @@ class VerifiedAlignmentClient(AlignmentClient):
         ):
             parts = self._run_id, b"%d" % request.epoch, key
             if not self._identity.registry.verify(holder, signature, OF_KEY, *parts):
-                raise RefusedError(
-                    f"the key in the name of key-holder {holder} is not signed by it"
-                )
+                raise RefusedError(f"the key of key-holder {holder} is not signed by it")
 
 
 MOST_FAILED = 2  # unions in a row that too few took part in
@@ -429,7 +425,5 @@ class VerifiedAlignmentServer(AlignmentServer):
             if party not in used and local and len(chosen) < count:
                 chosen.append(local[0])
         if len(self._holders) + len(chosen) < KEY_HOLDERS:
-            raise AlignmentError(
-                f"too few of the draw's first parties are there: {KEY_HOLDERS} must hold keys"
-            )
+            raise AlignmentError(f"of the draw's first parties {KEY_HOLDERS} must be there")
         return chosen

@@ -114,9 +114,7 @@ class Content:
         now = time.time()
         self.begun = [moment for moment in self.begun if moment > now - DAY]
         if (times := len(self.begun)) >= most:
-            raise RefusedError(
-                f"this SuperNode began anew {times} times in 24 hours; at most {most} (trust-runs)"
-            )
+            raise RefusedError(f"began anew {times} times in 24 hours; trust-runs is {most}")
         self.begun.append(now)
         kept.begun = True
 

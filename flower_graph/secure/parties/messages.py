@@ -1,7 +1,7 @@
 """Further messages of the secure sum, for a server that may lie.
 
-An epoch begins with ``sum_bind``, ``sum_reveal`` and ``sum_epoch``. In a round, signatures of the
-keys travel beside the messages of ``messages.py``, and ``sum_list`` is an exchange of its own.
+An epoch begins with ``sum_bind``, ``sum_reveal`` and ``sum_epoch``; each round has the exchange
+``sum_list``. Signatures of keys and lists are entries of the messages of ``sum/messages.py``.
 """
 
 from __future__ import annotations
@@ -118,9 +118,7 @@ class BindReply(Message, up="sum_bind"):
             raise IdentityError(f"{who}: declares {sizes.size} blocks, for other clients")
         most = 2**62 if block_cap is None else block_cap
         if ((sizes < 1) | (sizes > most)).any():
-            raise IdentityError(
-                f"{who}: declares a block of {sizes.max()} points, from 1 to {most} are taken"
-            )
+            raise IdentityError(f"{who}: declares {sizes.max()} points, from 1 to {most}")
 
 
 @dataclass
@@ -184,25 +182,6 @@ class EpochReply(Message, up="sum_epoch"):
 
 
 @dataclass
-class SignedKey(Message, up="sum_unmask"):
-    """Client to server, beside ``PrepareReply``: its round key, signed."""
-
-    signature: Annotated[
-        Bytes, Block("prepare-signature", "over its round key", shape=f"{SIGNATURE}")
-    ]
-
-
-@dataclass
-class Ready(Message, down="sum_mask"):
-    """Server to client, beside ``MaskRequest``: the parties that prepared, and their signatures."""
-
-    ready: Annotated[NDArray[np.bool_], Flags("mask-ready", "who of the epoch", shape="n")]
-    signatures: Annotated[
-        Bytes, Block("mask-signatures", "of the partners' round keys", shape=f"f {SIGNATURE}")
-    ]
-
-
-@dataclass
 class ListRequest(Message, down="sum_list"):
     """Server to client: the parties in the sum."""
 
@@ -219,14 +198,4 @@ class ListReply(Message, up="sum_list"):
     server_round: Annotated[int, Whole("list-round", "as asked")]
     signature: Annotated[
         Bytes, Block("list-signature", "over epoch, round and list", shape=f"{SIGNATURE}")
-    ]
-
-
-@dataclass
-class Signatures(Message, down="sum_unmask"):
-    """Server to client, beside ``UnmaskRequest``: its partners' signatures."""
-
-    columns: Annotated[Integers, Exact("unmask-columns", "places of these partners", shape="s")]
-    signatures: Annotated[
-        Bytes, Block("unmask-signatures", "theirs of the list", shape=f"s {SIGNATURE}")
     ]

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from flower_graph.errors import MalformedReplyError, RefusedError, brief
 from flower_graph.secure.channel import COMMITMENT_BYTES as CHECK
 from flower_graph.secure.channel import KEY_BYTES, TAG_BYTES, framed
+from flower_graph.secure.parties.identity import SIGNATURE_BYTES as SIGNATURE
 from flower_graph.secure.ring import WORDS, Ring, RingArray
 from flower_graph.secure.shamir import SHARE_BYTES
 from flower_graph.wire.codec import Known, Message, Part
@@ -110,9 +111,7 @@ class SumTerms:
         """Refuse a ring with fewer guard bits than pads of so many clients need."""
         needed = (clients - 1).bit_length()
         if self.padded and self.ring is not None and self.ring.guard_bits < needed:
-            raise RefusedError(
-                f"guard-bits is {self.ring.guard_bits}: pads of {clients} clients need {needed}"
-            )
+            raise RefusedError(f"guard-bits is {self.ring.guard_bits}, pads need {needed}")
 
     def digest(self, length: int, word: int, threshold: int, minimum: int) -> bytes:
         """Hash the terms with masking's own: words of a vector, bits of a word, and so on.
@@ -192,6 +191,16 @@ class PrepareReply(Message, up="sum_unmask"):
     packets: Annotated[
         Bytes, Block("prepare-packets", "sealed shares for the partners", shape=f"f {PACKET_BYTES}")
     ]
+    signature: Annotated[
+        Bytes | None,
+        Block(
+            "prepare-signature",
+            "over the round key; this entry and all others of signatures: only if the server may "
+            "lie",
+            shape=f"{SIGNATURE}",
+            optional=True,
+        ),
+    ] = None
 
 
 @dataclass
@@ -215,6 +224,19 @@ class MaskRequest(Message, down="sum_mask"):
     packets: Annotated[
         Bytes, Block("mask-packets", "these shares, sealed", shape=f"f {PACKET_BYTES}")
     ]
+    ready: Annotated[
+        NDArray[np.bool_] | None,
+        Flags("mask-ready", "which parties of the epoch prepared", shape="n", optional=True),
+    ] = None
+    signatures: Annotated[
+        Bytes | None,
+        Block(
+            "mask-signatures",
+            "of the partners' round keys",
+            shape=f"f {SIGNATURE}",
+            optional=True,
+        ),
+    ] = None
 
 
 @dataclass
@@ -250,6 +272,21 @@ class UnmaskRequest(Message, down="sum_unmask"):
     clients: Holders
     # SEED of a partner in the sum, MASK_KEY of one that is missing
     kinds: Kinds
+    columns: Annotated[
+        Integers | None,
+        Exact(
+            "unmask-columns", "places of partners that signed the list", shape="s", optional=True
+        ),
+    ] = None
+    signatures: Annotated[
+        Bytes | None,
+        Block(
+            "unmask-signatures",
+            "these partners' signatures of the list",
+            shape=f"s {SIGNATURE}",
+            optional=True,
+        ),
+    ] = None
 
 
 @dataclass
@@ -269,9 +306,7 @@ class UnmaskReply(Message, up="sum_unmask"):
         """Refuse more or fewer shares than ``kinds`` announces."""
         wanted = int((self.kinds != NOTHING).sum()) * SHARE_BYTES
         if self.shares.size != wanted:
-            raise MalformedReplyError(
-                f"unmask-shares: expected {wanted} bytes, got {self.shares.size} bytes"
-            )
+            raise MalformedReplyError(f"unmask-shares: {self.shares.size} bytes, expected {wanted}")
 
 
 def sum_bytes(unmask: Iterable[UnmaskRequest], prepare: Iterable[PrepareRequest]) -> int:

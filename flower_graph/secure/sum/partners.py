@@ -39,7 +39,7 @@ def check_shares(dropout: float, corrupt: float) -> None:
     # The parties that are left must be more than half of all, plus half of the colluders.
     if 2 * dropout + corrupt >= 1:
         raise ValueError(
-            f"dropout is {dropout} and corrupt {corrupt}: 2 dropout + corrupt must be below 1"
+            f"dropout is {dropout}, corrupt {corrupt}: 2 dropout + corrupt must be below 1"
         )
 
 
@@ -59,9 +59,7 @@ def plan(
     for vanished in range(min(math.floor(dropout * num_parties), num_parties - 2), -1, -1):
         if chosen := _search(num_parties, vanished, colluding, broken):
             return *chosen, vanished
-    raise ValueError(
-        f"corrupt is {corrupt:g}: no choice of partners among {num_parties} stands that"
-    )
+    raise ValueError(f"corrupt is {corrupt:g}: too much for {num_parties} parties")
 
 
 def _search(
