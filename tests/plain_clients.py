@@ -27,14 +27,12 @@ def record(arrays: dict[str, np.ndarray]) -> ArrayRecord:
 
 
 def reply(message: Message, **records: dict[str, Any]) -> Message:
-    """Answer with some records, each given as what is in it."""
     kinds: dict[str, Any] = {"config": ConfigRecord, "metrics": MetricRecord}
     content = {name: kinds.get(name, record)(values) for name, values in records.items()}
     return Message(RecordDict(content), reply_to=message)
 
 
 def here(context: Context) -> int:
-    """The number of this SuperNode, which hosts the client of that number."""
     return int(context.node_config["partition-id"])
 
 

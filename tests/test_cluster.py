@@ -46,14 +46,12 @@ UNLIKE = ("seconds", "time", "node", "parts")
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Raylets]:
-    """Start two machines for the tests that kill none."""
     with Raylets() as cluster:
         yield cluster
 
 
 @pytest.fixture
 def cluster(shared: Raylets) -> Iterator[Raylets]:
-    """Give the two machines; see that a run leaves nothing there."""
     yield shared
     assert shared.left() == []
 
@@ -162,7 +160,6 @@ def kill_driver() -> None:
 
 
 def once_said(pattern: str, act: Callable[[], None], said: list[str]) -> Callable[[str], None]:
-    """Keep the lines of a run, and do something at the first that has a pattern."""
 
     def echo(line: str) -> None:
         is_first = not any(re.search(pattern, one) for one in said)

@@ -47,8 +47,7 @@ ROOMS = (
     {"method"},
 )
 
-# Whose short names, under TYPE_CHECKING, are of all floors; docs/architecture.md says why
-FRONT_DOOR = "flower_graph"
+FRONT_DOOR = "flower_graph"  # whose short names are of all floors; docs/architecture.md says why
 
 
 def _module(path: Path) -> str:
@@ -66,7 +65,6 @@ SOURCES = {
 
 
 def _source(module: str) -> str:
-    """Read a module; the package's own without the names that it imports on first use."""
     source = SOURCES[module].read_text(encoding="utf-8")
     if module != FRONT_DOOR:
         return source
@@ -86,7 +84,6 @@ def _statements(source: str) -> list[ast.Import | ast.ImportFrom]:
 
 
 def _imports(source: str, module: str = "", is_package: bool = False) -> set[str]:
-    """Return the names of all modules that a source imports, in functions and for types too."""
     names: set[str] = set()
     for node in _statements(source):
         if isinstance(node, ast.Import):
@@ -107,7 +104,6 @@ def _upward(source: str, module: str) -> set[str]:
 
 
 def _circles(arrows: dict[str, set[str]]) -> list[list[str]]:
-    """Return what is left when modules that import none, or none that is left, are taken away."""
     left = {module: set(targets) for module, targets in arrows.items()}
     while free := {module for module, targets in left.items() if not targets}:
         left = {m: targets - free for m, targets in left.items() if m not in free}

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -84,18 +83,13 @@ def test_termination_runs_the_clean_up() -> None:
     assert signal.getsignal(signal.SIGTERM) == handler
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Have interrupts raise: a shell's background jobs begin with interrupts ignored."""
+def test_interrupts_are_ignored_during_the_clean_up() -> None:
+    # A shell's background jobs begin with interrupts ignored
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_interrupts_are_ignored_during_the_clean_up(interruptible: None) -> None:
     with without_interrupts():
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.05)
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(5)
+    signal.signal(signal.SIGINT, before)

@@ -25,7 +25,6 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def _tracked() -> list[Path]:
-    """Return what is committed or would be; all files where this is no git checkout."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     try:
         run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
