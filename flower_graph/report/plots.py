@@ -131,16 +131,23 @@ def draw_confusion(
         is_short = max(map(len, names)) <= 3
         axes.set_xticks(range(len(names)), names, rotation=0 if is_short else 60, fontsize=8)
         axes.set_yticks(range(len(names)), names, fontsize=8)
-        for (row, column), share in np.ndenumerate(shares):
-            if share >= 0.005:
-                colour = "white" if share > 0.6 else "black"
-                text = f"{100 * share:.0f}"
-                axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=7)
+        annotate(axes, np.where(shares < 0.005, np.nan, 100 * shares), shares > 0.6, "{:.0f}", 7)
     else:
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.set_xlabel("predicted class")
     axes.set_ylabel("class")
+
+
+def annotate(
+    axes: Axes, values: NDArray[np.float64], is_dark: NDArray[np.bool_], form: str, size: int
+) -> None:
+    """Write the finite numbers into the cells of an image, in white where cells are dark."""
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            colour = "white" if is_dark[row, column] else "black"
+            how: Any = {"ha": "center", "va": "center", "color": colour, "fontsize": size}
+            axes.text(column, row, form.format(value), **how)
 
 
 def save_participation(path: Path, reports: Sequence[RoundReport], *, title: str) -> None:
@@ -438,11 +445,8 @@ def plot_matrices(
         low = -high
     for cell, (name, values) in zip(axes, zip(panels, every, strict=True), strict=True):
         image = cell.imshow(values, cmap=colours, vmin=low, vmax=high, aspect="auto")
-        for (y, x), value in np.ndenumerate(values):
-            if np.isfinite(value):
-                is_dark = abs(value) > 0.6 * high if low < 0 else value > (low + high) / 2
-                colour = "white" if is_dark else "black"
-                cell.text(x, y, f"{value:.3f}", ha="center", va="center", color=colour, fontsize=9)
+        is_dark = np.abs(values) > 0.6 * high if low < 0 else values > (low + high) / 2
+        annotate(cell, values, is_dark, "{:.3f}", 9)
         cell.set_xticks(range(len(columns[1])), [f"{v:g}" for v in columns[1]])
         cell.set_yticks(range(len(rows[1])), [f"{v:g}" for v in rows[1]])
         cell.set_xlabel(columns[0])

@@ -116,22 +116,21 @@ class RunWriter:
 
     def _draw(self, baselines: Mapping[str, float]) -> None:
         """Draw the pictures; one round alone is no curve, and has those of a round only."""
-        title = _title(self.config)
-        best = best_round(self.reports, metrics_of(self.config)[0]) or self.reports[-1]
+        out, reports, title = self.out, self.reports, _title(self.config)
+        best = best_round(reports, metrics_of(self.config)[0]) or reports[-1]
         if self._draw_more is not None:
-            self._draw_more(self.out, self.reports, title)
-        if len(self.reports) < 2 and not best.confusion:
+            self._draw_more(out, reports, title)
+        if len(reports) < 2 and not best.confusion:
             return
         # Imported here: it takes as long as a short run, and these do without.
         from flower_graph.report.plots import save_confusion, save_curves, save_participation
 
         if best.confusion:
-            save_confusion(self.out / "confusion.png", best, title=title)
-        if len(self.reports) < 2:
-            return
-        save_curves(self.out / "curves.png", self.reports, title=title, baselines=baselines)
-        if any(report.participation for report in self.reports):
-            save_participation(self.out / "participation.png", self.reports, title=title)
+            save_confusion(out / "confusion.png", best, title=title)
+        if len(reports) > 1:
+            save_curves(out / "curves.png", reports, title=title, baselines=baselines)
+        if len(reports) > 1 and any(report.participation for report in reports):
+            save_participation(out / "participation.png", reports, title=title)
 
     def _take_over(self) -> None:
         """Write the settings, and cut a resumed run's files back to its checkpoint."""
