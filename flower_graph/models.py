@@ -261,7 +261,8 @@ def build_server_model(
     name: str, *, hidden: int, heads: int, classes: int, dropout: float, seed: int
 ) -> SplitModel:
     """Build one of the split models with reproducible initial weights."""
-    kinds = {"gcn": SplitGCN, "gat": partial(SplitGAT, heads=heads), "sage": SplitSAGE}
+    gat = partial(SplitGAT, heads=heads)
+    kinds: dict[str, Callable[..., SplitModel]] = {"gcn": SplitGCN, "gat": gat, "sage": SplitSAGE}
     if name not in kinds:
         raise ValueError(f"model.name: {name!r} is unknown; allowed are 'gcn', 'gat' and 'sage'")
     with seeded(torch.device("cpu"), seed, "server-model"):

@@ -78,8 +78,9 @@ def form_of(module: nn.Module, make: Callable[[], nn.Module], client: int) -> Sa
         rows = form_of(module.rows, make, client)
         decoder = {f"decoder.{n}": one[None] for n, one in module.decoder.state_dict().items()}
         return SavedModels(f"{GCN}Pairs", rows.arguments, [client], {}, rows.own | decoder)
-    if hasattr(module, "saved_as"):  # another class with the same names of tensors
-        return SavedModels(*module.saved_as(), [client], {}, own)
+    saved_as: Callable[[], Form] | None = getattr(module, "saved_as", None)
+    if saved_as is not None:  # another class with the same names of tensors
+        return SavedModels(*saved_as(), [client], {}, own)
     arguments = dict[str, object]()
     if isinstance(make, partial) and make.func is kind:
         names = [
