@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache, partial
 from multiprocessing import active_children, get_context, parent_process
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from flower_graph.config.common import RunConfig
-from flower_graph.method.load import load_config, to_dict
+from flower_graph.method.load import flatten, load_config, to_dict
 from flower_graph.method.registry import give_file
 
 # Memory, not cores, is the limit on large machines: a GAT on PubMed holds 1.5 GB of weights.
@@ -101,14 +101,5 @@ def loaded(config: str, overrides: tuple[str, ...] = ()) -> RunConfig:
 
 def settings_of(config: RunConfig) -> dict[str, object]:
     """Return a run's settings by dotted key, without the device and the data folder."""
-    settings = flat(to_dict(config))
-    return {key: value for key, value in settings.items() if key not in ("device", "data.root")}
-
-
-def flat(settings: Mapping[str, object]) -> dict[str, object]:
-    """Flatten nested settings to dotted keys."""
-    result: dict[str, object] = {}
-    for key, value in settings.items():
-        inner = value if isinstance(value, dict) else {"": value}
-        result |= {f"{key}.{name}".rstrip("."): item for name, item in inner.items()}
-    return result
+    settings = flatten(to_dict(config))
+    return {key: value for key, value in settings if key not in ("device", "data.root")}

@@ -18,8 +18,13 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties
 from flower_graph.config.common import CHECKPOINTS, RunConfig, require_trackers
-from flower_graph.data.folders.members import read_members
-from flower_graph.data.folders.party import DATA_FORM, RunFolder, assigned, client_folder
+from flower_graph.data.folders.party import (
+    DATA_FORM,
+    RunFolder,
+    assigned,
+    client_folder,
+    read_members,
+)
 from flower_graph.data.new_graph import DataForm
 from flower_graph.engine.machine import refuse_too_large, resolve_device
 from flower_graph.errors import ConfigError

@@ -32,7 +32,7 @@ from flower_graph.data.sources.generators import csbm
 from flower_graph.engine.machine import resolve_device
 from flower_graph.models import build_server_model
 from flower_graph.ops import align_pairs, consensus
-from flower_graph.ops.active_rows import ActiveRows, pack_csr
+from flower_graph.ops.active_rows import ActiveRows
 from flower_graph.rng import generator
 from flower_graph.strategies.fedgls.cohort import StructureCohort
 from flower_graph.strategies.fedgls.networks import StructureSettings, initial_models
@@ -41,6 +41,7 @@ from flower_graph.strategies.fedscem.cohort import (
     EgoSettings,
     Shared,
 )
+from flower_graph.strategies.nfedgnn.config import StrategyConfig
 from flower_graph.strategies.nfedgnn.server_model import RelayServer
 from flower_graph.strategies.nfedgnn.users import LinearCohort, UserSettings
 from flower_graph.strategies.ppfl.config import GATConfig, PPFLConfig
@@ -91,9 +92,9 @@ def make_rows(users: int, features: int, active: int) -> ActiveRows:
     width = features // active
     chosen = torch.randint(width, (users, active), generator=draw, dtype=torch.int32)
     chosen += torch.arange(active, dtype=torch.int32) * width
-    pointers = torch.arange(users + 1) * active
+    pointers = torch.arange(users + 1, dtype=torch.int32) * active
     values = torch.full((users * active,), 1 / active)
-    return pack_csr(pointers, chosen.flatten(), values, features)
+    return ActiveRows(pointers, chosen.flatten(), values, features)
 
 
 def make_server(users: int, device: torch.device) -> RelayServer:
@@ -111,15 +112,8 @@ def make_server(users: int, device: torch.device) -> RelayServer:
         test_mask=~labelled & ~is_even,
     )
     model = build_server_model("gcn", hidden=HIDDEN, heads=1, classes=CLASSES, dropout=0.0, seed=0)
-    return RelayServer(
-        data,
-        model,
-        latent_size=HIDDEN,
-        reg_weight=1.0,
-        weight_decay=5e-4,
-        seed=0,
-        device=device,
-    )
+    section = StrategyConfig(reg_weight=1.0)
+    return RelayServer(data, model, section, latent_size=HIDDEN, seed=0, device=device)
 
 
 def relay(device: torch.device, users: int, features: int, active: int) -> Program:

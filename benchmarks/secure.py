@@ -65,7 +65,7 @@ class Sum:
     def _mask(self, host: SumClient, request: Any) -> MaskedReply:
         present = request.clients.tolist()
         total = self.vector * self.vector.dtype.type(len(present))
-        return host.mask(request, present, total, TERMS)
+        return host.mask(host.receive(request, TERMS.ring), present, total, TERMS)
 
     def _stage(self, requests: dict[int, Any], answer: Callable[[SumClient, Any], Any]) -> None:
         for node, request in requests.items():

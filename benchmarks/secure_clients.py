@@ -24,33 +24,29 @@ from benchmarks.measure import Table, duration, say, size, table
 from flower_graph.secure import channel
 from flower_graph.secure.channel import rows_of
 from flower_graph.secure.client import SecureSumClient
-from flower_graph.secure.parties.epoch import Epoch, commit
+from flower_graph.secure.parties.epoch import LIST, ROUND_KEY, Epoch, commit
 from flower_graph.secure.parties.identity import Identity, TrustSettings
-from flower_graph.secure.parties.messages import (
-    BindReply,
-    BindRequest,
-    EpochRequest,
-    ListRequest,
-    Ready,
-    RevealRequest,
-    Signatures,
-    none_declared,
-)
-from flower_graph.secure.parties.party import LIST, ROUND_KEY
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import (
     RING,
     SECURE_SUM,
     SEED,
+    BindReply,
+    BindRequest,
+    EpochRequest,
     KeyReply,
     KeyRequest,
+    ListRequest,
     MaskRequest,
     PrepareRequest,
+    RevealRequest,
     SumTerms,
     UnmaskRequest,
+    none_declared,
 )
 from flower_graph.secure.sum.partners import plan
-from flower_graph.secure.sum.service import merged
+from flower_graph.secure.sum.service import as_record
+from flower_graph.wire.keys import CONFIG
 from flower_graph.wire.ledger import count_bytes
 
 SIZES, QUICK_SIZES = (100, 1_000, 10_000), (30, 60)
@@ -93,7 +89,7 @@ class Played:
         self.channels = [channel.new_key() for _ in range(self.k)]
 
     def say(self, what: str, action: str, *messages: Any, **more: Any) -> dict[str, Any]:
-        config = merged(*messages, more)
+        config = dict(as_record(*messages, more).config_records[CONFIG])
         self.down += _size(config)
         started = time.process_time()
         arrays, _, found = getattr(self.client, action)([], config)
@@ -130,17 +126,18 @@ class Played:
             rows_of(commitments, self.k, 2, -1),
             rows_of(packets, self.k, -1),
         )
-        more = self.beside_mask(number, [public for _, public in pairs])
-        self.say("mask", "sum_mask", mask, *more, **RING.to_config(self.ring))
+        self.sign_keys(mask, [public for _, public in pairs])
+        self.say("mask", "sum_mask", mask, **RING.to_config(self.ring))
         kinds = np.full((1, self.k), SEED, np.uint8)
         unmask = UnmaskRequest(self.run, number, self.m, one, kinds)
-        self.say("unmask", "sum_unmask", unmask, *self.beside_unmask(number))
+        self.sign_list(unmask)
+        self.say("unmask", "sum_unmask", unmask)
 
-    def beside_mask(self, number: int, keys: list[bytes]) -> list[Any]:
-        return []
+    def sign_keys(self, mask: MaskRequest, keys: list[bytes]) -> None:
+        """Add what is signed under a server that may lie."""
 
-    def beside_unmask(self, number: int) -> list[Any]:
-        return []
+    def sign_list(self, unmask: UnmaskRequest) -> None:
+        """Add what is signed under a server that may lie."""
 
 
 class PlayedParty(Played):
@@ -195,24 +192,24 @@ class PlayedParty(Played):
         ones, signed = np.ones(self.k, np.int64), rows_of(signatures, self.k, -1)
         self.say("epoch", "sum_epoch", EpochRequest(RUN, shown, keys, signed, ones, self.partners))
 
-    def beside_mask(self, number: int, keys: list[bytes]) -> list[Any]:
+    def sign_keys(self, mask: MaskRequest, keys: list[bytes]) -> None:
         signed = [
-            self._sign(party, ROUND_KEY, *self.epoch.key_parts(number, key))
+            self._sign(party, ROUND_KEY, *self.epoch.key_parts(mask.server_round, key))
             for party, key in zip(self.partners.tolist(), keys, strict=True)
         ]
-        return [Ready(np.ones(self.m, np.bool_), rows_of(signed, self.k, -1))]
+        mask.ready, mask.signatures = np.ones(self.m, np.bool_), rows_of(signed, self.k, -1)
 
-    def beside_unmask(self, number: int) -> list[Any]:
-        present = np.ones(self.m, np.bool_)
+    def sign_list(self, unmask: UnmaskRequest) -> None:
+        number, present = unmask.server_round, np.ones(self.m, np.bool_)
         self.say("list", "sum_list", ListRequest(self.run, number, present))
         terms = SumTerms(SECURE_SUM, self.ring).digest(
             self.length, self.ring.word, self.threshold, self.minimum
         )
         parts = self.epoch.signed_parts(number, present, present, terms)
-        columns = np.arange(self.threshold)
-        chosen = self.partners[columns].tolist()
+        chosen = self.partners[: self.threshold].tolist()
         signed = [self._sign(party, LIST, *parts) for party in chosen]
-        return [Signatures(columns, rows_of(signed, self.threshold, -1))]
+        unmask.columns = np.arange(self.threshold)
+        unmask.signatures = rows_of(signed, self.threshold, -1)
 
 
 def _size(config: Mapping[str, Any]) -> int:

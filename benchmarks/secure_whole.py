@@ -20,11 +20,10 @@ from benchmarks.measure import Table, duration, say, table
 from benchmarks.secure import TERMS
 from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.secure.parties.differences import STATE_BYTES
-from flower_graph.secure.parties.messages import EpochRequest, RevealReply
-from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import WORDS
 from flower_graph.secure.sum.client import SumClient
+from flower_graph.secure.sum.messages import EpochRequest, RevealReply
 from flower_graph.secure.sum.partners import plan
 from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import SumServer
@@ -59,7 +58,7 @@ class Trusted:
     def answer(self, stage: str, node: int, request: Any, vector: Any) -> Any:
         host = self.hosts[node]
         if stage == "mask":
-            return host.mask(request, [node], vector, TERMS)
+            return host.mask(host.receive(request, TERMS.ring), [node], vector, TERMS)
         return host.prepare(request) if stage == "prepare" else host.unmask(request)
 
     def take(self, stage: str, node: int, reply: Any) -> None:
@@ -76,7 +75,7 @@ class Untrusted:
         trusts[0].registry.write(folder / "registry.json")
         file = folder / "registry.json"
         server = self.server = PartySums(file, dropout=DROPOUT, corrupt=corrupt)
-        self.hosts = {i: PartyClient(server.run_id, [i], trust) for i, trust in enumerate(trusts)}
+        self.hosts = {i: SumClient(server.run_id, [i], trust) for i, trust in enumerate(trusts)}
         for i, party in self.hosts.items():
             server.take_binding(i, party.bind())
         for i, shown in server.reveal_requests(LIMIT).items():
@@ -93,12 +92,11 @@ class Untrusted:
                 self._adopt(self.hosts[i], request)
         self.vanishing = clients - server.fewest_nodes
 
-    def _adopt(self, party: PartyClient, request: EpochRequest) -> None:
+    def _adopt(self, party: SumClient, request: EpochRequest) -> None:
         """Let a party adopt the epoch of the first parties: it would check the very same."""
         epoch = self.server.epoch
         assert epoch is not None
         party.epoch, party._keys = epoch, request.channel_keys
-        party.sums = SumClient(epoch.id, [party.party], (party._private, party._public))
 
     def requests(self, stage: str, number: int) -> dict[int, Any]:
         if stage == "prepare":
@@ -111,20 +109,14 @@ class Untrusted:
     def answer(self, stage: str, node: int, request: Any, vector: Any) -> Any:
         party = self.hosts[node]
         if stage == "mask":
-            party.receive(*request, TERMS.ring)
-            return party.mask(vector, TERMS, os.urandom(STATE_BYTES))
+            came = party.receive(request, TERMS.ring)
+            return party.mask(came, [node], vector, TERMS, [os.urandom(STATE_BYTES)])
         if stage == "list":
             return party.sign_list(request)
-        return party.prepare(request) if stage == "prepare" else party.unmask(*request)
+        return party.prepare(request) if stage == "prepare" else party.unmask(request)
 
     def take(self, stage: str, node: int, reply: Any) -> None:
-        server = self.server
-        if stage == "prepare":
-            server.take(node, *reply)
-        elif stage == "list":
-            server.take_list(node, reply)
-        else:
-            server.take(node, reply)
+        (self.server.take_list if stage == "list" else self.server.take)(node, reply)
 
 
 def play(world: Trusted | Untrusted, number: int, lost: dict[str, Collection[int]]) -> list[float]:

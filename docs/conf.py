@@ -7,9 +7,11 @@ the repository, or words where its address is not known.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import tomllib
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,11 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS))
 generate = import_module("generate")  # a file of this folder
-shown_notebooks = import_module("shown_notebooks")
 
 PYPROJECT = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))
 REPOSITORY = PYPROJECT["tool"]["flower-graph"]["repository"].rstrip("/")
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)]*)?\)")
+AS_HTML = ("text/html", "image/svg+xml")  # outputs of notebooks that are shown as they are
 
 project = "flower-graph"
 author = "The authors of flower-graph"
@@ -60,10 +62,29 @@ def _of_site(page: Path, link: re.Match[str]) -> str:
     return f"{words} (`{name}` in the repository)" if picture else words
 
 
+def as_page(notebook: Path) -> str:
+    """Return an executed notebook as a page."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return "\n\n".join(part for cell in cells for part in _of_cell(cell)) + "\n"
+
+
+def _of_cell(cell: Mapping[str, Any]) -> Iterator[str]:
+    source = "".join(cell["source"])
+    if cell["cell_type"] != "code":
+        yield source
+        return
+    yield f"```python\n{source}\n```"
+    for output in cell["outputs"]:
+        data = output.get("data", {"text/plain": output.get("text", "")})
+        kind = next((one for one in AS_HTML if one in data), "text/plain")
+        text = "".join(data[kind]).rstrip()
+        yield f"```{{raw}} html\n{text}\n```" if kind in AS_HTML else f"```text\n{text}\n```"
+
+
 def _read(app: object, name: str, source: list[str]) -> None:
     page = DOCS / f"{name}.md"
     notebook = page.with_suffix(".ipynb")
-    text = shown_notebooks.as_page(notebook) if notebook.is_file() else source[0]
+    text = as_page(notebook) if notebook.is_file() else source[0]
     text = generate.filled(name.rpartition("/")[2], text)
     text = LINK.sub(lambda link: _of_site(page, link), text)
     if name.startswith("results/") and name != "results/README":

@@ -7,20 +7,24 @@ repository.
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import code_tables
-
+import flower_graph
+from flower_graph.apps.cli.main import make_parser
 from flower_graph.config.app_keys import SETTINGS
 from flower_graph.config.common import RunConfig
 from flower_graph.config.rules import Choice, Rule
 from flower_graph.config.schema import Setting, settings_of
+from flower_graph.lazy import declared
 from flower_graph.method.registry import DEFAULT, known_apps, schema_of
 from flower_graph.wire.codec import Field, Part, fields_of
 from flower_graph.wire.fields import Word
@@ -31,19 +35,21 @@ LIARS = PROMISES.with_name("liars.json")
 ADVERSARIES = PROMISES.parents[1] / "privacy" / "adversaries.json"
 MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
-SECTIONS = (
-    "task",
-    "partition",
-    "links",
-    "model",
-    "strategy",
-)  # the order of keys that several methods have
+# The order of keys that several methods have
+SECTIONS = ("task", "partition", "links", "model", "strategy")
+
+
+def markdown(head: str, rows: Iterable[Sequence[str]]) -> str:
+    """Write a Markdown table."""
+    lines = (f"| {' | '.join(cells)} |" for cells in rows)
+    return "\n".join([head, re.sub(r"[^|]+", "---", head), *lines, ""])
 
 
 def configuration(name: str) -> str:
     """Make one table of keys: of ``all`` methods, of ``several``, of one, or of the run config."""
     if name == "run config":
-        return _run_config()
+        pairs = ((f"`{key}`", f"`{name}`") for key, name in SETTINGS.items())
+        return markdown("| in the run config | setting |", pairs)
     schemas = {app: settings_of(schema_of(app)) for app in known_apps()}
     if name == "all":
         return _table((setting, _defaults(setting, schemas)) for setting in _shared())
@@ -53,11 +59,6 @@ def configuration(name: str) -> str:
         return _table(sorted(rows, key=lambda row: SECTIONS.index(row[0].key.partition(".")[0])))
     own = [found[name] for _, found in groups if list(found) == [name]]
     return _table((setting, _value(setting.default)) for setting in own)
-
-
-def _run_config() -> str:
-    lines = ["| in the run config | setting |", "|---|---|"]
-    return "\n".join([*lines, *(f"| `{key}` | `{name}` |" for key, name in SETTINGS.items()), ""])
 
 
 def _shared() -> list[Setting]:
@@ -106,11 +107,8 @@ def _defaults(setting: Setting, schemas: dict[str, list[Setting]]) -> str:
 
 
 def _table(rows: Iterable[tuple[Setting, str]]) -> str:
-    lines = ["| key | default | allowed | meaning |", "|---|---|---|---|"]
-    for setting, default in rows:
-        cells = (f"`{setting.key}`", default, _allowed(setting), setting.help)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    cells = ((f"`{one.key}`", default, _allowed(one), one.help) for one, default in rows)
+    return markdown("| key | default | allowed | meaning |", cells)
 
 
 def _allowed(setting: Setting) -> str:
@@ -165,16 +163,12 @@ def messages(name: str) -> str:
 
 def entries(rows: Iterable[tuple[str, ...]]) -> str:
     """Write a table of entries under their messages: (messages, record, key, type, says)."""
-    under: dict[str, list[str]] = {}
+    under: dict[str, list[tuple[str, ...]]] = {}
     for message, record, key, kind, says in rows:
         name = key if record in ("", "`config`") else f"{record[:-1]}/{key[1:]}"
         cells = (name or kind, kind if name else "", says)
-        line = "|" + "".join(f" {cell} |" if cell else " |" for cell in cells)
-        under.setdefault(f"| {message} | | |", []).append(line)
-    lines = ["| key | type | what it is |", "|---|---|---|"]
-    return (
-        "\n".join([*lines, *(line for head, own in under.items() for line in (head, *own))]) + "\n"
-    )
+        under.setdefault(message, [(message, "", "")]).append(cells)
+    return markdown("| key | type | what it is |", [row for own in under.values() for row in own])
 
 
 def _fields(declared: Any) -> Iterator[tuple[str, tuple[str, ...], Field]]:
@@ -219,40 +213,95 @@ def promises(guide: str) -> str:
     if guide == "liars":
         return _liars()
     attacks: dict[str, list[str]] = json.loads(PROMISES.read_text(encoding="utf-8"))[guide]
-    lines = [f'| "{words}" | {_listed(tests)} |' for words, tests in attacks.items()]
-    return "\n".join(["| words | tests |", "|---|---|", *lines, ""])
+    rows = ((f'"{words}"', _listed(tests)) for words, tests in attacks.items())
+    return markdown("| words | tests |", rows)
 
 
 def _liars() -> str:
     """Make the table of tests for each who lies, in docs/security.md."""
     shown: dict[str, dict[str, list[str]]] = json.loads(LIARS.read_text("utf-8"))
-    lines = ["| who lies | setting | tests |", "|---|---|---|"]
-    for who, settings in shown.items():
-        for setting, tests in settings.items():
-            words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", setting)  # links are the guide's
-            lines.append(f"| {who} | {words} | {_listed(tests)} |")
-    return "\n".join([*lines, ""])
+    rows = [
+        # Links are the guide's
+        (who, re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", setting), _listed(tests))
+        for who, settings in shown.items()
+        for setting, tests in settings.items()
+    ]
+    return markdown("| who lies | setting | tests |", rows)
 
 
 def _adversaries() -> str:
     """Make the table of tests for each adversary and setting on the pages on privacy."""
     shown: dict[str, dict[str, dict[str, list[str]]]] = json.loads(ADVERSARIES.read_text("utf-8"))
-    lines = ["| page | adversary | setting | tests |", "|---|---|---|---|"]
-    for page, adversaries in shown.items():
-        for who, settings in adversaries.items():
-            start = f"| {page}.md | {who} |"
-            lines += [f"{start} {one} | {_listed(tests)} |" for one, tests in settings.items()]
-    return "\n".join([*lines, ""])
+    rows = [
+        (f"{page}.md", who, setting, _listed(tests))
+        for page, adversaries in shown.items()
+        for who, settings in adversaries.items()
+        for setting, tests in settings.items()
+    ]
+    return markdown("| page | adversary | setting | tests |", rows)
 
 
 def _listed(tests: list[str]) -> str:
     return ", ".join(f"`{test}`" for test in tests)
 
 
+def commands(name: str) -> str:
+    """Write each command's help under a heading; ``name`` is ``all``."""
+    assert name == "all", name
+    return "\n".join(
+        f"## {one.prog}\n\n{said[:1].upper()}{said[1:]}.\n\n```text\n{one.format_help()}```\n"
+        for one, said in _commands(make_parser())
+    )
+
+
+def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, str]]:
+    """Give all parsers that do something, those within others too, each with what it does."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            said = {one.dest: one.help or "" for one in action._choices_actions}
+            for word, own in action.choices.items():
+                own.formatter_class = partial(argparse.HelpFormatter, width=88)
+                inner = list(_commands(own))
+                yield from inner or [(own, said[word])]
+
+
+def names(where: str) -> str:
+    """Have Sphinx describe public names: those of modules, or those after a colon of one module."""
+    module, _, chosen = where.partition(": ")
+    if chosen:
+        return _described(f"flower_graph.{module}.{one}" for one in chosen.split())
+    public = sorted(declared("flower_graph"))
+    found = (one for one in public if _module(one).startswith(tuple(where.split())))
+    return _described(f"flower_graph.{one}" for one in found)
+
+
+def _module(name: str) -> str:
+    """Give the module in which a public name stands, without the package's name."""
+    value = getattr(flower_graph, name)
+    module: str = value.__name__ if inspect.ismodule(value) else value.__module__
+    return module.removeprefix("flower_graph.")
+
+
+def _described(paths: Iterator[str]) -> str:
+    lines = ["```{eval-rst}"]
+    for path in paths:
+        module, _, name = path.rpartition(".")
+        value = getattr(import_module(module), name)
+        if inspect.ismodule(value):
+            lines += [f".. automodule:: {value.__name__}", "   :members:"]
+        elif inspect.isclass(value):
+            lines += [f".. autoclass:: {path}", "   :members:"]
+        else:
+            kind = "function" if callable(value) else "data"
+            lines += [f".. auto{kind}:: {path}"]
+        lines.append("")
+    return "\n".join([*lines, "```\n"])
+
+
 # page: what makes its tables
 PAGES: dict[str, Callable[[str], str]] = {
-    "api": code_tables.names,
-    "command-line": code_tables.commands,
+    "api": names,
+    "command-line": commands,
     "configuration": configuration,
     "messages": messages,
     "promises": promises,

@@ -11,6 +11,7 @@ tensor is passed, as ``cached=True`` does in PyG's ``GCNConv``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -73,6 +74,7 @@ class SplitGCN(nn.Module):
         super().__init__()
         self.latent_size = hidden
         self.dropout = dropout
+        self.arguments = {"hidden": hidden, "classes": classes, "dropout": dropout}
         self.bias = nn.Parameter(torch.zeros(hidden))
         self.linear = _glorot(nn.Linear(hidden, classes))
         self._graph = _GraphCache(gcn_adjacency)
@@ -106,6 +108,7 @@ class SplitGAT(nn.Module):
         self.latent_size = hidden * heads
         self.heads = heads
         self.dropout = dropout
+        self.arguments = {"hidden": hidden, "heads": heads, "classes": classes, "dropout": dropout}
         self.source_1, self.target_1 = _attention(heads, hidden), _attention(heads, hidden)
         self.bias_1 = nn.Parameter(torch.zeros(hidden * heads))
         self.linear = _glorot(nn.Linear(hidden * heads, classes, bias=False))
@@ -136,6 +139,7 @@ class SplitSAGE(nn.Module):
         super().__init__()
         self.latent_size = 2 * hidden
         self.dropout = dropout
+        self.arguments = {"hidden": hidden, "classes": classes, "dropout": dropout}
         self.bias = nn.Parameter(torch.zeros(hidden))
         self.own = _glorot(nn.Linear(hidden, classes))
         self.neighbours = _glorot(nn.Linear(hidden, classes, bias=False))
@@ -257,14 +261,12 @@ def build_server_model(
     name: str, *, hidden: int, heads: int, classes: int, dropout: float, seed: int
 ) -> SplitModel:
     """Build one of the split models with reproducible initial weights."""
+    gat = partial(SplitGAT, heads=heads)
+    kinds: dict[str, Callable[..., SplitModel]] = {"gcn": SplitGCN, "gat": gat, "sage": SplitSAGE}
+    if name not in kinds:
+        raise ValueError(f"model.name: {name!r} is unknown; allowed are 'gcn', 'gat' and 'sage'")
     with seeded(torch.device("cpu"), seed, "server-model"):
-        if name == "gcn":
-            return SplitGCN(hidden, classes, dropout)
-        if name == "gat":
-            return SplitGAT(hidden, heads, classes, dropout)
-        if name == "sage":
-            return SplitSAGE(hidden, classes, dropout)
-    raise ValueError(f"model.name: {name!r} is unknown; allowed are 'gcn', 'gat' and 'sage'")
+        return kinds[name](hidden=hidden, classes=classes, dropout=dropout)
 
 
 class CentralModel(nn.Module):

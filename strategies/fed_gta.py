@@ -38,14 +38,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flower_graph.client.module_client import GraphOnDevice, ModuleClient
-from flower_graph.config.metrics import VALUES
+from flower_graph.config.common import VALUES
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import ABOVE_ZERO, FRACTION, Rule, at_least, choice, require
 from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod
 from flower_graph.ops.graph import Adjacency, gcn_adjacency, propagate
 from flower_graph.ops.peers import cosine_similarities, mixtures
-from flower_graph.server.averaging_replies import Combined
+from flower_graph.server.averaging import Combined
 from flower_graph.wire.averaging import ClientReply
 
 APP = "fedgta"

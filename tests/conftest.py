@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
-import json
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -25,13 +23,8 @@ settings.load_profile("quick")
 
 
 # Parts of the names of tests that start processes of Flower's, and which of them wait for another
-ELSEWHERE = {
-    "tests/deployment/": "deployments",
-    "tests/test_existing_app.py": "runs on Ray",
-    "tests/test_launch.py": "runs on Ray",
-    "tests/test_cluster.py": "runs on Ray",
-    "on_ray": "runs on Ray",
-}
+ON_RAY = ("tests/test_existing_app.py", "tests/test_launch.py", "tests/test_cluster.py", "on_ray")
+ELSEWHERE = {"tests/deployment/": "deployments", **dict.fromkeys(ON_RAY, "runs on Ray")}
 
 
 def one_after_another(nodeid: str) -> str | None:
@@ -150,30 +143,3 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     for module in (plots, of_ppfl):
         monkeypatch.setattr(module, "save", lambda figure, *_: kept.extend(figure.axes))
     return kept
-
-
-Outcome = Callable[[str, str, str], None]
-
-
-@pytest.fixture
-def outcome(request: pytest.FixtureRequest) -> Outcome:
-    """Note what a fault came to, for the table in docs/results/reliability.md.
-
-    Called with the fault, the method and what happened. It writes only where
-    ``FLOWER_GRAPH_RELIABILITY`` names a file, as ``benchmarks/reliability.py`` does.
-    """
-
-    def note(fault: str, method: str, happened: str) -> None:
-        file = os.environ.get("FLOWER_GRAPH_RELIABILITY")
-        if file is None:
-            return
-        test = request.node.nodeid.partition("[")[0]
-        with Path(file).open("a+", encoding="utf-8") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)  # tests may run side by side
-            stream.seek(0)
-            known = json.loads(stream.read() or "{}")
-            known.setdefault(fault, {})[method] = {"happened": happened, "test": test}
-            stream.truncate(0)
-            stream.write(json.dumps(known, indent=2, ensure_ascii=False, sort_keys=True) + "\n")
-
-    return note

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from flower_graph.client import state
 from flower_graph.client.state import forget_run
 from flower_graph.config.common import RunConfig
 from flower_graph.method.load import load_config
-from flower_graph.records.participation import Participation
+from flower_graph.records.participation import numbers
 from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.simulation import InProcessGrid
@@ -36,7 +36,6 @@ from runs import METHODS as FROZEN
 # (partition, round, message type) -> word; see Federation
 Faults = Callable[[int, int, str], str]
 Word = str | Callable[[RecordDict], None]
-Outcome = Callable[[str, str, str], None]  # the fixture that notes what a fault came to
 NAMES = {"nfedgnn": "nFedGNN", "fedscem": "FedSCem", "fedgls": "FedGLS", "ppfl": "PPFL-GNN"}
 
 
@@ -162,6 +161,22 @@ EACH = tried(METHODS)
 ONCE = tried(name for name in METHODS if name != "deepwalk")  # for what no model changes
 
 
+class Who(NamedTuple):
+    """The clients of one round, as ``metrics.jsonl`` has them."""
+
+    answered: set[int]
+    failed: dict[int, str]
+    left_out: dict[int, str]
+
+
+def who_of(record: Mapping[str, Any]) -> Who:
+    failed, left_out = (
+        {one: part["reason"] for part in record[key] for one in numbers(part["clients"])}
+        for key in ("failed", "left-out")
+    )
+    return Who(set(numbers(record["answered"])), failed, left_out)
+
+
 @dataclass(frozen=True)
 class Done:
     out: Path
@@ -180,8 +195,8 @@ class Done:
         return [getattr(report, name) for report in self.reports for name in names]
 
     @property
-    def who(self) -> list[Participation]:
-        return [Participation.from_record(report.participation) for report in self.reports]
+    def who(self) -> list[Who]:
+        return [who_of(report.participation) for report in self.reports]
 
     @property
     def kept(self) -> dict[str, torch.Tensor]:
@@ -191,6 +206,16 @@ class Done:
             with np.load(file) as arrays:
                 kept |= {f"{file.stem}/{k}": torch.as_tensor(v) for k, v in arrays.items()}
         return kept
+
+
+def assert_close(one: Done, other: Done, rtol: float, atol: float) -> None:
+    """Hold figures, who took part, and what is left against the other run's."""
+    np.testing.assert_allclose(one.figures, other.figures, rtol=rtol, atol=atol)
+    assert [who.answered for who in one.who] == [who.answered for who in other.who]
+    left, right = one.kept, other.kept
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        np.testing.assert_allclose(value, right[name], rtol=10 * rtol, atol=10 * atol)
 
 
 def run(
@@ -232,8 +257,7 @@ def at(word: str, rounds: Container[int] | None = None, kind: str = "") -> Fault
 
     def fault(partition: int, server_round: int, message_type: str) -> str:
         is_due = rounds is None or server_round in rounds
-        is_meant = partition == 1 and is_due and kind in ("", message_type)
-        return word if is_meant else "good"
+        return word if partition == 1 and is_due and kind in ("", message_type) else "good"
 
     return fault
 
@@ -242,11 +266,10 @@ class Federation(InProcessGrid):
     """Does to each message what a word for (partition, round, message type) says.
 
     ``silent``: it never reaches the client. ``error``: the client fails. ``lost``: the client does
-    its work and the reply never arrives. ``late``: the reply comes after the deadline, in the next
-    exchange. ``empty``: the reply has no records. ``killed``: the client works in a process of its
-    own, which the kernel ends after ``kill_after`` seconds; files that it was writing stay as they
-    are. ``twice``: the reply comes two times. ``gone``: the SuperNode is not connected (message
-    type ``connect``). A function in a word's place changes the reply.
+    its work and the reply never arrives. ``late``: the reply comes in the next exchange. ``empty``:
+    the reply has no records. ``killed``: the client works in a process of its own, which the kernel
+    ends after ``kill_after`` seconds. ``twice``: the reply comes two times. ``gone``: the SuperNode
+    is not connected (message type ``connect``). A function in a word's place changes the reply.
 
     ``restarts`` says which partitions are started anew once a round is done, that is once its
     message of type ``final`` was sent: memory and context are gone, and with ``new_id`` they get
@@ -323,11 +346,10 @@ class Federation(InProcessGrid):
 
     def _deliver(self, message: Message, word: Word) -> str:
         """Deliver one message; return its number, empty where nobody has this id."""
-        if word == "silent":
-            return self._number(message)
-        if word == "killed":
+        if word in ("silent", "killed"):
             number = self._number(message)
-            self._die(message)
+            if word == "killed":
+                self._die(message)
             return number
         if word == "error":
             return self._fail(message)

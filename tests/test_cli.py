@@ -15,8 +15,7 @@ import pytest
 
 from flower_graph import errors
 from flower_graph.apps.cli import main as cli
-from flower_graph.apps.cli.progress import EngineLines, RoundPrinter
-from flower_graph.apps.cli.run import default_folder
+from flower_graph.apps.cli.run import EngineLines, RoundPrinter, default_folder
 from flower_graph.config.common import RunConfig
 from flower_graph.config.schema import settings_of
 from flower_graph.data.sources.cache import ABSENT, HERE, OWN
@@ -112,16 +111,6 @@ def test_quiet_prints_the_summary_only(runner: Runner, tmp_path: Path, capsys: C
     assert default_folder("some/where/mine.yaml").name.startswith("mine-2")
 
 
-def test_several_seeds_get_folders_and_a_summary(runner: Runner, tmp_path: Path) -> None:
-    words = ["run", "quickstart", "--seeds", "0,1, 5", "rounds=1", "seed=9", "--out", "all"]
-    assert cli.main(words) == 0
-    assert [call["config"].seed for call in runner.calls] == [0, 1, 5]
-    assert [call["out"].name for call in runner.calls] == ["seed-0", "seed-1", "seed-5"]
-    summary = json.loads((tmp_path / "all" / "summary.json").read_text())
-    assert summary["test-accuracy"] == {"mean": 0.4, "std": 0.0, "values": [0.4] * 3}
-    assert summary["seed"]["values"] == [0, 1, 5]
-
-
 def failing(error: BaseException) -> Callable[[RunConfig, Path], None]:
     """Make a runner's `fail` that raises an error at once."""
 
@@ -193,6 +182,7 @@ def test_resuming_several_seeds_does_what_is_left(runner: Runner, tmp_path: Path
     assert done == [(1, True), (2, False)]
     summary = json.loads((tmp_path / "all" / "summary.json").read_text())
     assert summary["seed"]["values"] == [0, 1, 2]
+    assert summary["test-accuracy"] == {"mean": 0.4, "std": 0.0, "values": [0.4] * 3}
 
 
 def test_flwr_engine_gets_paths_in_full(
@@ -296,21 +286,18 @@ def test_the_quick_reader_of_a_configs_data_says_what_the_loader_says() -> None:
 
 
 def test_reproduce_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    calls: list[tuple[tuple[Any, ...], Call]] = []
-    module(
-        monkeypatch,
-        "apps.reproduce.command",
-        main=lambda *given, **rest: calls.append((given, rest)),
-    )
-    words = ["reproduce", "nfedgnn", "--out", str(tmp_path), "--only", "data=Cora"]
-    words += ["--only", "data=PubMed", "--only", "model=gcn", "--seeds", "0,1", "--rounds", "5"]
+    from flower_graph.apps.reproduce import command
+
+    papers = list[command.Paper]()
+    monkeypatch.setattr(command, "reproduce", lambda paper, out: papers.append(paper))
+    words = ["reproduce", "fedgls", "--out", str(tmp_path), "--only", "data=Cora"]
+    words += ["--only", "data=PubMed", "--only", "model=MLP", "--seeds", "0,1", "--rounds", "5"]
     assert cli.main(words) == 0
-    assert cli.main(["reproduce", "nfedgnn", "--out", str(tmp_path)]) == 0
-    only = {"data": ["Cora", "PubMed"], "model": ["gcn"]}
-    assert calls == [
-        (("nfedgnn", tmp_path), {"only": only, "seeds": [0, 1], "rounds": 5}),
-        (("nfedgnn", tmp_path), {"only": {}, "seeds": None, "rounds": None}),
-    ]
+    assert cli.main(["reproduce", "fedgls", "--out", str(tmp_path)]) == 0
+    chosen, whole = (paper.lines for paper in papers)
+    assert {(one.data, one.model) for one in chosen} == {("Cora", "MLP"), ("PubMed", "MLP")}
+    assert {(*one.seeds, one.rounds) for one in chosen} == {(0, 1, 5)}
+    assert len(whole) == len(command.read_paper("fedgls").lines)
 
 
 def test_a_closed_pipe_is_no_fault() -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from inspect import signature
 
 import pytest
 from doc_helpers import DOCS, run_blocks
-
-from flower_graph.ops import consensus
 
 PAGE = DOCS / "reference" / "alignment.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -26,8 +23,3 @@ def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     first, last = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"means of client 3: \[-?\d\.\d+ +0\. +\]", first), first
     assert last == "clients per node: 3 4"
-
-
-def test_the_page_has_the_default_settings() -> None:
-    for name in ("tolerance", "iterations"):
-        assert f"`{name}` ({signature(consensus).parameters[name].default})" in TEXT

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,14 +14,10 @@ from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideFixedClipping,
     Strategy,
 )
-from safetensors.numpy import load_file
 
-from flower_graph.apps.run import run
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.flower_compat import Mod
-from flower_graph.method.load import load_config
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedgls.messages import STRUCTURE_NAMES
 from flower_graph.strategies.fedgls.strategy import StructureFedAvg, initial_arrays
 
 PAGE = DOCS / "fedgls.md"
@@ -72,22 +66,3 @@ def test_differential_privacy_of_flower_goes_around_both_halves(who: str) -> Non
     first = {} if isinstance(strategy, StructureFedAvg) else {"initial_arrays": start}
     found = strategy.start(grid, num_rounds=6, **first).evaluate_metrics_clientapp
     assert found[1]["test"] < 0.75 < 0.8 < found[6]["test"]
-
-
-@pytest.mark.usefixtures("pictures")
-def test_a_simulation_writes_what_the_page_on_outputs_says(tmp_path: Path) -> None:
-    config = load_config("fedgls/cora-linqs", ["rounds=2", "device=cpu"])
-    result = run(config, tmp_path / "run")
-    assert set(result["structure"]) == set(STRUCTURE_NAMES)
-    assert all(value > 0 for value in result["structure"].values())
-    assert len(result["graphless"]) == 4
-    assert (tmp_path / "run" / "structure.png").read_bytes().startswith(b"\x89PNG")
-    assert set(load_file(tmp_path / "run" / "weights.safetensors")) == set(
-        initial_arrays(defined()["settings"])
-    )
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines]
-    assert all(0 < record["structure"]["precision"] < 1 for record in records)
-    assert all(record["regulariser"] > 0 for record in records)
-    assert result["bytes"] == records[-1]["bytes"]
-    assert result["clients"] == 8

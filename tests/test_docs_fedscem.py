@@ -4,37 +4,22 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
 from doc_helpers import DOCS, run_blocks
-from flwr.app import Context
 
-from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
-from flower_graph.client.adaptor import make_client_app
+from flower_graph import MaskedEmbeddingAveraging
 from flower_graph.simulation import InProcessGrid
-from flower_graph.storage.checkpoint import load_client, round_folder
-from flower_graph.strategies.fedscem.cohort import EgoCohort, EgoSettings
+from flower_graph.strategies.fedscem.cohort import EgoSettings
 
 PAGE = DOCS / "fedscem.md"
-
-
 SETTINGS = EgoSettings(num_features=8, num_classes=3, learning_rate=0.01, mu=1.0, tau=1.0)
 
 
-def example(blocks: int = 2) -> dict[str, Any]:
-    """Run the page's blocks of code one after the other; return what they define."""
-    return run_blocks(PAGE, 2, slice(blocks))
-
-
-def _figures(result: Any) -> tuple[Any, Any]:
-    return result.train_metrics_clientapp, result.evaluate_metrics_clientapp
-
-
 def test_the_example_runs_and_equals_a_run_in_the_clear(capsys: pytest.CaptureFixture[str]) -> None:
-    space = example()
-    losses, metrics = _figures(space["result"])
+    space = run_blocks(PAGE, 2, slice(2))
+    result = space["result"]
+    losses, metrics = result.train_metrics_clientapp, result.evaluate_metrics_clientapp
     assert sorted(metrics) == list(range(1, 21))
     said = re.fullmatch(r"12 clients, test accuracy (0\.\d{3}|1\.000)\n", capsys.readouterr().out)
     assert said is not None and float(said[1]) == round(metrics[20]["test-accuracy"], 3)
@@ -45,21 +30,3 @@ def test_the_example_runs_and_equals_a_run_in_the_clear(capsys: pytest.CaptureFi
     # The first round's means, in steps of 2^-12, have been through one fusion.
     assert clear.train_metrics_clientapp[1]["loss"] == pytest.approx(losses[1]["loss"], abs=1e-3)
     assert math.isnan(metrics[1]["val-accuracy"])  # nobody has nodes for validation
-
-
-def test_trained_models_can_be_read_from_the_last_checkpoint(tmp_path: Path) -> None:
-    egos = [example(1)["my_network"](number) for number in range(12)]
-
-    def client_fn(context: Context) -> EgoNetworkClient:
-        own = egos[int(context.node_config["partition-id"])]
-        return EgoNetworkClient(context, [own], SETTINGS, checkpoint_dir=tmp_path)
-
-    grid = InProcessGrid(make_client_app(client_fn), num_supernodes=12)
-    saving = MaskedEmbeddingAveraging(SETTINGS, checkpoint_dir=tmp_path, checkpoint_every=50)
-    reported = saving.start(grid, num_rounds=3).evaluate_metrics_clientapp[3]["test-accuracy"]
-    found = []
-    for number, ego in enumerate(egos):
-        tensors = load_client(round_folder(tmp_path, 3) / f"client-{number}.safetensors")
-        chosen = EgoCohort([ego], SETTINGS, tensors)
-        found.append(float(chosen.evaluate(chosen.embed()).accuracy[0, 2]))
-    assert sum(found) / 12 == pytest.approx(reported, abs=2**-12)

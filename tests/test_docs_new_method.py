@@ -35,13 +35,6 @@ def inside(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(package)
 
 
-def test_each_method_has_under_seventy_lines_of_code(package: Path) -> None:
-    files = list((package / "my_methods").glob("*.py"))
-    assert len(files) == 3
-    for file in files:
-        assert sum(bool(line.strip()) for line in file.read_text().splitlines()) < 70
-
-
 @pytest.mark.slow
 def test_the_ditto_of_the_page_is_the_app_that_ships(package: Path) -> None:
     words = ["data.name=cora-linqs", "data.features=presence", "strategy.local_epochs=3"]
@@ -97,15 +90,6 @@ def test_the_pages_command_runs_it(package: Path) -> None:
     assert 0.2 < result["test-accuracy"] <= 1
 
 
-def test_its_keys_are_checked_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "my.yaml"]) == 0
-    assert "sigma: 20" in capsys.readouterr().out
-    assert main(["run", "my.yaml", "strategy.alpha=2"]) != 0
-    said = "strategy.alpha: 2.0 is not allowed; it must be above 0 and at most 1"
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.slow  # a process of its own
 @pytest.mark.slow
 def test_it_goes_on_and_predicts_only_where_it_is_given(
     package: Path, monkeypatch: pytest.MonkeyPatch
@@ -124,7 +108,6 @@ def test_it_goes_on_and_predicts_only_where_it_is_given(
     assert (package / "three.csv").is_file()
 
 
-@pytest.mark.slow  # its runs have processes of their own
 @pytest.mark.slow
 def test_the_pages_table_is_run(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = ["--out", "table", "--rounds", "1", "--seeds", "0"]

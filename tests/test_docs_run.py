@@ -7,14 +7,12 @@ import json
 import re
 import shlex
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-from xml.etree import ElementTree
 
 import networkx as nx
 import pytest
 import torch
-from doc_helpers import DOCS, run_blocks, script
+from doc_helpers import DOCS, run_blocks
 from own_graphs import valued
 from torch_geometric.data import Data
 
@@ -31,37 +29,11 @@ README = DOCS.parent / "README.md"
 README_TEXT = README.read_text(encoding="utf-8")
 
 
-@pytest.fixture
-def drawing() -> ModuleType:
-    """Import the script that draws the picture."""
-    return script(DOCS / "picture.py")
-
-
-def test_it_is_short_and_says_what_is_not_there() -> None:
-    assert len(README_TEXT.splitlines()) <= 130
-    (block,) = re.findall(r"```python\n(.*?)```", README_TEXT, re.DOTALL)
-    assert len(block.splitlines()) <= 15
-    (out,) = re.findall(r"## What it does not do\n(.*?)\n## ", README_TEXT, re.DOTALL)
-    assert all(what in out for what in ("Whole graphs", "asynchronous", "one GPU"))
-    # Figures stand before the link to the table that they are from.
+def test_its_figures_stand_before_the_link_to_the_table_that_they_are_from() -> None:
     for said, table in re.findall(r"(.*?)\[table\]\(([^)]+)\)", README_TEXT, re.DOTALL):
         found = (DOCS.parent / table).read_text(encoding="utf-8")
         figures = re.findall(r"\d\.\d+ ± \d\.\d+", said)
         assert figures and all(figure in found for figure in figures)
-
-
-def test_its_picture_is_what_the_script_draws(drawing: ModuleType) -> None:
-    """It names the four methods, and no line is wider than its place on the sheet."""
-    drawn = drawing.picture()
-    assert drawing.FILE.read_text(encoding="utf-8") == drawn
-    assert f"](docs/{drawing.FILE.relative_to(DOCS).as_posix()})" in README_TEXT
-    lines = [one for one in ElementTree.fromstring(drawn).iter() if one.tag.endswith("text")]
-    assert {"nFedGNN", "FedSCem", "FedGLS", "PPFL-GNN"} <= {one.text for one in lines}
-    for one in lines:
-        x, width = float(one.attrib["x"]), 0.55 * int(one.attrib["font-size"]) * len(one.text or "")
-        left = x if one.attrib["text-anchor"] == "start" else x - width / 2
-        assert left >= 0 and left + width <= drawing.WIDTH, one.text
-        assert int(one.attrib["font-size"]) >= 14
 
 
 def test_its_methods_and_settings_are_known(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,8 +33,6 @@ PAGE = ROOT / "docs" / "existing-app.md"
 APPS = ("existing-app", "with-flower-graph", "one-node-per-user")
 METHODS = ("fedgls", "fedscem", "nfedgnn", "ppfl")
 FAST, LONG = "fedscem", (5, 20)
-# What `with-flower-graph` has of `existing-app`, and the lines of it that are other
-SHARED, ITS_LINES = "task.py", 3
 SUM_SERVER = "flower_graph.secure.sum.server"
 
 
@@ -139,14 +137,6 @@ def test_the_app_is_written_without_this_library() -> None:
     assert not any("from flower_graph" in text for text in sources)
 
 
-def test_both_have_one_graph_one_model_and_one_training() -> None:
-    before, after = (
-        (EXAMPLES / name / package(name) / SHARED).read_text().splitlines() for name in APPS[:2]
-    )
-    assert len(before) == len(after)
-    assert sum(one != other for one, other in zip(before, after, strict=True)) == ITS_LINES
-
-
 @pytest.mark.parametrize("name", APPS)
 def test_flower_builds_each_as_its_newest_format_has_it(name: str) -> None:
     project, readme = project_of(name), (EXAMPLES / name / "README.md").read_text("utf-8")
@@ -162,21 +152,6 @@ def test_flower_builds_each_as_its_newest_format_has_it(name: str) -> None:
         packed = {one for one in bundle.namelist() if not one.startswith(".info")}
     sources = {f"{package(name)}/{one.name}" for one in (EXAMPLES / name).rglob("*.py")}
     assert packed == {"pyproject.toml", "README.md", "LICENSE"} | sources
-
-
-def test_what_the_app_depends_on_is_left_out_of_what_flower_installs() -> None:
-    project = project_of("with-flower-graph")
-    left_out = project["tool"]["uv"]["override-dependencies"]
-    names = [re.split(r"[\[>]", one)[0] for one in project["project"]["dependencies"]]
-    assert left_out == [f"{one}; python_version < '3'" for one in names]
-
-
-def test_the_first_import_says_what_to_do_where_flower_graph_is_missing(
-    imports: Callable[[str, str], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "flower_graph", None)
-    with pytest.raises(ModuleNotFoundError, match=r"app.*README\.md"):
-        imports("with-flower-graph", "")
 
 
 # As a newcomer types it -----------------------------------------------------------------------

@@ -159,28 +159,6 @@ def test_a_run_that_is_ended_leaves_nothing(how: signal.Signals, tmp_path: Path,
     shutil.rmtree(temporary)
 
 
-def test_work_beside_a_process_is_waited_for_and_ends_it_if_it_fails() -> None:
-    done: list[int] = []
-    sleeps = [sys.executable, "-c", "import time; time.sleep(60)"]
-    with subprocess.Popen(sleeps, text=True) as process:
-        with pytest.raises(ValueError, match="refused"), launch._beside(process, _refuse):
-            process.wait(timeout=30)
-        assert process.returncode == -signal.SIGTERM
-    with subprocess.Popen([sys.executable, "-c", ""], text=True) as process:
-        with launch._beside(process, lambda: done.append(1)):
-            process.wait(timeout=30)
-        assert (done, process.returncode) == ([1], 0)
-
-
-def _refuse() -> None:
-    raise ValueError("refused")
-
-
-def test_no_supernodes_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="supernodes=0"):
-        launch.flwr_run("quickstart", [], tmp_path / "out", supernodes=0)
-
-
 def test_a_superlink_that_does_not_start_is_tried_again_and_old_results_are_not_taken_for_new_ones(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scratch: Path
 ) -> None:

@@ -10,8 +10,9 @@ import pytest
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import check_run
 from flower_graph.config.common import RunConfig
+from flower_graph.data.sources.cache import OWN, presence
 from flower_graph.errors import DataError
-from flower_graph.method.load import is_file_name, list_configs, load_config
+from flower_graph.method.load import list_configs, load_config
 from flower_graph.method.registry import method_of
 from flower_graph.records import warned
 
@@ -23,7 +24,7 @@ AT_HAND = "data.name=cora-linqs"  # in place of a user's file, which does not sh
 def _runnable(name: str) -> list[str]:
     """Return what a config needs besides its name; skip one whose data are not at hand."""
     config = load_config(name)
-    more = [AT_HAND] if is_file_name(config.data.name) else []
+    more = [AT_HAND] if presence(config.data.name) == OWN else []
     config = load_config(name, more)
     _skip_large(config)
     try:

@@ -192,25 +192,6 @@ def test_the_site_is_in_the_wheel_small_and_found(
         assert path.is_file() and path.is_relative_to(installed)
 
 
-def test_pages_are_in_the_wheel_small_and_printed(
-    distributions: Path, installed: Path, tmp_path: Path
-) -> None:
-    (wheel,) = distributions.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        parts = [one for one in archive.infolist() if one.filename.startswith(f"{GUIDES}/")]
-    assert sum(part.compress_size for part in parts) < 5e5
-    if INDEX.exists():
-        pytest.skip("`make docs` has been run, and the site's pages are opened instead")
-    for page, words in (
-        ("own-data", "# Graphs of your own"),
-        ("configuration", "| `strategy.learning_rate` |"),
-        ("command-line", "--overwrite"),
-        ("api", "`fg.run`: Train"),
-        ("promises", "# "),
-    ):
-        assert words in _run(installed, tmp_path, "flower-graph", "docs", page)
-
-
 def test_installed_package_is_the_wheels_and_its_command_lists_shows_and_runs(
     installed: Path, tmp_path: Path
 ) -> None:
@@ -302,13 +283,7 @@ def test_a_stranger_s_path_needs_the_wheel_alone(installed: Path, tmp_path: Path
     assert [outcome.args[1] for outcome in outcomes] == names
     codes = [outcome.returncode for outcome in outcomes]
     assert codes == [2, *[0] * 8], "".join(outcome.stderr for outcome in outcomes[1:])
-    assert "data.missing=mean" in outcomes[0].stderr
-    assert "300 nodes" in outcomes[1].stdout and "baselines" in outcomes[1].stdout
-    assert "runs/sweep/best.yaml" in outcomes[2].stdout
     assert list(tmp_path.glob("runs/together/**/events.out.tfevents.*"))
-    assert "together" in outcomes[5].stdout and "alone" in outcomes[5].stdout
     assert "minus together" in outcomes[5].stdout, "both are on the same data"
     assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<svg") > 3
-    offers = (tmp_path / "offers.csv").read_text(encoding="utf-8").splitlines()
-    assert len(offers) == 1 + 300
-    assert "anna" in outcomes[8].stdout and "bert" in outcomes[8].stdout
+    assert len((tmp_path / "offers.csv").read_text(encoding="utf-8").splitlines()) == 1 + 300

@@ -16,7 +16,6 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 from flower_graph.apps.cli.run import default_folder
 from flower_graph.apps.cli.say import say, withheld
@@ -38,13 +37,6 @@ JSON, PAGE, PICTURE = "audit.json", "audit.md", "audit.png"
 INDEX = "README.md"
 
 
-class Setting(NamedTuple):
-    """One way to run the config."""
-
-    name: str  # What it is called in tables
-    config: RunConfig  # All settings
-
-
 def settings_of(
     name: str,
     overrides: Sequence[str],
@@ -52,18 +44,18 @@ def settings_of(
     rounds: int | None,
     epsilons: Sequence[float],
     alone: bool,
-) -> list[Setting]:
-    """List the runs of an audit: the config itself first, then more and less protected forms."""
+) -> list[tuple[str, RunConfig]]:
+    """List the runs of an audit, by name: the config itself, then more and less protected forms."""
     local = load_config(name, overrides)
     audit = _audit_of(local)
     count = min(local.rounds, audit.rounds) if rounds is None else rounds
     noisy = [[f"privacy.epsilon={budget:g}"] for budget in epsilons]
     more = [[]] if alone else audit.counterparts(local, noisy)
-    result: list[Setting] = []
+    result: list[tuple[str, RunConfig]] = []
     for extra in more:
         config = load_config(name, [*overrides, *extra, f"rounds={count}", *audit.shorten(local)])
-        if all(config != other.config for other in result):
-            result.append(Setting(audit.label(config), config))
+        if all(config != other for _, other in result):
+            result.append((audit.label(config), config))
     return result
 
 
@@ -121,8 +113,8 @@ def audit_command(args: argparse.Namespace) -> int:
     how = {"rounds": args.rounds, "epsilons": parse_epsilons(args.epsilon), "alone": args.alone}
     more = [[f"seed={seed}"] for seed in args.seeds] if args.seeds else [[]]
     plans = [settings_of(args.config, [*args.overrides, *local], **how) for local in more]
-    for one in plans[0]:
-        check_run(one.config)
+    for _, config in plans[0]:
+        check_run(config)
     with new_folder(args.out or default_folder(f"audit-{args.config}")) as out:
         record = _audit(args, plans)
         shown = page(record, _notes(record))
@@ -168,34 +160,28 @@ def _notes(record: Tree) -> Sequence[str]:
     return all_notes(() if audit is None else audit.notes, tried)
 
 
-def _audit(args: argparse.Namespace, plans: Sequence[Sequence[Setting]]) -> Tree:
-    joined, settings = [], []
+def _audit(args: argparse.Namespace, plans: Sequence[Sequence[tuple[str, RunConfig]]]) -> Tree:
+    joined, settings, first = [], [], plans[0][0][1]
     for same in zip(*plans, strict=True):  # one setting, with each seed
         results, seconds = [], []
-        for one in same:
-            findings, spent = audit_run(one.config)
+        for name, config in same:
+            findings, spent = audit_run(config)
             results.append(findings)
             seconds.append(spent)
-            say(f"{one.name}, seed {one.config.seed}: {spent:.0f} s", to=sys.stderr)
-        name, config = same[0]
+            say(f"{name}, seed {config.seed}: {spent:.0f} s", to=sys.stderr)
         joined += findings_of(name, results)
-        settings.append({"name": name, "seconds": fmean(seconds), "config": to_dict(config)})
-    first = plans[0][0].config
-    return {
-        "config": args.config,
-        "command": _command(args),
-        "app": first.app,
-        "rounds": first.rounds,
-        "seeds": [plan[0].config.seed for plan in plans],
-        "settings": settings,
-        "findings": joined,
-        "versions": versions(),
-    }
-
-
-def _command(args: argparse.Namespace) -> str:
+        settings.append({"name": name, "seconds": fmean(seconds), "config": to_dict(same[0][1])})
     words = ["flower-graph", "audit", args.config, *args.overrides]
     words += ["--seeds", ",".join(map(str, args.seeds))] if args.seeds else []
     words += ["--rounds", str(args.rounds)] if args.rounds is not None else []
     words += ["--alone"] if args.alone else ["--epsilon", args.epsilon]
-    return shlex.join(words)
+    return {
+        "config": args.config,
+        "command": shlex.join(words),
+        "app": first.app,
+        "rounds": first.rounds,
+        "seeds": [plan[0][1].seed for plan in plans],
+        "settings": settings,
+        "findings": joined,
+        "versions": versions(),
+    }

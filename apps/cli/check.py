@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
@@ -12,7 +12,6 @@ from statistics import median
 import psutil
 import torch
 from click import ClickException
-from flwr.app import UserConfigValue
 
 from flower_graph.apps.cli.say import say, withheld
 from flower_graph.apps.run import check_run, first_rounds
@@ -52,13 +51,32 @@ def check_command(args: argparse.Namespace) -> int:
         for why, names in refusals.items():
             say(f"{', '.join(names)}\n  cannot     {why}")
         if out is not None:
-            _write(out, args.target, description, configs, tried)
+            from flower_graph.report.plots import plot_counts  # slow to import
+
+            panels = dict(description.distributions)
+            for name, result in tried.items():
+                if counts := result.get("distributions", {}).get("nodes per client"):
+                    panels[f"nodes of a client, {name.partition('/')[0]}"] = counts
+            plot_counts(out / PICTURE, panels, title=args.target)
+            methods = {name: {"config": to_dict(configs[name]), **tried[name]} for name in configs}
+            record = {"target": args.target, **description._asdict(), "methods": methods}
+            write_json(out / JSON, record)
             say(f"written to {out}")
     return 0
 
 
 def _check_node(text: str, target: str | None, overrides: Sequence[str]) -> int:
-    permits = Permits.of(_node_config(text))
+    from flower_graph.flower_compat import parse_config_args  # loads requests, which a run does not
+
+    try:
+        node = parse_config_args([text])
+    except ClickException:
+        node = {}
+    if text.strip() and not node:
+        raise ConfigError(
+            f"--node: {brief(text)} is no node config; write 'most-epsilon=2 a=\"b\"'"
+        )
+    permits = Permits.of(dict(node))
     say("this SuperNode permits", *(f"  {line}" for line in permits.lines()))
     refused = False
     for name, config in _configs(target, overrides).items() if target is not None else ():
@@ -69,20 +87,6 @@ def _check_node(text: str, target: str | None, overrides: Sequence[str]) -> int:
             refused = True
             say(f"{name}\n  refuses: {error}")
     return int(refused)
-
-
-def _node_config(text: str) -> dict[str, UserConfigValue]:
-    from flower_graph.flower_compat import parse_config_args  # loads requests, which a run does not
-
-    try:
-        config = parse_config_args([text])
-    except ClickException:
-        config = {}
-    if text.strip() and not config:
-        raise ConfigError(
-            f"--node: {brief(text)} is no node config; write 'most-epsilon=2 a=\"b\"'"
-        )
-    return dict(config)
 
 
 def short_form(config: RunConfig) -> tuple[list[str], list[str]]:
@@ -119,7 +123,7 @@ def _configs(target: str, overrides: Sequence[str]) -> dict[str, RunConfig]:
     return result
 
 
-def _tried(name: str, config: RunConfig, description: Survey) -> dict[str, object]:
+def _tried(name: str, config: RunConfig, description: Survey) -> Tree:
     method = method_of(config)
     try:
         check_run(config)
@@ -171,22 +175,3 @@ def _shown(description: Survey) -> list[str]:
     named += [("note", note) for note in description.notes]
     named += [("warning", warning) for warning in description.warnings]
     return [f"  {name:9}  {text}" for name, text in named]
-
-
-def _write(
-    out: Path,
-    target: str,
-    description: Survey,
-    configs: Mapping[str, RunConfig],
-    tried: Mapping[str, Tree],
-) -> None:
-    from flower_graph.report.plots import plot_counts  # slow to import
-
-    panels = dict(description.distributions)
-    for name, result in tried.items():
-        for kind, times in result.get("distributions", {}).items():
-            if kind == "nodes per client":
-                panels[f"nodes of a client, {name.partition('/')[0]}"] = times
-    plot_counts(out / PICTURE, panels, title=target)
-    methods = {name: {"config": to_dict(configs[name]), **tried[name]} for name in configs}
-    write_json(out / JSON, {"target": target, **description._asdict(), "methods": methods})

@@ -22,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -45,10 +45,8 @@ def end_processes(name: str, value: str) -> None:
     deadline = time.monotonic() + KILL_WAIT
     while family := marked_processes(name, value):
         for process in family:
-            try:
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
-            except psutil.NoSuchProcess:
-                continue
         psutil.wait_procs(family, timeout=1.0)
         if time.monotonic() > deadline:
             raise EngineFailedError(f"processes that cannot be ended: {[p.pid for p in family]}")
@@ -98,37 +96,30 @@ def adopted_orphans() -> Iterator[None]:
                     child.wait(timeout=KILL_WAIT)
 
 
-@contextmanager
-def termination_as_exit() -> Iterator[None]:
+def termination_as_exit() -> AbstractContextManager[None]:
     """Turn the termination signals into SystemExit, so that `finally` clauses run too."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    with _handlers({signal.SIGTERM: leave, signal.SIGHUP: leave}):
-        yield
+    return _handled(leave, signal.SIGTERM, signal.SIGHUP)
 
 
-@contextmanager
-def without_interrupts() -> Iterator[None]:
+def without_interrupts() -> AbstractContextManager[None]:
     """Keep a second Ctrl-C from stopping a clean-up half-way."""
-    ignore = signal.SIG_IGN
-    with _handlers({signal.SIGINT: ignore, signal.SIGTERM: ignore, signal.SIGHUP: ignore}):
-        yield
+    return _handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def _handlers(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
-    """Install signal handlers for a while; outside the main thread, change nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+def _handled(handler: Handler, *signals: signal.Signals) -> Iterator[None]:
+    """Install a signal handler for a while; outside the main thread, change nothing."""
+    is_main = threading.current_thread() is threading.main_thread()
+    previous = {number: signal.signal(number, handler) for number in signals if is_main}
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number, before in previous.items():
+            signal.signal(number, before)
 
 
 ATTEMPTS = 3  # a port that was free may be taken before the SuperLink binds it
@@ -163,7 +154,6 @@ import sys
 sys.stdin.read()
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from flower_graph.storage.writing import append, make_folder, remove_folder, temporary_folder
 from flower_graph.apps.cli.launch import clean_up
 clean_up(Path(sys.argv[2]))
 """
@@ -191,10 +181,8 @@ def flwr_run(
     Ray is started for the run, unless ``ray_address`` names the head of a cluster to join.
     ``meanwhile`` is called while the engine starts; an error in it ends the run.
     """
-    if supernodes < 1:
-        raise ValueError(f"supernodes={supernodes}: at least 1 is needed")
     result = out.resolve() / "result.json"
-    before = _stamp(result)
+    before = _written_at(result)
     settings = _settings(config, overrides, out, seed, resume)
     for attempt in range(1, ATTEMPTS + 1):
         home = temporary_folder("fg-", Path(_short_temporary_folder()))
@@ -210,10 +198,12 @@ def flwr_run(
                 meanwhile = None  # it is done
             finally:
                 with without_interrupts():
-                    _keep_log(home / LOG, out)
+                    if (home / LOG).is_file() and out.is_dir() and any(out.iterdir()):
+                        with (home / LOG).open("rb") as lines, append(out / LOG) as kept:
+                            shutil.copyfileobj(lines, kept)
                     clean_up(home)
     # `flwr run` itself ends with code 0 when the app fails.
-    if _stamp(result) == before or any("Exit Code:" in line for line in log):
+    if _written_at(result) == before or any("Exit Code:" in line for line in log):
         raise EngineFailedError(_failure("the run failed", log))
     with reading(result, OutputError):
         payload: dict[str, object] = read_json(result)
@@ -277,13 +267,22 @@ def _run_in(
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
     )
-    with _beside(process, meanwhile):
-        tail = _follow(process, echo, home / LOG)
+    lines: deque[str] = deque(maxlen=TAIL)
+    with _beside(process, meanwhile), append(home / LOG) as file:
+        for line in process.stdout or ():
+            if text := LINE_COLOURS.sub("", line).rstrip():
+                lines.append(text)
+                file.write(f"{text}\n".encode())
+                echo(text)
+    tail = [*lines]
     if process.wait() != 0:
         what = f"`flwr run` ended with code {process.returncode}"
-        if any("Failed to start local SuperLink" in line for line in tail):
-            raise _NotStartedError(_failure(what, tail + _superlink_log(home)))
-        raise EngineFailedError(_failure(what, tail))
+        if not any("Failed to start local SuperLink" in line for line in tail):
+            raise EngineFailedError(_failure(what, tail))
+        if (path := home / "local-superlink" / "superlink.log").exists():
+            with reading(path, OutputError):
+                tail += read_bytes(path, MOST_LINES).decode(errors="replace").splitlines()
+        raise _NotStartedError(_failure(what, tail))
     return tail
 
 
@@ -308,36 +307,15 @@ def _beside(process: subprocess.Popen[str], work: Callable[[], None] | None) -> 
         raise errors[0]
 
 
-def _follow(process: subprocess.Popen[str], echo: Callable[[str], None], log: Path) -> list[str]:
-    assert process.stdout is not None
-    tail: deque[str] = deque(maxlen=TAIL)
-    with append(log) as file:
-        for line in process.stdout:
-            text = LINE_COLOURS.sub("", line).rstrip()
-            if text:
-                tail.append(text)
-                file.write(f"{text}\n".encode())
-                echo(text)
-    return list(tail)
-
-
-def _keep_log(log: Path, out: Path) -> None:
-    if log.is_file() and out.is_dir() and any(out.iterdir()):
-        with log.open("rb") as lines, append(out / LOG) as kept:
-            shutil.copyfileobj(lines, kept)
-
-
 def _write_app(folder: Path, settings: dict[str, str | bool]) -> Path:
     make_folder(folder)
     # JSON's strings and booleans are TOML's too.
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
-    pyproject = APP_PYPROJECT.format(
-        version=json.dumps(flower_graph.__version__), settings="\n".join(lines)
-    )
+    version = json.dumps(flower_graph.__version__)
+    pyproject = APP_PYPROJECT.format(version=version, settings="\n".join(lines))
     write_text(folder / "pyproject.toml", pyproject)
     for side in ("server", "client"):
-        module = APP_MODULE.format(name=f"{side}_app")
-        write_text(folder / f"run_{side}.py", module)
+        write_text(folder / f"run_{side}.py", APP_MODULE.format(name=f"{side}_app"))
     return folder
 
 
@@ -388,37 +366,21 @@ def _state_folder(home: Path) -> Path:
 
 def free_ports(count: int) -> list[int]:
     """Return ports of the loopback interface that nothing listens on."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
+    with ExitStack() as open_sockets:
+        sockets = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def _short_temporary_folder() -> str:
     # Ray adds about 65 characters to it for its sockets, and a socket's path has 107 at most.
     usual = tempfile.gettempdir()
-    short = "/tmp"
-    return short if len(usual) > 30 and os.access(short, os.W_OK) else usual
+    return "/tmp" if len(usual) > 30 and os.access("/tmp", os.W_OK) else usual
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_ino, status.st_mtime_ns
-
-
-def _superlink_log(home: Path) -> list[str]:
-    path = home / "local-superlink" / "superlink.log"
-    if not path.exists():
-        return []
-    with reading(path, OutputError):
-        return read_bytes(path, MOST_LINES).decode(errors="replace").splitlines()[-TAIL:]
+def _written_at(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.exists() else None
 
 
 def _failure(what: str, tail: Sequence[str]) -> str:

@@ -158,27 +158,19 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", metavar="N,N", help="one run for each seed, such as 0,1,2")
     folder = parser.add_mutually_exclusive_group()
     _add_out(folder, "CONFIG")
-    folder.add_argument(
-        "--resume",
-        type=Path,
-        metavar="DIR",
-        help="continue the run in this folder from its last checkpoint",
-    )
+    help_resume = "continue the run in this folder from its last checkpoint"
+    folder.add_argument("--resume", type=Path, metavar="DIR", help=help_resume)
     help_overwrite = "delete the run that is in DIR first; any other folder with files is refused"
     parser.add_argument("--overwrite", action="store_true", help=help_overwrite)
-    parser.add_argument(
-        "--engine",
-        choices=("in-process", "flwr"),
-        default="in-process",
-        help="in this process, or through `flwr run` on Ray; default: in-process",
-    )
+    engines = ("in-process", "flwr")
+    help_engine = "in this process, or through `flwr run` on Ray; default: in-process"
+    parser.add_argument("--engine", choices=engines, default=engines[0], help=help_engine)
     help_ray = (
         "with --engine flwr: join the Ray cluster with its head there, this machine one of it"
     )
     parser.add_argument("--ray-address", metavar="HOST:PORT", help=help_ray)
-    parser.add_argument(
-        "--supernodes", type=int, metavar="N", help="number of SuperNodes that share the clients"
-    )
+    help_nodes = "number of SuperNodes that share the clients"
+    parser.add_argument("--supernodes", type=int, metavar="N", help=help_nodes)
     help_every = "record the accuracy of each client every N rounds; the same as every=N"
     parser.add_argument("--every", metavar="N", help=help_every)
     parser.add_argument("--quiet", action="store_true", help="print the final summary only")
@@ -250,9 +242,8 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
 
 def _add_partition(parser: argparse.ArgumentParser) -> None:
     _add_config(parser)
-    parser.add_argument(
-        "--seeds", metavar="N,N", help="average the figures over these seeds, such as 0,1,2"
-    )
+    help_seeds = "average the figures over these seeds, such as 0,1,2"
+    parser.add_argument("--seeds", metavar="N,N", help=help_seeds)
     _add_out(parser, "partition-CONFIG")
     help_nodes = "number of SuperNodes to write data folders for; default: one for each client"
     parser.add_argument("--supernodes", type=int, metavar="N", help=help_nodes)
@@ -262,17 +253,11 @@ def _add_partition(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_reproduce(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "paper", metavar="PAPER", help="such as nfedgnn, or a Python file with tables of your own"
-    )
+    help_paper = "such as nfedgnn, or a Python file with tables of your own"
+    parser.add_argument("paper", metavar="PAPER", help=help_paper)
     _add_out(parser, "reproduce-PAPER")
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="run only these rows, such as data=Cora; may be repeated, also with the same key",
-    )
+    help_only = "run only these rows, such as data=Cora; may be repeated, also with the same key"
+    parser.add_argument("--only", action="append", default=[], metavar="KEY=VALUE", help=help_only)
     parser.add_argument("--seeds", metavar="N,N", help="other seeds than the paper's")
     parser.add_argument("--rounds", type=int, metavar="N", help="other rounds than the paper's")
     help_again = "run the rows of the table in this folder again, and compare the figures"
@@ -302,9 +287,8 @@ def _add_new_method(parser: argparse.ArgumentParser) -> None:
 
 def _add_identity(parser: argparse.ArgumentParser) -> None:
     action = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    new = action.add_parser(
-        "new", help="make a key pair: FILE is the secret key, FILE.pub the public one"
-    )
+    text = "make a key pair: FILE is the secret key, FILE.pub the public one"
+    new = action.add_parser("new", help=text)
     new.add_argument("file", type=Path, metavar="FILE", help="new file, which only you can read")
 
 
@@ -330,44 +314,11 @@ def _add_registry(parser: argparse.ArgumentParser) -> None:
             action.add_argument("--most-clients", type=int, metavar="N", help=help_most)
 
 
-def reproduce_command(args: argparse.Namespace) -> int:
-    """Run the experiments of a paper, or a table's rows again."""
-    if args.rounds is not None and args.rounds < 1:
-        raise ConfigError(f"--rounds {args.rounds}: at least 1 is needed")
-    only: dict[str, list[str]] = {}
-    for text in args.only:
-        key, equals, value = text.partition("=")
-        if not (key and equals and value):
-            raise ConfigError(f"--only {text!r}: write KEY=VALUE, such as data=Cora")
-        only.setdefault(key, []).append(value)
-    from flower_graph.apps.cli.run import default_folder
-    from flower_graph.apps.reproduce.command import main as reproduce
-    from flower_graph.storage.writing import named
-
-    out = named(args.out or default_folder(f"reproduce-{args.paper}"))
-    if args.again:
-        from flower_graph.apps.reproduce.again import main as run_again
-
-        if args.rounds is not None:
-            raise ConfigError("--rounds: --again takes the rounds of the table")
-        return 0 if run_again(args.paper, args.again, out, only, args.seeds or ()) else 1
-    reproduce(args.paper, out, only=only, seeds=args.seeds, rounds=args.rounds)
-    return 0
-
-
 # In the order of the help; the modules are imported by the command that needs them.
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], object], str]] = {
     "run": ("train with a config", _add_run, ".run"),
-    "predict": (
-        "predict the classes of nodes with the models of a run",
-        _add_predict,
-        ".predict",
-    ),
-    "sweep": (
-        "try settings, and choose the best by validation",
-        _add_sweep,
-        "..sweep.command",
-    ),
+    "predict": ("predict the classes of nodes with the models of a run", _add_predict, ".predict"),
+    "sweep": ("try settings, and choose the best by validation", _add_sweep, "..sweep.command"),
     "compare": ("compare runs: settings, figures, costs", _add_compare, ".compare"),
     "report": ("write a page about runs, with pictures", _add_report, ".compare"),
     "list": ("list methods, configs and data sets", lambda _: None, ".overview"),
@@ -377,14 +328,10 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], object], str
     "new-method": ("write a method of your own to start from", _add_new_method, ".new_method"),
     "check": ("describe a graph, and try the methods on it", _add_check, ".check"),
     "partition": ("show which nodes each client gets", _add_partition, ".partition"),
-    "reproduce": ("run the experiments of a paper's tables", _add_reproduce, ".main"),
+    "reproduce": ("run the experiments of a paper's tables", _add_reproduce, "..reproduce.command"),
     "audit": ("measure what the server of a run can find out", _add_audit, ".audit"),
     "identity": ("make a key pair for a SuperNode", _add_identity, ".identity"),
-    "registry": (
-        "list the SuperNodes that take part in secure sums",
-        _add_registry,
-        ".identity",
-    ),
+    "registry": ("list the SuperNodes that take part in secure sums", _add_registry, ".identity"),
 }
 
 

@@ -20,7 +20,6 @@ from flower_graph.storage.files import new_folder, write_json, write_text
 from flower_graph.storage.reading import Tree
 
 if TYPE_CHECKING:
-    from flower_graph.data.partition.statistics import PartitionStatistics
     from flower_graph.method import Partition
 
 MOST_FOLDERS = 20_000  # that are written; of one node each, PubMed has 19,717
@@ -46,12 +45,16 @@ def partition_command(args: argparse.Namespace) -> int:
         from flower_graph.data.folders.party import check_supernodes  # loads torch
 
         check_supernodes(args.supernodes, cuts[0].data.num_clients)
-    statistics = [_with_baselines(cut) for cut in cuts]
+    figures, statistics = [], [cut.statistics for cut in cuts]
+    for cut in cuts:
+        tested = {f"{name}-test": one["test"] for name, one in (cut.baselines or {}).items()}
+        finite = {name: value for name, value in tested.items() if not math.isnan(value)}
+        figures.append({**cut.statistics.figures, **finite})
     paper = method.paper_figures(config)
     record: Tree = {
         "config": to_dict(config),
         "seeds": seeds,
-        "figures": join([each.figures for each in statistics]),
+        "figures": join(figures),
         "distributions": [each.distributions for each in statistics],
         **({"paper": paper} if paper else {}),
     }
@@ -64,11 +67,7 @@ def partition_command(args: argparse.Namespace) -> int:
     with new_folder(args.out or folder.with_name(f"partition-{folder.name}")) as out:
         folders = _write_folders(out, config, cuts, args.supernodes)
         # The picture first: where partition.json is, the command has done all it does.
-        from flower_graph.report.plots import (
-            is_drawn,
-            plot_classes,
-            plot_counts,  # slow to import
-        )
+        from flower_graph.report.plots import is_drawn, plot_classes, plot_counts  # slow to import
 
         title = f"{args.config}, seed {seeds[0]}"
         plot_counts(out / PICTURE, statistics[0].distributions, title=title)
@@ -85,12 +84,6 @@ def partition_command(args: argparse.Namespace) -> int:
         width = max(map(len, shown))
         say(heading, *(f"  {name:{width}}  {value}" for name, value in shown.items()))
     return 0
-
-
-def _with_baselines(cut: Partition) -> PartitionStatistics:
-    figures = {f"{name}-test": one["test"] for name, one in (cut.baselines or {}).items()}
-    finite = {name: value for name, value in figures.items() if not math.isnan(value)}
-    return cut.statistics._replace(figures={**cut.statistics.figures, **finite})
 
 
 def _write_folders(

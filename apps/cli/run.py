@@ -10,23 +10,29 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
+from typing import Any
 
-from flower_graph.apps.cli.progress import EngineLines, RoundPrinter
 from flower_graph.apps.cli.say import say, withheld
 from flower_graph.config.common import CHECKPOINTS, RunConfig
 from flower_graph.config.foreign import CONFIG, DATA, RUN_OF, Trust, is_of_run, seed_folders
-from flower_graph.errors import CheckpointError, ConfigError, OutputError
+from flower_graph.errors import CheckpointError, ConfigError, OutputError, printable
 from flower_graph.method.load import is_file_name, load_config, title_of, to_dict
 from flower_graph.method.registry import method_of
-from flower_graph.records.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport, format_round
 from flower_graph.report.result import describe_result, summarise
-from flower_graph.storage.files import FolderLock, holds_something, new_folder, remove_all_empty
+from flower_graph.storage.files import (
+    FolderLock,
+    holds_something,
+    new_folder,
+    plain,
+    remove_all_empty,
+)
 from flower_graph.storage.reading import MOST_SETTINGS, read_json, read_text, reading
 from flower_graph.storage.writing import (
     make_folder,
@@ -36,6 +42,7 @@ from flower_graph.storage.writing import (
     remove_folder,
     saying,
 )
+from flower_graph.wire.keys import ACCURACY
 
 # The files of a run, finished and half written
 WRITTEN = (
@@ -49,6 +56,14 @@ SUMMARY = "summary.json"  # of several seeds
 ENGINE_STARTS = (
     "Flower's engine starts, with processes of its own: half a minute until round 1, or more"
 )
+# Lines of Flower's engine that say in each run, or in each round, the same
+ROUTINE = re.compile(
+    r"Since flwr |(configure|aggregate)_(train|evaluate): |[├│└]|Starting logstream"
+    r"|Starting Flower Simulation|Federation `|change federation size|flwr federation "
+    r"|Created default configuration|Starting local SuperLink|Using SuperLink: local"
+    r"|Successfully (started run|installed)|outputs in |^INFO :\s*$"
+)
+ROUND = re.compile(r"^INFO :\s+round +(\d+)/\d+ ")
 
 
 @dataclass
@@ -129,8 +144,17 @@ def default_folder(name: str) -> Path:
 
 def _plan(args: argparse.Namespace) -> tuple[Path, list[Job]]:
     """Return the output folder and the runs; all settings are checked before the first run."""
-    name, overrides = _named(args)
-    seeds = args.seeds
+    name, overrides, seeds = args.config, list(args.overrides), args.seeds
+    if args.engine == "flwr" and (args.app or args.trust_code):
+        raise ConfigError(
+            "--engine flwr: its processes know neither --app nor --trust-code; name the config, "
+            "and install its method or put it on Python's path"
+        )
+    if name is not None and "=" in name and not is_file_name(name):
+        # Only `--resume` does without a config; the first word is an override then.
+        overrides, name = [name, *overrides], None
+    if args.every is not None:
+        overrides.append(f"every={args.every}")
     if args.resume is not None:
         if not args.resume.is_dir():
             raise CheckpointError(f"--resume {args.resume}: no run to resume; no such folder")
@@ -150,21 +174,6 @@ def _plan(args: argparse.Namespace) -> tuple[Path, list[Job]]:
         out = top / f"seed-{seed}" if len(asked) > 1 else top
         jobs.append(Job(name, seeded, load(seeded), out))
     return top, jobs
-
-
-def _named(args: argparse.Namespace) -> tuple[str | None, list[str]]:
-    name, overrides = args.config, list(args.overrides)
-    if args.engine == "flwr" and (args.app or args.trust_code):
-        raise ConfigError(
-            "--engine flwr: its processes know neither --app nor --trust-code; name the config, "
-            "and install its method or put it on Python's path"
-        )
-    if name is not None and "=" in name and not is_file_name(name):
-        # Only `--resume` does without a config; the first word is an override then.
-        overrides, name = [name, *overrides], None
-    if args.every is not None:
-        overrides.append(f"every={args.every}")
-    return name, overrides
 
 
 @contextmanager
@@ -193,17 +202,10 @@ def check_all(jobs: Sequence[Job], supernodes: int | None = None, *, quiet: bool
         for job in jobs:
             check_run(job.config, supernodes)
     facts, warnings = short_form(jobs[0].config) if jobs else ([], [])
-    names = {job.config.data.name for job in jobs[:1]}
-    names |= {name.rstrip("/") for name in names}
     for note in notes:
         kind = warnings if note.levelno >= logging.WARNING else facts
-        text = note.getMessage()
-        for name in names:  # a folder's with or without its slash
-            text = text.removeprefix(f"data {name}: ")
-        kind.append(text)
-    shown = [] if quiet else facts
-    shown = shown + [f"warning: {warning}" for warning in warnings]
-    if shown:
+        kind.append(re.sub("^data .*?: ", "", note.getMessage()))
+    if shown := [*([] if quiet else facts), *(f"warning: {warning}" for warning in warnings)]:
         say(*(f"data  {line}" for line in shown), to=sys.stderr)
 
 
@@ -235,9 +237,15 @@ def _run(job: Job, args: argparse.Namespace, check: Callable[[], None] | None) -
         if args.engine == "flwr":
             from flower_graph.apps.cli.launch import flwr_run
 
+            # Absolute paths: Flower runs the app in another working directory. A JSON string is a
+            # YAML string, whatever signs the path has.
+            given = asdict(job.config.data).items()
+            paths = [
+                f"data.{key}={json.dumps(value)}" for key, value in given if str(value)[:1] == "/"
+            ]
             return flwr_run(
                 str(Path(job.name).absolute()) if is_file else job.name,
-                [*job.overrides, *_paths(job.config)],
+                [*job.overrides, *paths],
                 job.out,
                 supernodes=supernodes or 2,
                 seed=job.config.seed,
@@ -273,13 +281,6 @@ def _done(job: Job) -> dict[str, object] | None:
     return result
 
 
-def _paths(config: RunConfig) -> list[str]:
-    """Return absolute paths as overrides: Flower runs the app in another working directory."""
-    given = {key: value for key, value in asdict(config.data).items() if isinstance(value, str)}
-    # A JSON string is a YAML string, whatever signs the path has.
-    return [f"data.{key}={json.dumps(path)}" for key, path in given.items() if path[:1] == "/"]
-
-
 def _interrupted(job: Job, top: Path) -> str:
     # As storage.checkpoint lays them out; to import that (and torch) now would take seconds.
     result = sorted(path.parent for path in job.out.rglob("round-*/server.safetensors"))
@@ -290,6 +291,85 @@ def _interrupted(job: Job, top: Path) -> str:
         return f"interrupted; no checkpoint (checkpoint_every={every}); rounds so far: {job.out}"
     again = f"flower-graph run --resume {shlex.quote(str(top))}"
     return f"interrupted; the last checkpoint is {result[-1]}; go on with: {again}"
+
+
+# Rounds as they come -----------------------------------------------------------------------------
+
+
+@dataclass
+class RoundPrinter:
+    """Shows rounds: as a bar in a terminal or notebook, else as one line each on stderr."""
+
+    total: int
+    _: KW_ONLY
+    seed: int
+    clients: str = "clients"  # the method's word
+    metric: str = ACCURACY
+    quiet: bool = False
+    log_every: int = 1  # rounds between two lines; the last and rounds with refusals have one
+    as_json: bool = False  # an object on stdout for each round, and nothing else for it
+    _bar: Any = None
+
+    def __call__(self, report: RoundReport) -> None:
+        if self.as_json:
+            record = plain({"seed": self.seed, **report.to_record()})
+            print(json.dumps(record), flush=True)
+        elif self.quiet:
+            return
+        elif sys.stderr.isatty() or "ipykernel" in sys.modules:  # a notebook shows a bar too
+            self._advance(report)
+        elif not (report.round % self.log_every and report.round < self.total) or (
+            report.skipped or report.rejected
+        ):
+            say(format_round(report, self.total, self.clients), to=sys.stderr)
+
+    def wait(self, work: str) -> None:
+        if self._bar is not None:
+            self._bar.write(printable(work), file=sys.stderr)
+        elif not self.quiet:
+            say(work, to=sys.stderr)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _advance(self, report: RoundReport) -> None:
+        if self._bar is None:
+            from tqdm.auto import tqdm
+
+            # A resumed run does not start at round 1; its speed counts from where it starts.
+            before, label = report.round - 1, f"seed {self.seed}"
+            self._bar = tqdm(total=self.total, initial=before, desc=label, unit="round")
+        named = "" if self.metric == ACCURACY else f"{self.metric} "
+        val, test = (report.score(self.metric, role) for role in ("val", "test"))
+        figures = f"loss {report.loss:.4g}, {named}val {val:.3f}, test {test:.3f}"
+        self._bar.set_postfix_str(figures, refresh=False)
+        self._bar.update(report.round - self._bar.n)
+
+
+class EngineLines:
+    """Reads the lines of Flower's engine; shows rounds in the usual way, and new messages."""
+
+    def __init__(self, out: Path, printer: RoundPrinter, on_round: Callable[[RoundReport], None]):
+        self._metrics, self._printer, self._on_round = out / "metrics.jsonl", printer, on_round
+        self._read = 0  # bytes of the file
+
+    def __call__(self, line: str) -> None:
+        if (match := ROUND.match(line)) is not None:
+            self._show(int(match[1]))
+        elif not ROUTINE.search(line):
+            self._printer.wait(line)
+
+    def _show(self, number: int) -> None:
+        with reading(self._metrics, OutputError), self._metrics.open("rb") as file:
+            file.seek(self._read)
+            lines = file.readlines()
+            self._read = file.tell()
+            reports = (RoundReport.from_record(json.loads(line)) for line in lines)
+            # A resumed run's file begins with rounds that were shown before.
+            report = next((one for one in reports if one.round == number), None)
+        if report is not None:
+            self._on_round(report)
 
 
 # An old run in the folder -------------------------------------------------------------------------

@@ -32,13 +32,7 @@ SIZE = 1e-7  # of a change of the initial weights: about one rounding of a numbe
 DRAWS = 3  # changed runs of each run
 LEAST = 0.001  # that is tolerated of a row whose changed runs agree
 METRICS = (TEST, "micro-f1")
-SHOWN = {  # figures of a row, by the heading of their column
-    "committed": "committed",
-    "again": "again",
-    "changed by 1e-7: apart by at most": "spread",
-    "tolerance": "tolerance",
-    "deviation over seeds": "seeds_deviate",
-}
+HEADINGS = {"spread": "changed by 1e-7: apart by at most", "seeds_deviate": "deviation over seeds"}
 
 
 def main(
@@ -59,10 +53,10 @@ def main(
         tasks = {one: pool.submit(_figures, *one, again[one[0]]) for one in runs}
         for run, rows in again.items():
             given = [tasks[run, draw].result() for draw in range(DRAWS + 1)]
-            for row, *values in zip(rows, *given, strict=True):
-                results.append(compared(row, run.seed, values))
-                print(" | ".join(_shown(results[-1]).values()), flush=True)
+            values = zip(rows, *given, strict=True)
+            results += [compared(row, run.seed, figures) for row, *figures in values]
             write(out, paper, results)
+            print(_table(results[-len(rows) :]), flush=True)
     print(f"table in {out}")
     return all(one["near"] for one in results)
 
@@ -154,20 +148,11 @@ def write(out: Path, paper: str, results: Sequence[Row]) -> None:
     make_folder(out)
     machine = {"machine": platform.machine(), "processor": processor()}
     write_json(out / "again.json", {"paper": paper, **machine, "rows": list(results)})
-    write_text(out / "again.md", markdown(pd.DataFrame(map(_shown, results))) + "\n")
+    write_text(out / "again.md", _table(results) + "\n")
 
 
-def _shown(one: Row) -> dict[str, str]:
-    shown = {
-        name: "no weights drawn" if one[key] is None else f"{one[key]:.4f}"
-        for name, key in SHOWN.items()
-    }
-    return {
-        "table": one["table"],
-        "data": one["data"],
-        "method": f"{one['method']} ({one['model']})",
-        "metric": ", ".join(filter(None, [one["metric"], one.get("classifier")])),
-        "seed": str(one["seed"]),
-        **shown,
-        "": "near" if one["near"] else "**not near**",
-    }
+def _table(results: Sequence[Row]) -> str:
+    frame = pd.DataFrame(results, dtype=object).drop(columns=["settings", "changed"])
+    frame["near"] = frame["near"].map({True: "near", False: "**not near**"})
+    shown = frame.map(lambda one: f"{one:.4f}" if isinstance(one, float) else one)
+    return markdown(shown.set_axis([HEADINGS.get(one, one) for one in shown], axis=1))

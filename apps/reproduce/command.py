@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from flower_graph.apps.cli.run import default_folder
 from flower_graph.apps.parallel import loaded, workers_for
-from flower_graph.apps.reproduce.page import choices_page, make_page
-from flower_graph.apps.reproduce.pictures import draw
+from flower_graph.apps.reproduce.again import main as run_again
+from flower_graph.apps.reproduce.page import choices_page, draw, make_page
 from flower_graph.apps.reproduce.rows import (
     Results,
     all_rows,
@@ -23,22 +25,29 @@ from flower_graph.config.rules import refuse_key
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.storage.files import FolderLock, write_text
-from flower_graph.storage.writing import make_folder
+from flower_graph.storage.writing import make_folder, named
 
 KEYS = ("data", "model", "method")
+READ = "How to read this: [README.md](README.md)."
 
 
-def main(
-    name: str,
-    out: Path,
-    *,
-    only: Mapping[str, Sequence[str]],
-    seeds: Sequence[int] | None,
-    rounds: int | None,
-    overrides: Sequence[str] = (),
-) -> None:
-    """Run a paper's comparison on the data sets that can be loaded; write tables and pictures."""
-    reproduce(selected(read_paper(name), only, seeds, rounds, overrides), out)
+def reproduce_command(args: argparse.Namespace) -> int:
+    """Run the experiments of a paper, or a table's rows again."""
+    if args.rounds is not None and args.rounds < 1:
+        raise ConfigError(f"--rounds {args.rounds}: at least 1 is needed")
+    only: dict[str, list[str]] = {}
+    for text in args.only:
+        key, equals, value = text.partition("=")
+        if not (key and equals and value):
+            raise ConfigError(f"--only {text!r}: write KEY=VALUE, such as data=Cora")
+        only.setdefault(key, []).append(value)
+    out = named(args.out or default_folder(f"reproduce-{args.paper}"))
+    if args.again:
+        if args.rounds is not None:
+            raise ConfigError("--rounds: --again takes the rounds of the table")
+        return 0 if run_again(args.paper, args.again, out, only, args.seeds or ()) else 1
+    reproduce(selected(read_paper(args.paper), only, args.seeds, args.rounds), out)
+    return 0
 
 
 def reproduce(paper: Paper, out: Path) -> None:
@@ -74,9 +83,8 @@ def selected(
     only: Mapping[str, Sequence[str]],
     seeds: Sequence[int] | None = None,
     rounds: int | None = None,
-    overrides: Sequence[str] = (),
 ) -> Paper:
-    """Select by ``--only``, and lay seeds, rounds and settings over the lines."""
+    """Select by ``--only``, and lay seeds and rounds over the lines."""
     allowed = {key: [*dict.fromkeys(getattr(one, key) for one in paper.lines)] for key in KEYS}
     allowed |= {"table": [*paper.tables]}
     for key, values in only.items():
@@ -87,25 +95,16 @@ def selected(
                 words = ", ".join(allowed[key])
                 raise ConfigError(f"--only {key}={value}: unknown; allowed are {words}")
     changed = {
-        line: replace(
-            line,
-            seeds=line.seeds if seeds is None else seeds,
-            rounds=rounds or line.rounds,
-            settings=(*line.settings, *overrides),
-        )
+        line: replace(line, seeds=seeds or line.seeds, rounds=rounds or line.rounds)
         for line in paper.lines
         if all(getattr(line, key) in only.get(key, allowed[key]) for key in KEYS)
     }
-    tables = {
-        key: [changed[line] for line in paper.tables[key] if line in changed]
-        for key in only.get("table", paper.tables)
-    }
-    on_request = () if "table" in only else paper.on_request
-    paper = replace(paper, tables=tables)
-    if not paper.lines:
-        raise ConfigError("--only: no table has such a line or picture")
-    check(paper)
-    return replace(paper, on_request=on_request)
+    tables = {key: paper.tables[key] for key in only.get("table", paper.tables)}
+    chosen = replace(paper, tables=tables).having(changed)
+    if not chosen.lines:
+        raise ConfigError("--only: no table has such a line")
+    check(chosen)
+    return replace(chosen, on_request=() if "table" in only else paper.on_request)
 
 
 def available(paper: Paper) -> tuple[Paper, list[str]]:
@@ -117,15 +116,12 @@ def available(paper: Paper) -> tuple[Paper, list[str]]:
         except DataError as error:
             left_out.append(line.data)
             print(f"left out: {line.data}: {error}")
-    tables = {
-        key: [line for line in lines if line.data not in left_out]
-        for key, lines in paper.tables.items()
-    }
-    if not any(tables.values()):
+    found = paper.having({line: line for line in paper.lines if line.data not in left_out})
+    if not found.lines:
         raise DataError(f"none of the data sets can be loaded: {', '.join(left_out)}")
     # The whole reason names folders of this machine: not for a page that is passed on.
     why = "not in the data root, and it could not be downloaded"
-    return replace(paper, tables=tables), [f"{data}: {why}" for data in left_out]
+    return found, [f"{data}: {why}" for data in left_out]
 
 
 def write_page(
@@ -140,4 +136,5 @@ def write_page(
     store.write(all_rows(results), tried)
     of_asked = dict.fromkeys(line for group in paper.asked for line in group)
     missing = [*left_out, *missing_runs([*of_asked], store)]
-    write_text(store.out / "table.md", make_page(paper, results, missing, drawn))
+    notes = [READ] if (store.out / "README.md").is_file() else []
+    write_text(store.out / "table.md", make_page(paper, results, missing, drawn, notes))

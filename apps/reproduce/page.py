@@ -1,17 +1,33 @@
-"""``table.md`` and ``choices.md``: the rows of a paper's tables for reading."""
+"""The rows of a paper's tables for reading: ``table.md``, ``choices.md`` and pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from math import isfinite
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from math import isfinite, nan
 from operator import attrgetter
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from flower_graph.apps.parallel import loaded
 from flower_graph.apps.reproduce.rows import BEST, Results, Row, all_rows
-from flower_graph.apps.reproduce.table import LAST, TEST, VALIDATION, WITHIN, Figure, Line, Paper
+from flower_graph.apps.reproduce.runs import AXES, Curves, Store, runs_of
+from flower_graph.apps.reproduce.table import (
+    LAST,
+    TEST,
+    VALIDATION,
+    WITHIN,
+    Figure,
+    Line,
+    Paper,
+    Picture,
+    function,
+)
 from flower_graph.records.rounds import merit
+from flower_graph.report import plots
 from flower_graph.report.significance import MOST_CHANCE, differences, holm, paired
 from flower_graph.wire.keys import SCORES, VALUE_SCORES
 
@@ -61,21 +77,24 @@ FORMS = {
 
 
 def make_page(
-    paper: Paper, results: Results, missing: Sequence[str] = (), pictures: Sequence[str] = ()
+    paper: Paper,
+    results: Results,
+    missing: Sequence[str] = (),
+    pictures: Sequence[str] = (),
+    notes: Sequence[str] = (),
 ) -> str:
     """Write the whole page; a table without rows is not on it."""
     lines = paper.lines
     how = HOW.format(choices=" ([choices.md](choices.md))" * any(line.has_choice for line in lines))
-    parts = [f"# {paper.title}", *filter(None, [paper.notes.strip()]), how]
-    parts += settings_shown(paper)
+    parts = [f"# {paper.title}", *notes, how, *settings_shown(paper)]
     several = len({line.names[0] for line in lines}) > 1
-    for place in dict.fromkeys((line.table, line.names[0]) for line in lines):
-        here = {
-            line: results.get(line, []) for line in lines if place == (line.table, line.names[0])
-        }
-        if any(here.values()):
-            parts.append(f"## {', '.join(place)}" if several else f"## {place[0]}")
-            parts += _section(here, paper.scale)
+    places: dict[tuple[str, str], Results] = {}
+    for line in lines:
+        if rows := results.get(line):
+            places.setdefault((line.table, line.names[0]), {})[line] = rows
+    for (table, data), of_place in places.items():
+        parts.append(f"## {table}, {data}" if several else f"## {table}")
+        parts += _section(of_place, paper.scale)
     if pictures:
         drawn = ", ".join(f"`{name}`" for name in pictures)
         parts += ["## Pictures", f"`flower-graph reproduce` draws {drawn}."]
@@ -110,59 +129,55 @@ def _setting(config: object, name: str) -> str:
 
 def _section(results: Results, scale: int) -> list[str]:
     """Write the tables of one data set: of plain figures, and one for each kind of their keys."""
-    wanted = [figure for line in results for figure in line.wanted]
-    wanted += [figure for line, of_line in results.items() if line.measure for figure, _ in of_line]
     kinds: dict[str, dict[str, Figure]] = {}
-    for figure in wanted:
+    for figure in [figure for line in results for figure in line.wanted]:
         kinds.setdefault(next(iter(figure.keys), ""), {}).setdefault(figure.label, figure)
     parts = []
     for kind, figures in kinds.items():
-        if table := _table(results, figures, scale):
+        if table := _table(results, [*figures.values()], scale):
             parts += [BUDGETS, table] if kind == "within" else [table]
     return parts
 
 
-def _table(results: Results, figures: Mapping[str, Figure], scale: int) -> str:
+def _table(results: Results, figures: Sequence[Figure], scale: int) -> str:
     """Write a table with a row for each line, or for each group that was measured of it."""
     keys = [*(key for line in results for key in line.keys), "group", "clients"]
-    labels = [name for one in map(_heading, figures.values()) for name in (one, PAPERS + one)]
+    labels = [name for one in map(_heading, figures) for name in (one, PAPERS + one)]
     columns = ["method", "model", *keys, *labels, MEMORY, "settings", "n"]
     records = []
-    for line, of_line in results.items():
-        for group in dict.fromkeys(row.get("group") for _, row in of_line):
-            here = {figure.label: row for figure, row in of_line if row.get("group") == group}
+    for line, rows in results.items():
+        for group in dict.fromkeys(row.get("group") for row in rows):
+            here = [row for row in rows if row.get("group") == group]
             cells = {}
-            for label, figure in figures.items():
-                row = here.get(label)
-                if row and isfinite(row["mean"]):
+            for figure in figures:
+                for row in [row for row in _of(figure, here) if isfinite(row["mean"])]:
                     cells[_heading(figure)] = written(figure, row, scale)
                     if row["paper"] is not None:
                         cells[PAPERS + _heading(figure)] = _of_paper(figure, row, scale)
                     if row.get("paper-gpu-memory-percent"):
                         cells[MEMORY] = f"{row['paper-gpu-memory-percent']:.2f}"
             if cells:
-                first = next(iter(here.values()))
-                cells |= {"method": line.names[2] + marks(here.values()), "model": line.model}
-                cells |= {key: first[key] for key in keys if key in first}
+                cells |= {"method": line.names[2] + marks(here), "model": line.model}
+                cells |= {key: here[0][key] for key in keys if key in here[0]}
                 if not line.measure:
-                    cells["n"] = str(len(first["seeds"]))
+                    cells["n"] = str(len(here[0]["seeds"]))
                 if line.has_choice:
-                    chosen = first["settings"]["overrides"][len(line.settings) :]
+                    chosen = here[0]["settings"]["overrides"][len(line.settings) :]
                     names = [one[one.rfind(".", 0, one.find("=")) + 1 :] for one in chosen]
                     cells["settings"] = " ".join(names)
                 records.append(cells)
-    if records and any(one.name == WITHIN for one in figures.values()):
-        rows = [row for row in all_rows(results) if row["metric"] == WITHIN]
-        best = {
-            _heading(one): winner([row for row in rows if one.keys.items() <= row.items()])
-            for one in figures.values()
-        }
+    if records and any(one.name == WITHIN for one in figures):
+        best = {_heading(one): winner(_of(one, all_rows(results))) for one in figures}
         records.append({"method": "*Best*", **best})
     if not records:
         return ""
     frame = pd.DataFrame(records, columns=[*dict.fromkeys(columns)])
     frame = frame.replace("", None).dropna(axis=1, how="all")
     return markdown(frame if frame["model"].nunique() > 1 else frame.drop(columns="model"))
+
+
+def _of(figure: Figure, rows: Sequence[Row]) -> list[Row]:
+    return [r for r in rows if r["metric"] == figure.name and figure.keys.items() <= r.items()]
 
 
 PAPERS, MEMORY = "paper's ", "paper, % of GPU memory"
@@ -179,11 +194,8 @@ def _form(figure: Figure, scale: int) -> tuple[float, str, bool]:
     """Return factor, format, and whether a deviation stands behind; see ``FORMS``."""
     # Accuracies are shares or, at scale 100, percent; differences of them are points
     if figure.over:
-        return (
-            (1, "+.2f", True)
-            if any(one in figure.of for one in VALUE_SCORES)
-            else (100, "+.1f", True)
-        )
+        is_value = any(one in figure.of for one in VALUE_SCORES)
+        return (1, "+.2f", True) if is_value else (100, "+.1f", True)
     _, spec, spread = FORMS.get(figure.name, ("", ".3f", True))
     is_percent = scale > 1 and spec == ".3f" and "precision" not in figure.name
     return (scale, ".1f", spread) if is_percent else (1, spec, spread)
@@ -216,20 +228,15 @@ def winner(rows: Sequence[Row]) -> str:
     metric = rows[0].get("metric", "").removeprefix("test-").removesuffix("-at-best-val")
     best = max(rows, key=lambda row: merit(metric, row["mean"]))
     others = [row for row in rows if row is not best]
+    ours, *theirs = [dict(zip(r["seeds"], r["values"], strict=True)) for r in (best, *others)]
+    chances = [paired([*differences(ours, one).values()] or [0.0])["p"] for one in theirs]
     near = [
         row["method"] + cut_off([row])
-        for row, p in zip(others, holm([_chance(best, row) for row in others]), strict=True)
+        for row, p in zip(others, holm(chances), strict=True)
         if p is None or p >= MOST_CHANCE
     ]
     beside = f" (not apart: {', '.join(near)})" if near else ""
     return str(best["method"]) + cut_off([best]) + beside
-
-
-def _chance(best: Row, other: Row) -> float | None:
-    """Return the p value of the difference of two rows, paired by seed."""
-    ours, theirs = (dict(zip(r["seeds"], r["values"], strict=True)) for r in (best, other))
-    chance: float | None = paired([*differences(ours, theirs).values()] or [0.0])["p"]
-    return chance
 
 
 def marks(rows: Collection[Row]) -> str:
@@ -248,24 +255,24 @@ def cut_off(rows: Iterable[Row]) -> str:
 
 def markdown(frame: pd.DataFrame) -> str:
     """Write a frame as a Markdown table; what is missing is a dash."""
-    lines = [[*frame.columns], ["---"] * len(frame.columns), *frame.fillna(NONE).values.tolist()]
+    rows = frame.astype(object).fillna(NONE).values.tolist()
+    lines = [[*frame.columns], ["---"] * len(frame.columns), *rows]
     return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
 
 
 def choices_page(choices: Sequence[Row], lines: Sequence[Line]) -> str:
     """Write the page about how settings were chosen."""
-    frame = pd.DataFrame(
-        {
-            "row": row["where"],
-            "settings": f"{'**' * row['taken']}{' '.join(row['tried']) or 'as it ships'}"
-            + "**" * row["taken"],
-            "best validation": written(Figure(row["metric"]), row, 1),
-            "seeds": ", ".join(map(str, row["seeds"])),
-            "rounds": ", ".join(map(str, row["rounds"])),
-            "ended": "yes" if row["ended"] else "no",
-        }
+    columns = ["row", "settings", "best validation", "seeds", "rounds", "ended"]
+    cells = [
+        [
+            row["where"],
+            (" ".join(row["tried"]) or "as it ships").join(["**" * row["taken"]] * 2),
+            written(Figure(row["metric"]), row, 1),
+            *(", ".join(map(str, row[name])) for name in ("seeds", "rounds")),
+            "yes" if row["ended"] else "no",
+        ]
         for row in choices
-    )
+    ]
     metrics = dict.fromkeys(row["metric"].removeprefix(BEST) for row in choices)
     tried = {line.method: len(line.choices) for line in lines if line.has_choice}
     few = min(tried.values())
@@ -275,4 +282,131 @@ def choices_page(choices: Sequence[Row], lines: Sequence[Line]) -> str:
         "settings the best validation is higher by chance alone.\n\n"
     )
     text = CHOICES.format(metric=" or ".join(metrics))
-    return f"{text}\n{unequal if more else ''}{markdown(frame)}\n"
+    return f"{text}\n{unequal if more else ''}{markdown(pd.DataFrame(cells, columns=columns))}\n"
+
+
+# Pictures ----------------------------------------------------------------------------------------
+
+AXES_NAMES = ("rounds", "local steps of a client", "MiB that a client sends")
+
+
+class Shown(NamedTuple):
+    """The runs and the rows of one line, as functions of pictures take them."""
+
+    table: str
+    data: str
+    model: str
+    method: str
+    centralised: bool
+    runs: dict[int, Curves]
+    rows: list[Row]
+
+
+Drawing = Sequence[Shown]
+Options = Mapping[str, Any]  # of a ``Picture``, and its data sets
+Plot = tuple[Callable[..., object], Mapping[str, Any], Mapping[str, Any]]  # with its arguments
+
+
+def draw(out: Path, paper: Paper, results: Results, store: Store) -> list[str]:
+    """Draw pictures, and return the names of those for which there was anything."""
+    names = []
+    present = dict.fromkeys(line.data for line in paper.lines)
+    for picture in paper.pictures:
+        kind = KINDS.get(picture.kind) or function(picture.kind)
+        data = [name for name in picture.data or present if name in present]
+        for of_file in [[one] for one in data] if "{data}" in picture.file else [data]:
+            shown = [*_shown(picture, of_file, results, store)]
+            plot, panels, more = kind(shown, {**picture.options, "data": of_file})
+            if panels:
+                names.append(picture.file.replace("{data}", "".join(of_file[:1]).lower()))
+                plot(out / names[-1], panels, **more)
+    return names
+
+
+def _shown(
+    picture: Picture, data: Sequence[str], results: Results, store: Store
+) -> Iterator[Shown]:
+    for name, (table, methods) in product(data, picture.tables.items()):
+        here = [line for line in results if (line.table, line.data) == (table, name)]
+        for method in methods or dict.fromkeys(line.method for line in here):
+            for line in [line for line in here if line.method == method]:
+                runs = runs_of(line, store)
+                yield Shown(table, *line.names, bool(line.trained), runs, results[line])
+
+
+def curves(shown: Drawing, _: Options) -> Plot:
+    """Draw accuracy and loss by round, a panel for each data set, a curve for each method."""
+    panels: dict[str, dict[str, plots.CurveSet]] = {}
+    reference: dict[str, float] = {}
+    for one in shown:
+        runs = [*one.runs.values()]
+        if runs and one.centralised:
+            reference[one.data] = fmean(run.test_at_best_val for run in runs)
+        elif runs:
+            accuracy, loss = [run.test_accuracy for run in runs], [r.cross_entropy for r in runs]
+            panels.setdefault(one.data, {})[one.method] = plots.CurveSet(accuracy, loss)
+    return plots.plot_grid, panels, {"reference": reference}
+
+
+def intervals(shown: Drawing, options: Options) -> Plot:
+    """Draw means with deviations, a panel for each data set, and the paper's figures beside.
+
+    ``also`` has more points of a method: their names, and the figures that they show.
+    """
+    panels: dict[str, dict[str, plots.Interval]] = {}
+    for one in shown:
+        also = options.get("also", {}).get(one.method, {})
+        for name, metric in {one.method: options.get("metric", TEST), **also}.items():
+            for row in [row for row in one.rows if row["metric"] == metric][:1]:
+                interval = plots.Interval(row["mean"], row["std"], row["paper"])
+                panels.setdefault(one.data, {}).setdefault(name, interval)
+    return plots.plot_intervals, panels, {"label": options.get("label", "test accuracy")}
+
+
+def matrices(shown: Drawing, options: Options) -> Plot:
+    """Draw a matrix of figures by two settings, a panel for each metric, all on one scale."""
+    y, x = options["axes"]
+    rows = [row for one in shown for row in one.rows]
+    sides = {name: [*dict.fromkeys(row[name] for row in rows)] for name in (y, x)}
+    panels = {}
+    for metric, name in options["metrics"].items():
+        mean = {(row[y], row[x]): row["mean"] for row in rows if row["metric"] == metric}
+        if any(map(isfinite, mean.values())):
+            panels[name] = [[mean.get((v, h), nan) for h in sides[x]] for v in sides[y]]
+    more = {"rows": (y, sides[y]), "columns": (x, sides[x]), "label": options["label"]}
+    return plots.plot_matrices, panels, more
+
+
+def axes(shown: Drawing, options: Options) -> Plot:
+    """Draw accuracy by rounds, by local steps and by bytes sent, a curve for each method.
+
+    Of many methods those at stake are ``marked``, and the others grey.
+    """
+    panels: dict[str, dict[str, plots.Spent]] = {}
+    for one in shown:
+        trained = [curves for curves in one.runs.values() if curves.up and not one.centralised]
+        for axis, label in zip(AXES, AXES_NAMES, strict=True) if trained else ():
+            spent = max((curves.spent(axis) for curves in trained), key=len)
+            name = one.method if one.data in options["data"] else f"{one.method}, {one.data}"
+            drawn = plots.Spent(spent, [curves.best_so_far for curves in trained])
+            panels.setdefault(label, {})[name] = drawn
+    return plots.plot_spent, panels, {"marked": options.get("marked", ())}
+
+
+def budgets(shown: Drawing, _: Options) -> Plot:
+    """Draw accuracy by privacy budget, a panel for each model; lines without one are levels."""
+    panels: dict[str, plots.Panel] = {}
+    noisy = "with noise"
+    for one in shown:
+        for row in [row for row in one.rows if row["metric"] == TEST]:
+            panel = panels.setdefault(f"{one.data}, {one.model}", plots.Panel({}, {}))
+            if row.get("epsilon"):
+                panel.budgets[row["epsilon"]], noisy = row["values"], one.method
+            else:
+                panel.levels[one.method] = row["values"]
+    return plots.plot_budgets, panels, {"noisy": noisy}
+
+
+KINDS: dict[str, Callable[..., Plot]] = {
+    one.__name__: one for one in (axes, budgets, curves, intervals, matrices)
+}

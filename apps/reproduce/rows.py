@@ -12,7 +12,16 @@ from types import MappingProxyType
 from typing import Any
 
 from flower_graph.apps.parallel import loaded, worker_pool
-from flower_graph.apps.reproduce.runs import AXES, Curves, Store, chosen, runs_of, tried
+from flower_graph.apps.reproduce.runs import (
+    AXES,
+    Curves,
+    Run,
+    Store,
+    chosen,
+    runs_of,
+    settings_taken,
+    tried,
+)
 from flower_graph.apps.reproduce.table import (
     END,
     LAST,
@@ -25,7 +34,6 @@ from flower_graph.apps.reproduce.table import (
     function,
 )
 from flower_graph.errors import ConfigError
-from flower_graph.method.load import load_config
 from flower_graph.privacy.accountant import spent
 from flower_graph.report.significance import correct, differences, paired
 from flower_graph.storage.reading import Tree
@@ -36,7 +44,7 @@ STRUCTURE = ("precision", "recall", "homophily", "degree", "true-homophily", "tr
 BEST = "best-val-"  # begins the name of a figure, which ends with its metric
 
 Row = Tree
-Results = dict[Line, list[tuple[Figure, Row]]]  # the rows of each line, with what they are of
+Results = dict[Line, list[Row]]
 
 
 def make_rows(lines: Sequence[Line], store: Store) -> Results:
@@ -44,15 +52,15 @@ def make_rows(lines: Sequence[Line], store: Store) -> Results:
     results: Results = {}
     for line in lines:
         if runs := runs_of(line, store):
-            made = [(figure, _row_of(line, figure, runs, lines, store)) for figure in line.wanted]
-            results[line] = [(figure, row) for figure, row in made if row]
+            made = [_row_of(line, figure, runs, lines, store) for figure in line.wanted]
+            results[line] = [row for row in made if row]
     correct(all_rows(results))
     return results
 
 
 def all_rows(results: Results) -> list[Row]:
     """List the rows of all lines."""
-    return [row for of_line in results.values() for _, row in of_line]
+    return [row for rows in results.values() for row in rows]
 
 
 def _row_of(
@@ -75,12 +83,8 @@ def _row_of(
         tested = paired([*values.values()]) if values else {}
     if not any(map(math.isfinite, values.values())):
         return None
-    made = row(line, figure.name, values, _settings(line, store), paper, runs)
+    made = row(line, figure.name, values, settings_taken(line, store), paper, runs)
     return {**made, **keys, **line.also.get(figure.name, {}), **tested}
-
-
-def _settings(line: Line, store: Store) -> tuple[str, ...]:
-    return (*line.settings, *(chosen(line, store) or line.choices[0]))
 
 
 def _values(
@@ -89,7 +93,7 @@ def _values(
     name = figure.of or figure.name
     if name not in FIGURES:
         raise ConfigError(f"figure: {name!r} is not one of {', '.join(FIGURES)}")
-    config = loaded(line.config, _settings(line, store))
+    config = loaded(line.config, settings_taken(line, store))
     values = {seed: figure_of(name, curves, keys, config) for seed, curves in runs.items()}
     return {seed: value for seed, value in values.items() if value is not None}
 
@@ -162,40 +166,31 @@ def choices(lines: Sequence[Line], store: Store) -> list[Row]:
 def measured_rows(lines: Sequence[Line]) -> Results:
     """Make the rows that are measured directly, while nothing else is running."""
     results: Results = {}
-    for line in lines:
-        if line.measure:
-            seed, rounds = line.seeds[0], [f"rounds={line.rounds}"] if line.rounds else []
-            settings = [*line.settings, f"seed={seed}", *rounds]
-            with worker_pool(1) as pool:
-                groups = pool.submit(_measure, line.measure, line.config, settings).result()
-            results[line] = [
-                (
-                    Figure(metric),
-                    row(line, metric, {seed: value}, line.settings, line.paper.get(metric))
-                    | {**line.keys, **keys, **line.also.get(metric, {})},
-                )
-                for keys, figures in groups
-                for metric, value in figures.items()
-            ]
+    for line in [line for line in lines if line.measure]:
+        run = Run(line.config, (*line.settings,), line.seeds[0], line.rounds, line.measure)
+        with worker_pool(1) as pool:
+            groups = pool.submit(_measure, run).result()
+        results[line] = [
+            row(line, metric, {run.seed: value}, line.settings, line.paper.get(metric))
+            | {**line.keys, **keys, **line.also.get(metric, {})}
+            for keys, figures in groups
+            for metric, value in figures.items()
+        ]
     return results
 
 
-def _measure(name: str, config: str, overrides: Sequence[str]) -> Any:
-    return function(name)(load_config(config, overrides))
+def _measure(run: Run) -> Any:
+    return function(run.trained)(run.settings)
 
 
 def missing_runs(lines: Sequence[Line], store: Store) -> list[str]:
     """List the lines that lack runs of some seeds."""
-    counts = {
-        line.words: (len(runs_of(line, store)), len(line.seeds))
+    found = {
+        line.words: f"{line.words}: {done} of {len(line.seeds)} runs"
         for line in lines
-        if not line.measure
+        if not line.measure and (done := len(runs_of(line, store))) < len(line.seeds)
     }
-    return [
-        f"{words}: {done} of {wanted} runs"
-        for words, (done, wanted) in counts.items()
-        if done < wanted
-    ]
+    return [*found.values()]
 
 
 # Figures of one run ------------------------------------------------------------------------------

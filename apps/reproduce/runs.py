@@ -44,7 +44,6 @@ class Run(NamedTuple):
 
     @property
     def settings(self) -> RunConfig:
-        """The config with the settings laid over it."""
         return _with_seed(self.config, self.overrides, self.seed, self.rounds)
 
     @property
@@ -109,12 +108,10 @@ class Curves:
 
     @property
     def best_val(self) -> float:
-        """The best validation."""
         return self.validation[self.best_round]
 
     @property
     def test_at_best_val(self) -> float:
-        """Test accuracy in the round of the best validation."""
         return self.test_accuracy[self.best_round]
 
     def ended(self, patience: int) -> bool:
@@ -309,10 +306,14 @@ def chosen(line: Line, store: Store) -> tuple[str, ...] | None:
     return max(means, key=means.__getitem__, default=line.choices[0])
 
 
+def settings_taken(line: Line, store: Store) -> tuple[str, ...]:
+    """Return a line's settings with those that are chosen, or with the first before the choice."""
+    return (*line.settings, *(chosen(line, store) or line.choices[0]))
+
+
 def run_of(line: Line, seed: int, store: Store) -> Run:
-    """Return a line's run with its chosen settings, or with its first before the choice."""
-    overrides = (*line.settings, *(chosen(line, store) or line.choices[0]))
-    return Run(line.config, overrides, seed, line.rounds, line.trained)
+    """Return a line's run."""
+    return Run(line.config, settings_taken(line, store), seed, line.rounds, line.trained)
 
 
 def runs_of(line: Line, store: Store) -> dict[int, Curves]:
@@ -334,52 +335,49 @@ def stages(groups: Iterable[Sequence[Line]], store: Store) -> Iterator[list[Run]
 
 def run_all(runs: Sequence[Run], store: Store) -> None:
     """Do some runs, as many at a time as there are cores, and print the result of each."""
-    groups: dict[object, list[Run]] = {}  # baselines of the same settings share their work
-    for run in runs:
-        groups.setdefault(run[:4] if run.trained else run, []).append(run)
-    number = 0
-    tasks = [(group,) for group in groups.values()]
     try:
-        for (group,), reached, left in in_parallel(partial(_run, file=store.fresh), tasks):
-            for run, words in zip(group, reached, strict=True):
-                number += 1
-                print(
-                    f"{number}/{len(runs)}  {run.config} {' '.join(run.overrides)} {run.trained} "
-                    f"seed {run.seed}: test {words} at the best validation; the others of this "
-                    f"table and seed take about {time_left(left)}",
-                    flush=True,
-                )
+        done = in_parallel(partial(_run, file=store.fresh), [(run,) for run in runs])
+        for number, ((run,), reached, left) in enumerate(done, start=1):
+            print(
+                f"{number}/{len(runs)}  {run.config} {' '.join(run.overrides)} {run.trained} "
+                f"seed {run.seed}: test {reached} at the best validation; the others of this "
+                f"table and seed take about {time_left(left)}",
+                flush=True,
+            )
     finally:
         store.collect()
 
 
-def _run(runs: Sequence[Run], file: Path) -> list[str]:
-    """Do runs with the same config and seed, keep them, and say what each reached."""
-    config = runs[0].settings
-    baselines = cache(lambda: method_of(config).baselines(config))
-    reached = []
-    for run in runs:
-        started = time.perf_counter()
-        if not run.trained:
-            curves = curves_of(*simulate_whole(config), *steps_of(config))
-            curves.metric = config.metrics[0]
-        elif ":" in run.trained:
-            curves = plain_curves(function(run.trained)(config))
-            curves.seconds_per_round = (time.perf_counter() - started) / config.rounds
-        else:
-            curves = _baseline(run.trained, baselines(), config)
-        curves.run_seconds = time.perf_counter() - started
-        stored = run._asdict() | {"rounds": config.rounds, "settings": settings_kept(config)}
-        append_line(file, stored | {"curves": _each(_short, asdict(thinned(curves)))})
-        reached.append(f"{curves.metric} {curves.score(curves.metric, 'test'):.3f}")
-    return reached
+def _run(run: Run, file: Path) -> str:
+    """Do a run, keep it, and say what it reached."""
+    config, started = run.settings, time.perf_counter()
+    if not run.trained:
+        curves = curves_of(*simulate_whole(config), *steps_of(config))
+        curves.metric = config.metrics[0]
+    elif ":" in run.trained:
+        curves = plain_curves(function(run.trained)(config))
+        curves.seconds_per_round = (time.perf_counter() - started) / config.rounds
+    else:
+        curves = _baseline(run)
+    curves.run_seconds = time.perf_counter() - started
+    stored = run._asdict() | {"rounds": config.rounds, "settings": settings_kept(config)}
+    append_line(file, stored | {"curves": _each(_short, asdict(thinned(curves)))})
+    return f"{curves.metric} {curves.score(curves.metric, 'test'):.3f}"
 
 
-def _baseline(name: str, figures: Mapping[str, Any], config: RunConfig) -> Curves:
-    if name not in figures:
-        raise ConfigError(f"trained: {name!r} is not one of {', '.join(figures)}")
-    curves = plain_curves([Epoch(math.nan, figures[name]["val"], figures[name]["test"])])
-    scores = figures[name].get("scores", {})  # of links
+def _baseline(run: Run) -> Curves:
+    figures = _baselines(run._replace(trained=""))
+    if run.trained not in figures:
+        raise ConfigError(f"trained: {run.trained!r} is not one of {', '.join(figures)}")
+    found = figures[run.trained]
+    curves = plain_curves([Epoch(math.nan, found["val"], found["test"])])
+    scores = found.get("scores", {})  # of links
     curves.scores = {n: {role: [v] for role, v in s.items()} for n, s in scores.items()}
-    curves.metric = config.metrics[0] if config.metrics[0] in scores else ACCURACY
+    metric = run.settings.metrics[0]
+    curves.metric = metric if metric in scores else ACCURACY
     return curves
+
+
+@cache  # several rows show them
+def _baselines(run: Run) -> Mapping[str, Any]:
+    return method_of(run.settings).baselines(run.settings)

@@ -31,7 +31,6 @@ BASELINES = {  # methods without a GNN, by the name of their lines
     }.items()
 }
 _, REGRESSION, PROPAGATION = BASELINES
-READ = "How to read this: [README.md](README.md)."
 MOST_TRIED = 4  # settings of a method, and as many that only it has
 
 Settings = Sequence[str]
@@ -136,12 +135,10 @@ class Line:
 
     @property
     def wanted(self) -> list[Figure]:
-        """The figures of the line."""
         return [Figure(one) if isinstance(one, str) else one for one in self.figures]
 
     @property
     def words(self) -> str:
-        """The place of the line in words."""
         data, model, method = self.names
         keys = [f"{key} {value}" for key, value in self.keys.items()]
         return ", ".join(filter(None, [self.table, data, model, *keys, method]))
@@ -201,9 +198,8 @@ class Picture:
     """A picture of some tables' lines; ``{data}`` in its file's name makes one of each data set."""
 
     file: str
-    kind: str  # one of ``pictures.KINDS``, or module:function
-    group: str  # of tables, with which it is drawn
-    tables: Mapping[str, Sequence[str] | None] = field(default_factory=dict)  # methods, or all
+    kind: str  # one of ``page.KINDS``, or module:function
+    tables: Mapping[str, Sequence[str] | None]  # methods, or all
     data: Sequence[str] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -214,8 +210,8 @@ class Paper:
 
     Attributes
     ----------
-    title, notes : str
-        The page's heading and first paragraphs.
+    title : str
+        The page's heading.
     tables : mapping
         Lines by group, in the order in which they are run. Groups may share lines.
     on_request : sequence of str
@@ -229,7 +225,6 @@ class Paper:
 
     title: str
     tables: Mapping[str, Sequence[Line]]
-    notes: str = ""
     on_request: Sequence[str] = ()
     pictures: Sequence[Picture] = ()
     settings: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -239,6 +234,11 @@ class Paper:
     def lines(self) -> list[Line]:
         """The lines of all tables, each once."""
         return [*dict.fromkeys(line for lines in self.tables.values() for line in lines)]
+
+    def having(self, lines: Mapping[Line, Line]) -> Paper:
+        """Return the paper with some lines in the place of its own, and without the others."""
+        tables = {k: [lines[one] for one in own if one in lines] for k, own in self.tables.items()}
+        return replace(self, tables=tables)
 
     @property
     def asked(self) -> list[Sequence[Line]]:
@@ -277,17 +277,14 @@ def check(paper: Paper) -> None:
     for lines in paper.asked:
         chosen = [line for line in lines if line.choices != [()]]
         for line in chosen:
-            if {*line.choosers} & {*line.seeds}:
-                raise ConfigError(
-                    f"seeds: {line.words} has {(*line.seeds,)}, but {(*line.choosers,)} choose its "
-                    "settings: no line may have one of them"
-                )
+            if both := sorted({*line.choosers} & {*line.seeds}):
+                raise ConfigError(f"seeds: {line.words} has {both}, which choose its settings")
             most = max(len(other.tries) for other in chosen if other.data == line.data)
             count, own = len(line.tries), len(line.alone)
-            if not 1 <= own <= MOST_TRIED or not 1 <= count <= MOST_TRIED or count != most:
+            if not (1 <= own <= MOST_TRIED and 1 <= count <= MOST_TRIED and count == most):
                 raise ConfigError(
-                    f"{line.words}: tries has {count} settings, alone {own}; each method must try "
-                    f"as many, at least 1 and at most {MOST_TRIED}"
+                    f"{line.words}: tries has {count} settings, alone {own}; must be 1 to "
+                    f"{MOST_TRIED}, and tries as many for each method"
                 )
 
 

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.audit.deviating import Deviation
-from flower_graph.audit.scores import Finding, Floats
+from flower_graph.audit.scores import Finding
 from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError
 from flower_graph.rng import derive_seed
@@ -150,9 +149,3 @@ class Audit(Generic[C, M]):
 def audit_rng(config: RunConfig) -> np.random.Generator:
     """Make the generator of an attack's draws."""
     return np.random.default_rng(derive_seed(config.seed, "audit"))
-
-
-def dense(x: torch.Tensor) -> Floats:
-    """Turn a feature matrix, which may be sparse, into an array."""
-    values: Floats = (x if x.layout == torch.strided else x.to_dense()).numpy()
-    return values

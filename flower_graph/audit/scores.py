@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import rankdata
 
 from flower_graph.storage.reading import Tree
 
@@ -28,9 +27,7 @@ class Finding:
     """The result of one attack."""
 
     attack: str  # What was tried to find out
-    # AUC: how often something true is ranked above something false. precision: share of the guesses
-    # that are right
-    measure: str
+    measure: str  # AUC: how often a true case ranks above a false one; precision: of the guesses
     success: float  # The measure; and what guessing reaches
     chance: float
     n: int  # Cases that were decided: those ranked, or the guesses
@@ -41,10 +38,8 @@ class Finding:
 def ranking(attack: str, scores: ArrayLike, truth: ArrayLike, **detail: float) -> Finding:
     """Judge scores that should be higher where ``truth`` holds."""
     # scores, truth [n]
-    hits = np.asarray(truth, bool).ravel()
-    return Finding(
-        attack, AUC, auc(scores, hits), 0.5, int(hits.size), int(hits.sum()), dict(detail)
-    )
+    hits = np.asarray(truth, bool)
+    return Finding(attack, AUC, auc(scores, truth), 0.5, hits.size, int(hits.sum()), detail)
 
 
 def guesses(attack: str, right: ArrayLike, chance: float, **detail: float) -> Finding:
@@ -53,29 +48,21 @@ def guesses(attack: str, right: ArrayLike, chance: float, **detail: float) -> Fi
     hits = np.asarray(right, bool).ravel()
     if not hits.size:
         raise ValueError(f"{attack}: nothing was guessed; at least one guess is needed")
-    return Finding(attack, PRECISION, float(hits.mean()), chance, int(hits.size), 0, dict(detail))
+    return Finding(attack, PRECISION, float(hits.mean()), chance, hits.size, 0, detail)
 
 
 def auc(scores: ArrayLike, truth: ArrayLike) -> float:
     """Return the area under the ROC curve; ties count half."""
-    values, hits = np.asarray(scores, float).ravel(), np.asarray(truth, bool).ravel()
-    if values.shape != hits.shape:
-        raise ValueError(f"{values.size} scores for {hits.size} cases; one each is needed")
-    if not np.isfinite(values).all():
-        raise ValueError(f"{int((~np.isfinite(values)).sum())} scores are not finite")
-    positive = int(hits.sum())
-    negative = hits.size - positive
-    if not positive or not negative:
-        raise ValueError(f"{positive} of {hits.size} cases are true: must be some, and not all")
-    ranks = rankdata(values)
-    above = float(ranks[hits].sum()) - positive * (positive + 1) / 2
-    return above / (positive * negative)
+    from sklearn.metrics import roc_auc_score
+
+    hits = np.asarray(truth, bool).ravel()
+    if hits.all() or not hits.any():
+        raise ValueError(f"{hits.sum()} of {hits.size} cases are true: must be some, and not all")
+    return float(roc_auc_score(hits, np.asarray(scores, float).ravel()))
 
 
 def auc_deviation(positive: int, negative: int) -> float:
     """Return the standard deviation of a guess's AUC, if cases are independent of each other."""
-    if positive < 1 or negative < 1:
-        raise ValueError(f"{positive} true and {negative} false cases; at least one each is needed")
     return math.sqrt((positive + negative + 1) / (12 * positive * negative))
 
 
@@ -97,8 +84,6 @@ def cosines(rows: NDArray[np.generic]) -> NDArray[np.float64]:
 
 def findings_of(setting: str, seeds: Sequence[Sequence[Finding]]) -> list[dict[str, object]]:
     """Join the findings of one setting, one list a seed, attack by attack, as the file has them."""
-    if not seeds:
-        raise ValueError(f"{setting}: no seed was audited; at least one is needed")
     names = [[finding.attack for finding in one] for one in seeds]
     if any(other != names[0] for other in names):
         raise ValueError(f"{setting}: seeds have different attacks: {names}")
@@ -156,14 +141,11 @@ def page(record: Tree, notes: Sequence[str], *, level: int = 1) -> str:
 
 def _noise(settings: Sequence[Tree]) -> list[str]:
     budgets = [one["config"]["privacy"] for one in settings]
-    noisy = [budget for budget in budgets if budget["epsilon"] is not None]
-    if not noisy:
-        return []
-    delta, norm = (f"{noisy[0][key]:g}" for key in ("delta", "clipping_norm"))
+    noisy = [budget for budget in budgets if budget["epsilon"] is not None][:1]
     return [
-        f"Noise: each client's own, for the budget of the recorded rounds alone, at "
-        f"`privacy.delta={delta} privacy.clipping_norm={norm}`.",
-        "",
+        "Noise: each client's own, for the budget of the recorded rounds alone, at "
+        f"`privacy.delta={one['delta']:g} privacy.clipping_norm={one['clipping_norm']:g}`.\n"
+        for one in noisy
     ]
 
 

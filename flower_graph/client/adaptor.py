@@ -43,6 +43,7 @@ from flower_graph.wire.arrays import (
     plain_value,
     reply_slots,
 )
+from flower_graph.wire.averaging import Rows
 from flower_graph.wire.client_errors import boundary, lost_reply
 from flower_graph.wire.keys import (
     ARRAY_NAMES,
@@ -55,7 +56,6 @@ from flower_graph.wire.keys import (
     ROW_EACH,
     VERSION,
 )
-from flower_graph.wire.rows import Rows
 
 if TYPE_CHECKING:
     from flower_graph.storage.sealed import StateKey
@@ -137,8 +137,7 @@ def _handler(
     def handle(message: Message, context: Context) -> Message:
         client = client_fn(context)
         if not isinstance(client, NumPyClient):
-            kind = type(client).__name__
-            raise TypeError(f"client_fn: {kind}, must be a NumPyClient (without .to_client())")
+            raise TypeError(f"client_fn: {type(client).__name__}, must be a NumPyClient")
         _refuse_less(client, context)
         return answer(client, message)
 
@@ -161,8 +160,7 @@ def _refuse_less(client: NumPyClient, context: Context) -> None:
     except ValueError as error:
         # Logged for the SuperNode's user: the server must not learn paths.
         LOG.error("%s", error)
-        keys = ", ".join(given)
-        raise RefusedError(f"node config: {keys}: unusable; the SuperNode's log says why") from None
+        raise RefusedError(f"node config: {', '.join(given)}: unusable; see the log") from None
     raise RefusedError("identity-key: this SuperNode joins no run whose clients trust the server")
 
 
@@ -231,14 +229,12 @@ def _checked_result(
     wanted = f"{method} must return ({first}, num_examples, metrics)"
     if not (isinstance(result, (tuple, list)) and len(result) == 3):
         raise TypeError(f"{wanted}, got {type(result).__name__}")
-    value, num_examples, metrics = result
-    if isinstance(num_examples, bool) or not isinstance(num_examples, (int, np.integer)):
-        raise TypeError(f"{wanted}: num_examples is {num_examples!r}, not an int")
-    if num_examples < 0:
-        raise ValueError(f"{wanted}: num_examples is {num_examples}, must be 0 or more")
+    value, count, metrics = result
+    if not isinstance(count, (int, np.integer)) or isinstance(count, bool) or count < 0:
+        raise TypeError(f"{wanted}: num_examples is {count!r}, must be an int of 0 or more")
     if not isinstance(metrics, Mapping):
         raise TypeError(f"{wanted}: metrics is a {type(metrics).__name__}, not a dict")
-    return value, int(num_examples), metrics
+    return value, int(count), metrics
 
 
 def servers_time(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -324,7 +320,6 @@ def _take_over(file: Path, context: Context, key: StateKey | None) -> None:
         if in_memory:
             LOG.warning("%s; going on with what Flower has in memory", error)
             return
-        words = f"client {node_name(context)}: its state is lost: {error}"
-        raise StateLostError(f"{words}; remove the file to begin anew") from error
+        raise StateLostError(f"client {node_name(context)}: its state is lost: {error}") from error
     if handled > in_memory:
         context.state = state

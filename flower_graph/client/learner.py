@@ -202,8 +202,11 @@ class NodeTask:
     def snapshot(
         self, seen: Sequence[Seen], models: list[SavedModels], classes: Sequence[str] | None
     ) -> Snapshot:
-        parts = [predictions_from([one.local], one.judged.logits, classes) for one in seen]
+        parts = [self.predictions(one, classes) for one in seen]
         return Snapshot(Predictions.join(parts) if parts else None, models)
+
+    def predictions(self, seen: Seen, classes: Sequence[str] | None) -> Predictions:
+        return predictions_from([seen.local], seen.judged.logits, classes)
 
 
 @dataclass
@@ -248,15 +251,9 @@ class ValueTask(NodeTask):
         apart = (judged.logits[:, 0] - judged.y).double() * self.scale.deviation
         return Errors.of(apart, judged.masks)
 
-    def snapshot(
-        self, seen: Sequence[Seen], models: list[SavedModels], classes: Sequence[str] | None
-    ) -> Snapshot:
-        parts = [
-            values_from(one.local, self.scale.undo(one.judged.logits[:, 0].double()))
-            for one in seen
-            if isinstance(one.local, ClientGraph)
-        ]
-        return Snapshot(Predictions.join(parts) if parts else None, models)
+    def predictions(self, seen: Seen, classes: Sequence[str] | None) -> Predictions:
+        assert isinstance(seen.local, ClientGraph)
+        return values_from(seen.local, self.scale.undo(seen.judged.logits[:, 0].double()))
 
 
 @dataclass

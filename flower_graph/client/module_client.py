@@ -41,10 +41,9 @@ from flower_graph.outputs.files import SavedModels, Snapshot
 from flower_graph.outputs.form import form_of
 from flower_graph.rng import seeded
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
-from flower_graph.wire.averaging import Enrolment, Measured, RoundRequest, Trained
+from flower_graph.wire.averaging import Asked, Enrolment, Measured, RoundRequest, Rows, Trained
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import ARRAY_NAMES, EXTRAS
-from flower_graph.wire.rows import Asked, Rows
 
 __all__ = ["GraphOnDevice", "Learner", "ModuleClient", "ModuleSettings", "first_module"]
 
@@ -141,12 +140,8 @@ class ModuleClient(NumPyClient):
         task: NodeTask = NODES,
     ) -> None:
         all_train = self.all_train and task.needs_training_nodes
-        self.settings, self.graphs, self.how, self.task = (
-            settings,
-            check_graphs(graphs, all_train=all_train),
-            how,
-            task,
-        )
+        self.settings, self.how, self.task = settings, how, task
+        self.graphs = check_graphs(graphs, all_train=all_train)
         self._graph_of = {graph.client: graph for graph in self.graphs}
         self.device, self._make_module = resolve_device(device), make_module
         self.received: dict[str, Tensor] = {}
@@ -237,7 +232,6 @@ class ModuleClient(NumPyClient):
         return _answered(means, weight, parameters, trained)
 
     def fit_each(self, parameters: Parameters, config: Config) -> Rows:
-        """Train the clients that are asked. Send a row for each."""
         learners, left_out = self._trained(parameters, config), dict[int, str]()
         rows = {
             client: _answered(sent, examples, parameters, Trained(clients=1))
@@ -282,20 +276,12 @@ class ModuleClient(NumPyClient):
 
     @torch.no_grad()
     def snapshot(self) -> Snapshot:
-        learners = self._state.look(self._makers)
-        models = [
-            form_of(self.exported(one.module), self._make_module, one.graph.client)
-            for one in learners
-        ]
-        seen = [
-            Seen(
-                self._graph_of[one.graph.client],
-                one.graph,
-                self._judged(one),
-                partial(self.logits, one.module),
-            )
-            for one in learners
-        ]
+        models, seen = [], []
+        for one in self._state.look(self._makers):
+            client = one.graph.client
+            models.append(form_of(self.exported(one.module), self._make_module, client))
+            forward = partial(self.logits, one.module)
+            seen.append(Seen(self._graph_of[client], one.graph, self._judged(one), forward))
         good = [one for one in seen if not self.task.has_diverged(one.judged)]
         return self.task.snapshot(good, SavedModels.join(models), self._classes)
 
@@ -317,7 +303,6 @@ class ModuleClient(NumPyClient):
                 value.copy_(came if value.is_floating_point() else came.double().round())
 
     def _train(self, learner: Learner, server_round: int, proximal: float) -> None:
-        """Take a round's local steps, with FedProx's proximal term unless `proximal` is 0."""
         learner.module.train()
         if not self.settings.keep_optimiser:
             learner.optimiser.state.clear()
@@ -400,10 +385,7 @@ class ModuleClient(NumPyClient):
 
 
 def _answered(
-    sent: Mapping[str, NDArray[np.generic]],
-    weight: int,
-    came: Parameters,
-    trained: Trained,
+    sent: Mapping[str, NDArray[np.generic]], weight: int, came: Parameters, trained: Trained
 ) -> Answer:
     """Write an answer in the types of the server's arrays: a mean of integers is no integer."""
     dtypes = [values.dtype for values in came]

@@ -56,6 +56,8 @@ LOG = logging.getLogger(__name__)
 SMALL_BYTES = 1 << 20
 VERSION = "state-version"  # key of the version among the tensors of a saved file
 CONTEXT, SAVED, PROCESS = "context", "saved", "process"  # where the tensors are
+# In a checkpoint: the clients' numbers, and what stands before the names of further tensors
+NUMBERS, BESIDE = "clients", "beside/"
 KEPT_AT_CLIENT = 3  # the server may fall back to the one before the last two are complete
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
@@ -83,7 +85,6 @@ class StateStore:
         self._folder = (own or default_folder()) / f"run-{context.run_id}"
         self._file = self._folder / f"{name}-{node}.safetensors"
         self._found = 0  # version of the loaded tensors
-        self._before: tuple[int, object, str] | None = None  # in ``_LIVE``, before this message
 
     @property
     def version(self) -> int:
@@ -91,7 +92,6 @@ class StateStore:
         return 0 if record is None else int(record["version"])  # type: ignore[arg-type]
 
     def is_due(self, resume: Resume) -> bool:
-        """Whether the server names a checkpoint that is not loaded yet."""
         # A client that is asked again under another node id has loaded it before.
         record = self._context.state.config_records.get(f"{self._name}-resumed")
         loaded = None if record is None else dict(record)
@@ -115,8 +115,7 @@ class StateStore:
             self._found = version
             return live
         if kind == PROCESS:
-            why = "kept in a process that is gone, or left half changed by a message that failed"
-            raise StateLostError(f"client {self._key[1]}: its state was {why}")
+            raise StateLostError(f"client {self._key[1]}: its state is gone, or half changed")
         if kind == CONTEXT:
             self._found = self.version
             arrays = self._context.state.array_records[f"{self._name}-tensors"]
@@ -133,14 +132,17 @@ class StateStore:
             _FIXED[self._key] = build()
         return cast(T, _FIXED[self._key])
 
-    def begin(self) -> None:
-        """Forget the object, which a message changes, until ``commit`` or ``undo``."""
-        self._before = _LIVE.pop(self._key, None)
-
-    def undo(self, live: object) -> None:
-        """Undo ``begin``: the tensors are as before, and ``live`` works on them."""
-        if self.version and self._before is not None:
-            _LIVE[self._key] = (self._found, live, self._before[2])
+    @contextmanager
+    def changing(self, undone: Callable[[], object]) -> Iterator[None]:
+        """Forget the object while a message changes it; after an error keep ``undone()``."""
+        before = _LIVE.pop(self._key, None)
+        try:
+            yield
+        except BaseException:
+            live = undone()
+            if self.version and before is not None and live is not None:
+                _LIVE[self._key] = (self._found, live, before[2])
+            raise
 
     def commit(self, live: object, tensors: Tensors) -> None:
         from flwr.app import ArrayRecord, ConfigRecord
@@ -185,8 +187,8 @@ class StateStore:
             raise StateLostError(f"client {self._key[1]}: its state is lost: {error}") from error
         self._found = int(tensors.pop(VERSION, torch.tensor(-1)))
         if self._found < self.version:
-            versions = f"version {self._found}, expected version {self.version}"
-            raise StateLostError(f"client {self._key[1]}: its state {self._file}: {versions}")
+            versions = f"has version {self._found}, expected version {self.version}"
+            raise StateLostError(f"client {self._key[1]}: {self._file} {versions}")
         return tensors
 
 
@@ -213,8 +215,8 @@ class Makers(NamedTuple, Generic[T]):
 class CohortState(Generic[T]):
     """Keeps an object and its tensors between messages.
 
-    A checkpoint has the clients' numbers, ``numbers``, under the name ``key``. Without ``copies``,
-    for millions of users, a failed message loses what is not in a file.
+    A checkpoint has the clients' ``numbers`` too. Without ``copies``, for millions of users, a
+    failed message loses what is not in a file.
     """
 
     def __init__(
@@ -224,15 +226,12 @@ class CohortState(Generic[T]):
         numbers: Sequence[int] | Tensor,
         folder: Path | None,
         *,
-        key: str = "clients",
         copies: bool = True,
-        prefix: str = "",  # prefix of these tensors' names in a checkpoint that has others too
-        beside: str = "",  # name of another tensor in it, if these have no prefix
     ) -> None:
         self.store = StateStore(context, name)
         self._checkpoints = ClientCheckpoints(context, folder)
         self._numbers = torch.as_tensor(numbers, dtype=torch.int64)
-        self._key, self._copies, self._prefix, self._beside = key, copies, prefix, beside
+        self._copies = copies
 
     @contextmanager
     def opened(self, makers: Makers[T], *, follows: bool = False) -> Iterator[T]:
@@ -241,20 +240,18 @@ class CohortState(Generic[T]):
             raise StateLostError("its state of this run is gone; name a state-dir in node-config")
         live, tensors = self._open(makers)
         before = {name: tensor.clone() for name, tensor in tensors.items() if self._copies}
-        self.store.begin()
-        try:
+
+        @torch.no_grad()
+        def undone() -> object:
+            """Take the state back to what it was, so that the client can take part again."""
+            for name, tensor in before.items():
+                tensors[name].copy_(tensor)
+            # The object may hold more state than tensors
+            return makers.build(tensors) if self._copies else None
+
+        with self.store.changing(undone):
             yield live
             self._collect(live, tensors)
-        except BaseException:
-            # The state goes back to what it was, so that the client can take part again.
-            if self._copies:
-                with torch.no_grad():
-                    for name, tensor in before.items():
-                        tensors[name].copy_(tensor)
-                self.store.undo(
-                    makers.build(tensors)
-                )  # the object may hold more state than tensors
-            raise
         self.store.commit((live, tensors), tensors)
 
     def look(self, makers: Makers[T]) -> T:
@@ -267,8 +264,8 @@ class CohortState(Generic[T]):
         opened = self._open(makers)
         if not self.store.version:  # not known before the first message
             self.store.commit(opened, opened[1])
-        local = {f"{self._prefix}{name}": tensor for name, tensor in opened[1].items()}
-        result = local | {self._key: self._numbers} | (more or {})
+        beside = {f"{BESIDE}{name}": tensor for name, tensor in (more or {}).items()}
+        result = opened[1] | {NUMBERS: self._numbers} | beside
         return self._checkpoints.save(server_round, result, run)
 
     def save_if_asked(
@@ -288,13 +285,14 @@ class CohortState(Generic[T]):
             return None
         tensors = self._checkpoints.load(resume.server_round, resume.run)
         path = self._checkpoints.path(resume.server_round, resume.run)
-        numbers = tensors.pop(self._key)
-        cut, local = len(self._prefix), [name for name in tensors if name.startswith(self._prefix)]
-        local = [name for name in local if name != self._beside]
-        kept = {name[cut:]: tensors.pop(name) for name in local}
+        if (numbers := tensors.pop(NUMBERS, None)) is None:
+            why = "its checkpoint: of another version"
+            raise told(CheckpointError(f"{path}: {why}"), why)
+        kept = {name: tensors.pop(name) for name in [*tensors] if not name.startswith(BESIDE)}
+        beside = {name.removeprefix(BESIDE): tensor for name, tensor in tensors.items()}
         if not torch.equal(numbers, self._numbers):
-            if adopt is None or (adopted := adopt(kept, numbers, tensors)) is None:
-                why = f"other {self._key}; resume with the same, on as many SuperNodes as before"
+            if adopt is None or (adopted := adopt(kept, numbers, beside)) is None:
+                why = "other clients; resume with the same, on as many SuperNodes as before"
                 raise told(CheckpointError(f"{path}: {why}"), f"its checkpoint: {why}")
             kept = adopted
         if self._copies:
@@ -302,7 +300,7 @@ class CohortState(Generic[T]):
         built = makers.build(kept)
         self.store.commit(built, built[1])
         self.store.note(resume)
-        return tensors
+        return beside
 
     def begin(self, resume: Resume) -> None:
         """Start fresh in a resumed run: the clients joined after its checkpoint."""
@@ -311,7 +309,6 @@ class CohortState(Generic[T]):
             self.store.note(resume)
 
     def processed(self, makers: Makers[T]) -> int:
-        """Return the number of messages handled; 0 if the state is lost."""
         try:
             if self.store.version:
                 self._open(makers)
@@ -335,14 +332,16 @@ class CohortState(Generic[T]):
 
 def _check_forms(path: Path, loaded: Tensors, wanted: Tensors) -> None:
     """Refuse tensors made with other data or settings; the error names the tensor."""
-    for name in {**wanted, **loaded}:
-        forms = [
-            (tuple(local[name].shape), local[name].dtype) if name in local else None
-            for local in (loaded, wanted)
-        ]
-        if forms[0] != forms[1]:
-            error = CheckpointError(f"{path}: {name} is {forms[0]}, expected {forms[1]}")
-            raise told(error, "its checkpoint: made with other data or settings")
+    found, expected = forms_of(loaded), forms_of(wanted)
+    for name in expected | found:
+        if found.get(name) != expected.get(name):
+            forms = f"{path}: {name} is {found.get(name)}, expected {expected.get(name)}"
+            raise told(CheckpointError(forms), "its checkpoint: made with other data or settings")
+
+
+def forms_of(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Return the shape and type of each tensor."""
+    return {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}
 
 
 def check_graphs(graphs: Sequence[G], *, all_train: bool = True) -> list[G]:
@@ -385,18 +384,14 @@ class ClientCheckpoints:
             checkpoint.save_client(path, tensors, run, self._sealed)
         except OSError as error:
             LOG.warning("%s: no checkpoint: %s", path, error)
-            why = (
-                os.strerror(error.errno) if error.errno else AT_HOME
-            )  # the error's text names files
+            # The error's text names files
+            why = os.strerror(error.errno) if error.errno else AT_HOME
             return f"its checkpoint cannot be written: {why}"
         if self._own is not None:
-            run_folder = self._folder(run)
-            files = run_folder.glob(f"round-*/{self._file_name}")
-            kept = checkpoint.rounds_of(file.parent for file in files)
-            for old in kept[:-KEPT_AT_CLIENT]:
-                round_folder = checkpoint.round_folder(run_folder, old)
-                remove(round_folder / self._file_name)
-                remove_empty(round_folder)  # unless other SuperNodes have files there
+            files = self._folder(run).glob(f"round-*/{self._file_name}")
+            for old in checkpoint.rounds_of(file.parent for file in files)[:-KEPT_AT_CLIENT]:
+                remove(self.path(old, run))
+                remove_empty(self.path(old, run).parent)  # unless others have files there
         return ""
 
     def load(self, server_round: int, run: str) -> dict[str, Tensor]:
@@ -409,9 +404,6 @@ class ClientCheckpoints:
                 raise CheckpointError(f"run token: {brief(run)} is not 32 hexadecimal digits")
             return self._own / "checkpoints" / run
         if self._shared is None:
-            why = (
-                "the server wants a checkpoint, but checkpoint_dir is not set, and the node's "
-                "config has neither state-dir nor data-folder"
-            )
+            why = "no place for a checkpoint: set checkpoint_dir, state-dir or data-folder"
             raise told(CheckpointError(why), why)
         return self._shared

@@ -26,12 +26,8 @@ REGISTRY_FILE = "registry.json"
 def throwaway_parties(run_id: int, hosted: Sequence[range]) -> Path:
     """Make a key for each SuperNode of a simulation; return the registry's file.
 
-    Parameters
-    ----------
-    run_id : int
-        Flower's id of the run; the keys are removed with its other files.
-    hosted : sequence of range
-        The clients of each SuperNode, by its ``partition-id``.
+    The keys are removed with the run's other files. ``hosted`` has the clients of each SuperNode,
+    by its ``partition-id``.
     """
     # Imported here, because importing keys takes longer than starting a run without them.
     from flower_graph.secure.parties.identity import new_identity
@@ -49,21 +45,10 @@ def throwaway_parties(run_id: int, hosted: Sequence[range]) -> Path:
 def trust_of(context: Context, *, hides: bool = False) -> TrustSettings:
     """Read the trust settings of a SuperNode that does not trust the server.
 
-    Parameters
-    ----------
-    context : Context
-        Its node config has the settings; in a simulation, the keys of its partition.
-    hides : bool
-        Whether two sums reveal nothing about a single vector, because every vector has the noise
-        that the node config asks for, or sums are under pads. Two sums may then differ by one
-        SuperNode.
-
-    Raises
-    ------
-    RefusedError
-        If there are neither settings nor keys.
-    ConfigError, IdentityError
-        As of ``TrustSettings.of``.
+    They are in its node config; in a simulation, the keys of its partition. ``RefusedError`` if
+    there are neither. With ``hides`` two sums reveal nothing about a single vector, because every
+    vector has the noise that the node config asks for, or sums are under pads: two sums may then
+    differ by one SuperNode.
     """
     from flower_graph.secure.parties.identity import IDENTITY_KEY, REGISTRY, TrustSettings
 
@@ -71,8 +56,7 @@ def trust_of(context: Context, *, hides: bool = False) -> TrustSettings:
     if settings is None:
         folder, partition = _folder(context.run_id), str(context.node_config.get(PARTITION, ""))
         if not partition.isdigit() or not (folder / partition).is_file():
-            words = f"name {IDENTITY_KEY} and {REGISTRY} in its node config"
-            raise RefusedError(f"this SuperNode has no key of its own: {words}")
+            raise RefusedError(f"this SuperNode has no key: node-config {IDENTITY_KEY}, {REGISTRY}")
         files = {IDENTITY_KEY: folder / partition, REGISTRY: folder / REGISTRY_FILE}
         named = {key: str(file) for key, file in files.items()}
         settings = TrustSettings.of({**context.node_config, **named}, context.run_id)

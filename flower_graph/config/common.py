@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Self, TypedDict
+from typing import Any, ClassVar, NamedTuple, Self
 
-from flower_graph.config import metrics
 from flower_graph.config.partition import PartitionSection
 from flower_graph.config.rules import (
     ABOVE_ZERO,
@@ -23,18 +22,31 @@ from flower_graph.config.rules import (
     require_library,
 )
 from flower_graph.config.schema import check_settings, section, setting
-from flower_graph.wire.keys import ACCURACY
+from flower_graph.wire.keys import (
+    ACCURACY,
+    AP,
+    AUC,
+    CONFUSION,
+    ERRORS,
+    HISTOGRAMS,
+    LINK_SCORES,
+    NODE_SCORES,
+    RANKED,
+    RANKS,
+    SCORES,
+    VALUE_SCORES,
+)
 
 # What a run saves, and of which round
 ALL, ONLY_PREDICTIONS, NOTHING = SAVE = ("all", "predictions", "none")
 LAST, BEST = KEEP = ("last", "best")
 SPLITS = ("auto", "public", "geom-gcn", "random")
-AUTO, AUTO_DENSE, AS_IS, ROW, PRESENCE, PRESENCE_ROW, STANDARDISE = FEATURES = (
-    "auto", "auto-dense", "as-is", "row", "presence", "presence-row", "standardise",
+AUTO, AUTO_DENSE, AS_IS, ROW, PRESENCE, STANDARDISE = FEATURES = (
+    "auto", "auto-dense", "as-is", "row", "presence", "standardise",
 )  # fmt: skip
 REFUSE, MEAN, ONE_HOT = "refuse", "mean", "one-hot"
 POINT, COMMA = "point", "comma"
-COLUMN = Rule("the name of a column", lambda name: bool(name.strip()))
+NAME = Rule("a name, of a data set, a file or a column", lambda name: bool(name.strip()))
 NO_FEATURES = (REFUSE, "degree", ONE_HOT)
 DEVICES = ("auto", "cpu", "cuda")
 LOCAL_FORM, CENTRAL_FORM = FORMS = ("local", "central")
@@ -44,17 +56,49 @@ CHECKPOINTS = "checkpoints"
 TRACKERS = ("tensorboard", "mlflow", "wandb")  # each also the module, and the extra that has it
 
 
+def some_of(allowed: Sequence[str], *, least: int) -> Rule:
+    """Make the rule of a list of different words."""
+
+    def admits(names: Sequence[str]) -> bool:
+        return least <= len(set(names) & {*allowed}) == len(names)
+
+    return Rule(f"some of {', '.join(allowed)}, none twice", admits)
+
+
+# The metrics that a run reports, and the counts that they need
+NODES, LINKS, VALUES = TASKS = ("nodes", "links", "values")
+
+SOME_METRICS = some_of(SCORES, least=1)
+METRICS_HELP = (
+    "what is reported of predictions; the first decides which round is the best. All but the "
+    "accuracy are those of all clients' predictions together: `flower-graph docs outputs#metrics`"
+)
+WITHHELD = (
+    "clients withhold what they measure; set metrics=[accuracy] or privacy.measurements=report"
+)
+
+
+def counting_of(metrics: Sequence[str]) -> str:
+    """Return the kind of counts for some metrics: none for the accuracy alone."""
+    if set(VALUE_SCORES) & set(metrics):
+        return ERRORS
+    if set(RANKED) & set(metrics):
+        return RANKS
+    return HISTOGRAMS if {AUC, AP} & set(metrics) else CONFUSION if {*metrics} - {ACCURACY} else ""
+
+
 @dataclass
 class DataConfig:
     """The graph, the nodes that train, and for ``csbm`` the graph to generate."""
 
     GONE: ClassVar[dict[str, str]] = {
-        "split_index": "of k fixed splits a run takes number seed modulo k: set seed"
+        "split_index": "of k fixed splits a run takes number seed modulo k: set seed",
+        "features=presence-row": "save features of 0 and 1, and take row",
     }
 
     name: str = setting(
         "cora-linqs",
-        Rule("the name of a data set or a file", lambda name: bool(name.strip())),
+        NAME,
         help="a known set, `Class/name` of PyG, `csbm`, or a path: `flower-graph docs own-data`",
     )
     root: str | None = setting(
@@ -81,10 +125,10 @@ class DataConfig:
         ROW,
         choice(*FEATURES),
         help="`row`: each node's sum to one; `presence`: those that are not 0 become 1; "
-        "`presence-row`: both; `standardise`: each has mean 0 and deviation 1 over all nodes; "
-        "`auto`: `as-is` for 0/1, `presence` for sparse ones without negative, else `standardise`, "
-        "also where a node has more than 64 that are not 0 in the mean and the graph at most 50 "
-        "million numbers; `auto-dense`: `auto`, but `standardise` for all but 0/1 in such graphs",
+        "`standardise`: each has mean 0 and deviation 1 over all nodes; `auto`: `as-is` for 0/1, "
+        "`presence` for sparse ones without negative, else `standardise`, also where a node has "
+        "more than 64 that are not 0 in the mean and the graph at most 50 million numbers; "
+        "`auto-dense`: `auto`, but `standardise` for all but 0/1 in such graphs",
     )
     feature_noise: float = setting(
         0.0,
@@ -111,12 +155,12 @@ class DataConfig:
     )
     label: str | None = setting(
         None,
-        COLUMN,
+        NAME,
         help="column or attribute with a node's class; null: `label`, in saved graphs `y`",
     )
     weight: str | None = setting(
         None,
-        COLUMN,
+        NAME,
         help="column or attribute with an edge's weight; null: `weight`, in saved graphs "
         "`edge_weight`",
     )
@@ -144,12 +188,9 @@ class DataConfig:
         if Path(self.name).is_dir():
             allowed = "0 where clients have their own graphs"
             require(not self.feature_noise, "data.feature_noise", self.feature_noise, allowed)
-        self._require_at_least("nodes", "classes")
-        self._require_at_least("num_features", "active")
-
-    def _require_at_least(self, key: str, other: str) -> None:
-        value, least = getattr(self, key), getattr(self, other)
-        require(value >= least, f"data.{key}", value, f"at least {least} (data.{other})")
+        for key, other in (("nodes", "classes"), ("num_features", "active")):
+            value, least = getattr(self, key), getattr(self, other)
+            require(value >= least, f"data.{key}", value, f"at least {least} (data.{other})")
 
 
 @dataclass
@@ -201,23 +242,15 @@ class PrivacyConfig:
         """Whether clients send no measurements of their own data."""
         return self.is_on and self.measurements == WITHHOLD
 
-    def refuse_checkpoints(self, checkpoint_every: int) -> None:
-        """Refuse checkpoints: repeated rounds would release data a second time."""
-        if self.is_on and checkpoint_every:
-            why = "a resumed run sends rounds again, beyond the budget; set checkpoint_every=0"
-            budget = f"privacy.epsilon={self.epsilon:g}"
-            refuse_with("checkpoint_every", checkpoint_every, budget, why)
-
     def refuse_with(self, setting: str, why: str) -> None:
         """Refuse the budget beside another setting, given as ``key=value``."""
         if self.is_on:
-            why = f"{why}; set privacy.epsilon=null"
-            refuse_with("privacy.epsilon", self.epsilon, setting, why)
+            refuse_with("privacy.epsilon", self.epsilon, setting, f"{why}; set it to null")
 
     def require_averaging(self, name: str, averaging: Sequence[str]) -> None:
         """Refuse the central form for a method whose clients send no weights to average."""
         if self.is_central and name not in averaging:
-            why = f"there is no mean of weights to add noise to; set privacy.form={LOCAL_FORM}"
+            why = f"there is no mean of weights; set privacy.form={LOCAL_FORM}"
             refuse_with("privacy.form", CENTRAL_FORM, f"strategy.name={name}", why)
 
 
@@ -301,7 +334,7 @@ class RunConfig:
         at_least(0),
         help="rounds without a better validation after which the run ends; 0: never",
     )
-    metrics: list[str] = setting([ACCURACY], metrics.SOME, help=metrics.HELP)
+    metrics: list[str] = setting([ACCURACY], SOME_METRICS, help=METRICS_HELP)
     save: str = setting(
         ALL,
         choice(*SAVE),
@@ -319,10 +352,7 @@ class RunConfig:
     )
     track: list[str] = setting(
         [],
-        Rule(
-            f"some of {', '.join(TRACKERS)}, none twice",
-            lambda names: set(names) <= {*TRACKERS} and len(set(names)) == len(names),
-        ),
+        some_of(TRACKERS, least=0),
         help="trackers that the server shows each round to, of `tensorboard`, `mlflow`, `wandb`, "
         "each an extra of this name: `flower-graph docs using-a-run#trackers`",
     )
@@ -350,14 +380,21 @@ class RunConfig:
         if own := type(self).app:
             choice(own).check("app", self.app)
         check_settings(self)
-        self.privacy.refuse_checkpoints(self.checkpoint_every)
+        if self.privacy.is_on and self.checkpoint_every:
+            # Repeated rounds would release data a second time
+            why = "a resumed run sends rounds again; set checkpoint_every=0"
+            refuse_with("checkpoint_every", self.checkpoint_every, "privacy.epsilon", why)
         if self.every and self.save == NOTHING:
             why = "no figures of clients are kept; set every=0"
             refuse_with("every", self.every, f"save={NOTHING}", why)
-        metrics.refuse_metrics(self.metrics, getattr(self, "task", metrics.NODES))
-        counts = metrics.counting_of(self.metrics) and not self.server_measures
+        task = getattr(self, "task", NODES)
+        allowed = {NODES: NODE_SCORES, LINKS: LINK_SCORES, VALUES: VALUE_SCORES}.get(task, ())
+        for name in self.metrics:
+            words = f"one of {', '.join(allowed)} with task={task}"
+            require(name in allowed, "metrics", name, words)
+        counts = counting_of(self.metrics) and not self.server_measures
         if counts and self.privacy.withholds:
-            self.privacy.refuse_with(f"metrics={self.metrics}", metrics.WITHHELD)
+            self.privacy.refuse_with(f"metrics={self.metrics}", WITHHELD)
 
 
 @dataclass
@@ -373,14 +410,8 @@ def require_trackers(names: Sequence[str]) -> None:
         require_library(name, "track", extra=name, otherwise="leave it out")
 
 
-class CheckpointSettings(TypedDict):
-    """Where and how often a strategy saves."""
-
-    checkpoint_dir: Path | None
-    checkpoint_every: int
-
-
-def checkpoint_settings(config: RunConfig, out: Path | None) -> CheckpointSettings:
+# Any: arguments of two types
+def checkpoint_settings(config: RunConfig, out: Path | None) -> dict[str, Any]:
     """Return where and how often a strategy saves; a run without a folder saves nothing."""
     if out is None:
         return {"checkpoint_dir": None, "checkpoint_every": 0}

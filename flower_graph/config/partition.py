@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -17,7 +16,6 @@ from flower_graph.config.rules import (
     require,
 )
 from flower_graph.config.schema import setting
-from flower_graph.errors import ConfigError
 
 PARTITIONS = (
     "louvain", "metis", "dirichlet", "random", "metis-overlapping", "ego-networks", "overlapping",
@@ -62,32 +60,18 @@ class OverlapSection:
     def refuse_shares(self, clients: int) -> None:
         whole = self.public_share + clients * self.private_share
         if whole > 1 + 1e-9:
-            raise ConfigError(
-                f"partition.private_share: {self.private_share} for each of {clients} clients "
-                f"and partition.public_share: {self.public_share} make {whole:g} of the nodes; "
-                f"at most {(1 - self.public_share) / clients:g} is left for each client"
-            )
-
-
-@dataclass
-class DrawnSection:
-    """The nodes of METIS parts that a client holds, if clients share some."""
-
-    GONE: ClassVar[dict[str, str]] = {
-        "drawn_share": "each client draws half of a part's nodes; leave the key out"
-    }
-
-    draws: int = setting(
-        5,
-        at_least(1),
-        help="clients of each METIS part, of which `partition.clients` is a multiple; "
-        "`metis-overlapping` only",
-    )
+            most = (1 - self.public_share) / clients
+            allowed = f"at most {most:g}, with partition.public_share = {self.public_share}"
+            require(False, "partition.private_share", self.private_share, allowed)
 
 
 @dataclass
 class CutSection:
     """How the graph is cut, and into how many clients."""
+
+    GONE: ClassVar[dict[str, str]] = {
+        "drawn_share": "each client draws half of a part's nodes; leave the key out"
+    }
 
     method: str = setting(LOUVAIN, choice(*PARTITIONS), help="how the graph is cut")
     clients: int = setting(
@@ -108,10 +92,16 @@ class CutSection:
     alpha: float = setting(
         0.5, ABOVE_ZERO, help="the smaller, the fewer classes has a client; `dirichlet` only"
     )
+    draws: int = setting(
+        5,
+        at_least(1),
+        help="clients of each METIS part, of which `partition.clients` is a multiple; "
+        "`metis-overlapping` only",
+    )
 
 
 @dataclass
-class PartitionSection(OverlapSection, EgoSection, DrawnSection, CutSection):
+class PartitionSection(OverlapSection, EgoSection, CutSection):
     """How one graph is cut into clients, in any way, and which of a client's nodes train."""
 
     seed: int | None = setting(
@@ -140,15 +130,6 @@ class PartitionSection(OverlapSection, EgoSection, DrawnSection, CutSection):
 
 def keys_of_others(method: object) -> set[str]:
     """Name the keys of ``partition`` that have no effect with this method."""
-    return {key for way, keys in _KEYS.items() if way != method for key in keys}
-
-
-def _keys(section: type) -> tuple[str, ...]:
-    return tuple(one.name for one in fields(section))
-
-
-_KEYS: Mapping[str, tuple[str, ...]] = {
-    METIS_OVERLAPPING: _keys(DrawnSection),
-    EGO_NETWORKS: _keys(EgoSection),
-    OVERLAPPING: _keys(OverlapSection),
-}
+    ways = {EGO_NETWORKS: fields(EgoSection), OVERLAPPING: fields(OverlapSection)}
+    keys = {one.name for way, own in ways.items() if way != method for one in own}
+    return keys if method == METIS_OVERLAPPING else keys | {"draws"}

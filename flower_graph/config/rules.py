@@ -39,9 +39,6 @@ class Rule:
         require(self.admits(value), key, value, self.words)
 
 
-MEANT = {"gpu": "cuda"}  # words that users write, and the allowed ones that they mean
-
-
 @dataclass(frozen=True)
 class Choice(Rule):
     """One of several words; a refusal names the nearest."""
@@ -51,9 +48,7 @@ class Choice(Rule):
     def check(self, key: str, value: object) -> None:
         if self.admits(value):
             return
-        word = str(value)
-        close = MEANT.get(word.lower())
-        close = close if close in self.allowed else nearest(word, self.allowed)
+        close = nearest(str(value), self.allowed)
         hint = f"; did you mean {close}?" if close else ""
         raise ConfigError(f"{key}: {value!r} is not one of {self.words}{hint}", key=key)
 
@@ -116,8 +111,7 @@ def refuse_key(key: str, known: Sequence[str], where: str = "") -> NoReturn:
     """Raise the error for a key that is not known, naming the nearest one that is."""
     inside = [other for other in known if other.startswith(f"{key}.")]
     if inside:
-        words = f"a section, not a setting; set {', '.join(inside)}{where}"
-        raise ConfigError(f"{key}: {words}", key=key)
+        raise ConfigError(f"{key}: a section of {', '.join(inside)}{where}", key=key)
     section = [other for other in known if other.rpartition(".")[0] == key.partition(".")[0]]
     close = suggest(key, known, ".")
     hint = f"did you mean {close}?" if close else f"known keys are {', '.join(section or known)}"

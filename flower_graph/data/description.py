@@ -11,44 +11,33 @@ graphs that passed are remembered, as long as they exist and no tensor of them i
 from __future__ import annotations
 
 import logging
+import math
+import re
+import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flower_graph.config.common import MEAN, REFUSE
 from flower_graph.data.gaps import NO_GAPS, PLAIN, Columns, Gaps, Uses, align
 from flower_graph.data.graph import PARTS, Graph, HeldGraph, check_dense_size, to_undirected
-from flower_graph.data.labels import (
-    DENSE,
-    as_tensor,
-    check_entries,
-    check_labels,
-    column_of,
-    is_whole,
-    kind_of,
-    listed,
-    number_classes,
-    read_labels,
-    read_targets,
-)
-from flower_graph.errors import DataError
+from flower_graph.errors import DataError, FractionalLabelsError
 from flower_graph.ops.graph import values_at
+from flower_graph.wire.keys import MAX_CLASSES
 
 LOG = logging.getLogger("flower_graph.data")
 WIDE = (torch.float64, torch.int64, torch.int32)  # numbers with more digits than float32
 DEGREES = 32  # features that stand for degrees: 0, 1, ..., and 31 or more
-ONE_KIND = (
-    "nodes and edges must be of one kind; data.to_homogeneous() makes one graph of it, if all "
-    "kinds of nodes have equally many features"
-)
+ONE_KIND = "nodes and edges must be of one kind, as of data.to_homogeneous()"
 _said: set[tuple[str, str]] = set()
 
 
@@ -186,10 +175,7 @@ def check_masks(graph: Graph) -> None:
             kind = "missing" if mask is None else f"of {mask.size(1)} splits"
             raise DataError(f"{part} is {kind}: must be bool [{graph.num_nodes}]")
         if not mask.any():
-            role = part.partition("_")[0]
-            raise DataError(
-                f"no node is in {role} (`{part}`): each part needs one, or leave all three out"
-            )
+            raise DataError(f"{part}: no node is in it; each needs one, or leave all three out")
     check_parts(masks, graph.y, graph.names)
 
 
@@ -198,8 +184,7 @@ def check_parts(masks: Mapping[str, Tensor], y: Tensor, names: Sequence[str] | N
     for part, mask in masks.items():
         if (nodes := (mask & (y < 0)).nonzero().flatten().tolist()) != []:
             name = f"{nodes[0]} ({names[nodes[0]]})" if names else nodes[0]
-            why = f"node {name} has no label, as {len(nodes)} of its nodes"
-            raise DataError(f"{part}: {why}: take them out of it, such as by {part} &= y >= 0")
+            raise DataError(f"{part}: node {name} has no label, as {len(nodes)} of its nodes")
     for (first, left), (second, right) in combinations(masks.items(), 2):
         if (nodes := (left & right).nonzero().flatten().tolist()) != []:
             raise DataError(f"{first} and {second} overlap in {len(nodes)} nodes, as {nodes[0]}")
@@ -277,8 +262,7 @@ def read_features(x: object, notes: list[str], missing: str = REFUSE) -> Tensor:
     """
     given = as_tensor("x", x)
     if given.dim() != 2:
-        remedy = "; x.view(-1, 1) has one feature" if given.dim() == 1 else ""
-        raise DataError(f"x has shape {list(given.shape)}: must be [nodes, features]{remedy}")
+        raise DataError(f"x has shape {list(given.shape)}: must be [nodes, features]")
     if given.is_complex():
         raise DataError(f"x has dtype {given.dtype}: must be real numbers")
     if given.layout != torch.strided:
@@ -293,9 +277,9 @@ def read_features(x: object, notes: list[str], missing: str = REFUSE) -> Tensor:
         return result if wide is None else wide
     wrong = torch.isinf(result) if missing == MEAN else ~torch.isfinite(result)
     if wrong.any():
-        row, column = wrong.nonzero()[0].tolist()
-        value = given[row, column].item()
-        raise DataError(f"x[{row}, {column}] is {value}: must be finite, below 3e38{if_nan(value)}")
+        place = wrong.nonzero()[0].tolist()
+        value = given[*place].item()
+        raise DataError(f"x{place} is {value}: must be finite, below 3e38{if_nan(value)}")
     return result if wide is None else wide
 
 
@@ -335,17 +319,13 @@ def check_edges(edge_index: Tensor, num_nodes: int) -> None:
         or shape[0] != 2
         or not is_whole(edge_index)
     ):
-        remedy = "; use edge_index.t()" if len(shape) == 2 and shape[1] == 2 else ""
-        remedy = remedy if is_whole(edge_index) else "; use edge_index.long()"
-        raise DataError(f"edge_index is {edge_index.dtype} {shape}: must be int64 [2, E]{remedy}")
+        raise DataError(f"edge_index is {edge_index.dtype} {shape}: must be int64 [2, E]")
     if edge_index.numel() == 0:
         return
     low, high = (int(one) for one in torch.aminmax(edge_index))
     if low < 0 or high >= num_nodes:
-        row, column = ((edge_index < 0) | (edge_index >= num_nodes)).nonzero()[0].tolist()
-        raise DataError(
-            f"edge_index[{row}, {column}] is {int(edge_index[row, column])}: not below {num_nodes}"
-        )
+        place = ((edge_index < 0) | (edge_index >= num_nodes)).nonzero()[0].tolist()
+        raise DataError(f"edge_index{place} is {int(edge_index[*place])}: not below {num_nodes}")
 
 
 def read_mask(part: str, mask: object, n: int, notes: list[str]) -> Tensor | None:
@@ -354,9 +334,7 @@ def read_mask(part: str, mask: object, n: int, notes: list[str]) -> Tensor | Non
         return None
     given = as_tensor(part, mask)
     if given.dim() not in (1, 2) or given.size(0) != n or given.is_floating_point():
-        remedy = f"; of numbers of nodes, mask = torch.zeros({n}, dtype=bool), mask[numbers] = True"
-        remedy = remedy if is_whole(given) and given.dim() == 1 else ""
-        raise DataError(f"{part} is {given.dtype} {list(given.shape)}: must be bool [{n}]{remedy}")
+        raise DataError(f"{part} is {given.dtype} {list(given.shape)}: must be bool [{n}]")
     if given.dtype == torch.bool:
         return given
     if (wrong := (given != 0) & (given != 1)).any():
@@ -400,9 +378,8 @@ def _names(names: object, n: int) -> tuple[str, ...] | None:
         raise DataError(f"{len(result)} names for {n} nodes: must be one a node")
     name, times = Counter(result).most_common(1)[0]
     if times > 1:
-        row = result.index(name)
         raise DataError(
-            f"the name {name!r} is there twice: nodes {row} and {result.index(name, row + 1)}"
+            f"the name {name!r} is there {times} times, as at node {result.index(name)}"
         )
     return result
 
@@ -463,11 +440,8 @@ def read_weights(
         del given[key]
         break
     if given:
-        note = (
-            f"{', '.join(given)} of the edges is ignored: all edges count the same (a client's GCN "
-            "on a graph of its own uses weights: `flower-graph docs own-data`)"
-        )
-        notes.append(Caution(note))
+        why = "all edges count the same (`flower-graph docs own-data` says where weights count)"
+        notes.append(Caution(f"{', '.join(given)} of the edges is ignored: {why}"))
     return weights
 
 
@@ -550,9 +524,9 @@ def check_rows(x: Tensor) -> None:
     values = x if x.layout == torch.strided else x.values()
     # A finite sum has only finite terms, and takes no memory.
     if not torch.isfinite(values.sum()) and not torch.isfinite(values).all():
-        dense = x if x.layout == torch.strided else x.to_dense()
-        row, column = (~torch.isfinite(dense)).nonzero()[0].tolist()
-        raise DataError(f"x[{row}, {column}] is {dense[row, column].item()}: must be finite")
+        dense = x.to_dense()
+        place = (~torch.isfinite(dense)).nonzero()[0].tolist()
+        raise DataError(f"x{place} is {dense[*place].item()}: must be finite")
 
 
 def _check_client(graph: HeldGraph) -> None:
@@ -567,9 +541,7 @@ def _check_client(graph: HeldGraph) -> None:
     if graph.edge_index is not None:
         check_edges(graph.edge_index, n)
         if not _is_whole(graph.edge_index, to_undirected(graph.edge_index, n)):
-            raise DataError(
-                "edge_index must have every edge once in each direction: see data.to_undirected"
-            )
+            raise DataError("edge_index must have every edge once in each direction")
     check_parts(masks, graph.y)
 
 
@@ -578,3 +550,321 @@ def _is_whole(edges: Tensor, wanted: Tensor) -> bool:
         return False
     n = 1 + int(edges.max()) if edges.numel() else 1
     return torch.equal((edges[0] * n + edges[1]).sort().values, wanted[0] * n + wanted[1])
+
+
+# Labels of nodes, and values of cells -------------------------------------------------------------
+
+# A value of a table cell, an attribute or a list entry is a word or a number, by one rule each. A
+# word is a label, a name, an identity or a client. Whole numbers that are written as floats are
+# whole numbers, missing is missing, and all else stays as written: ``007`` is not ``7``.
+
+DENSE = "They are sparse, and would be made dense: use fewer of them."
+MOST_CLASSES = 1000  # with more different labels, they are taken for something else than classes
+CAPTIONS = 10  # with more labels than these, all different, they are taken for captions
+SHOWN = 8  # most labels that a note lists
+UNLABELLED = "-1"  # a word that stands for no label
+
+
+class Labels(NamedTuple):
+    """The labels of one graph or of several together, as numbers of classes."""
+
+    y: list[Tensor]  # Of each graph: int64 [n], -1 without a label
+    num_classes: int
+    classes: tuple[str, ...] | None  # Their names, if these are not the numbers
+    notes: list[str]
+
+
+def number_classes(
+    labels: Sequence[Tensor | list[str | None]],
+    declared: object = None,
+    classes: Sequence[str] | None = None,
+) -> Labels:
+    """Turn labels into numbers of classes, for one graph or for all clients together."""
+    # `declared`: how many classes there are, if known; labels are then numbers below it.
+    if classes is not None:
+        classes = tuple(str(name) for name in listed("classes", classes))
+        declared = len(classes)
+    declared = declared_classes(declared)
+    if all(isinstance(one, Tensor) for one in labels):
+        y = [one.clamp(min=-1) for one in labels if isinstance(one, Tensor)]
+        if declared is None:
+            return _compacted(y)
+        for one in y:
+            if (one >= declared).any():
+                node = int((one >= declared).nonzero()[0])
+                why = f"not below num_classes = {declared}"
+                raise DataError(f"y[{node}] is {int(one[node])}: {why}")
+        if all(bool((one < 0).all()) for one in y):
+            raise DataError("y: no node has a label")
+        return Labels(y, declared, classes, _unlabelled(y))
+    words = [_words_of(each) for each in labels]
+    every = [word for each in words for word in each if word is not None]
+    names = sorted({*every})
+    if classes is not None:
+        if other := [name for name in names if name not in classes]:
+            raise DataError(f"y has {other[0]!r}: must be one of the classes {_shown(classes)}")
+        names = list(classes)
+    if declared is not None and len(names) > declared:
+        raise DataError(f"y has {len(names)} different names, but num_classes is {declared}")
+    _check_number(len(names), len(every), declared)
+    number = {name: index for index, name in enumerate(names)} | {None: -1}
+    y = [torch.tensor([number[word] for word in each]) for each in words]
+    note = f"labels {_shown(names)} taken as {len(names)} classes"
+    return Labels(y, len(names), tuple(names), [note, *_unlabelled(y)])
+
+
+def _words_of(labels: Tensor | list[str | None]) -> list[str | None]:
+    if isinstance(labels, Tensor):
+        return [None if one < 0 else str(one) for one in labels.tolist()]
+    return [None if one is None else str(one) for one in labels]
+
+
+def _compacted(y: list[Tensor]) -> Labels:
+    every = torch.cat(y)
+    numbers = every[every >= 0].unique()
+    count = numbers.numel()
+    _check_number(count, int((every >= 0).sum()))
+    if int(numbers[-1]) == count - 1:
+        return Labels(y, count, None, _unlabelled(y))
+    names = tuple(str(value) for value in numbers.tolist())
+    note = f"labels {_shown(names)} taken as {count} classes"
+    numbered = [torch.where(one < 0, -1, torch.searchsorted(numbers, one)) for one in y]
+    return Labels(numbered, count, names, [note, *_unlabelled(y)])
+
+
+def _unlabelled(y: Sequence[Tensor]) -> list[str]:
+    every, without = sum(one.numel() for one in y), sum(int((one < 0).sum()) for one in y)
+    return [f"{without} of {every} nodes without a label"] if without else []
+
+
+def _check_number(count: int, labelled: int, declared: int | None = None) -> None:
+    if count == 0:
+        raise DataError("y: no node has a label")
+    if count > MOST_CLASSES:
+        raise DataError(f"y has {count} labels, above {MOST_CLASSES}: task=values learns numbers")
+    if count == labelled > CAPTIONS and declared is None:
+        raise DataError(f"y has {count} labels, all different: data.label names the classes")
+
+
+def declared_classes(count: object) -> int | None:
+    """Return the number of classes that a graph declares; None if it declares none."""
+    if isinstance(count, Tensor) and count.numel() == 1:
+        count = count.item()
+    if count is None or (type(count) is int and 1 <= count <= MAX_CLASSES):
+        return count
+    shown = " ".join(repr(count).split())
+    raise DataError(f"num_classes is {shown:.60}: must be a whole number, 1 to {MAX_CLASSES}")
+
+
+def check_labels(y: Tensor) -> None:
+    """Refuse numbers that cannot be classes, before weights are made for so many."""
+    if y.numel() and (largest := int(y.max())) >= MAX_CLASSES:
+        raise DataError(f"y[{int(y.argmax())}] is {largest}: must be below {MAX_CLASSES}, or -1")
+
+
+def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str | None]:
+    """Return labels as whole numbers (below 0: none) or as words (None: none)."""
+    if not isinstance(y, Tensor):
+        every = listed("y", y)
+        words = _words(every)
+        if any(isinstance(one, str) and words[node] for node, one in enumerate(every)):
+            words = [None if one == UNLABELLED else one for one in words]
+            _check_length(words, n)
+            return _numbered(words)
+        y = [-1 if word is None else one for word, one in zip(words, every, strict=True)]
+    numbers = column_of("y", y)
+    _check_length(numbers, n)
+    return _whole(numbers, notes)
+
+
+def _words(labels: Sequence[object]) -> list[str | None]:
+    words = []
+    for node, one in enumerate(labels):
+        try:
+            words.append(word_of(one))
+        except DataError as error:
+            raise DataError(f"y[{node}]: {error}; of one-hot rows y.argmax(1)") from error
+    return words
+
+
+def _whole(y: Tensor, notes: list[str]) -> Tensor:
+    if y.is_complex():
+        raise DataError(f"y is {y.dtype}: must be whole numbers or words")
+    if not y.is_floating_point():
+        return y.long()
+    nan = y.isnan()
+    wrong = ~nan & ((y != y.round()) | (y.abs() >= EXACT))
+    if wrong.any():
+        node = int(wrong.nonzero()[0])
+        raise _fractional(node, y[node].item())
+    notes.append(f"labels of {kind_of(y)} taken as whole numbers")
+    return torch.where(nan, -1, y.double()).long()
+
+
+def _numbered(words: list[str | None]) -> Tensor | list[str | None]:
+    if all(word is None or WHOLE.fullmatch(word) for word in words):
+        with suppress(RuntimeError):  # one has more digits than int64
+            return torch.tensor([-1 if word is None else int(word) for word in words])
+    numbers = [number_of(word) for word in words]
+    for node, number in enumerate(numbers):
+        if number is None:
+            break
+        if None not in numbers and math.isfinite(number) and not number.is_integer():
+            raise _fractional(node, number)
+    return words
+
+
+def _fractional(node: int, value: object) -> FractionalLabelsError:
+    why = "a class must be a whole number; task=values learns such numbers"
+    return FractionalLabelsError(f"y[{node}] is {value}: {why}")
+
+
+def read_targets(y: object, n: int | None) -> Tensor:
+    """Return the numbers that nodes are to learn, float32 ``[n]``; NaN: not known."""
+    if not isinstance(y, Tensor):
+        values = listed("y", y)
+        y = [number_of(value) for value in values]
+        if None in y:
+            value = values[node := y.index(None)]
+            advice = advice_of(value) or "with task=values it is a number"
+            raise DataError(f"y[{node}] is {value!r:.40}: {advice}")
+    given = column_of("y", y)
+    if given.dim() != 1 or given.is_complex() or (n is not None and len(given) != n):
+        raise DataError(f"y is {given.dtype} {list(given.shape)}: must be a real number a node")
+    result = given.to(torch.float32)
+    if (wrong := result.isinf()).any():
+        node = int(wrong.nonzero()[0])
+        raise DataError(f"y[{node}] is {given[node].item()}: must be below 3e38, NaN for none")
+    return result
+
+
+def _check_length(y: Tensor | list[str | None], n: int | None) -> None:
+    kind = f"{y.dtype} {list(y.shape)}" if isinstance(y, Tensor) else f"{len(y)} words"
+    if isinstance(y, Tensor) and y.dim() != 1:
+        raise DataError(f"y is {kind}: must be one class a node; of one-hot rows y.argmax(1)")
+    if n is not None and len(y) != n:
+        raise DataError(f"y is {kind}: must be int64 [{n}], one class for each row of x")
+
+
+def _shown(names: Sequence[str]) -> str:
+    listed = ", ".join(names[:SHOWN])
+    return listed if len(names) <= SHOWN else f"{listed}, … {names[-1]}"
+
+
+def check_entries(data: object, keys: Sequence[str]) -> None:
+    """Refuse a single value where there must be one for each node."""
+    for key in keys:
+        value = getattr(data, key, None)
+        if isinstance(value, (str, dict, int, float)) or getattr(value, "ndim", 1) == 0:
+            raise DataError(f"{key} is one {type(value).__name__}: must be a tensor or a list")
+
+
+# Any: what a user gave, which is checked here
+def listed(key: str, values: Any) -> list[object]:
+    """Return the entries of a list, a tuple, an array or a tensor."""
+    is_list = isinstance(values, list | tuple | np.ndarray)
+    if not is_list and not (isinstance(values, Tensor) and values.layout == torch.strided):
+        raise DataError(f"{key} is a {type(values).__name__}: must be a list, or a tensor")
+    values = as_tensor(key, values) if isinstance(values, Tensor) else values
+    result = values.tolist() if isinstance(values, np.ndarray | Tensor) else list(values)
+    return result if isinstance(result, list) else [result]
+
+
+# Any: all that `torch.as_tensor` accepts or refuses
+def as_tensor(key: str, value: Any) -> Tensor:
+    """Turn a tensor, an array or a list of numbers into a tensor."""
+    if isinstance(value, Tensor) and value.is_quantized:
+        raise DataError(f"{key} is quantized ({kind_of(value)}): {key}.dequantize() is not")
+    if isinstance(value, Tensor):
+        return value.detach()
+    if hasattr(value, "tocoo"):  # SciPy's
+        check_dense_size(value.shape[0], value.shape[1], DENSE)
+        return torch.from_numpy(value.toarray())
+    if hasattr(value, "to_dense"):  # torch_sparse's matrices
+        check_dense_size(value.size(0), value.size(1), DENSE)
+        dense: Tensor = value.to_dense()
+        return dense
+    try:
+        return torch.as_tensor(value if isinstance(value, np.ndarray) else np.asarray(value))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{key} is a {type(value).__name__}, not numbers ({error})") from error
+
+
+def column_of(key: str, value: object) -> Tensor:
+    """Turn numbers into a tensor as ``as_tensor`` does; one column becomes a vector."""
+    result = as_tensor(key, value)
+    return result.flatten() if result.dim() == 2 and result.size(1) == 1 else result
+
+
+def is_whole(value: Tensor) -> bool:
+    """Return whether a tensor has whole numbers."""
+    return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+
+
+def kind_of(value: Tensor) -> str:
+    """Name the type of a tensor's numbers."""
+    return str(value.dtype).removeprefix("torch.")
+
+
+# What pandas, R, Excel, databases and Python write for nothing
+MISSING = frozenset(
+    ("", "nan", "NaN", "NA", "N/A", "n/a", "#N/A", "<NA>", "None", "NULL", "null")
+)  # fmt: skip
+# Around words: blanks, also those of no width, which nobody sees
+BLANK = f"{string.whitespace}\u00a0\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
+WHOLE = re.compile(r"-?(0|[1-9]\d*)")
+_AS_FLOAT = re.compile(r"(-?(?:0|[1-9]\d*))\.0*")
+_AS_POWER = re.compile(r"-?\d(\.\d+)?[eE]\+\d\d+")  # as R and C write large ones
+WITH_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
+EXACT = 2**53  # up to here floats have all whole numbers
+
+
+def word_of(value: object, *, comma: bool = False) -> str | None:
+    """Return a value as a word; None if it is missing; ``DataError`` for a list or a table."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        return str(int(value)) if value.is_integer() and abs(value) < EXACT else str(value)
+    if isinstance(value, list | tuple | dict | set):
+        raise DataError(f"{value!r:.40} must be one word or number, not several")
+    text = str(value).strip(BLANK)
+    if text in MISSING:
+        return None
+    if comma and WITH_COMMA.fullmatch(text):
+        text = text.replace(",", ".")
+    if found := _AS_FLOAT.fullmatch(text):
+        return found[1]
+    if _AS_POWER.fullmatch(text) and float(text).is_integer() and abs(float(text)) < EXACT:
+        return str(int(float(text)))
+    return text
+
+
+def number_of(value: object, *, comma: bool = False) -> float | None:
+    """Return a value as a number, NaN if it is missing; None if it is no number."""
+    if isinstance(value, str):
+        text = value.strip(BLANK)
+        if text in MISSING:
+            return math.nan
+        if comma:
+            text = "" if "." in text else text.replace(",", ".")
+        value = text
+    elif value is None:
+        return math.nan
+    try:
+        return float(value)  # type: ignore[arg-type]  # which refuses what it cannot read
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def advice_of(value: object, *, comma: bool = False) -> str:
+    """Return a remedy if the decimal sign is the reason that a value is no number."""
+    text = str(value).strip(BLANK)
+    if comma and "." in text and number_of(text) is not None:
+        return "it has a decimal point, but data.decimal=comma is set"
+    if not comma and WITH_COMMA.fullmatch(text):
+        return "it has a decimal comma: set data.decimal=comma"
+    return ""

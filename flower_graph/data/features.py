@@ -15,7 +15,6 @@ from flower_graph.config.common import (
     FEATURES,
     MEAN,
     PRESENCE,
-    PRESENCE_ROW,
     REFUSE,
     ROW,
     STANDARDISE,
@@ -28,10 +27,9 @@ from flower_graph.rng import chances
 
 # What is done to the features, in words
 CHANGES = {
-    PRESENCE: ("made 0 or 1",),
-    ROW: ("row-normalised",),
-    PRESENCE_ROW: ("made 0 or 1", "row-normalised"),
-    STANDARDISE: ("standardised over all nodes",),
+    PRESENCE: "made 0 or 1",
+    ROW: "row-normalised",
+    STANDARDISE: "standardised over all nodes",
 }
 MOST_DENSE = 50_000_000  # entries that `auto-dense` keeps in full: 200 MB
 ROWS = 4096  # that are looked at together: what is made of them stays in cache
@@ -76,12 +74,15 @@ def prepare_features(
         given, (how, why) = how, look.choice(is_dense=how == AUTO_DENSE)
         notes.append(f"data.features={given} chose {how}: {why}")
     treatment = Treatment(how, features[0].size(1), columns=columns)
-    if look is not None and how in (PRESENCE, PRESENCE_ROW):
-        look.check_presence()
+    if look is not None and how == PRESENCE:
+        why = "negative" if look.least < 0 else "dense"
+        if look.least < 0 or (look.share > SPARSE and not look.is_binary):
+            advice = "set data.features=as-is or auto"
+            raise DataError(f"data.features=presence: features are {why} ({look}); {advice}")
     if how == STANDARDISE:
         treatment, constant = _standardised(treatment, features)
     also = f"; {constant} constant" if constant else ""
-    notes += [f"features {change}; before: {look}{also}" for change in CHANGES.get(how, ())]
+    notes += [f"features {CHANGES[how]}; before: {look}{also}"] if how in CHANGES else []
     prepared = [treatment.apply(x) for x in features]
     return Prepared(prepared, tuple(notes), treatment._replace(fill=fill))
 
@@ -149,14 +150,6 @@ class _Look:
         if is_dense and self.entries <= MOST_DENSE:
             return STANDARDISE, f"{why}; all {self.entries:,} are kept"
         return PRESENCE, why
-
-    def check_presence(self) -> None:
-        if self.least >= 0 and (self.share <= SPARSE or self.is_binary):
-            return
-        why = "negative" if self.least < 0 else "dense"
-        raise DataError(
-            f"data.features=presence: features are {why} ({self}); set data.features=as-is or auto"
-        )
 
 
 def _standardised(treatment: Treatment, features: Sequence[Tensor]) -> tuple[Treatment, int]:

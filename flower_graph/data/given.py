@@ -15,9 +15,8 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.data import BaseData
 
-from flower_graph.data.description import EDGE_VALUES, check_kind, saying, with_edges
+from flower_graph.data.description import EDGE_VALUES, as_tensor, check_kind, saying, with_edges
 from flower_graph.data.graph import Graph
-from flower_graph.data.labels import as_tensor
 from flower_graph.errors import DataError
 from flower_graph.storage.writing import named, replaced
 
@@ -51,7 +50,11 @@ def _named(value: object, folder: Path, label: object) -> object:
             torch.save(Data.from_dict(_as_read(value, label)), content)
             return str(_saved(content.getvalue(), folder, ".pt"))
         if (listed := _listed(value)) is not None:
-            return str(_saved(_json(listed), folder, ".json"))
+            try:  # NumPy's and PyTorch's numbers have `tolist`
+                text = json.dumps(listed, default=lambda one: one.tolist())
+            except (AttributeError, TypeError, ValueError) as error:
+                raise DataError(f"the graph is not one of numbers and words: {error}") from error
+            return str(_saved(text.encode(), folder, ".json"))
     return value
 
 
@@ -69,38 +72,19 @@ def _saved(content: bytes, folder: Path, ending: str) -> Path:
 def _listed(graph: Any) -> dict[str, object] | None:
     """Return nodes and edges of a graph of NetworkX or igraph as node-link JSON; else None."""
     library = type(graph).__module__.partition(".")[0]
-    if library == "networkx" and hasattr(graph, "nodes"):
-        nodes = [(node, attributes) for node, attributes in graph.nodes(data=True)]
-        edges = [(ends, attributes) for *ends, attributes in graph.edges(data=True)]
-    elif library == "igraph" and hasattr(graph, "vs"):
-        nodes = [(node.index, node.attributes()) for node in graph.vs]
-        edges = [((edge.source, edge.target), edge.attributes()) for edge in graph.es]
-    else:
+    graph = graph.to_networkx() if library == "igraph" and hasattr(graph, "vs") else graph
+    if library not in ("igraph", "networkx") or not hasattr(graph, "nodes"):
         return None
+    edges = graph.edges(data=True)
     return {
-        "nodes": [{**attributes, "id": _id(node)} for node, attributes in nodes],
-        "links": [
-            {**attributes, "source": _id(source), "target": _id(target)}
-            for (source, target), attributes in edges
-        ],
+        "nodes": [{**own, "id": _id(node)} for node, own in graph.nodes(data=True)],
+        "links": [{**own, "source": _id(one), "target": _id(two)} for one, two, own in edges],
     }
 
 
 def _id(node: object) -> object:
     """Return a node as a JSON value; a tuple, such as a grid position, as a word."""
     return node if isinstance(node, int | float) else str(node)
-
-
-def _json(content: object) -> bytes:
-    def plain(value: object) -> object:
-        if hasattr(value, "tolist"):  # NumPy's and PyTorch's numbers
-            return value.tolist()
-        raise TypeError(f"an attribute is a {type(value).__name__}")
-
-    try:
-        return json.dumps(content, default=plain).encode()
-    except (TypeError, ValueError) as error:
-        raise DataError(f"the graph is not one of numbers and words: {error}") from error
 
 
 def _as_read(data: BaseData, label: object) -> dict[str, object]:
@@ -127,7 +111,7 @@ def _as_read(data: BaseData, label: object) -> dict[str, object]:
         ]
     if "y" not in values and label is None:
         raise DataError(
-            f"the graph has no y and no label; name one by data.label: {', '.join(sorted(values))}"
+            f"has no y and no label; data.label names one of {', '.join(sorted(values))}"
         )
     return values
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import PRESENCE, PRESENCE_ROW, ROW, STANDARDISE
+from flower_graph.config.common import PRESENCE, ROW, STANDARDISE
 from flower_graph.data.gaps import Columns, fill_gaps
 from flower_graph.errors import DataError
 from flower_graph.ops.graph import csr_tensor, pointers, row_entries
@@ -26,7 +26,7 @@ DENSE_LIMIT = 2_000_000_000  # most bytes of a dense feature matrix
 class Treatment(NamedTuple):
     """The treatment of a run's features (``data.features``), for those of other nodes."""
 
-    how: str  # as-is, row, presence, presence-row or standardise
+    how: str  # as-is, row, presence or standardise
     width: int  # features of a node
     mean: Tensor | None = None  # float64 [f], of standardise
     scale: Tensor | None = None  # likewise; infinite where a feature was constant
@@ -40,9 +40,9 @@ class Treatment(NamedTuple):
             x = fill_gaps(x, self.fill)
         if self.how != STANDARDISE:
             x = x.float()
-        if self.how in (PRESENCE, PRESENCE_ROW):
+        if self.how == PRESENCE:
             x = (x != 0).to(x.dtype)
-        if self.how in (ROW, PRESENCE_ROW):
+        if self.how == ROW:
             x = normalize_rows(x)
         if self.how == STANDARDISE:
             assert self.mean is not None and self.scale is not None
@@ -99,10 +99,6 @@ class Scale(NamedTuple):
 
     def undo(self, numbers: Tensor) -> Tensor:
         return numbers * self.deviation + self.mean
-
-    def check(self) -> None:
-        if not (isfinite(self.mean) and 0 < self.deviation < inf):
-            raise ValueError(f"scale {[*self]}: a mean, and a deviation above 0, must be finite")
 
 
 @dataclass
@@ -306,7 +302,5 @@ def fits_dense(nodes: int, features: int) -> bool:
 def check_dense_size(nodes: int, features: int, advice: str) -> None:
     """Raise DataError when a dense float32 ``[nodes, features]`` matrix is too large."""
     if not fits_dense(nodes, features):
-        raise DataError(
-            f"{nodes} nodes with {features} dense features take {4e-9 * nodes * features:.1f} GB; "
-            f"the limit is {DENSE_LIMIT / 1e9:.1f} GB. {advice}"
-        )
+        size, limit = 4e-9 * nodes * features, DENSE_LIMIT / 1e9
+        raise DataError(f"dense features take {size:.1f} GB; the limit is {limit:.1f} GB. {advice}")

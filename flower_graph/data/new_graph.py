@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf, isfinite
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from flower_graph.config.common import MEAN, ONE_HOT, REFUSE
 from flower_graph.data.description import (
+    WHOLE,
     by_columns,
     describe_graph,
     read_edges,
@@ -21,7 +23,6 @@ from flower_graph.data.description import (
 )
 from flower_graph.data.gaps import NO_GAPS, Gaps, Uses
 from flower_graph.data.graph import Scale, Treatment
-from flower_graph.data.labels import WHOLE
 from flower_graph.data.sources.pyg import read_file
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import Tree
@@ -64,7 +65,8 @@ class DataForm(NamedTuple):
         classes, scale = record["classes"], record.get(SCALE)
         if scale is not None:
             scale = Scale(*map(float, scale))
-            scale.check()
+            if not (isfinite(scale.mean) and 0 < scale.deviation < inf):
+                raise ValueError(f"{SCALE}: {[*scale]}: must be finite, the second above 0")
         return cls(
             Treatment.from_json(record),
             int(record["num-classes"]),
@@ -102,9 +104,7 @@ def read_new_graph(path: Path, of: DataForm) -> NewGraph:
     """Read a file or a folder with tables; ``DataError`` if it does not fit the run's models."""
     values = read_file(path, of.gaps, needs_labels=False)
     if of.given.no_features == ONE_HOT and values.get("x") is None:
-        raise DataError(
-            f"file {path}: has no x, and data.no_features=one-hot means nothing for new nodes"
-        )
+        raise DataError(f"file {path}: has no x, and data.no_features=one-hot stands for none here")
     with saying(f"file {path}"):
         described = describe_graph(
             SimpleNamespace(**values),
@@ -133,8 +133,7 @@ def _numbered(labels: Tensor | Sequence[str | None], of: DataForm) -> Tensor:
         )
         if not are_names:
             if (labels >= of.num_classes).any():
-                node = int((labels >= of.num_classes).nonzero()[0])
-                raise DataError(f"y[{node}] is {int(labels[node])}: must be below {of.num_classes}")
+                raise DataError(f"y has {int(labels.max())}: must be below {of.num_classes}")
             return labels.clamp(min=-1)
         labels = words
     if classes is None:

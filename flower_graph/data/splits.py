@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.errors import DataError
-from flower_graph.storage.archives import read_arrays
+from flower_graph.storage.formats import read_arrays
 from flower_graph.storage.reading import reading
 from flower_graph.wire.keys import ROLES
 
@@ -50,8 +50,8 @@ def random_split(
     for label in range(num_classes):
         members = (y == label).nonzero().flatten()
         if 0 < members.numel() < train_per_class:
-            held, key = members.numel(), f"data.train_per_class = {train_per_class}"
-            raise DataError(f"{key}: class {label} has {held}; {ADVICE}")
+            why = f"class {label} has {members.numel()}; {ADVICE}"
+            raise DataError(f"data.train_per_class = {train_per_class}: {why}")
         order = torch.randperm(members.numel(), generator=generator)
         classes.append(members[order[:train_per_class]])
     chosen, is_left = torch.cat(classes), y >= 0
@@ -68,15 +68,19 @@ def can_be_split(y: Tensor, ratios: Sequence[float]) -> bool:
     return all(map(len, cut_by_shares((y >= 0).nonzero(), ratios)))
 
 
-def labelled_split(y: Tensor, ratios: Sequence[float], *, generator: torch.Generator) -> Masks:
+def labelled_split(
+    y: Tensor, ratios: Sequence[float], *, generator: torch.Generator, may_be_empty: bool = False
+) -> Masks:
     """Draw three shares of the nodes with a label, whatever their class: ``round(share * n)`` each.
 
-    Shares are in sum at most 1. ``DataError`` if a share is less than one node.
+    Shares are in sum at most 1. ``DataError`` if a share is less than one node, or with
+    ``may_be_empty`` at least one node for training.
     """
-    shares, labelled = [float(share) for share in ratios], (y >= 0).nonzero().flatten()
-    parts = cut_by_shares(labelled[torch.randperm(len(labelled), generator=generator)], shares)
-    if not all(map(len, parts)):
-        raise DataError(f"data.ratios = {shares} leaves a part of {len(labelled)} nodes empty")
+    labelled = (y >= 0).nonzero().flatten()
+    order = labelled[torch.randperm(len(labelled), generator=generator)]
+    parts = cut_by_shares(order, ratios, first=int(may_be_empty))
+    if not may_be_empty and not all(map(len, parts)):
+        raise DataError(f"data.ratios = {[*ratios]} leaves a part of {len(labelled)} nodes empty")
     return masks_of(y.numel(), parts)
 
 
@@ -104,8 +108,7 @@ def check_roles(client: int, masks: Masks, ratios: Sequence[float]) -> None:
     """Check that a client has nodes in every role that is to have some."""
     for role, mask, share in zip(ROLE_WORDS, masks, ratios, strict=True):
         if share > 0 and not mask.any():
-            none = f"none of its {mask.numel()} nodes is for {role}"
-            raise DataError(f"client {client}: {none}, with partition.ratios = {list(ratios)}")
+            raise DataError(f"client {client}: none of its {mask.numel()} nodes is for {role}")
 
 
 def select_column(masks: Masks, seed: int) -> Masks:

@@ -9,7 +9,7 @@ The users' rows are concatenated. A bias is a further feature with value 1 for e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise, starmap
 from typing import NamedTuple
 
@@ -61,15 +61,18 @@ class ActiveRows(NamedTuple):
         return [(local, part) for local, part in every if part.start < part.stop]
 
     def to(self, device: torch.device) -> ActiveRows:
-        ptr, feature, value = (tensor.to(device) for tensor in self[:3])
-        return ActiveRows(ptr, feature, value, self.num_features)
+        return ActiveRows(*(tensor.to(device) for tensor in self[:3]), self.num_features)
 
 
-def pack_csr(
-    ptr: Tensor, feature: Tensor, value: Tensor, num_features: int, *, bias: bool = False
-) -> ActiveRows:
-    """Build active rows from features in compressed sparse row form."""
-    # ptr, feature, value [n + 1]
+def pack(x: Tensor, *, bias: bool = False) -> ActiveRows:
+    """Build active rows from a feature matrix, dense or in compressed sparse row form."""
+    # x [n, f]
+    num_features = x.shape[1]
+    if x.layout == torch.sparse_csr:
+        ptr, feature, value = x.crow_indices(), x.col_indices(), x.values()
+    else:
+        row, feature = x.nonzero(as_tuple=True)
+        ptr, value = pointers(row, len(x)), x[row, feature]
     if bias:
         # A user's bias comes after its rows.
         ptr = ptr + torch.arange(ptr.numel())
@@ -80,13 +83,6 @@ def pack_csr(
         value = torch.ones(is_own.shape).masked_scatter_(is_own, value.float())
         num_features += 1
     return ActiveRows(ptr.to(torch.int32), feature.to(torch.int32), value.float(), num_features)
-
-
-def pack(x: Tensor, *, bias: bool = False) -> ActiveRows:
-    """Build active rows from a dense feature matrix."""
-    # x [n, f]
-    row, column = x.nonzero(as_tuple=True)
-    return pack_csr(pointers(row, len(x)), column, x[row, column], x.shape[1], bias=bias)
 
 
 def take(rows: ActiveRows, users: Tensor) -> tuple[ActiveRows, Tensor]:
@@ -173,15 +169,10 @@ def sum_by_feature(rows: ActiveRows, weight: Tensor) -> tuple[Tensor, Tensor]:
     total = torch.zeros(
         rows.num_features, weight.shape[1], dtype=torch.float64, device=weight.device
     )
-    for part in _blocks(weight):
-        total.index_add_(0, rows.feature[part].long(), weight[part].double())
+    block = _block_rows(weight)  # so that the parts stay in cache; on a GPU, one part
+    for feature, part in zip(rows.feature.split(block), weight.split(block), strict=True):
+        total.index_add_(0, feature.long(), part.double())
     return total, torch.bincount(rows.feature.long(), minlength=rows.num_features)
-
-
-def _blocks(weight: Tensor) -> Iterator[slice]:
-    """Cut the rows into parts that stay in cache; on a GPU, one part."""
-    rows, block = weight.shape[0], _block_rows(weight)
-    return (slice(start, min(start + block, rows)) for start in range(0, rows, block))
 
 
 def _block_rows(weight: Tensor) -> int:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -78,7 +78,7 @@ def fused_step_(
 
 
 class Adam:
-    """``torch.optim.Adam`` with its defaults: the same numbers, and interchangeable states.
+    """``torch.optim.Adam`` with its defaults: the same numbers.
 
     Parameters
     ----------
@@ -95,7 +95,10 @@ class Adam:
     ) -> None:
         self.parameters = list(parameters)
         self.lr, self.weight_decay = lr, weight_decay
-        self.state: dict[int, dict[str, Tensor]] = {}  # by the place of the parameter
+        # Counts are with the CPU: on a GPU, reading them would wait for it.
+        self.steps = [torch.tensor(0.0) for _ in self.parameters]
+        self.averages = [torch.zeros_like(each) for each in self.parameters]
+        self.squares = [torch.zeros_like(each) for each in self.parameters]
 
     def zero_grad(self) -> None:
         for parameter in self.parameters:
@@ -103,17 +106,15 @@ class Adam:
 
     @torch.no_grad()
     def step(self) -> None:
-        moved = {n: each for n, each in enumerate(self.parameters) if each.grad is not None}
-        for number, parameter in moved.items():
-            if number not in self.state:
-                zeros = torch.zeros_like(parameter), torch.zeros_like(parameter)
-                self.state[number] = dict(zip(_STATE, (torch.tensor(0.0), *zeros), strict=True))
-        steps, averages, squares = ([self.state[n][name] for n in moved] for name in _STATE)
+        grads = [each.grad for each in self.parameters]
+        every = self.parameters, self.averages, self.squares, self.steps
+        moves = [grad is not None for grad in grads]
+        params, exp_avgs, exp_avg_sqs, steps = (list(compress(part, moves)) for part in every)
         adam(
-            params=list(moved.values()),
-            grads=[each.grad for each in moved.values() if each.grad is not None],
-            exp_avgs=averages,
-            exp_avg_sqs=squares,
+            params=params,
+            grads=[grad for grad in grads if grad is not None],
+            exp_avgs=exp_avgs,
+            exp_avg_sqs=exp_avg_sqs,
             state_steps=steps,
             lr=self.lr,
             weight_decay=self.weight_decay,
@@ -121,42 +122,9 @@ class Adam:
         )
 
     def state_dict(self) -> dict[str, object]:
-        """Return the state in the form of ``torch.optim.Adam``."""
-        group = {"lr": self.lr, "betas": BETAS, "eps": EPS, "weight_decay": self.weight_decay}
-        group |= _OPTIONS | {"params": list(range(len(self.parameters)))}
-        return {"state": {n: dict(each) for n, each in self.state.items()}, "param_groups": [group]}
+        return {"steps": self.steps, "averages": self.averages, "squares": self.squares}
 
-    # Any: as PyTorch's optimisers have it
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        (group,) = state["param_groups"]
-        if len(group["params"]) != len(self.parameters):
-            raise ValueError(
-                f"the state has {len(group['params'])} parameters, not {len(self.parameters)}"
-            )
-        self.lr, self.weight_decay = group["lr"], group["weight_decay"]
-        self.state = {
-            number: {
-                name: _moved(name, value, self.parameters[number]) for name, value in of.items()
-            }
-            for number, of in state["state"].items()
-        }
-
-
-_STATE = ("step", "exp_avg", "exp_avg_sq")
-# What else PyTorch's state names
-_OPTIONS: dict[str, object] = {
-    "amsgrad": False,
-    "maximize": False,
-    "foreach": None,
-    "capturable": False,
-    "differentiable": False,
-    "fused": None,
-    "decoupled_weight_decay": False,
-}
-
-
-def _moved(name: str, value: Tensor, parameter: Tensor) -> Tensor:
-    # Counts stay where they are: on a GPU, reading them would wait for it.
-    if name == "step":
-        return value.clone()
-    return value.to(device=parameter.device, dtype=parameter.dtype, copy=True)
+    def load_state_dict(self, state: Mapping[str, Sequence[Tensor]]) -> None:
+        for name in ("steps", "averages", "squares"):
+            for own, saved in zip(getattr(self, name), state[name], strict=True):
+                own.copy_(saved)

@@ -43,20 +43,16 @@ def attention_graph(edge_index: Tensor, n: int) -> AttentionGraph:
     return AttentionGraph(source, target, ptr, by_source, pointers(source, n), collect)
 
 
-class _Target(Saved):
-    target: Tensor
-
-
 class _SumOverTarget(torch.autograd.Function):
     """Sum edge values ``[e, k]`` over each target, ``[n, k]``; the gradient is a gather."""
 
     @staticmethod
-    def forward(ctx: _Target, value: Tensor, graph: AttentionGraph) -> Tensor:
+    def forward(ctx: Saved, value: Tensor, graph: AttentionGraph) -> Tensor:
         ctx.target = graph.target
         return graph.collect @ value
 
     @staticmethod
-    def backward(ctx: _Target, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor, None]:
         return grads[0].index_select(0, ctx.target), None
 
 
@@ -72,21 +68,17 @@ def edge_softmax(score: Tensor, graph: AttentionGraph) -> Tensor:
     return weight / total.index_select(0, graph.target)
 
 
-class _Attended(Saved):
-    graph: AttentionGraph
-
-
 class _WeightedSum(torch.autograd.Function):
     """``out_i = sum_j alpha_ij x_j`` per head, by sparse products; gradients for both."""
 
     @staticmethod
-    def forward(ctx: _Attended, alpha: Tensor, x: Tensor, graph: AttentionGraph) -> Tensor:
+    def forward(ctx: Saved, alpha: Tensor, x: Tensor, graph: AttentionGraph) -> Tensor:
         ctx.save_for_backward(alpha, x)
         ctx.graph = graph
         return _per_head(graph.ptr, graph.source, alpha, x)
 
     @staticmethod
-    def backward(ctx: _Attended, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         alpha, x = ctx.saved_tensors
         graph: AttentionGraph = ctx.graph
         grad = grads[0].contiguous()

@@ -97,10 +97,6 @@ class _Gram(torch.autograd.Function):
         return torch.bmm(grads[0] + grads[0].mT, rows)
 
 
-class _Lengths(Saved):
-    lengths: tuple[list[int], list[int], list[int]]
-
-
 class _NTXent(torch.autograd.Function):
     # Autograd would keep every client's matrix of similarities until the backward pass. Anchors
     # come apart from the local embeddings they belong to: with a Gram matrix, only they are times
@@ -108,7 +104,7 @@ class _NTXent(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _Lengths,
+        ctx: Saved,
         anchors: Tensor,
         local: Tensor,
         shared: Tensor,
@@ -139,7 +135,7 @@ class _NTXent(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: _Lengths, *grads: Tensor
+        ctx: Saved, *grads: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, None, None, None, None]:
         weights = (
             grads[0].repeat_interleave(torch.tensor(n, device=grads[0].device))[:, None]

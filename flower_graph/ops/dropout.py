@@ -13,10 +13,6 @@ from torch.nn import functional
 from flower_graph.ops.context import Saved
 
 
-class _Scaled(Saved):
-    scale: float
-
-
 def dropout(x: Tensor, rate: float, *, training: bool) -> Tensor:
     """Drop a share of the numbers, and scale the others up."""
     if not (training and 0 < rate < 1 and x.is_cpu):
@@ -35,13 +31,13 @@ class _Dropout(torch.autograd.Function):
     """Keeps a byte of each number for the backward pass, since PyTorch has no bits."""
 
     @staticmethod
-    def forward(ctx: _Scaled, x: Tensor, rate: float) -> Tensor:
+    def forward(ctx: Saved, x: Tensor, rate: float) -> Tensor:
         kept, ctx.scale = _drawn(x, rate)
         ctx.save_for_backward(kept)
         return torch.mul(x, kept).mul_(ctx.scale)
 
     @staticmethod
-    def backward(ctx: _Scaled, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor, None]:
         (kept,) = ctx.saved_tensors
         return torch.mul(grads[0], kept).mul_(ctx.scale), None
 
@@ -50,7 +46,7 @@ class _ReluDropout(torch.autograd.Function):
     """Keeps only its result for the backward pass: positive entries passed both steps."""
 
     @staticmethod
-    def forward(ctx: _Scaled, x: Tensor, rate: float) -> Tensor:
+    def forward(ctx: Saved, x: Tensor, rate: float) -> Tensor:
         kept, ctx.scale = _drawn(x, rate)
         x.relu_().mul_(kept).mul_(ctx.scale)
         ctx.mark_dirty(x)
@@ -58,7 +54,7 @@ class _ReluDropout(torch.autograd.Function):
         return x
 
     @staticmethod
-    def backward(ctx: _Scaled, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor, None]:
         (result,) = ctx.saved_tensors
         return torch.mul(grads[0], result > 0).mul_(ctx.scale), None
 

@@ -117,17 +117,8 @@ def adjacency(edge_index: Tensor, value: Tensor, n: int) -> Adjacency:
 
 
 def values_at(edges: Tensor, known: Tensor, value: Tensor, n: int) -> Tensor:
-    """Look up the values of some edges among all edges.
-
-    Parameters
-    ----------
-    edges
-        int64 ``[2, m]``, each among the known edges.
-    known, value
-        ``[2, e]`` in any order, and ``[e]``.
-    n
-        Number of nodes.
-    """
+    """Look up the values of some edges among all edges."""
+    # edges [2, m], each among known [2, e], which are in any order; value [e]
     keys, order = (known[0] * n + known[1]).sort()
     return value[order[torch.searchsorted(keys, edges[0] * n + edges[1])]]
 
@@ -226,39 +217,29 @@ def _product(matrix: Tensor, x: Tensor) -> Tensor:
     return torch.addmm(out, matrix, x, beta=0, out=out)  # beta 0: what lies in `out` is not read
 
 
-class _Transposed(Saved):
-    transpose: Tensor
-
-
 class _SparseProduct(torch.autograd.Function):
     """``A @ x`` for a constant A; its gradient is ``A^T @ g``."""
 
     @staticmethod
-    def forward(ctx: _Transposed, x: Tensor, matrix: Tensor, transpose: Tensor) -> Tensor:
+    def forward(ctx: Saved, x: Tensor, matrix: Tensor, transpose: Tensor) -> Tensor:
         ctx.transpose = transpose
         return _product(matrix, x)
 
     @staticmethod
-    def backward(ctx: _Transposed, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor, None, None]:
         return _product(ctx.transpose, grads[0].contiguous()), None, None
-
-
-class _Parts(Saved):
-    matrix: Tensor
-    transpose: Tensor
-    rows: Tensor
 
 
 class _PartProduct(torch.autograd.Function):
     """Some rows of ``A @ x``, bit-identical to the full product; the others are undefined."""
 
     @staticmethod
-    def forward(ctx: _Parts, x: Tensor, matrix: Tensor, transpose: Tensor, rows: Tensor) -> Tensor:
+    def forward(ctx: Saved, x: Tensor, matrix: Tensor, transpose: Tensor, rows: Tensor) -> Tensor:
         ctx.matrix, ctx.transpose, ctx.rows = matrix, transpose, rows
         return _part_of_product(matrix, rows, x)
 
     @staticmethod
-    def backward(ctx: _Parts, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         part = torch.zeros_like(grads[0])
         part[ctx.rows] = grads[0][ctx.rows]
         far = columns_of(ctx.matrix, ctx.rows)
@@ -340,17 +321,11 @@ def laplacian_term(edge_index: Tensor | SortedEdges, n: int) -> LaplacianTerm:
     return LaplacianTerm(adjacency(edge_index, ones, n), ends[:, None], e + n)
 
 
-class _Around(_Transposed):
-    around: Tensor  # [n, h]; changed by the backward pass, which there can be one of
-
-
 class _LaplacianSum(torch.autograd.Function):
     """``sum_ij ||x_i - x_j||^2`` over the edges; three work tensors, where autograd takes nine."""
 
     @staticmethod
-    def forward(
-        ctx: _Around, x: Tensor, degree: Tensor, matrix: Tensor, transpose: Tensor
-    ) -> Tensor:
+    def forward(ctx: Saved, x: Tensor, degree: Tensor, matrix: Tensor, transpose: Tensor) -> Tensor:
         ctx.around = matrix @ x
         ctx.save_for_backward(x, degree)
         ctx.transpose = transpose
@@ -359,7 +334,7 @@ class _LaplacianSum(torch.autograd.Function):
         return squares - 2 * torch.mul(x, ctx.around, out=work).sum()
 
     @staticmethod
-    def backward(ctx: _Around, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         x, degree = ctx.saved_tensors
         one, two = grads[0], -2 * grads[0]
         grad = ctx.around.mul_(two)

@@ -50,13 +50,9 @@ def grouped_add(x: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
     return _GroupedAdd.apply(x, bias, ptr)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Sizes(Saved):
-    sizes: list[int]
-
-
 class _GroupedLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Sizes, x: Tensor, weight: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
+    def forward(ctx: Saved, x: Tensor, weight: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.sizes = group_sizes(ptr)
         out = x.new_empty(x.shape[0], weight.shape[2])
@@ -67,7 +63,7 @@ class _GroupedLinear(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: _Sizes, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
+    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         x, weight = ctx.saved_tensors
         grad = grads[0].contiguous()
         grad_weight = torch.empty_like(weight)
@@ -84,7 +80,7 @@ class _GroupedLinear(torch.autograd.Function):
 
 class _GroupedAdd(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Sizes, x: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
+    def forward(ctx: Saved, x: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
         ctx.sizes = group_sizes(ptr)
         out = torch.empty_like(x)
         parts = x.split(ctx.sizes), bias.unbind(), out.split(ctx.sizes)
@@ -93,7 +89,7 @@ class _GroupedAdd(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: _Sizes, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         return grads[0], _sum_pieces(grads[0], ctx.sizes), None
 
 
@@ -110,3 +106,21 @@ def group_sum(values: Tensor, ptr: list[int]) -> Tensor:
     sizes = torch.tensor(ptr, device=values.device).diff()
     index = torch.repeat_interleave(torch.arange(sizes.numel(), device=values.device), sizes)
     return values.new_zeros(sizes.numel(), *values.shape[1:]).index_add_(0, index, values)
+
+
+# Mean rows of classes (prototypes)
+
+
+def class_sums(rows: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Add up rows by class, ``[k, h]``, and count them, ``[k]``."""
+    # rows [n, h], y [n]
+    sums = rows.new_zeros(classes, rows.shape[1]).index_add_(0, y, rows)
+    return sums, torch.bincount(y, minlength=classes)
+
+
+def distance_to_means(rows: Tensor, y: Tensor, means: Tensor) -> Tensor:
+    """Return the mean squared distance of each row to its class's mean; 0 where that is NaN."""
+    # rows [n, h], y [n], means [k, h], result [n]
+    goal = means[y]
+    has_goal = ~goal.isnan().any(1)
+    return (rows - torch.where(has_goal[:, None], goal, 0.0)).square().mean(1) * has_goal

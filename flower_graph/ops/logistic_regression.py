@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 MEMORY = 10  # pairs of steps and changes of the gradient, as in scikit-learn
-Loss = Callable[[Tensor], tuple[float, Tensor]]  # value and gradient at some weights
 
 
 def fit(
@@ -23,6 +21,7 @@ def fit(
     tolerance: float = 1e-4,
 ) -> Tensor:
     """Minimise ``mean cross-entropy + |W|^2 / (2 C n)``: scikit-learn's loss divided by ``C n``."""
+    # By L-BFGS with halved steps.
     # x [n, f] dense or CSR, y [n], strength C; result [f + 1, k], the last row the bias, which is
     # not penalised. As scikit-learn, it stops where no entry of the gradient exceeds `tolerance`.
     n, chosen = x.shape[0], (torch.arange(len(x)), y)
@@ -37,18 +36,7 @@ def fit(
         gradient = torch.cat([turned @ residual + decay, residual.sum(0, keepdim=True)])
         return float((decay * weights[:-1]).sum() / 2 - logs[chosen].mean()), gradient
 
-    start = torch.zeros(x.shape[1] + 1, classes) if start is None else start
-    return descend(loss, start, steps, tolerance)
-
-
-def scores(x: Tensor, weights: Tensor) -> Tensor:
-    """Give every row's score for every class, ``[n, k]``."""
-    result: Tensor = x @ weights[:-1]
-    return result + weights[-1]
-
-
-def descend(loss: Loss, weights: Tensor, steps: int, tolerance: float) -> Tensor:
-    """Minimise a convex function by L-BFGS with halved steps."""
+    weights = torch.zeros(x.shape[1] + 1, classes) if start is None else start
     pairs = deque[tuple[Tensor, Tensor]](maxlen=MEMORY)
     value, gradient = loss(weights)
     for _ in range(steps):
@@ -68,6 +56,12 @@ def descend(loss: Loss, weights: Tensor, steps: int, tolerance: float) -> Tensor
         if float((step * change).sum()) > 0:
             pairs.append((step, change))
     return weights
+
+
+def scores(x: Tensor, weights: Tensor) -> Tensor:
+    """Give every row's score for every class, ``[n, k]``."""
+    result: Tensor = x @ weights[:-1]
+    return result + weights[-1]
 
 
 def _scaled(gradient: Tensor, pairs: deque[tuple[Tensor, Tensor]]) -> Tensor:

@@ -148,10 +148,7 @@ def as_tensor(name: str, x: NDArray[np.generic] | Tensor) -> Tensor:
         kind = getattr(x, "dtype", type(x).__name__)
         raise ValueError(f"{name}: {kind} is not allowed; float32 and float64 arrays are")
     if x.ndim < 2 or 0 in x.shape:
-        raise ValueError(
-            f"{name} of shape {tuple(x.shape)} is not allowed: [..., p, d] is, with at least one "
-            "node and one dimension"
-        )
+        raise ValueError(f"{name} of shape {tuple(x.shape)}: [..., p, d] without zeros is needed")
     return x
 
 
@@ -167,10 +164,8 @@ def check_numbers(name: str, x: Tensor) -> None:
     least, most = torch.aminmax(x)
     if not (least > -LIMIT and most < LIMIT):  # so that NaN is bad too
         place = tuple((~(x.abs() < LIMIT)).nonzero()[0].tolist())
-        raise ValueError(
-            f"{name}[{', '.join(map(str, place))}] = {float(x[place])}: finite numbers below "
-            f"{LIMIT:g} in size are allowed"
-        )
+        text = f"{name}[{', '.join(map(str, place))}] = {float(x[place])}"
+        raise ValueError(f"{text}: finite numbers below {LIMIT:g} in size are allowed")
 
 
 def _check_both(x: Tensor, y: Tensor) -> None:
@@ -282,18 +277,14 @@ def checked_clients(x: NDArray[np.generic] | Tensor, held: Held) -> tuple[Tensor
     """Check embeddings ``[m, u, d]`` and the holders ``[m, u]``, and return them as tensors."""
     values = as_tensor("x", x)
     if values.ndim != 3:
-        raise ValueError(
-            f"x of shape {tuple(values.shape)}: [clients, nodes, dimensions] is needed"
-        )
+        raise ValueError(f"x of shape {tuple(values.shape)}: [m, u, d] is needed")
     if held is None:
         check_numbers("x", values)
         return values, torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
     mask = torch.as_tensor(held, device=values.device)
     if mask.dtype != torch.bool or mask.shape != values.shape[:2]:
-        raise ValueError(
-            f"held is {mask.dtype} of shape {tuple(mask.shape)}: bool of shape "
-            f"{tuple(values.shape[:2])} is needed, as x is of shape {tuple(values.shape)}"
-        )
+        form, wanted = f"{mask.dtype} of shape {tuple(mask.shape)}", tuple(values.shape[:2])
+        raise ValueError(f"held is {form}: bool of shape {wanted} is needed")
     if not mask.any(1).all():
         client = int(mask.any(1).int().argmin())
         raise ValueError(f"held: client {client} holds 0 nodes; at least 1 is needed")
@@ -377,10 +368,8 @@ def consensus(
         As ``align_pairs``, and for ``iterations`` or ``tolerance`` that are not allowed.
     """
     if iterations < 1 or not tolerance >= 0:
-        raise ValueError(
-            f"iterations = {iterations}, tolerance = {tolerance}: at least 1 and at least 0 are "
-            "needed"
-        )
+        given = f"iterations = {iterations}, tolerance = {tolerance}"
+        raise ValueError(f"{given}: at least 1 and at least 0 are needed")
     values, mask = checked_clients(x, held)
     side, shared = columns(values, mask), (mask.sum(0) > 1).double()[:, None]
     size = (squares(side, len(values)) * shared).sum(0).sqrt()

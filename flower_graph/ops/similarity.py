@@ -68,8 +68,7 @@ def comparable(e: Rows, similarity: str) -> Rows:
     """Scale the vectors so that products are similarities: to unit length for the cosine."""
     # A distance is a difference of products. It takes float64, or near nodes were all alike.
     if similarity not in SIMILARITIES:
-        allowed = ", ".join(SIMILARITIES)
-        raise ValueError(f"similarity {similarity!r} is unknown: allowed are {allowed}")
+        raise ValueError(f"similarity {similarity!r}: allowed are {', '.join(SIMILARITIES)}")
     if similarity == "euclidean":
         return e._replace(value=e.value.double()) if isinstance(e, SparseRows) else e.double()
     if similarity == "inner":
@@ -119,16 +118,12 @@ def _kept_products(e: Rows, neighbours: Tensor, products: Tensor | None) -> Tens
     return _KeptProducts.apply(_values(e), places, neighbours, products)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _Places(Saved):
-    places: tuple[Tensor, Tensor, int] | None
-
-
 class _KeptProducts(torch.autograd.Function):
     """Products of some pairs of rows; autograd would make a vector for each pair."""
 
     @staticmethod
     def forward(
-        ctx: _Places,
+        ctx: Saved,
         value: Tensor,
         places: tuple[Tensor, Tensor, int] | None,
         neighbours: Tensor,
@@ -146,7 +141,7 @@ class _KeptProducts(torch.autograd.Function):
         return result.view(n, k)
 
     @staticmethod
-    def backward(ctx: _Places, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         value, neighbours = ctx.saved_tensors
         n, k = neighbours.shape
         if ctx.places is not None and n * n <= SQUARE_NUMBERS:

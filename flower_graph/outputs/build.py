@@ -61,15 +61,14 @@ SEED = whole(-(2**63), 2**64)
 SHARE = Rule("a number from 0 to 1", lambda value: type(value) in (int, float) and 0 <= value <= 1)
 FLAG = Rule("true or false", lambda value: type(value) is bool)
 
-# By the dotted name of the class
-DECLARED: dict[str, Rule] = {}
+DECLARED: dict[type, Rule] = {}
 
 
 def built_with(**rules: Rule) -> Callable[[type[T]], type[T]]:
     """Declare a class of this package: a run's files may build it with these arguments only."""
 
     def declare(kind: type[T]) -> type[T]:
-        DECLARED[f"{kind.__module__}.{kind.__qualname__}"] = mapping(rules)
+        DECLARED[kind] = mapping(rules)
         return kind
 
     return declare
@@ -88,11 +87,19 @@ def build_module(saved: SavedModels, client: int | None = None) -> nn.Module:
     client = saved.clients[0] if client is None else client
     kind, state = _class_of(saved), saved.state_dict(client)
     try:
-        rule = DECLARED.get(saved.module)
+        rule = DECLARED.get(kind)
         if rule is not None and not rule.admits(saved.arguments):
             given = f"the model is a {saved.module} with {saved.arguments!r:.200}"
             raise OutputError(f"{given}; allowed is {rule.words}")
-        _check_known(kind, saved)
+        try:
+            inspect.signature(kind).bind(**saved.arguments)
+        except TypeError as error:
+            raise OutputError(
+                f"the model is a {saved.module}: {error}: not all arguments were saved; let "
+                "`module` return a functools.partial of the class, or give the module that "
+                "`exported` returns a method `saved_as` (`flower-graph docs new-method`); its "
+                "weights alone are `saved.state_dict(client)`"
+            ) from error
         _check_shapes(kind, saved.arguments, state)
         module: nn.Module = kind(**saved.arguments)
         module.load_state_dict(state)
@@ -108,8 +115,8 @@ def _class_of(saved: SavedModels) -> type[torch.nn.Module]:
     module_name, _, name = str(saved.module).rpartition(".")
     try:
         if SHIPPED.fullmatch(module_name):
-            import_module(module_name)  # which declares
-            kind = getattr(import_module(module_name), name) if saved.module in DECLARED else None
+            kind = getattr(import_module(module_name), name, None)  # the import declares
+            kind = kind if isinstance(kind, type) and kind in DECLARED else None
         else:
             module = code_of_methods(module_name)
             kind = getattr(module, name, None)
@@ -117,31 +124,17 @@ def _class_of(saved: SavedModels) -> type[torch.nn.Module]:
             is_own = module is not None and getattr(kind, "__module__", "") == module.__name__
             kind = kind if is_own else None
         if kind is None:
-            message = (
-                f"the model is a {saved.module}, which is neither a class that ships nor one of"
-            )
-            refusal = OutputError(f"{message} a method that you have. {OTHERWISE}")
+            why = "which is neither a class that ships nor one of a method that you have"
+            refusal = OutputError(f"the model is a {saved.module}, {why}. {OTHERWISE}")
             saved.trust.admit(saved.module, refusal)
             kind = getattr(import_module(module_name), name)
+    except OutputError:
+        raise
     except (ImportError, ValueError, AttributeError) as error:
-        if isinstance(error, OutputError):
-            raise
         raise OutputError(f"the model is a {saved.module}, which is not there: {error}") from error
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise OutputError(f"the model is a {saved.module}, which is no torch.nn.Module")
     return kind
-
-
-def _check_known(kind: type[torch.nn.Module], saved: SavedModels) -> None:
-    try:
-        inspect.signature(kind).bind(**saved.arguments)
-    except TypeError as error:
-        raise OutputError(
-            f"the model is a {saved.module}: {error}: not all arguments were saved; let `module` "
-            "return a functools.partial of the class, or give the module that `exported` returns a "
-            "method `saved_as` (`flower-graph docs new-method`); its weights alone are "
-            "`saved.state_dict(client)`"
-        ) from error
 
 
 def _check_shapes(
@@ -152,7 +145,7 @@ def _check_shapes(
         with torch.device("meta"):
             made = kind(**arguments)
     except (NotImplementedError, RuntimeError):
-        if f"{kind.__module__}.{kind.__qualname__}" in DECLARED:
+        if kind in DECLARED:
             raise
         return  # a user's class that cannot be made on PyTorch's meta device
     if any(is_lazy(one) for one in made.parameters()):

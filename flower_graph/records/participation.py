@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -25,80 +24,22 @@ NOT_DRAWN, NOT_CONNECTED = "not drawn", "not connected"
 NOT_READY = "its keys for the sum did not come in time"
 
 
-class Numbers(Set[int]):
-    """A set of clients as an array, since there may be millions."""
-
-    def __init__(self, clients: Integers) -> None:
-        self.array = clients  # ascending, none twice
-
-    def __contains__(self, client: object) -> bool:
-        return client in self.array
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.array.tolist())
-
-    def __len__(self) -> int:
-        return self.array.size
-
-    @classmethod
-    def _from_iterable(cls, clients: Iterable[int]) -> set[int]:  # type: ignore[override]
-        return set(clients)  # what its operators return
-
-
-class Reasons(Mapping[int, str]):
-    """Clients with reasons, as an array for each reason."""
-
-    def __init__(self, groups: Mapping[str, Integers]) -> None:
-        self.groups = {reason: clients for reason, clients in groups.items() if clients.size}
-
-    @cached_property
-    def _each(self) -> dict[int, str]:
-        return {c: reason for reason, clients in self.groups.items() for c in clients.tolist()}
-
-    def __getitem__(self, client: int) -> str:
-        return self._each[client]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._each)
-
-    def __len__(self) -> int:
-        return sum(clients.size for clients in self.groups.values())
-
-
 @dataclass
 class Participation:
-    """The clients of one round, by number."""
+    """The clients of one round: every client that the server knows is in one of the three."""
 
-    # Every client that the server knows is in ``answered``, ``failed`` or ``left_out``, once.
-
-    answered: Set[int] = field(default_factory=set)  # Asked, and their answer was used
-    # Asked without a usable answer: client to reason
-    failed: Mapping[int, str] = field(default_factory=dict)
-    # Not asked, for example not drawn or not connected: client to reason
-    left_out: Mapping[int, str] = field(default_factory=dict)
-
-    @property
-    def asked(self) -> Set[int]:
-        return self.answered | self.failed.keys() if self.failed else self.answered
+    answered: Integers  # asked, and their answer was used; ascending
+    failed: Mapping[int, str]  # asked without a usable answer: client to reason
+    left_out: Mapping[str, Integers]  # not asked, for example not drawn: reason to clients
 
     def to_record(self) -> dict[str, object]:
         """Return the entry of ``metrics.jsonl``: numbers as ranges, such as ``"0-4,6"``."""
-        answered = ranges(self.answered)
         return {
-            "asked": ranges(self.asked) if self.failed else answered,
-            "answered": answered,
-            "failed": by_reason(self.failed),
+            "asked": ranges(np.append(self.answered, _integers(self.failed))),
+            "answered": ranges(self.answered),
+            "failed": by_reason(grouped(self.failed)),
             "left-out": by_reason(self.left_out),
         }
-
-    # Any, here and below: the entry is nested as ``to_record`` made it
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Participation:
-        failed, left_out = (
-            {one: part["reason"] for part in record[key] for one in numbers(part["clients"])}
-            for key in ("failed", "left-out")
-        )
-        return cls(set(numbers(record["answered"])), failed, left_out)
 
 
 def account_for(
@@ -108,35 +49,35 @@ def account_for(
     answered: Clients,
     *,
     silent: Mapping[int, str],
-    failed: Mapping[int, str] | None = None,
-    left_out: Mapping[int, str] | None = None,
+    left_out: Mapping[str, Integers],  # reason to clients
+    failed: Mapping[int, str],
     idle: str = NOT_DRAWN,
     no_use: str = "",
 ) -> Participation:
     """Return the outcome of every client in a round."""
-    local, online = failed or {}, set(connected)
+    online = set(connected)
     where, asker = _flat(asked)
     named = _distinct(where)
     used = named[np.isin(named, _integers(answered))]
     otherwise, nodes = no_use or "its answer was not used", list(asked)
     silence = ~np.isin(where, used)
     lost = {
-        client: local.get(client) or silent.get(nodes[at]) or otherwise
+        client: failed.get(client) or silent.get(nodes[at]) or otherwise
         for client, at in zip(where[silence].tolist(), asker[silence].tolist(), strict=True)
     }
     groups = {
-        reason: _distinct(clients[~np.isin(clients, named)])
-        for reason, clients in _grouped(left_out or {}).items()
+        why: np.setdiff1d(clients, named, assume_unique=True)
+        for why, clients in (left_out or {}).items()
     }
     everyone, at = _last(*_flat(hosted))
     idle_ones = ~np.isin(everyone, np.concatenate([named, *groups.values()]))
     is_online = np.array([node in online for node in hosted], bool)[at]
     for reason, which in ((idle, is_online), (NOT_CONNECTED, ~is_online)):
         clients = everyone[idle_ones & which]
-        if reason in groups:
-            clients = np.sort(np.concatenate([groups[reason], clients]))
-        groups[reason] = clients
-    return Participation(Numbers(used), lost, Reasons(groups))
+        groups[reason] = (
+            np.sort(np.append(groups[reason], clients)) if reason in groups else clients
+        )
+    return Participation(used, lost, {r: clients for r, clients in groups.items() if clients.size})
 
 
 def _flat(hosted: Mapping[int, Clients]) -> tuple[Integers, Integers]:
@@ -165,8 +106,6 @@ def _last(clients: Integers, at: Integers) -> tuple[Integers, Integers]:
 
 
 def _integers(clients: Iterable[int] | Integers) -> Integers:
-    if isinstance(clients, Numbers):
-        return clients.array
     return clients if isinstance(clients, np.ndarray) else np.fromiter(clients, np.int64)
 
 
@@ -188,16 +127,16 @@ def _ends(text: str) -> tuple[Integers, Integers]:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     if not _RANGES.fullmatch(text):
         raise ValueError(f"{brief(text)} is no list of clients' numbers")
-    listed = [int(number) for number in text.replace("-", ",").split(",")]
+    parts = text.split(",")
+    is_range = np.array(["-" in part for part in parts])
+    pairs = "-".join(part if "-" in part else f"{part}-{part}" for part in parts)
+    listed = [int(number) for number in pairs.split("-")]
     if max(listed) > np.iinfo(np.int64).max:
         raise ValueError(f"{brief(text)} has a number beyond 64 bits")
-    ends = np.array(listed, np.int64)
-    if (ends[1:] <= ends[:-1]).any():
+    first, last = np.array(listed, np.int64).reshape(-1, 2).T
+    if (last - first < is_range).any() or (first[1:] <= last[:-1]).any():
         raise ValueError(f"{brief(text)} is not in order")
-    marks = np.frombuffer(text.encode(), np.uint8)
-    is_dash = marks[(marks == ord(",")) | (marks == ord("-"))] == ord("-")
-    # A number after a dash ends its range; one without a dash on either side is a range by itself.
-    return ends[np.append(True, ~is_dash)], ends[np.append(~is_dash, True)]
+    return first, last
 
 
 def _listed(first: Integers, last: Integers) -> Integers:
@@ -293,17 +232,16 @@ def _texts(record: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
             yield state, entry["clients"]
 
 
-def _grouped(clients: Mapping[int, str]) -> dict[str, Integers]:
-    if isinstance(clients, Reasons):
-        return dict(clients.groups)
+def grouped(clients: Mapping[int, str]) -> dict[str, Integers]:
+    """Return the clients of each reason."""
     grouped: dict[str, list[int]] = {}
     for client, reason in clients.items():
         grouped.setdefault(reason, []).append(client)
     return {reason: np.array(local, np.int64) for reason, local in grouped.items()}
 
 
-def by_reason(clients: Mapping[int, str]) -> list[dict[str, str]]:
-    """Group clients by reason: a thousand silent clients are one entry."""
+def by_reason(groups: Mapping[str, Integers]) -> list[dict[str, str]]:
+    """Return an entry for each reason: a thousand silent clients are one entry."""
     # In the order of the clients, since the order of SuperNodes differs from run to run.
-    ordered = sorted(_grouped(clients).items(), key=lambda item: int(item[1].min()))
+    ordered = sorted(groups.items(), key=lambda item: int(item[1].min()))
     return [{"clients": ranges(result), "reason": reason} for reason, result in ordered]

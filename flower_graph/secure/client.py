@@ -14,15 +14,13 @@ from numpy.typing import ArrayLike, NDArray
 from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.secure.node_config import least_clients
-from flower_graph.secure.parties.differences import digest_of
 from flower_graph.secure.parties.identity import TrustSettings
-from flower_graph.secure.parties.messages import BindRequest, Ready
-from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.ring import RingArray, encode_sum
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import (
     RING,
     SECURE_SUM,
+    BindRequest,
     KeyRequest,
     MaskedReply,
     MaskRequest,
@@ -38,20 +36,13 @@ class PartyActions(NumPyClient):
     """The exchanges without a vector, of a SuperNode with a key of its own."""
 
     party_actions = ("sum_bind", "sum_reveal", "sum_epoch", "sum_list")
-    trust: TrustSettings | None
 
     @abstractmethod
-    def of_party(self, action: str, config: Config, trust: TrustSettings) -> Config:
+    def exchange(self, action: str, config: Config) -> Config:
         """Answer any of these exchanges, and ``sum_unmask``."""
 
-    def as_party(self, action: str, config: Config) -> Config:
-        """Answer with the SuperNode's key; refuse if it has none."""
-        if self.trust is None:
-            raise RefusedError("this SuperNode has no key of its own (identity-key, registry)")
-        return self.of_party(action, config, self.trust)
-
     def _party_answer(self, parameters: Parameters, config: Config, action: str) -> Answer:
-        return [], 1, self.as_party(action, config)
+        return [], 1, self.exchange(action, config)
 
     sum_bind = partialmethod(_party_answer, action="sum_bind")
     sum_reveal = partialmethod(_party_answer, action="sum_reveal")
@@ -76,16 +67,11 @@ class MaskingClient(PartyActions):
     def sum_enroll(self, parameters: Parameters, config: Config) -> Answer:
         """Make channel keys, or return those of the run; refused if there is a key of its own."""
         if self.trust is not None:
-            raise RefusedError(
-                "a SuperNode with a key of its own takes part in no trusted server's sum"
-            )
-        run_id, host = KeyRequest.from_config(config).run_id, None
-        with suppress(StateLostError):
-            host = self._sum_client()
-        if host is None or host.run_id != run_id or set(host.clients) != set(self.clients):
-            host = SumClient(run_id, self.clients, least=least_clients(self.context.node_config))
-            self._keep(host)
-        return [], len(self.clients), host.keys().to_config()
+            raise RefusedError("with a key of its own: no trusted server's sum")
+        return [], len(self.clients), self.exchange("sum_enroll", config)
+
+    def sum_unmask(self, parameters: Parameters, config: Config) -> Answer:
+        return [], len(self.clients), self.exchange("sum_unmask", config)
 
     def masked(
         self,
@@ -99,11 +85,8 @@ class MaskingClient(PartyActions):
         """Add up clients' vectors and mask the sum, as the request's entries say."""
         # state: what the vectors were made of, if not the vectors: it enters one sum
         # pad: words that each client adds, so that the server cannot read the sum either
-        request, ring = MaskRequest.from_config(config), RING.from_config(config)
-        host, clients = self.keys(), request.clients.tolist()
-        if isinstance(host, PartyClient):
-            clients = list(self.clients)
-            host.receive(request, Ready.from_config(config), ring)
+        request, ring, host = MaskRequest.from_config(config), RING.from_config(config), self.keys()
+        came, clients = host.receive(request, ring), request.clients.tolist()
         total, left_out = encode_sum(ring, vectors, clients, request.length)
         present = [client for client in clients if client not in left_out]
         if not present:
@@ -111,52 +94,44 @@ class MaskingClient(PartyActions):
         if pad is not None:
             total += pad.astype(ring.dtype) * ring.dtype.type(len(present))
         terms = SumTerms(purpose, ring, detail, padded=pad is not None)
-        if isinstance(host, PartyClient):
-            made_of = [vectors[client] for client in sorted(vectors)] if state is None else state
-            reply = host.mask(total, terms, digest_of(made_of))
-        else:
-            reply = host.mask(request, present, total, terms)
+        made_of = [vectors[client] for client in sorted(vectors)] if state is None else state
+        reply = host.mask(came, present, total, terms, made_of)
         reply.left_out = left_out
         self._keep(host)
         return reply, reply.to_config() | {ARRAY_NAMES: [f"{ARRAYS}/{MASKED_SUM}"]}
 
-    def sum_unmask(self, parameters: Parameters, config: Config) -> Answer:
-        return [], len(self.clients), self._answer(self.keys(), "sum_unmask", config)
-
-    def of_party(self, action: str, config: Config, trust: TrustSettings) -> Config:
-        if action != "sum_bind":
-            return self._answer(self._party(trust), action, config)
-        run_id, party = BindRequest.from_config(config).run_id, None
-        with suppress(StateLostError):
-            party = self._party(trust)
-        own = run_id, sorted(self.clients), dict[int, int]()
-        if party is None or (party.run_id, party.clients, party.points) != own:
-            party = PartyClient(run_id, self.clients, trust)
-        return self._answer(party, action, config)
-
-    def _answer(self, host: SumClient | PartyClient, action: str, config: Config) -> Config:
+    def exchange(self, action: str, config: Config) -> Config:
+        if action == "sum_enroll":
+            host = self._of_run(KeyRequest.from_config(config).run_id)
+        elif action == "sum_bind":
+            host = self._of_run(BindRequest.from_config(config).run_id)
+        else:
+            host = self.keys()
         entries = host.answer(action, config)
         self._keep(host)
         return entries
 
-    def keys(self) -> SumClient | PartyClient:
+    def keys(self) -> SumClient:
         """Return the secrets that are kept; ``StateLostError`` without any."""
-        return self._sum_client() if self.trust is None else self._party(self.trust)
-
-    def _sum_client(self) -> SumClient:
-        return SumClient.from_bytes(self._kept(), least_clients(self.context.node_config))
-
-    def _party(self, trust: TrustSettings) -> PartyClient:
-        return PartyClient.from_bytes(self._kept(), trust)
-
-    def _kept(self) -> bytes:
         record = self.context.state.config_records.get(SUM_STATE)
         state = None if record is None else record.get(SUM_STATE)
         if not isinstance(state, bytes):
             raise StateLostError("there are no keys for the secure sum: enrol first")
-        return state
+        return SumClient.from_bytes(state, self.trust, least=self._fewest)
 
-    def _keep(self, host: SumClient | PartyClient) -> None:
+    @property
+    def _fewest(self) -> int:
+        return 1 if self.trust else least_clients(self.context.node_config)
+
+    def _of_run(self, run_id: bytes) -> SumClient:
+        """Return the secrets of a run; those of another are of no more use."""
+        with suppress(StateLostError):
+            host = self.keys()
+            if (host.run_id, host.clients) == (run_id, sorted(self.clients)):
+                return host
+        return SumClient(run_id, self.clients, self.trust, least=self._fewest)
+
+    def _keep(self, host: SumClient) -> None:
         self.context.state[SUM_STATE] = ConfigRecord({SUM_STATE: host.to_bytes()})
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from flower_graph import __version__
 from flower_graph.config.rules import at_least
-from flower_graph.data.folders.members import MEMBERS, Member
+from flower_graph.data.folders.party import MEMBERS, Member
 from flower_graph.errors import MalformedReplyError, MembershipError, one_line
 from flower_graph.records.participation import ranges
 from flower_graph.wire.arrays import Scalar, record_of
@@ -43,17 +43,8 @@ MOSTLY = 0.9  # share of all examples above which a SuperNode is named in the lo
 class Admission:
     """The rules that the server applies to enrolments.
 
-    Parameters
-    ----------
-    listed : sequence of Member, optional
-        Which SuperNode may speak for which clients, from ``members.csv``; None: the first to enrol.
-    most : int, optional
-        The most SuperNodes that may be enrolled; None: any number.
-
-    Raises
-    ------
-    ValueError
-        If ``most`` is below 1.
+    ``listed`` says which SuperNode may speak for which clients (``members.csv``); by default the
+    first to enrol. ``most`` is the most SuperNodes that may be enrolled; by default any number.
     """
 
     def __init__(self, listed: Collection[Member] | None = None, most: int | None = None) -> None:
@@ -190,8 +181,7 @@ class Membership:
     def _read(self, node: int, content: RecordDict) -> object:
         if (version := other_version(content)) and version not in self._told:
             self._told.add(version)
-            words = "node %d has flower-graph %s, the server %s: results may differ"
-            LOG.warning(words, node, version, __version__)
+            LOG.warning("node %d: flower-graph %s, the server %s", node, version, __version__)
         return self.read(node, content)
 
     def note(self, rejected: Iterable[Rejected]) -> None:
@@ -271,9 +261,7 @@ class Membership:
         }
         refused |= sorted_out(claims, back | holders, is_first=is_first, remedy=REMEDY)
         return refused | self._too_many(
-            {node: local for node, local in claims.items() if node not in refused},
-            connected,
-            homes,
+            {node: local for node, local in claims.items() if node not in refused}, connected, homes
         )
 
     def _homes(self, answers: Iterable[Answered]) -> dict[int, int]:
@@ -290,10 +278,7 @@ class Membership:
         return set(map(frozenset, by_node.values()))
 
     def _too_many(
-        self,
-        claims: Mapping[int, list[int]],
-        connected: Collection[int],
-        homes: Mapping[int, int],
+        self, claims: Mapping[int, list[int]], connected: Collection[int], homes: Mapping[int, int]
     ) -> dict[int, str]:
         if (most := self.admission.most) is None:
             return {}
@@ -305,8 +290,8 @@ class Membership:
         # SuperNodes that return with their clients go before new SuperNodes
         for group in (new & strangers, new):
             if len(new) + others > most:
-                words = f"{len(new) + others} SuperNodes, strategy.most_supernodes is {most}"
-                refused |= dict.fromkeys(group, words)
+                why = f"{len(new) + others} SuperNodes, strategy.most_supernodes is {most}"
+                refused |= dict.fromkeys(group, why)
                 new -= group
         if refused and not self.clients and len(refused) == len(claims):
             raise MembershipError(f"{next(iter(refused.values()))}: nothing says who may enrol")
@@ -330,16 +315,14 @@ class Membership:
         total = sum(self.examples.values())
         for node, local in self.examples.items():
             if len(self.examples) > 1 and local > MOSTLY * total:
-                words = "node %d says that it has %d of %d examples: the mean is its own"
-                LOG.warning(words, node, local, total)
+                LOG.warning("node %d says that it has %d of %d examples", node, local, total)
 
 
 class NamedClients(Membership):
     """Membership of a method with personal models, for which each client needs a number."""
 
     def refusal(self, answer: Answered) -> str:
-        why = "it does not say which clients it hosts, and each is answered with its own model"
-        return "" if answer.clients else why
+        return "" if answer.clients else "it does not say which clients it hosts"
 
 
 def renamed(by_node: Mapping[int, T], old: int, node: int) -> dict[int, T]:
@@ -355,9 +338,6 @@ def other_version(content: RecordDict) -> str:
         return ""
     version = one_line(answer.get(VERSION, "?"), 40)
     if answer[MESSAGE_FORMAT] != FORMAT:
-        theirs = one_line(answer[MESSAGE_FORMAT], 20)
-        raise MalformedReplyError(
-            f"speaks message format {theirs} (flower-graph {version}), the server {FORMAT} "
-            f"({__version__}): install the same version"
-        )
+        theirs = f"{one_line(answer[MESSAGE_FORMAT], 20)} (flower-graph {version})"
+        raise MalformedReplyError(f"message format {theirs}, expected {FORMAT} ({__version__})")
     return "" if version == __version__ else version

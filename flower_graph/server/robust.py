@@ -18,11 +18,7 @@ from flower_graph.server.averaging import ReportedFedAvg
 
 LOG = logging.getLogger(__name__)
 S = TypeVar("S", bound=ReportedFedAvg)
-AVERAGES: dict[str, type[FedAvg]] = {
-    KRUM: Krum,
-    TRIMMED_MEAN: FedTrimmedAvg,
-    MEDIAN: FedMedian,
-}
+AVERAGES: dict[str, type[FedAvg]] = {KRUM: Krum, TRIMMED_MEAN: FedTrimmedAvg, MEDIAN: FedMedian}
 
 
 class _Enough(FedAvg):

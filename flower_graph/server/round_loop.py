@@ -1,4 +1,14 @@
-"""The loop of every server's rounds, with reports, checkpoints, resuming and early stopping."""
+"""The loop of every server's rounds, with reports, checkpoints, resuming and early stopping.
+
+Methods that average use the loop with Flower's verbs (``averaging.py``). Other methods subclass
+`RoundStrategy`. They write
+
+- ``ask``, ``read`` and ``learn``: a round's requests, the check of a reply, and the use of the
+  replies; or `round`, if a round is more than one exchange;
+- `weights`: the server's model;
+- `fixed_settings`, `state` and `load_state`: the content of a checkpoint;
+- a `Membership`: the question to newcomers.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +17,15 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from flower_graph.config.common import BEST, KEEP, LAST, NOTHING, SAVE
-from flower_graph.config.metrics import SOME, counting_of
+from flower_graph.config.common import BEST, KEEP, LAST, NOTHING, SAVE, SOME_METRICS, counting_of
 from flower_graph.config.rules import at_least, choice
 from flower_graph.errors import CheckpointError, LegacyAppError, NoClientsError
 from flower_graph.ops.counts import Counts, Errors
@@ -29,12 +40,15 @@ from flower_graph.outputs.client import (
 )
 from flower_graph.outputs.figures import CLIENTS, HEAD
 from flower_graph.outputs.files import Snapshot, write_table
+from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import BestRound, RoundReport, format_round, merit
-from flower_graph.server.session import Session, check_same
+from flower_graph.server.session import Session, check_same, unsaved
 from flower_graph.storage import checkpoint
+from flower_graph.storage.checkpoint import SCALARS
 from flower_graph.storage.reading import StateDict
+from flower_graph.wire.exchange import Replies
 from flower_graph.wire.fields import Resume
-from flower_graph.wire.keys import ACCURACY, COUNTING
+from flower_graph.wire.keys import ACCURACY, CONFIG, COUNTING
 from flower_graph.wire.ledger import reply_bytes
 
 LOG = logging.getLogger(__name__)
@@ -71,11 +85,10 @@ class RoundLoop(Strategy):
 
     def initialize_parameters(self, *_: object, **__: object) -> NoReturn:
         """Refuse Flower's older server, which calls this first."""
-        raise LegacyAppError(
-            f"{type(self).__name__} is a strategy of Flower's Message API: call its start in an "
-            "@app.main() of a ServerApp, in the place of server_fn, ServerAppComponents or "
-            "start_server (`flower-graph docs existing-app`)"
+        remedy = (
+            "call its start in an @app.main() of a ServerApp (`flower-graph docs existing-app`)"
         )
+        raise LegacyAppError(f"{type(self).__name__} is for Flower's Message API: {remedy}")
 
     # What a server says
 
@@ -138,11 +151,8 @@ class RoundLoop(Strategy):
     def rejoin(self) -> list[str]:
         """Have the clients load a checkpoint; return why some cannot."""
         # Their enrolment was counted in the first part of the run.
-        ledger = self.session.exchange.ledger
-        before = ledger.state_dict()
-        refused = self.session.rejoin()
-        ledger.load_state_dict(before)
-        return refused
+        with self.session.exchange.uncounted():
+            return self.session.rejoin()
 
     # The loop
 
@@ -233,7 +243,7 @@ class RoundLoop(Strategy):
         rounds = self.usual_rounds if num_rounds is None else num_rounds
         at_least(1).check("num_rounds", rounds)
         at_least(0).check("patience", patience)
-        SOME.check("metrics", metrics)
+        SOME_METRICS.check("metrics", metrics)
         self.metrics, self.counting = tuple(metrics), counting_of(metrics)
         if self.counting and not self.num_classes:
             raise ValueError(f"metrics: {[*metrics]}: {type(self).__name__} counts no predictions")
@@ -251,13 +261,16 @@ class RoundLoop(Strategy):
         self.begin(initial_arrays)
         self.session.open(grid, timeout, rounds)
         self.session.members.greet = None
-        self._outputs = (
-            None if save == NOTHING else KeptOutputs(self, (save, keep, every), output_dir)
-        )
+        kept = None if save == NOTHING else KeptOutputs(self, (save, keep, every), output_dir)
+        self._outputs = kept
         self._config = train_config or ConfigRecord()
         self._evaluate_config = evaluate_config or ConfigRecord()
         done = self._resume() if resume else 0
         result, reported, skipped = Result(), 0, list[str]()  # reasons of rounds without effect
+
+        def log_round(report: RoundReport) -> None:
+            LOG.info(format_round(report, self.session.rounds))
+
         while not self._is_over(done, patience):
             done += 1
             report = self._reported(done, result, evaluate_fn)
@@ -265,7 +278,7 @@ class RoundLoop(Strategy):
                 continue
             # This order lets a run be stopped anywhere: a checkpoint's rounds are reported, and its
             # best round has a snapshot.
-            (on_round or self._log)(report)
+            (on_round or log_round)(report)
             self.best.any_used |= not report.skipped
             reported += 1
             skipped += [report.skipped] * bool(report.skipped)
@@ -310,7 +323,6 @@ class RoundLoop(Strategy):
         return report
 
     def _is_over(self, done: int, patience: int) -> bool:
-        """Whether all rounds are done, or `patience` rounds passed without a better one."""
         session, best = self.session, self.best
         session.early_stop_at = best.number + patience if patience else 0
         if done < session.rounds and session.stops_early(best.last):
@@ -342,10 +354,10 @@ class RoundLoop(Strategy):
     def _fixed_settings(self) -> dict[str, object]:
         """Return the settings that must not change, and the metric that chose the best round."""
         chosen = {"metrics": list(self.metrics)} if self.counting else {}
-        return self.fixed_settings() | chosen
+        fixed = (self.fixed_settings() | chosen).items()
+        return {n: value if type(value) in SCALARS else repr(value) for n, value in fixed}
 
     def _resume(self) -> int:
-        """Resume from the newest checkpoint that the server and all clients have."""
         session = self.session
         kept = session.checkpoints
 
@@ -365,12 +377,119 @@ class RoundLoop(Strategy):
 
         return checkpoint.resume(kept.folder, session.rounds, take)
 
-    def _log(self, report: RoundReport) -> None:
-        LOG.info(format_round(report, self.session.rounds))
-
 
 def _entries(report: RoundReport, names: Iterable[str]) -> MetricRecord:
     return MetricRecord({name.replace("_", "-"): getattr(report, name) for name in names})
+
+
+# Rounds of another kind than Flower's -------------------------------------------------------------
+
+
+class Request(Protocol):
+    """A round's request to a SuperNode."""
+
+    @property
+    def clients(self) -> object: ...  # their numbers: a list or an array
+
+    def to_record(self) -> RecordDict: ...
+
+
+class Answer(Protocol):
+    """A SuperNode's reply, after it is read."""
+
+    @property
+    def not_saved(self) -> str:
+        """Why the clients have not completed a checkpoint; "" if they have or need not."""
+
+
+Q = TypeVar("Q", bound=Request)
+A = TypeVar("A", bound=Answer)
+
+
+class RoundStrategy(RoundLoop, Generic[Q, A]):
+    """A server with rounds of its own, in which clients or the server measure during ``train``."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.best = session, BestRound()
+        self.requests: dict[int, Q] = {}  # of the current round, by SuperNode
+        self.answers: dict[int, A] = {}  # their replies
+        self.entries: dict[int, Mapping[str, Any]] = {}  # sent with the requests
+
+    # What a method writes; requests and replies are messages of its own
+
+    def ask(self, server_round: int) -> Mapping[int, Q]:
+        raise NotImplementedError
+
+    def read(self, node: int, content: RecordDict) -> A:
+        raise NotImplementedError
+
+    def reply_bytes(self) -> int:  # the most of a reply
+        raise NotImplementedError
+
+    def learn(self, server_round: int, replies: Replies[A]) -> RoundReport:
+        raise NotImplementedError
+
+    def round(self, server_round: int) -> RoundReport | None:
+        self.requests = dict(self.ask(server_round))
+        replies = self.send(server_round, "train", self._config)
+        self.answers = replies.values
+        return self.learn(server_round, replies)
+
+    def send(
+        self, server_round: int, message_type: str, config: Mapping[str, Any] = MappingProxyType({})
+    ) -> Replies[A]:
+        contents = {node: request.to_record() for node, request in self.requests.items()}
+        for node, content in contents.items() if config or self.entries else ():
+            # The method's own entries win over the caller's
+            own = {**content.config_records[CONFIG], **self.entries.get(node, {})}
+            content[CONFIG] = ConfigRecord({**config, **own})
+        self.session.asked = {
+            node: np.asarray(one.clients, np.int64) for node, one in self.requests.items()
+        }
+        return self.session.send(
+            contents,
+            server_round,
+            self.read,
+            message_type=message_type,
+            max_reply_bytes=self.reply_bytes(),
+        )
+
+    def clients_save(self, server_round: int) -> dict[int, str]:
+        # The round's requests have already asked them to save.
+        return unsaved(self.requests, {n: one.not_saved for n, one in self.answers.items()})
+
+    def report(
+        self,
+        server_round: int,
+        who: Participation,
+        accuracy: Mapping[str, float],
+        **figures: object,
+    ) -> RoundReport:
+        return self.session.report(
+            server_round,
+            who,
+            asked=sum(map(len, self.session.asked.values())),
+            answered=len(who.answered),
+            train_accuracy=accuracy["train"],
+            val_accuracy=accuracy["val"],
+            test_accuracy=accuracy["test"],
+            **figures,
+        )
+
+    def check_start(self, given: Collection[str], *, resume: bool) -> None:
+        if self.session.is_open:
+            raise ValueError("this strategy has run already: build a new one")
+        if given:
+            raise ValueError(f"{', '.join(given)}: the server has no such model; leave it out")
+
+    def summary(self) -> None:
+        LOG.info("%s: %s", type(self).__name__, self.fixed_settings())
+
+    def configure_train(self, *_: object, **__: object) -> NoReturn:
+        """Refuse Flower's own round loop: rounds of this kind are not its two exchanges."""
+        raise RuntimeError("call start, not Flower's round loop")
+
+    aggregate_train = configure_evaluate = aggregate_evaluate = configure_train
 
 
 # Outputs ------------------------------------------------------------------------------------------
@@ -390,7 +509,6 @@ class KeptOutputs:
         self._session.members.greet = self._begin
 
     def hold_best(self) -> None:
-        """Have clients and server keep this round, the best so far, if the best is wanted."""
         if self._keeps_best:
             self._do(SNAPSHOT)
 
@@ -413,8 +531,7 @@ class KeptOutputs:
     def _do(self, action: str) -> None:
         request = self._request(action)
         self._ask(self._asked, request)
-        snapshot = None if self._own is None else self._loop.snapshot()
-        if self._own is not None and snapshot is not None:
+        if self._own is not None and (snapshot := self._loop.snapshot()) is not None:
             does = self._own.hold if action == SNAPSHOT else self._own.finish
             does(request, lambda: snapshot)
 
@@ -424,17 +541,17 @@ class KeptOutputs:
 
     def _ask(self, nodes: Iterable[int], request: KeepRequest) -> set[int]:
         exchange = self._session.exchange
-        connected, before = set(exchange.grid.get_node_ids()), exchange.ledger.state_dict()
-        replies = exchange.send(
-            dict.fromkeys(sorted(connected.intersection(nodes)), request.to_record()),
-            message_type=TYPE,
-            server_round=request.server_round,
-            timeout=self._session.timeout,
-            read=lambda _, content: KeepReply.read(content).not_kept,
-            max_reply_bytes=reply_bytes(),
-            called="no outputs of",
-        )
-        exchange.ledger.load_state_dict(before)
+        connected = sorted(set(exchange.grid.get_node_ids()).intersection(nodes))
+        with exchange.uncounted():
+            replies = exchange.send(
+                dict.fromkeys(connected, request.to_record()),
+                message_type=TYPE,
+                server_round=request.server_round,
+                timeout=self._session.timeout,
+                read=lambda _, content: KeepReply.read(content).not_kept,
+                max_reply_bytes=reply_bytes(),
+                called="no outputs of",
+            )
         for node, why in replies.values.items():
             if why:
                 LOG.warning("outputs of node %d: %s", node, why)

@@ -29,21 +29,19 @@ from flower_graph.rng import generator
 from flower_graph.server.membership import Admission, Membership
 from flower_graph.storage import checkpoint
 from flower_graph.storage.reading import StateDict
-from flower_graph.wire.exchange import (
-    ByteLedger,
-    Exchange,
-    Rejected,
-    Replies,
-    few,
-    reasons_of,
-)
+from flower_graph.wire.exchange import ByteLedger, Exchange, Rejected, Replies, few, reasons_of
 from flower_graph.wire.fields import Resume, read_not_saved
 from flower_graph.wire.ledger import reply_bytes
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 NOBODY = "no SuperNode hosts clients of this run"
-SCALARS = (bool, int, float, str, type(None))
+
+
+def unsaved(asked: Iterable[int], said: Mapping[int, str]) -> dict[int, str]:
+    """Return the SuperNodes that have not saved a checkpoint, and why; ``said`` is "" if done."""
+    reasons = {node: said.get(node, "it did not answer") for node in asked}
+    return {node: why for node, why in reasons.items() if why}
 
 
 class RunCheckpoints:
@@ -51,9 +49,8 @@ class RunCheckpoints:
 
     def __init__(self, folder: Path | None, every: int) -> None:
         at_least(0).check("checkpoint_every", every)
-        require(
-            not every or folder is not None, "checkpoint_every", every, "0 without checkpoint_dir"
-        )
+        has_folder = not every or folder is not None
+        require(has_folder, "checkpoint_every", every, "0 without checkpoint_dir")
         self.folder, self.every = folder, every
         self.resume = Resume(run=uuid.uuid4().hex)  # distinguishes the run's files from others
         self._is_late = False  # whether a checkpoint is overdue
@@ -69,15 +66,12 @@ class RunCheckpoints:
         return self._is_late or server_round % self.every == 0 or server_round == rounds
 
     def save(self, server_round: int, state: StateDict, missing: Mapping[int, str]) -> bool:
-        """Complete a round's checkpoint; return whether it is complete."""
         assert self.folder is not None
         for node, why in missing.items():
-            words = "round %d: no checkpoint: node %d: %s; the next round tries again"
-            LOG.warning(words, server_round, node, why)
+            LOG.warning("round %d: no checkpoint: node %d: %s", server_round, node, why)
+        saved = {"run": self.run, **state}
         self._is_late = bool(missing) or not checkpoint.save_server(
-            self.folder,
-            server_round,
-            {"run": self.run, **state, "settings": plain(state["settings"])},
+            self.folder, server_round, saved
         )
         return not self._is_late
 
@@ -90,18 +84,10 @@ class RunCheckpoints:
 
 def check_same(saved: Mapping[str, object], wanted: Mapping[str, object]) -> None:
     """Refuse a checkpoint that was made under other settings."""
-    held = plain(saved)
-    for name, value in plain(wanted).items():
+    for name, value in wanted.items():
         # A setting that the checkpoint lacks is newer than the checkpoint, and had no effect then
-        if held.get(name, value) != value:
-            raise ValueError(f"its {name} is {held[name]}, this run's is {value}")
-
-
-def plain(settings: Mapping[str, object]) -> dict[str, object]:
-    """Turn settings into values that a checkpoint can hold."""
-    return {
-        name: value if type(value) in SCALARS else repr(value) for name, value in settings.items()
-    }
+        if saved.get(name, value) != value:
+            raise ValueError(f"its {name} is {saved[name]}, this run's is {value}")
 
 
 class Session:
@@ -126,9 +112,8 @@ class Session:
         self.timeout, self.rounds = 600.0, 0
         self.early_stop_at = 0  # the round after which the run ends unless accuracy improves
         self.connected: list[int] = []  # SuperNodes at the beginning of the round
-        self.asked: dict[
-            int, Collection[int] | NDArray[np.int64]
-        ] = {}  # SuperNode to the clients this round asks
+        # SuperNode to the clients this round asks
+        self.asked: dict[int, Collection[int] | NDArray[np.int64]] = {}
         self.rejected: list[Rejected] = []  # SuperNodes left out in this round
         self._exchange: Exchange | None = None
 
@@ -157,7 +142,6 @@ class Session:
         self.checkpoints = RunCheckpoints(self.checkpoints.folder, self.checkpoints.every)
 
     def over(self, grid: Grid) -> None:
-        """Use the grid that Flower's own round loop passes."""
         if self._exchange is None or self._exchange.grid is not grid:
             self.open(grid, self.timeout, self.rounds)
 
@@ -182,7 +166,6 @@ class Session:
         return present
 
     def draw(self, size: int, server_round: int, least: int = 1) -> NDArray[np.int64]:
-        """Draw which of ``size`` clients take part in a round: ascending indices."""
         count = min(size, max(least, round(self.share * size)))
         if count == size:
             return np.arange(size)
@@ -239,13 +222,11 @@ class Session:
         return self.exchange.relay(messages, server_round=server_round, timeout=self.timeout)
 
     def must_have(self, server_round: int, replies: Replies[T]) -> None:
-        """Raise ``NoClientsError`` if no SuperNode answered."""
         if not replies.values:
-            asked = (
+            none = (
                 f"round {server_round}: none of {len(self.asked)} SuperNodes gave a usable answer"
             )
-            why = reasons_of(replies.rejected)
-            raise NoClientsError(f"{asked} within {self.timeout:g} s: {why}")
+            raise NoClientsError(f"{none}: {reasons_of(replies.rejected)}")
 
     def tell_all(self, server_round: int, content: RecordDict, message_type: str) -> None:
         """Send one message to all connected clients, and ignore their answers."""
@@ -258,7 +239,6 @@ class Session:
         )
 
     def clients_of(self, nodes: Iterable[int]) -> NDArray[np.int64]:
-        """Return the clients of some SuperNodes that this round asks."""
         local = [np.asarray(self.asked[node], np.int64) for node in nodes]
         return np.concatenate(local) if local else np.zeros(0, np.int64)
 
@@ -267,7 +247,7 @@ class Session:
         answered: Collection[int] | NDArray[np.int64],
         *,
         failed: Mapping[int, str] | None = None,
-        left_out: Mapping[int, str] | None = None,
+        left_out: Mapping[str, NDArray[np.int64]] | None = None,
         idle: str = NOT_DRAWN,
         no_use: str = "",
     ) -> Participation:
@@ -278,8 +258,8 @@ class Session:
             self.asked,
             answered,
             silent={entry.node_id: entry.reason for entry in reversed(self.rejected)},
-            failed=failed,
-            left_out=left_out,
+            failed=failed or {},
+            left_out=left_out or {},
             idle=idle,
             no_use=no_use,
         )
@@ -316,7 +296,7 @@ class Session:
             message_type=message_type,
             max_reply_bytes=reply_bytes(),
         )
-        missing = {node: why for node, why in {**saved, **replies.values}.items() if why}
+        missing = unsaved(said := {**saved, **replies.values}, said)
         return missing | {entry.node_id: entry.reason for entry in replies.rejected}
 
     def note_saved(self, server_round: int) -> None:
@@ -336,7 +316,6 @@ class Session:
         return [f"node {entry.node_id}: {entry.reason}" for entry in lacking]
 
     def present(self) -> dict[int, list[int]]:
-        """Return the clients of the SuperNodes that are connected now."""
         connected, clients = sorted(self.exchange.grid.get_node_ids()), self.members.clients
         return {node: clients[node] for node in connected if node in clients}
 

@@ -25,6 +25,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from flower_graph.errors import CheckpointError, told
+from flower_graph.storage.formats import load_tensors, read_tensors, write_tensors
 from flower_graph.storage.reading import (
     MOST_TENSORS,
     SEALED,
@@ -34,7 +35,6 @@ from flower_graph.storage.reading import (
     reading,
     reason,
 )
-from flower_graph.storage.tensors import load_tensors, read_tensors, write_tensors
 from flower_graph.storage.writing import move, remove_folder, replaced
 
 if TYPE_CHECKING:
@@ -93,11 +93,9 @@ def load_client(
 
 
 def _is_sealed(path: Path) -> bool:
-    try:
-        with open_regular(path, MOST_TENSORS) as file:
-            return file.read(len(SEALED)) == SEALED
-    except OSError:  # the error has the reason already
-        return False
+    with suppress(OSError), open_regular(path, MOST_TENSORS) as file:
+        return file.read(len(SEALED)) == SEALED
+    return False  # the error has the reason already
 
 
 def _refused(path: Path, why: str, more: str = "") -> CheckpointError:

@@ -24,6 +24,7 @@ from flower_graph.storage.writing import (
     change_mode,
     check_folder,
     is_taken,
+    is_there,
     make_folder,
     named,
     new_file,
@@ -175,10 +176,11 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / LOCK_FILE
-        self._file: IO[str] | None = None
-        # Whoever released it last has removed the file: one that is not in the folder any more
-        # locks nothing.
-        while self._file is None or not self._is_there():
+        self._file: IO[str] | None
+        self._file = self._taken(folder)
+        # The last run has removed the file: one that is not in the folder any more locks nothing.
+        while not is_there(self._path, self._file.fileno()):
+            self._file.close()
             self._file = self._taken(folder)
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
@@ -200,21 +202,10 @@ class FolderLock:
             file.seek(0)
             who = file.read().strip() or "a run that has just begun"
             file.close()
-            words = f"output folder {folder}: another run writes there ({who})"
-            raise OutputError(words) from None
+            raise OutputError(f"output folder {folder}: another run writes there ({who})") from None
         except OSError as error:  # some network file systems have no locks
             LOG.warning("%s cannot be locked (%s): see that no other run uses it", folder, error)
         return file
-
-    def _is_there(self) -> bool:
-        assert self._file is not None
-        try:
-            is_same = self._path.stat().st_ino == os.fstat(self._file.fileno()).st_ino
-        except FileNotFoundError:
-            is_same = False
-        if not is_same:
-            self._file.close()
-        return is_same
 
 
 # Where clients keep their state ------------------------------------------------------------------
@@ -241,8 +232,7 @@ def own_folder(folder: Path, place: Path | None = None) -> None:
         status = path.lstat()
         why = "belongs to another user" if status.st_uid != os.getuid() else ""
         if why or status.st_mode & stat.S_ISVTX:
-            words = f"{path} {why or 'is for all users'}; name another folder by state-dir or"
-            raise StateLostError(f"{words} {STATE_VARIABLE}")
+            raise StateLostError(f"state-dir, {STATE_VARIABLE}: {path} {why or 'is for all users'}")
         private_folder(path)
         if path == (place or folder.parent):
             return

@@ -1,8 +1,8 @@
 """Reading untrusted files: regular files of bounded size only; failures raise one named error.
 
 Every reader opens its file here, within ``reading``, which turns any error that the bytes cause
-into the reader's own. ``storage.archives`` and ``storage.tensors`` check archives and heads of
-tensors before memory is allocated for their claims.
+into the reader's own. ``storage.formats`` checks archives and heads of tensors before memory is
+allocated for their claims.
 """
 
 from __future__ import annotations
@@ -88,23 +88,14 @@ def open_regular(path: Path | str, most: int) -> Iterator[BinaryIO]:
     ``OSError`` if it is a pipe, a device or a folder, or larger.
     """
     # A pipe that nobody writes to is opened at once, and refused.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        _check_handle(handle, str(path), most)
-    except OSError:
-        os.close(handle)
-        raise
-    with os.fdopen(handle, "rb") as stream:
+    with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as stream:
+        status = os.fstat(stream.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        if status.st_size > most:
+            size = f"{status.st_size:,} bytes"
+            raise OSError(errno.EFBIG, f"it has {size}, at most {most:,} are read", str(path))
         yield stream
-
-
-def _check_handle(handle: int, path: str, most: int) -> None:
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", path)
-    if status.st_size > most:
-        words = f"it has {status.st_size:,} bytes, at most {most:,} are read"
-        raise OSError(errno.EFBIG, words, path)
 
 
 def read_bytes(path: Path | str, most: int) -> bytes:
@@ -225,12 +216,8 @@ def check_yaml(text: str) -> None:
             sizes[id(node)] = 1 + sum(map(size_of, inner))
         size = sizes[id(node)]
         if size is None or size > MOST_NODES:
-            what = (
-                "contains itself"
-                if size is None
-                else f"stands for more than {MOST_NODES:,} entries"
-            )
-            raise ValueError(f"an alias (*) {what}")
+            what = "itself" if size is None else f"more than {MOST_NODES:,} entries"
+            raise ValueError(f"an alias (*) contains {what}")
         return size
 
     if (root := yaml.compose(text, yaml.SafeLoader)) is not None:

@@ -52,10 +52,8 @@ class StateKey:
         if given is None:
             return None
         if place is None:
-            raise ConfigError(
-                f"node-config {STATE_KEY}: encrypts what lies under state-dir or data-folder, and "
-                "this node has neither: its state is in memory, where others could map it"
-            )
+            why = "this node has neither state-dir nor data-folder: its state is in memory"
+            raise ConfigError(f"node-config {STATE_KEY}: {why}")
         return cls(_read_secret(given), place)
 
     def seal(self, data: bytes, path: Path) -> bytes:
@@ -68,8 +66,7 @@ class StateKey:
     def open(self, data: bytes, path: Path) -> bytes:
         """Decrypt the file at a path; ``CheckpointError`` says why that fails."""
         if not data.startswith(SEALED):
-            why = "is not encrypted, though state-key is set; remove it, or begin without state-key"
-            raise CheckpointError(f"{path}: {why}")
+            raise CheckpointError(f"{path}: is not encrypted, though state-key is set")
         head, body = data[:HEAD], data[HEAD:]
         _, salt, check, length, nonce = _HEAD.unpack(head.ljust(HEAD, b"\0"))
         if len(head) < HEAD or len(body) != length:
@@ -80,8 +77,7 @@ class StateKey:
         try:
             plain = ChaCha20Poly1305(key).decrypt(nonce, body, head + self._name(path))
         except InvalidTag as error:
-            why = "was changed, or is another file that was put in its place"
-            raise CheckpointError(f"{path}: {why}") from error
+            raise CheckpointError(f"{path}: was changed, or is another file") from error
         _SALTS[self._secret] = salt
         return plain
 
@@ -102,10 +98,8 @@ def _read_secret(given: object) -> bytes:
     if mode & 0o077:
         raise ConfigError(f"{where}: {given} has mode {mode:o}, others may use it; `chmod 600` it")
     if len(secret) < FEWEST:
-        raise ConfigError(
-            f"{where}: {given} has {len(secret)} characters; it must have {KEY_DIGITS} hexadecimal "
-            f"digits, a key, or a passphrase of {FEWEST} characters or more"
-        )
+        allowed = f"{KEY_DIGITS} hexadecimal digits, or a passphrase of {FEWEST} characters or more"
+        raise ConfigError(f"{where}: {given} has {len(secret)} characters; must have {allowed}")
     return secret
 
 

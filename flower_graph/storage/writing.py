@@ -247,6 +247,14 @@ def written(path: Path) -> Iterator[BinaryIO]:
         yield stream
 
 
+def is_there(path: Path, handle: int) -> bool:
+    """Whether an open file or folder still has this path."""
+    try:
+        return path.stat().st_ino == os.fstat(handle).st_ino
+    except FileNotFoundError:
+        return False
+
+
 def path_of(handle: int, name: str = "") -> str:
     """Return a path of an open descriptor, or of a file in an open folder."""
     return f"/proc/self/fd/{handle}/{name}" if name else f"/proc/self/fd/{handle}"

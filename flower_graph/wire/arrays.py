@@ -62,9 +62,7 @@ def _header(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
 def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[np.generic]:
     """Read Flower's ``Array`` as an ndarray, by default without a copy."""
     if array.stype != SType.NUMPY:
-        described = brief(array.stype)
-        words = f"array {name!r} is serialised as {described}, not {SType.NUMPY!r}"
-        raise MalformedReplyError(words)
+        raise MalformedReplyError(f"array {name!r} is serialised as {brief(array.stype)}")
     try:
         shape, fortran, dtype, offset = _read_header(_head(array.data))
     except Exception as error:  # hostile bytes make the parser raise almost anything
@@ -72,14 +70,11 @@ def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[np.g
     if dtype.hasobject:
         raise MalformedReplyError(f"array {name!r} has dtype {dtype}, which needs pickle; refused")
     if shape != tuple(array.shape) or str(dtype) != array.dtype:
-        described = f"{array.dtype[:20]}{brief(list(array.shape))}"
-        held = f"{dtype}{list(shape)}"
-        raise MalformedReplyError(f"array {name!r} says it is {described} but holds {held}")
+        claimed, held = f"{array.dtype[:20]}{brief(list(array.shape))}", f"{dtype}{list(shape)}"
+        raise MalformedReplyError(f"array {name!r} says it is {claimed} but holds {held}")
     expected = int(np.prod(shape, dtype=object)) * dtype.itemsize  # no overflow in Python's int
-    if len(array.data) - offset != expected:
-        result = len(array.data) - offset
-        words = f"array {name!r} holds {result} bytes, its shape needs {expected}"
-        raise MalformedReplyError(words)
+    if (size := len(array.data) - offset) != expected:
+        raise MalformedReplyError(f"array {name!r} holds {size} bytes, its shape needs {expected}")
     order: Literal["F", "C"] = "F" if fortran else "C"
     try:
         view: NDArray[np.generic] = np.ndarray(shape, dtype, array.data, offset, order=order)
@@ -141,8 +136,7 @@ def read_array(
     if not finite:
         raise MalformedReplyError(f"{record}/{key} has NaN or infinite values in float32")
     if limit is not None and value.size and (largest := largest_size(value)) > limit:
-        words = f"{record}/{key} has a number of size {largest:g}"
-        raise MalformedReplyError(f"{words}, at most {limit:g} is possible")
+        raise MalformedReplyError(f"{record}/{key} has {largest:g}, at most {limit:g} is possible")
     return value
 
 

@@ -18,36 +18,54 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.app import Message as FlowerMessage
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.errors import MalformedReplyError
-from flower_graph.wire.arrays import Measurements, decode_array, own_records
+from flower_graph.errors import MalformedReplyError, brief
+from flower_graph.wire.arrays import (
+    Answer,
+    IntArray,
+    Measurements,
+    Parameters,
+    decode_array,
+    encode_array,
+    metric_records,
+    own_records,
+    record_of,
+    reply_slots,
+)
 from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing
 from flower_graph.wire.counts import Counted, Counting
-from flower_graph.wire.fields import Clients, Handled, Real, Reasons, Whole
+from flower_graph.wire.fields import Clients, Flag, Handled, Real, Reasons, Whole
 from flower_graph.wire.keys import (
+    ARRAY_NAMES,
     ARRAYS,
     CLIENTS,
+    CONFIG,
     EXTRAS,
     LEFT_OUT,
     MAX_WEIGHT,
+    METRICS,
     NUM_EXAMPLES,
     OWN_ARRAYS,
     ROW_EACH,
+    ROWS,
     SERVER_ROUND,
 )
 from flower_graph.wire.ledger import ByteLedger
-from flower_graph.wire.rows import bytes_of_each
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
+MOST_EXAMPLES = Whole(
+    NUM_EXAMPLES, "most that `train` counts for", least=1, most=MAX_WEIGHT, optional=True
+)
 PerClient = Tensor | float  # a number of each client as it is written, their mean as it is read
 MAX_CLIENTS = 1 << 20  # that one SuperNode may speak for
 LOSS = "cross-entropy"
+LeftOut = Annotated[dict[int, str], Reasons(LEFT_OUT, "`number:reason` of each that is left out")]
 
 
 def sums(name: str, values: Tensor, weight: int) -> dict[str, float]:
@@ -110,21 +128,10 @@ class Enrolment(Message, up="query"):
     """A SuperNode's answer to ``query``: the ascending numbers of its clients, if it sends them."""
 
     clients: Annotated[
-        list[int],
-        Clients(CLIENTS, "numbers of the clients here, if it says them", shape="c", optional=True),
+        list[int], Clients(CLIENTS, "the clients here", shape="c", optional=True)
     ] = field(default_factory=list)
     handled: Handled = None
-    most_examples: Annotated[
-        int | None,
-        Whole(
-            NUM_EXAMPLES,
-            "what an answer to `train` counts for at most; one to `evaluate` then counts for at "
-            "most the number of `clients`. Optional: without it, any number is taken",
-            least=1,
-            most=MAX_WEIGHT,
-            optional=True,
-        ),
-    ] = None
+    most_examples: Annotated[int | None, MOST_EXAMPLES] = None
 
     def __post_init__(self) -> None:
         self.clients = sorted(np.asarray(self.clients, np.int64).tolist())
@@ -152,9 +159,7 @@ class Trained(Message, up="train"):
 
     weight: int = 1  # what the answer counts for
     clients: Annotated[int, Whole(CLIENTS, "how many it speaks for; without it, one", least=1)]
-    left_out: Annotated[
-        dict[int, str], Reasons(LEFT_OUT, "`number:reason` for each that is not in the mean")
-    ] = field(default_factory=dict)
+    left_out: LeftOut = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -162,10 +167,7 @@ class Measured(Message, up="evaluate"):
     """The clients' measurements; at the server, means over clients, from Flower's mean."""
 
     weight: int = 1  # the clients
-    cross_entropy: Annotated[
-        PerClient,
-        ClientMean(LOSS, "this and the next: sums over clients divided by `num-examples`"),
-    ]
+    cross_entropy: Annotated[PerClient, ClientMean(LOSS, "the sum divided by `num-examples`")]
     train: Annotated[PerClient, ClientMean("train", "accuracy over training nodes")]
     val: Annotated[PerClient, ClientMean("val", "over validation nodes")]
     test: Annotated[PerClient, ClientMean("test", "over test nodes")]
@@ -257,6 +259,150 @@ def read_reply(message: FlowerMessage, clients: Sequence[int]) -> ClientReply:
 
 def _decoded(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
     return {name: decode_array(name, array, copy=True) for name, array in record.items()}
+
+
+# Answers in rows ---------------------------------------------------------------------------------
+
+# The server asks for rows if it needs more than the weighted sum: for a median, or for personal
+# models. The first axis of all arrays is then the clients. A single client's arrays have no such
+# axis: its answer is that of any Flower client.
+
+
+@dataclass
+class Asked(Message, down="train evaluate"):
+    """The clients that a request is for, and whether they answer one by one."""
+
+    clients: Annotated[
+        IntArray | None, Clients(CLIENTS, "for these alone", shape="c", optional=True)
+    ] = None
+    has_rows: Annotated[bool, Flag(OWN_ARRAYS, "arrays have a row for each", optional=True)] = False
+    wants_rows: Annotated[bool, Flag(ROW_EACH, "a row of each is wanted", optional=True)] = False
+
+    def chosen(self, hosted: Sequence[int]) -> list[int]:
+        """Return the clients that it is for, ascending; ``ValueError`` if one is not here."""
+        if self.clients is None:
+            return sorted(hosted)
+        if strangers := sorted(set(self.clients.tolist()) - set(hosted)):
+            raise ValueError(f"{CLIENTS}: {strangers!s:.60} are not here")
+        return sorted(self.clients.tolist())
+
+    def arrays_for(self, parameters: Parameters, hosted: Sequence[int]) -> dict[int, Parameters]:
+        """Return the arrays that each of the clients begins with."""
+        clients = self.chosen(hosted)
+        if not self.has_rows:
+            return dict.fromkeys(clients, parameters)
+        rows = [[np.asarray(row) for row in part] for part in zip(*parameters, strict=True)]
+        return dict(zip(clients, rows, strict=True))
+
+
+@dataclass
+class RowsBeside(Message, up="train"):
+    """The entries of an answer in rows besides arrays and metrics."""
+
+    rows: Annotated[
+        IntArray,
+        Clients(ROWS, "whose rows all arrays have, and lists all metrics, ascending", shape="c"),
+    ]
+    left_out: LeftOut = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The result of ``fit_each`` for several clients, each with an answer of its own.
+
+    Attributes
+    ----------
+    answers : dict of int to tuple
+        A client's result of ``fit``, by its number: arrays, their weight, and further numbers,
+        under the same names for all.
+    left_out : dict of int to str
+        Clients without an answer, and why.
+    """
+
+    answers: Mapping[int, Answer]
+    left_out: Mapping[int, str] = field(default_factory=dict)
+
+    def to_record(self, incoming: list[tuple[str, str]]) -> RecordDict:
+        """Write the rows; ``incoming`` are the request's arrays, as (record, key)."""
+        numbers = sorted(self.answers)
+        parts = [self.answers[client] for client in numbers]
+        entries: list[dict[str, Any]] = [dict(part[2]) for part in parts]
+        names = [one.pop(ARRAY_NAMES, None) for one in entries]
+        slots = reply_slots(names[0], incoming, len(parts[0][0]))
+        records: dict[str, Any] = {ARRAYS: ArrayRecord()}
+        for index, (record, key) in enumerate(slots):
+            rows = np.stack([part[0][index] for part in parts])
+            records.setdefault(record, ArrayRecord())[key] = encode_array(key, rows)
+        metrics: dict[str, list[Any]] = {key: [] for key in entries[0]}
+        for key, joined in metrics.items():
+            for value in (entry[key] for entry in entries):
+                joined += value if isinstance(value, list | tuple) else [value]
+        measured = metric_records({NUM_EXAMPLES: [part[1] for part in parts]}, metrics)
+        if [*measured] != [METRICS]:
+            raise TypeError("beside its arrays a client's answer in rows has numbers alone")
+        records |= measured
+        beside = RowsBeside(np.array(numbers, np.int64), dict(self.left_out)).to_config()
+        return RecordDict(records | {CONFIG: ConfigRecord(beside)})
+
+
+def split_rows(reply: FlowerMessage, asked: Sequence[int]) -> dict[int, FlowerMessage]:
+    """Return each client's answer as the message that it would have sent alone."""
+    beside = RowsBeside.read(reply.content)
+    numbers: list[int] = beside.rows.tolist()
+    if strangers := sorted(set(numbers) - set(asked)):
+        raise MalformedReplyError(f"{ROWS}: clients {brief(strangers, 60)} were not asked")
+    count = len(numbers)
+    contents = [RecordDict({METRICS: MetricRecord()}) for _ in numbers]
+    for name, record in reply.content.items():
+        if isinstance(record, ArrayRecord):
+            for content in contents:
+                content[name] = ArrayRecord()
+            for key, array in record.items():
+                for content, row in zip(
+                    contents, _rows(f"{name}/{key}", array, count), strict=True
+                ):
+                    content.array_records[name][key] = encode_array(key, np.asarray(row))
+    metrics = record_of(reply.content, METRICS, MetricRecord) or MetricRecord()
+    for key, value in metrics.items():
+        values = value if isinstance(value, list) else [value]
+        size, rest = divmod(len(values), count)
+        if rest or not size:
+            raise MalformedReplyError(f"{key}: {len(values)} numbers for {count} clients")
+        for index, content in enumerate(contents):
+            own = values[index * size : (index + 1) * size]
+            content.metric_records[METRICS][key] = own[0] if size == 1 else own
+    return {n: _with(reply, content) for n, content in zip(numbers, contents, strict=True)}
+
+
+def _rows(name: str, array: Array, count: int) -> NDArray[np.generic]:
+    values = decode_array(name, array)
+    if values.shape[:1] != (count,):
+        raise MalformedReplyError(f"{name} has shape {values.shape}, expected {count} rows")
+    return values
+
+
+def _with(message: FlowerMessage, content: RecordDict) -> FlowerMessage:
+    result = copy.copy(message)
+    result.content = content
+    return result
+
+
+def stacked(models: Sequence[ArrayRecord]) -> ArrayRecord:
+    """Concatenate models, a row each."""
+    rows = {name: [decode_array(name, one[name]) for one in models] for name in models[0]}
+    return ArrayRecord({name: encode_array(name, np.stack(each)) for name, each in rows.items()})
+
+
+def bytes_of_each(record: ArrayRecord, count: int) -> int:
+    """Count one client's bytes in a record with a row for each of ``count``."""
+    if count == 1:
+        return record.count_bytes()
+    total = 0
+    for name, array in record.items():
+        # NumPy's header, by the length that it states; the record may not have been checked yet
+        head = min(10 + int.from_bytes(array.data[8:10], "little"), len(array.data))
+        total += len(name) + head + (len(array.data) - head) // count
+    return total
 
 
 # Flower's messages ------------------------------------------------------------------------------

@@ -22,15 +22,8 @@ from flower_graph.wire.keys import COUNTED, COUNTING, ERRORS, HISTOGRAMS, RANKS,
 
 GROUP = "metrics"  # of the page
 K = TypeVar("K", bound=Counts | Errors)
-Counting = Annotated[
-    str,
-    Word(
-        COUNTING,
-        "what of their predictions clients are to count: `confusion`, `histograms` too, or, of "
-        "links, `ranks` too; of numbers `errors` alone; left out for the accuracy alone",
-        group=GROUP,
-    ),
-]
+COUNTINGS = "`confusion`, with `histograms`, with `ranks` too; or `errors`, of numbers"
+Counting = Annotated[str, Word(COUNTING, COUNTINGS, group=GROUP)]
 
 
 @dataclass(frozen=True)
@@ -56,17 +49,12 @@ class CountsField(Exact):
             raise MalformedReplyError(str(error)) from error
 
 
+COUNTS = (
+    "nodes by role, label and prediction; then by role, class, whether it is their label, and bin "
+    "of its probability. `errors`, as float64: by role nodes, absolute and squared errors"
+)
 Counted = Annotated[
-    Counts | Errors | None,
-    CountsField(
-        COUNTED,
-        "as asked by `counting`: nodes by role, label and prediction; then by role, class, whether "
-        "it is their label, and bin of its probability. Of numbers, as float64: by role the nodes, "
-        "and the sums of absolute and of squared errors",
-        shape="m",
-        optional=True,
-        group=GROUP,
-    ),
+    Counts | Errors | None, CountsField(COUNTED, COUNTS, shape="m", optional=True, group=GROUP)
 ]
 
 

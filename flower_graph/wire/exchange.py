@@ -20,6 +20,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Generic, TypeVar
@@ -48,6 +49,7 @@ MAX_LATE = 10_000  # unanswered messages remembered; the oldest are forgotten fi
 MAX_NAMED = 50  # entries of one node in a round's log and report
 FIRST_WAIT, SOON_WAIT, LAST_WAIT = 0.001, 0.05, 0.5  # seconds between two pulls
 LOOK_WAIT = 2.0  # seconds between two looks at which nodes are still connected
+NO_ANSWER = "a second reply to one message, or to none of this exchange"
 LOST = "its answer is gone from the SuperLink before it was fetched"
 OWN = "give each SuperNode a partition-id or a data-folder of its own"
 GONE = "the SuperNode is no longer connected"
@@ -82,15 +84,6 @@ class Replies(Generic[T]):
         return Replies(values, rejected, self.strays)
 
 
-@dataclass(frozen=True)
-class Unanswered:
-    """A message of an earlier exchange that has no reply yet."""
-
-    node_id: int
-    server_round: int
-    forget_at: float  # on the clock of time.monotonic()
-
-
 @dataclass
 class Gathering(Generic[T]):
     """An exchange in progress: which nodes have still to answer, and the answers so far."""
@@ -99,21 +92,20 @@ class Gathering(Generic[T]):
     read: Callable[[int, RecordDict], T]
     max_reply_bytes: int | None
     open: dict[str, int] = field(default_factory=dict)  # message id -> node id
-    answered: dict[str, int] = field(default_factory=dict)
     replies: Replies[T] = field(default_factory=Replies)
 
     def reject(self, node_id: int, reason: str, kind: Kind = Kind.OTHER) -> None:
         self.replies.rejected.append(Rejected(node_id, one_line(reason), kind))
 
-    def take(self, reply: Message, size: int, unanswered: dict[str, Unanswered]) -> None:
+    def take(self, reply: Message, size: int) -> None:
         """Sort an incoming message: as a value, as a rejected node, or as a message to ignore."""
         answers, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
         if answers not in self.open or not _is_of(self.open[answers], reply):
-            reason = self._stray(reply, unanswered)
-            self.replies.strays.append(Rejected(sender, one_line(reason)))
+            of = self.open.get(answers)
+            why = NO_ANSWER if of is None else f"reply in the name of node {of}"
+            self.replies.strays.append(Rejected(sender, why))
             return
         node_id = self.open.pop(answers)
-        self.answered[answers] = node_id
         if (problem := self._problem(reply, size)) is not None:
             self.reject(node_id, problem, kind_of(reply))
             return
@@ -128,20 +120,9 @@ class Gathering(Generic[T]):
         if (problem := no_content(reply)) is not None:
             return problem
         if reply.metadata.group_id != str(self.server_round):
-            return f"round {_group(reply)}, expected {self.server_round}"
+            came = reply.metadata.group_id[:MAX_REASON] or "?"
+            return f"round {came}, expected {self.server_round}"
         return None
-
-    def _stray(self, reply: Message, unanswered: dict[str, Unanswered]) -> str:
-        answers = reply.metadata.reply_to_message_id
-        if answers in self.open:
-            return f"reply in the name of node {self.open[answers]}"
-        if answers in self.answered:
-            return "duplicate: a second reply to one message"
-        if (late := unanswered.pop(answers, None)) is not None:
-            return f"late: round {late.server_round}, expected {self.server_round}"
-        if reply.metadata.group_id != str(self.server_round):
-            return f"late: round {_group(reply)}, expected {self.server_round}"
-        return "answers no message of this exchange"
 
 
 class Exchange:
@@ -157,7 +138,15 @@ class Exchange:
         self.grid = grid
         self.ledger = ByteLedger()
         self.failures = Failures(grid)
-        self._unanswered: dict[str, Unanswered] = {}
+        # Of earlier exchanges: message id to round, and when it is forgotten (time.monotonic())
+        self._unanswered: dict[str, tuple[int, float]] = {}
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Leave the bytes of what is sent in the block out of the ledger."""
+        before = self.ledger.state_dict()
+        yield
+        self.ledger.load_state_dict(before)
 
     def nodes(self, min_nodes: int, timeout: float) -> list[int]:
         """Wait until enough nodes are connected; return the sorted ids of all.
@@ -175,8 +164,8 @@ class Exchange:
                 words = f"{len(nodes)} of at least {min_nodes} nodes connected within {timeout:g} s"
                 raise NoClientsError(f"{words} (strategy.min_nodes, strategy.timeout)")
             if now >= word:
-                words = "waiting for %d SuperNodes, %d connected; %.0f s left"
-                LOG.warning(words, min_nodes, len(nodes), left)
+                came = min_nodes, len(nodes), left
+                LOG.warning("waiting for %d SuperNodes, %d connected; %.0f s left", *came)
                 word = now + NEXT_WORD
             time.sleep(min(wait, left))
             wait = _longer(wait)
@@ -243,7 +232,7 @@ class Exchange:
         for reply in self._pull(gathering.open, server_round, timeout):
             size = size_of(reply)
             self.ledger.count_wire("up", size)
-            gathering.take(reply, size, self._unanswered)
+            gathering.take(reply, size)
         for node_id in gathering.open.values():
             gathering.reject(node_id, f"no reply within {timeout:g} s")
         replies = gathering.replies.in_order(requests)
@@ -261,33 +250,31 @@ class Exchange:
         """
         waiting, replies = self._sent(list(messages)), []
         for reply in self._pull(waiting, server_round, timeout):
-            answers, why = reply.metadata.reply_to_message_id, ""
-            node, late = waiting.get(answers), self._unanswered.pop(answers, None)
-            if late is not None:
-                self.ledger.count_wire("up", size_of(reply))
-                why = f"late: round {late.server_round}, expected {server_round}"
-            elif node is not None and _is_of(node, reply):
+            answers = reply.metadata.reply_to_message_id
+            node = waiting.get(answers)
+            if node is not None and _is_of(node, reply):
                 del waiting[answers]
             elif node is not None and reply.has_error():
-                why = f"error in the name of node {node}"
-            if why:
-                ignored = Rejected(reply.metadata.src_node_id, why)
-                log_rejected(LOG, server_round, "ignored", [ignored])
-            else:
-                replies.append(reply)
+                self._ignore(reply, server_round, f"error in the name of node {node}")
+                continue
+            replies.append(reply)
         return replies
+
+    def _ignore(self, reply: Message, server_round: int, why: str) -> None:
+        ignored = Rejected(reply.metadata.src_node_id, why)
+        log_rejected(LOG, server_round, "ignored", [ignored])
 
     def _pull(
         self, waiting: Mapping[str, int], server_round: int, timeout: float
     ) -> Iterator[Message]:
-        """Yield replies until all nodes have answered, or time is up; remember nodes that have not.
+        """Yield replies until all nodes have answered, or time is up; drop late ones.
 
         A node whose answer cannot come any more gets an error instead, as Flower up to 1.42 gives
         it: later versions report neither lost answers nor lost SuperNodes.
         """
         # Forget messages that the grid has dropped, and the oldest beyond a limit.
         messages, now = self._unanswered.items(), time.monotonic()
-        self._unanswered = dict([one for one in messages if one[1].forget_at > now][-MAX_LATE:])
+        self._unanswered = dict([one for one in messages if one[1][1] > now][-MAX_LATE:])
         deadline, wait, asked = _deadline(timeout), FIRST_WAIT, {*waiting.values()}
         look = deadline - timeout + LOOK_WAIT
         while waiting:
@@ -297,6 +284,11 @@ class Exchange:
                 look = time.monotonic() + LOOK_WAIT
             replies, lost = pull(self.grid, [*waiting, *self._unanswered])
             for reply in replies:
+                late = self._unanswered.pop(reply.metadata.reply_to_message_id, None)
+                if late is not None:
+                    self.ledger.count_wire("up", size_of(reply))
+                    self._ignore(reply, server_round, f"late: round {late[0]}")
+                    continue
                 self.failures.note(reply, waiting)
                 yield reply
             for message_id, node in [*waiting.items()]:
@@ -310,8 +302,8 @@ class Exchange:
             time.sleep(min(wait, left))
             wait = _longer(wait)
         forget_at = time.monotonic() + TTL_MARGIN
-        for message_id, node in waiting.items():  # so that a late reply is recognised
-            self._unanswered[message_id] = Unanswered(node, server_round, forget_at)
+        # So that a late reply is recognised
+        self._unanswered |= dict.fromkeys(waiting, (server_round, forget_at))
         self.failures.check(asked)
 
     def _sent(self, messages: list[Message]) -> dict[str, int]:
@@ -329,7 +321,6 @@ class Exchange:
 
 
 def _is_of(node_id: int, reply: Message) -> bool:
-    """Whether a reply is a node's own, or the grid's error for it."""
     sender = reply.metadata.src_node_id
     return sender == node_id or (reply.has_error() and sender == SUPERLINK_NODE_ID)
 
@@ -339,10 +330,6 @@ def _lost(message_id: str, node_id: int, why: str) -> Message:
     request = Message(RecordDict(), node_id, "train")
     stamp(request, message_id=message_id)
     return Message(Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, why), reply_to=request)
-
-
-def _group(reply: Message) -> str:
-    return reply.metadata.group_id[:MAX_REASON] or "?"
 
 
 def unreadable(error: Exception) -> str:

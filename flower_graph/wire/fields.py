@@ -179,8 +179,8 @@ class Block(Shaped[NDArray[Any]]):
         numbers = self.unpack(value)
         result = reading.fit(self.shape, numbers.size)
         if result is None:
-            words = reading.words(self.shape)
-            raise MalformedReplyError(f"{self.key}: {numbers.size} numbers, expected {words}")
+            words = f"{numbers.size} numbers, expected {reading.words(self.shape)}"
+            raise MalformedReplyError(f"{self.key}: {words}")
         return numbers.reshape(result)
 
     def unpack(self, value: object) -> NDArray[Any]:
@@ -266,8 +266,8 @@ class Ragged(Shaped[Sequence[IntArray]]):
         )
         numbers = unpack_integers(value, self.key)
         if numbers.size != sum(sizes) or min(sizes, default=0) < 0:
-            parts = brief(sizes)
-            raise MalformedReplyError(f"{self.key}: {numbers.size} numbers for parts of {parts}")
+            words = f"{numbers.size} numbers for parts of {brief(sizes)}"
+            raise MalformedReplyError(f"{self.key}: {words}")
         return split_rows(numbers, sizes)
 
 
@@ -287,9 +287,7 @@ class Sizes(Exact):
         rows = reading.sizes["n"]
         is_split = (sizes >= 0).all() and (sizes <= rows).all() and sizes.sum() == rows
         if sizes.size != clients or not is_split:
-            found = brief(sizes[:60].tolist())
-            words = f"expected sizes of {clients} clients, {rows} in all"
-            raise MalformedReplyError(f"{self.key}: {found}; {words}")
+            raise self.refuse(f"sizes of {clients} clients, {rows} in all", sizes[:60].tolist())
         return sizes
 
 
@@ -297,22 +295,11 @@ class Sizes(Exact):
 GROUP = "checkpoints"  # of the page
 # Fields of requests and replies. A client that does not say how many messages it has behind it
 # cannot be told from one that has lost its state
-Saves = Annotated[
-    bool, Flag(CHECKPOINT, "whether to save the state after this message", group=GROUP)
-]
+Saves = Annotated[bool, Flag(CHECKPOINT, "whether to save after this message", group=GROUP)]
 Token = Annotated[str, Word(RUN_TOKEN, "of the run that the checkpoint is of", group=GROUP)]
-HANDLED_FIELD = Whole(
-    HANDLED,
-    "messages of this run that the SuperNode's clients have behind them; 0 if they have no state. "
-    "Optional: with it a lost state is noticed",
-    least=0,
-    optional=True,
-    group=GROUP,
-)
+HANDLED_FIELD = Whole(HANDLED, "messages of the run so far", least=0, optional=True, group=GROUP)
 Handled = Annotated[int | None, HANDLED_FIELD]
-NOT_SAVED_FIELD = Said(
-    NOT_SAVED, "why the checkpoint could not be written; left out if it could", group=GROUP
-)
+NOT_SAVED_FIELD = Said(NOT_SAVED, "why the checkpoint was not written", group=GROUP)
 NotSaved = Annotated[str, NOT_SAVED_FIELD]
 
 
@@ -320,30 +307,12 @@ NotSaved = Annotated[str, NOT_SAVED_FIELD]
 class Resume(Message, down="query"):
     """The run and the checkpoint that a client goes on from."""
 
-    run: Annotated[
-        str,
-        Word(
-            RUN_TOKEN,
-            "tells one run from another: 32 hexadecimal digits; a client refuses files of another "
-            "run",
-        ),
-    ] = ""
+    run: Annotated[str, Word(RUN_TOKEN, "of the run: 32 hexadecimal digits")] = ""
     server_round: Annotated[
-        int,
-        Whole(
-            "resume-round",
-            "round whose checkpoint is to be loaded before the answer; 0 in a new run",
-            optional=True,
-        ),
+        int, Whole("resume-round", "whose checkpoint to load; 0 in a new run", optional=True)
     ] = 0
     # If a SuperNode is asked again later, under another id, it has gone on since
-    attempt: Annotated[
-        str,
-        Word(
-            "resume-attempt",
-            "tells one start of the server from the next: a client loads once an attempt and round",
-        ),
-    ] = ""
+    attempt: Annotated[str, Word("resume-attempt", "loads once an attempt and round")] = ""
 
 
 def read_handled(config: Entries) -> int | None:

@@ -8,6 +8,7 @@ checkpoint saves and restores them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TypedDict
 
@@ -39,11 +40,9 @@ def _value_bytes(value: object) -> int:
     """Count an entry without making objects: a reply may have forty thousand."""
     if isinstance(value, str | bytes):
         return len(value)
-    if not isinstance(value, list):
-        return 1 if isinstance(value, bool) else 8
-    if value and isinstance(value[0], str | bytes):  # Flower allows one type in a list
-        return sum(map(len, value))
-    return len(value) * (1 if value and isinstance(value[0], bool) else 8)
+    if isinstance(value, list):
+        return sum(map(_value_bytes, value))
+    return 1 if isinstance(value, bool) else 8
 
 
 class Traffic(TypedDict):
@@ -57,12 +56,11 @@ class ByteLedger:
     """Counts bytes up (client to server) and down, by kind of payload and on the wire."""
 
     def __init__(self) -> None:
-        self._payload: dict[str, dict[str, int]] = {direction: {} for direction in DIRECTIONS}
-        self._wire: dict[str, int] = dict.fromkeys(DIRECTIONS, 0)
+        self._payload = {direction: Counter[str]() for direction in DIRECTIONS}
+        self._wire = dict.fromkeys(DIRECTIONS, 0)
 
     def count(self, direction: str, kind: str, nbytes: int) -> None:
-        kinds = self._payload[direction]
-        kinds[kind] = kinds.get(kind, 0) + int(nbytes)
+        self._payload[direction][kind] += int(nbytes)
 
     def count_wire(self, direction: str, nbytes: int) -> None:
         self._wire[direction] += int(nbytes)
@@ -82,7 +80,7 @@ class ByteLedger:
         return {"payload": self.payload, "wire": self.wire}
 
     def load_state_dict(self, state: Traffic) -> None:
-        self._payload = {way: dict(state["payload"][way]) for way in DIRECTIONS}
+        self._payload = {way: Counter(state["payload"][way]) for way in DIRECTIONS}
         self._wire = {way: state["wire"][way] for way in DIRECTIONS}
 
 

@@ -15,7 +15,6 @@ from flower_graph.audit.attacks import (
     HoldsGraphs,
     RecordingGrid,
     array_of,
-    dense,
     of_kind,
 )
 from flower_graph.audit.scores import Finding, Floats, ranking
@@ -120,7 +119,7 @@ class ModelAudit(Audit[FedGLSConfig, Holders]):
 
     def attack(self, config: FedGLSConfig, grid: RecordingGrid, method: Holders) -> list[Finding]:
         truth = {
-            number: Truth(dense(one.x), one.y.numpy(), one.train_mask.numpy())
+            number: Truth(one.x.to_dense().numpy(), one.y.numpy(), one.train_mask.numpy())
             for number, one in enumerate(method.graphs(config))
         }
         sent = read(grid.exchanges, list(grid.get_node_ids()))

@@ -46,8 +46,7 @@ from torch import Tensor
 from flower_graph.client.cohort_client import CohortClient
 from flower_graph.engine.graph_batch import count_batch
 from flower_graph.outputs.files import Snapshot
-from flower_graph.server.averaging import ReportedFedAvg
-from flower_graph.server.averaging_replies import Combined
+from flower_graph.server.averaging import Combined, ReportedFedAvg
 from flower_graph.strategies.fedgls.cohort import StructureCohort, Trained
 from flower_graph.strategies.fedgls.messages import (
     SHARE_END,
@@ -59,9 +58,8 @@ from flower_graph.strategies.fedgls.messages import (
 from flower_graph.strategies.fedgls.modules import snapshot_of
 from flower_graph.strategies.fedgls.networks import OWN, StructureSettings, initial_models
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
-from flower_graph.wire.averaging import ClientReply, RoundRequest, mean_of
+from flower_graph.wire.averaging import Asked, ClientReply, RoundRequest, Rows, mean_of
 from flower_graph.wire.keys import ARRAYS
-from flower_graph.wire.rows import Asked, Rows
 
 NOT_FINITE = "weights are not finite"
 NOBODYS = torch.zeros(0)  # losses of no client

@@ -47,6 +47,7 @@ from flower_graph.strategies.fedscem.messages import (
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 from flower_graph.strategies.fedscem.vector import mean_metrics, measure
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
+from flower_graph.wire.averaging import Asked, Rows
 from flower_graph.wire.counts import CountReply
 from flower_graph.wire.keys import (
     ARRAY_NAMES,
@@ -57,7 +58,6 @@ from flower_graph.wire.keys import (
     ROLES,
     SERVER_ROUND,
 )
-from flower_graph.wire.rows import Asked, Rows
 
 
 class SelfTraining(MaskedEmbeddingAveraging):

@@ -30,13 +30,10 @@ from flower_graph.secure.align.slots import SlotTable
 from flower_graph.secure.client import PartyActions
 from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.parties.alignment import ProvedUnionRequest, VerifiedAlignmentClient
-from flower_graph.secure.parties.differences import digest_of
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.parties.messages import BindReply, Ready
-from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.messages import KeyReply, MaskRequest
+from flower_graph.secure.sum.messages import BindReply, KeyReply, MaskRequest
 from flower_graph.storage.files import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.fedscem.cohort import (
     EgoCohort,
@@ -86,8 +83,7 @@ FUSIONS, TABLE = b"fusions", b"table of tokens"  # in the journal
 PLAIN = "plain"  # the form of alignment in which the server learns identities
 Identities = Mapping[int, Sequence[object]]
 Aligner = AlignmentClient | PlaintextAlignmentClient
-Host = SumClient | PartyClient
-Kept = tuple[str, Host, Aligner]  # begins with the form of alignment
+Kept = tuple[str, SumClient, Aligner]  # begins with the form of alignment
 NAME = "ego-secrets"  # in Context.state
 # The objects with their tokens, by run and SuperNode
 _LIVE: dict[tuple[int, int], tuple[str, Kept]] = {}
@@ -186,21 +182,20 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         """Take the key-holders' answers, add the table of tokens to a masked sum (step 2)."""
         mask = MaskRequest.from_config(config)
         with self.secrets.opened() as (host, aligner):
+            came = host.receive(mask, None)
+            union: UnionRequest | ProvedUnionRequest
             if self.trust is None:
                 union = UnionRequest.from_config(config)
                 aligner.finish(union)
-                ready = set(aligner.finished)
-                present = [client for client in mask.clients.tolist() if client in ready]
-                table = aligner.sketch(union.cells, present)
-                reply = host.mask(mask, present, table, union_terms(union.epoch))
             else:
-                proved = ProvedUnionRequest.from_config(config)
-                host.receive(mask, Ready.from_config(config), None)
-                aligner.finish_verified(proved)
+                union = ProvedUnionRequest.from_config(config)
+                aligner.finish_verified(union)
                 # Two sums of tables in one alignment, one of them without us, differ by our table.
-                Journal(host.trust.journal).contribute(proved.epoch, TABLE, host.trust.run)
-                table = aligner.sketch(proved.cells, aligner.finished)
-                reply = host.mask(table, union_terms(proved.epoch), digest_of([table]))
+                Journal(self.trust.journal).contribute(union.epoch, TABLE, self.trust.run)
+            ready = set(aligner.finished)
+            present = [client for client in mask.clients.tolist() if client in ready]
+            table = aligner.sketch(union.cells, present)
+            reply = host.mask(came, present, table, union_terms(union.epoch), [table])
         return [reply.total], 1, reply.to_config() | {ARRAY_NAMES: [f"{SUMS}/{TOTAL}"]}
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
@@ -209,12 +204,9 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
 
     def unmask(self, parameters: Parameters, config: Config) -> Answer:
         """Reveal shares of the last sum, and prepare the next sum; both are optional (step 7)."""
-        if self.trust is not None:
-            return [], 1, self.as_party("sum_unmask", config)
-        with self.secrets.opened() as (host, _):
-            return [], 1, host.answer("sum_unmask", config)
+        return [], 1, self.exchange("sum_unmask", config)
 
-    def of_party(self, action: str, config: Config, trust: TrustSettings) -> Config:
+    def exchange(self, action: str, config: Config) -> Config:
         with self.secrets.opened() as (host, aligner):
             entries: Config = host.answer(action, config)
             if action == "sum_epoch":
@@ -241,9 +233,12 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
             if ALIGN_STAGE in request.slots:
                 aligner.answer(request.slots)
             order = aligner.order if isinstance(aligner, AlignmentClient) else None
-            run, now = pad_run(host), round_terms(number, request.ring, order)
+            run, now = host.sum_run, round_terms(number, request.ring, order)
+            came = None
             if self.trust is not None:
-                check_request(request, host, aligner)
+                check_request(request, aligner)
+            if request.mask is not None:
+                came = host.receive(request.mask, request.ring)
             with self._state.opened(self._makers) as cohort:
                 chosen = cohort.part(request.clients.tolist())
                 if request.model is not None:
@@ -283,14 +278,11 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
             total, present, left_out = add_up(chosen, h, measured, writing, logits)
             if not present:
                 raise OutOfRangeError("; ".join(f"client {c}: {w}" for c, w in left_out.items()))
-            if request.mask is None:
+            if came is None:
                 entries = PlainEnrolment(np.array(present, np.int64), left_out).to_config()
             else:
-                if self.trust is not None:  # the digest names the embeddings of the sum
-                    state = digest_of([np.array(request.is_last), h.detach().cpu().numpy()])
-                    reply = host.mask(total, now, state)
-                else:
-                    reply = host.mask(request.mask, present, total, now)
+                state = [np.array(request.is_last), h.detach().cpu().numpy()]
+                reply = host.mask(came, present, total, now, state)
                 reply.left_out.update(left_out)
                 entries, total = reply.to_config(), reply.total
         seconds = trained - started, time.perf_counter() - trained
@@ -359,11 +351,9 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         return request.variant == "iter" and self.settings.batch_size is not None
 
 
-def check_request(
-    request: EgoRequest, party: PartyClient, aligner: VerifiedAlignmentClient
-) -> None:
+def check_request(request: EgoRequest, aligner: VerifiedAlignmentClient) -> None:
     """Refuse requests that contradict what the clients have agreed on."""
-    if request.mask is None or request.ready is None or request.ring is None:
+    if request.mask is None or request.ring is None:
         raise RefusedError("a vector is asked for without masks: nothing is sent")
     if request.model is not None:
         raise RefusedError("weights are asked for, whose sums the server would read")
@@ -372,7 +362,6 @@ def check_request(
             f"clients {request.clients.tolist()!s:.60} are asked, {aligner.finished!s:.60} are "
             "aligned here: two sums over different clients could differ by a single client's vector"
         )
-    party.receive(request.mask, request.ready, request.ring)
 
 
 def model_of(parts: ModelArrays) -> ModelWeights:
@@ -395,7 +384,7 @@ class EgoSecrets:
         self, context: Context, identities: Identities, trust: TrustSettings | None = None
     ) -> None:
         self._context, self._identities, self._trust = context, identities, trust
-        self._least = least_clients(context.node_config)
+        self._least = 1 if trust else least_clients(context.node_config)
         self._key = (context.run_id, context.node_id)
         self._in_process = context.node_config.get(STATE_DIR, "") == IN_PROCESS
 
@@ -412,14 +401,14 @@ class EgoSecrets:
         if kept is None or (kept[0], kept[1].run_id) != (form, run_id):
             kept = self._new(run_id, form)  # the secrets of another run are of no more use
         host = kept[1]
-        reply = host.bind() if isinstance(host, PartyClient) else host.keys()
+        reply = host.keys() if self._trust is None else host.bind()
         self.keep(*kept)
         return reply
 
     def refuse_going_back(self) -> None:
         """Refuse a checkpoint from before a sum of this run: a round's sums could be compared."""
         with suppress(StateLostError):
-            if isinstance(host := self.load()[1], PartyClient) and host.has_sent:
+            if self.load()[1].has_sent:
                 raise RefusedError(
                     "this SuperNode has sent vectors in this run: it loads no checkpoint from "
                     "before, as two sums of a round can be compared"
@@ -432,9 +421,9 @@ class EgoSecrets:
             raise StateLostError(f"client {self._key[1]}: its keys of this run are not here")
         token, live = _LIVE.get(self._key, ("", None))
         if live is not None and token == record["token"]:
-            host = live[1]
-            if isinstance(host, PartyClient) and (
-                self._trust is None or host.trust.registry.digest != self._trust.registry.digest
+            before, now = live[1].trust, self._trust
+            if before is not None and (
+                now is None or before.registry.digest != now.registry.digest
             ):
                 raise StateLostError("the registry is another one: bind again")
             return live
@@ -442,7 +431,7 @@ class EgoSecrets:
             raise StateLostError(f"client {self._key[1]}: its keys were in another process")
         return self._read(record)
 
-    def keep(self, form: str, host: Host, aligner: Aligner) -> None:
+    def keep(self, form: str, host: SumClient, aligner: Aligner) -> None:
         record = ConfigRecord({"token": secrets.token_hex(8)})
         if not self._in_process:
             record["form"] = form
@@ -450,7 +439,7 @@ class EgoSecrets:
         self._context.state[NAME] = record
         _LIVE[self._key] = (str(record["token"]), (form, host, aligner))
 
-    # Any: ``Host`` and ``Aligner`` in the form that the run has, which the caller knows
+    # Any: the host, and an ``Aligner`` in the form that the run has, which the caller knows
     @contextmanager
     def opened(self) -> Iterator[tuple[Any, Any]]:
         """Work with both objects; keep them if the block ends without an error."""
@@ -468,15 +457,11 @@ class EgoSecrets:
         if (self._trust is not None) != (form == VERIFIED):
             raise StateLostError("the kept keys were made for another setting of strategy.trust")
         clients, trust = self._identities, self._trust
-        host: Host
-        if trust is None:
-            host = SumClient.from_bytes(keys, self._least)
-        else:
-            host = PartyClient.from_bytes(keys, trust)
+        host = SumClient.from_bytes(keys, trust, least=self._least)
         if set(host.clients) != set(clients):
             raise StateLostError("the keys that were kept belong to other clients")
-        if isinstance(host, PartyClient):
-            aligner = VerifiedAlignmentClient.from_bytes(local, host.run_id, clients, host.trust)
+        if trust is not None:
+            aligner = VerifiedAlignmentClient.from_bytes(local, host.run_id, clients, trust)
             begin_alignment(host, aligner)
             return form, host, aligner
         if form == "psi":
@@ -487,7 +472,7 @@ class EgoSecrets:
         numbers, identities = list(self._identities), self._identities
         if self._trust is not None:
             verified = VerifiedAlignmentClient(run_id, identities, self._trust)
-            return form, PartyClient(run_id, numbers, self._trust, verified.points), verified
+            return form, SumClient(run_id, numbers, self._trust, verified.points), verified
         choice(*ALIGNMENTS, NO_SLOTS).check("alignment", form)
         aligner: Aligner
         if form == "psi":
@@ -497,16 +482,7 @@ class EgoSecrets:
         return form, SumClient(run_id, numbers, least=self._least), aligner
 
 
-def begin_alignment(party: PartyClient, aligner: VerifiedAlignmentClient) -> None:
+def begin_alignment(host: SumClient, aligner: VerifiedAlignmentClient) -> None:
     """Give the alignment what the parties of an epoch have agreed on."""
-    if (epoch := party.epoch) is not None:
+    if (epoch := host.epoch) is not None:
         aligner.begin(epoch.digest, epoch.parties.tolist(), epoch.points)
-
-
-def pad_run(host: Host) -> bytes:
-    """Return the id from which pads are made: sums are numbered anew in each epoch."""
-    if not isinstance(host, PartyClient):
-        return host.run_id
-    if host.epoch is None:
-        raise RefusedError("no epoch has begun")
-    return host.epoch.id

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.channel import framed
-from flower_graph.secure.parties.messages import Ready
 from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest, SumTerms
@@ -244,8 +243,6 @@ class EgoRequest(Message, down="train"):
         Ring | None, Part("Ring", make=RING.make, fields=RING.fields, when=RING.when)
     ] = None
     mask: Annotated[MaskRequest | None, Part("Mask", make=MaskRequest, when=keys.RING_WORD)] = None
-    # If the server may lie, also which parties are ready
-    ready: Annotated[Ready | None, Part("Mask", make=Ready, when="mask-ready")] = None
     # Whether training and sharing are over
     is_last: Annotated[bool, Flag(keys.IS_LAST, "after the last round: only measure")] = False
     checkpoint: Saves = False

@@ -52,7 +52,7 @@ from flower_graph.config.rules import ABOVE_ZERO, choice
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import AlignmentError, MalformedReplyError, NoClientsError
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
-from flower_graph.records.participation import NOT_READY, Participation, by_reason
+from flower_graph.records.participation import NOT_READY, Participation, by_reason, grouped
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.align.blinded import MAX_CLIENTS
 from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
@@ -61,13 +61,13 @@ from flower_graph.secure.node_config import LEAST_HOLDERS, USUAL_DIFFERENCE
 from flower_graph.secure.parties.alignment import VerifiedAlignmentServer
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import MaskedReply
+from flower_graph.secure.sum.messages import MaskedReply, MaskRequest
 from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import Keys as SumKeys
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SumStages, as_record, entries_of
 from flower_graph.server.membership import Membership, renamed
-from flower_graph.server.round_strategy import RoundStrategy
+from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.fedscem.cohort import (
@@ -292,7 +292,7 @@ class EgoSession(Session):
         while isinstance(aligner, AlignmentServer) and aligner.waits(self.sums.server.out):
             self._unite(server_round, aligner)
             self._ask_stages(server_round)  # after a failed union all are aligned again
-        for entry in by_reason(dict(aligner.blamed[self._told :])):
+        for entry in by_reason(grouped(dict(aligner.blamed[self._told :]))):
             LOG.warning("client %s takes no part: %s", entry["clients"], entry["reason"])
         self._told = len(aligner.blamed)
         published = aligner.publications()
@@ -324,7 +324,7 @@ class EgoSession(Session):
         first = next(iter(unions.values()))
         length = 3 * first.cells
         masks = self.sums.masks(length, 64, union_terms(first.epoch))
-        asked = {n: as_record(unions[n], *parts) for n, (_, parts) in masks.items() if n in unions}
+        asked = {n: as_record(unions[n], mask) for n, mask in masks.items() if n in unions}
         replies = self.send(
             asked,
             server_round,
@@ -339,13 +339,14 @@ class EgoSession(Session):
         elif self.sums.server.out.isdisjoint(clients):  # otherwise the spoiler is known
             absent = self.sums.at(clients, {entry.node_id for entry in silent})
             for node, listed in replies.values.items():
-                absent += [client for client in masks[node][0] if client not in listed]
+                absent += [c for c in masks[node].clients.tolist() if c not in listed]
             aligner.union_failed(f"their tables could not be added up: {result.reason}", absent)
 
     def _take_masked(self, node: int, content: RecordDict, length: int) -> list[int]:
         total = read_array(content, SUMS, TOTAL, (length,), limit=None)
         reply = MaskedReply.read(content, total=total)
-        return self.sums.take_masked(node, reply)
+        self.sums.server.take(node, reply)
+        return list(reply.clients.tolist())
 
     @property
     def most_clients(self) -> int:
@@ -367,15 +368,13 @@ class EgoSession(Session):
         return [everyone[index] for index in drawn]
 
     def requests(self, server_round: int, base: EgoRequest, length: int) -> dict[int, EgoRequest]:
-        # The mask requests; if the server may lie, also which parties are ready
-        masks: dict[int, Any] = {}
+        masks: dict[int, MaskRequest] = {}
         if self.is_masked:
             word = base.ring.word if base.ring else 64
             aligner = self.members.aligner
             order = aligner.order if isinstance(aligner, AlignmentServer) else None
-            asked = self.sums.masks(length, word, round_terms(server_round, base.ring, order))
-            masks = {node: parts for node, (_, parts) in asked.items()}
-            chosen = {node: local for node, (local, _) in asked.items()}
+            masks = self.sums.masks(length, word, round_terms(server_round, base.ring, order))
+            chosen = {node: mask.clients.tolist() for node, mask in masks.items()}
             self.drawn = set(self.sums.clients)
         else:
             self.drawn = set(self.sample(server_round))
@@ -385,7 +384,7 @@ class EgoSession(Session):
             node: replace(
                 base,
                 clients=np.array(clients, np.int64),
-                **dict(zip(("mask", "ready"), masks.get(node, ()), strict=False)),
+                mask=masks.get(node),
                 slots=unsent.get(node, {}),
             )
             for node, clients in chosen.items()
@@ -399,7 +398,7 @@ class EgoSession(Session):
         reply = EgoReply.read(content, server_round=request.server_round, L=layout.length)
         if request.mask is not None:
             masked = MaskedReply.from_config(reply.entries, total=reply.total)
-            self.sums.take_masked(node, masked)
+            self.sums.server.take(node, masked)
         else:
             presence = PlainEnrolment.from_config(reply.entries, asked=request.clients)
             check_plain_sum(reply.total, layout, presence.clients.size)
@@ -460,7 +459,7 @@ class EgoSession(Session):
         return self.participation(
             summed.answered,
             failed=summed.failed,
-            left_out=self.unaligned | undone | excluded,
+            left_out=grouped(self.unaligned | undone | excluded),
             no_use=summed.skipped,
         )
 

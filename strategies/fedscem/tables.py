@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -133,21 +134,18 @@ def _peak(profiler: profile) -> int:
     return int(max(totals) - before)
 
 
-# Any: rows and options of ``reproduce``, which no method imports
-def plot_costs(path: Path, _: object, rows: Sequence[Tree], picture: Tree) -> bool:
+# Any: what ``reproduce`` shows, which no method imports
+def plot_costs(shown: Sequence[Any], picture: Tree) -> tuple[Any, Any, Tree]:
     """Draw Figure 8: costs by size, a panel for each pair of them, a line for each data set."""
     from flower_graph.report.plots import plot_points  # slow to import
 
     groups: dict[tuple[str, int], dict[str, float]] = {}
-    for row in rows:
-        if row["table"] == "Figure 8":
-            groups.setdefault((row["data"], row["group"]), {})[row["metric"]] = row["mean"]
+    for row in (row for one in shown for row in one.rows):
+        groups.setdefault((row["data"], row["group"]), {})[row["metric"]] = row["mean"]
     panels: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
     for metric, (name, scale) in picture["metrics"].items():
         for size in picture["over"] if groups else ():
             lines = panels.setdefault((size, name), {})
             for (data, _group), figures in groups.items():
                 lines.setdefault(data, []).append((figures[size], scale * figures[metric]))
-    if panels:
-        plot_points(path, panels)
-    return bool(panels)
+    return plot_points, panels, {}

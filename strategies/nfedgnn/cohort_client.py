@@ -19,7 +19,7 @@ from flower_graph.data.description import check_rows
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.flower_compat import NumPyClient
-from flower_graph.ops.active_rows import ActiveRows, pack, pack_csr
+from flower_graph.ops.active_rows import ActiveRows, pack
 from flower_graph.ops.graph import row_entries
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import SavedModels, Snapshot
@@ -55,7 +55,6 @@ class UsersClient(NumPyClient):
 
     actions: tuple[str, ...] = ("finish",)
     settings_key = "user-settings"  # in Context.state, where the run keeps something
-    question: type[EnrolmentRequest] = EnrolmentRequest
     state_name = "node-client"  # in Context.state, for what users have learnt
     copies = False  # whether a message that fails costs nothing
 
@@ -76,13 +75,12 @@ class UsersClient(NumPyClient):
         self.users, self._context = users.long().cpu(), context
         self.outputs = ClientOutputs(context, output_dir)
         self._x, self._model, self._device = x, user_model, resolve_device(device)
-        how: dict[str, Any] = {"key": "users", "copies": self.copies, "beside": ROWS}
         self._state: CohortState[Any] = CohortState(
-            context, self.state_name, self.users, checkpoint_dir, **how
+            context, self.state_name, self.users, checkpoint_dir, copies=self.copies
         )
 
     def get_properties(self, config: Config) -> Config:
-        question = self.question.from_config(config)
+        question = EnrolmentRequest.from_config(config)
         settings, makers = question.settings, self._makers(question.settings)
         if question.before is not None and int(self.users.min()) >= question.before:
             self._state.begin(question.resume)  # all have come since that checkpoint
@@ -126,12 +124,6 @@ class UsersClient(NumPyClient):
 
     def _halves(self, settings: UserSettings) -> SavedModels:
         raise NotImplementedError
-
-    def _pack(self, x: Tensor, bias: bool) -> ActiveRows:
-        if x.layout == torch.sparse_csr:
-            parts = x.crow_indices(), x.col_indices(), x.values(), x.shape[1]
-            return pack_csr(*parts, bias=bias).to(self._device)
-        return pack(x, bias=bias).to(self._device)
 
     def _places(self, users: NDArray[np.generic]) -> Tensor:
         wanted = torch.from_numpy(np.ascontiguousarray(users))
@@ -195,14 +187,10 @@ class NodeClient(UsersClient):
             more["device"] = "cpu"  # what is read from the disk changes there
             self._file = rows_dir / f"users-{node_name(context)}.rows"
             if more.get("user_model") is not None or state_key(context) is not None:
-                raise ValueError(
-                    f"rows_dir: {rows_dir} is for the paper's linear map, and its file is not "
-                    "encrypted: leave out rows_dir, or user_model and state-key"
-                )
+                raise ValueError("rows_dir: not with user_model, nor with state-key")
         super().__init__(context, x, users, **more)
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Apply the relayed gradients, then answer with latent vectors (steps 2 and 3)."""
         request = RelayRequest.from_numpy(parameters, config)
         with self._updated(request) as (cohort, users):
             reply = RelayReply(request.server_round, cohort.forward(users).cpu().numpy())
@@ -282,6 +270,8 @@ class NodeClient(UsersClient):
         self._remember(request.settings)
         # The state must be there if a gradient comes for what the users have sent.
         follows = bool(request.gradient_round.any())
+        if self._file is not None and (request.send_weights or request.average is not None):
+            raise ValueError("rows_dir: users whose weights are in a file do not average them")
         place, makers = self._places(request.users), self._makers(request.settings)
         with self._state.opened(makers, follows=follows) as (cohort, tensors):
             if self._file is not None:
@@ -289,31 +279,22 @@ class NodeClient(UsersClient):
                 rows = int((ptr[place + 1] - ptr[place]).sum())
                 count = rows * len(ADAM_TENSORS) * request.settings.latent_size
                 row_file.check_room(self._file, count)
-            self._average(cohort, place, tensors[AVERAGE_ROUND], request)
-            self._step(cohort, place, tensors[GRADIENT_ROUND], request)
+            # The users that have not taken this average yet
+            taken = tensors[AVERAGE_ROUND]
+            due = place[taken[place] < request.average_round]
+            if request.average is not None and due.numel():
+                cohort.set_weights(self._unless_all(due), torch.from_numpy(request.average))
+                taken[due] = request.average_round
+            # The users for which the gradient is new
+            stepped, rounds = tensors[GRADIENT_ROUND], torch.from_numpy(request.gradient_round)
+            fresh = stepped[place] < rounds
+            due = place[fresh]
+            if due.numel():
+                gradient = torch.from_numpy(request.gradient)
+                gradient = gradient if due.numel() == rounds.numel() else gradient[fresh]
+                cohort.step(self._unless_all(due), gradient, request.learning_rate)
+                stepped[due] = rounds[fresh].to(stepped)
             yield cohort, self._unless_all(place)
-
-    def _average(
-        self, cohort: LinearCohort, place: Tensor, seen: Tensor, request: RelayRequest
-    ) -> None:
-        """Replace the weights of the users that have not taken this average yet."""
-        due = place[seen[place] < request.average_round]
-        if request.average is not None and due.numel():
-            cohort.set_weights(self._unless_all(due), torch.from_numpy(request.average))
-            seen[due] = request.average_round
-
-    def _step(
-        self, cohort: LinearCohort, place: Tensor, seen: Tensor, request: RelayRequest
-    ) -> None:
-        """Step the users for which the request's gradient is new."""
-        rounds = torch.from_numpy(request.gradient_round).to(torch.int32)
-        fresh = seen[place] < rounds
-        due = place[fresh]
-        if due.numel():
-            gradient = torch.from_numpy(request.gradient)
-            gradient = gradient if due.numel() == rounds.numel() else gradient[fresh]
-            cohort.step(self._unless_all(due), gradient, request.learning_rate)
-            seen[due] = rounds[fresh]
 
     def _makers(self, settings: UserSettings) -> Makers[Opened]:
         def start() -> Tensors:
@@ -345,4 +326,4 @@ class NodeClient(UsersClient):
         return LinearCohort(self._rows(settings), settings, tensors)
 
     def _rows(self, settings: UserSettings) -> ActiveRows:
-        return self._state.store.once(lambda: self._pack(self._x, settings.bias))
+        return self._state.store.once(lambda: pack(self._x, bias=settings.bias).to(self._device))

@@ -39,23 +39,20 @@ from flower_graph.wire.keys import GRADIENT_ROUND, SERVER_ROUND, USERS
 
 MAX_WEIGHTS = 1 << 28  # of one user
 
-SETTINGS = Part(
-    make=UserSettings,
-    fields={
-        "latent_size": Whole("latent-size", "`h`"),
-        "bias": Flag("user-bias", "whether the users' linear map has a bias"),
-        "weight_decay": Real("weight-decay", "of the users' Adam"),
-        "seed": Whole("seed", "of the users' first weights"),
-        "average_over": Word("average-over", "`holders` or `all`"),
-    },
-)
-COMMON_SETTINGS = Part(
-    make=UserSettings,
-    fields={name: part for name, part in SETTINGS.parts.items() if name != "average_over"}
-    | {"dropout": Real("dropout", "share of its features that a user drops in training")},
-)
-Settings = Annotated[UserSettings, SETTINGS]
-CommonSettings = Annotated[UserSettings, COMMON_SETTINGS]
+Settings = Annotated[
+    UserSettings,
+    Part(
+        make=UserSettings,
+        fields={
+            "latent_size": Whole("latent-size", "`h`"),
+            "bias": Flag("user-bias", "whether the users' linear map has a bias"),
+            "weight_decay": Real("weight-decay", "of the users' Adam"),
+            "seed": Whole("seed", "of the users' first weights"),
+            "average_over": Word("average-over", "`holders` or `all`"),
+            "dropout": Real("dropout", "share of its features that a user drops in training"),
+        },
+    ),
+]
 ServerRound = Annotated[int, Whole(SERVER_ROUND, "the round")]
 LayerRound = Annotated[
     int, Whole("layer-round", "round of the last step of the layer that is here; 0 before", least=0)
@@ -95,25 +92,17 @@ class EnrolmentReply(Message, up="query"):
 
     clients = USERS_OF
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """The shape of one user's weights, ``(f, h)``."""
-        rows, size = self.weight_shape
-        return rows, size
-
     def check(self, known: Known) -> None:
         users, last = self.users, known["num_nodes"] - 1
-        if users.size == 0:
-            raise MalformedReplyError("it hosts no users")
+        if users.size == 0 or not each_once(users):
+            raise MalformedReplyError("it hosts no users, or one twice")
         if users.min() < 0 or users.max() > last:
             wrong = users.min() if users.min() < 0 else users.max()
             raise MalformedReplyError(f"it hosts user {wrong}, but the graph has nodes 0 to {last}")
-        if not each_once(users):
-            raise MalformedReplyError("it hosts a user twice")
         size = math.prod(self.weight_shape)
         if min(self.weight_shape) < 1 or size > MAX_WEIGHTS:
-            allowed = f"two sizes from 1 on, at most {MAX_WEIGHTS} numbers"
-            raise MalformedReplyError(f"weight-shape: {self.weight_shape}; allowed are {allowed}")
+            given = f"weight-shape: {self.weight_shape}"
+            raise MalformedReplyError(f"{given}; at most {MAX_WEIGHTS} numbers are allowed")
 
 
 @dataclass
@@ -202,13 +191,6 @@ class RelayReply(Message, up="train"):
 
 
 @dataclass
-class CommonQuestion(EnrolmentRequest, down="query"):
-    """Server to client: asks for its users, as without a common layer."""
-
-    settings: CommonSettings
-
-
-@dataclass
 class CommonEnrolment(EnrolmentReply, up="query"):
     """Client to server: its users, and the round of its layer."""
 
@@ -289,7 +271,7 @@ class LatentRequest(Message, down="train"):
         IntArray,
         Exact("measured", "whose vector is wanted without dropout, in order", shape="m"),
     ]
-    settings: CommonSettings
+    settings: Settings
     advance: Annotated[Advance, Part(make=Advance)] = field(default_factory=Advance)
     trains: Annotated[bool, Flag("trains", "whether `users` send vectors with dropout")] = True
     checkpoint: Saves = False
@@ -314,19 +296,6 @@ class LatentReply(Message, up="train"):
     ] = None
     not_saved: NotSaved = ""
 
-    @classmethod
-    def from_record(cls, content: RecordDict, request: LatentRequest) -> LatentReply:
-        return cls.read(
-            content,
-            server_round=request.server_round,
-            layer_round=request.advance.layer_round,
-            trains=request.trains,
-            measures=bool(request.measured.size),
-            p=request.users.size,
-            m=request.measured.size,
-            h=request.settings.latent_size,
-        )
-
 
 @dataclass
 class GradientRequest(Message, down="train.add_up"):
@@ -336,7 +305,7 @@ class GradientRequest(Message, down="train.add_up"):
     users: Users
     gradient: Gradient
     layer_round: LayerRound
-    settings: CommonSettings
+    settings: Settings
 
     clients = USERS_OF
 
@@ -348,19 +317,12 @@ class SumReply(Message, up="train.add_up"):
     server_round: ServerRound
     total: Annotated[FloatArray, Tensor("arrays/sum", "the sum", shape="f w", per="p")]
 
-    @classmethod
-    def from_record(
-        cls, content: RecordDict, request: GradientRequest, shape: tuple[int, int]
-    ) -> SumReply:
-        (f, w), p = shape, request.users.size
-        return cls.read(content, server_round=request.server_round, f=f, w=w, p=p)
-
 
 @dataclass
 class CopyRequest(Message, down="train.copy_layer"):
     """Server to client: asks for a copy of the layer, for SuperNodes that have missed a step."""
 
-    settings: CommonSettings
+    settings: Settings
 
 
 @dataclass

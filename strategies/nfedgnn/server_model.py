@@ -10,21 +10,19 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
-from flower_graph.config.rules import BELOW_ONE, NOT_NEGATIVE, at_least
+from flower_graph.config.module import LinksSection
+from flower_graph.config.rules import at_least
 from flower_graph.data.description import server_graph
 from flower_graph.errors import DataError, DivergedError
-from flower_graph.models import PairModel, SplitGAT, SplitGCN, SplitSAGE
+from flower_graph.models import PairModel, SplitModel
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.graph import (
     LaplacianTerm,
@@ -43,63 +41,19 @@ from flower_graph.ops.links import (
 )
 from flower_graph.outputs.files import (
     NO_CLIENT,
-    Embeddings,
-    KnownLinks,
-    Predictions,
     SavedModels,
-    Snapshot,
-    role_of,
 )
 from flower_graph.rng import generator, seeded
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.nfedgnn.config import steadying
+from flower_graph.strategies.nfedgnn.config import StrategyConfig, steadying
 from flower_graph.wire.keys import ROLES
 
 if TYPE_CHECKING:
-    from flower_graph.records.rounds import BestRound
+    pass
 
 LOG = logging.getLogger(__name__)
 MODULES = "flower_graph.strategies.nfedgnn.modules"
-# Of each split model: the module's name, and what its parameters are called there
-NAMES: dict[type[nn.Module], tuple[str, dict[str, str]]] = {
-    SplitGCN: (
-        "ServerGCN",
-        {"bias": "conv1.bias", "linear.weight": "conv2.lin.weight", "linear.bias": "conv2.bias"},
-    ),
-    SplitGAT: (
-        "ServerGAT",
-        {
-            "source_1": "conv1.att_src",
-            "target_1": "conv1.att_dst",
-            "bias_1": "conv1.bias",
-            "linear.weight": "conv2.lin.weight",
-            "source_2": "conv2.att_src",
-            "target_2": "conv2.att_dst",
-            "bias_2": "conv2.bias",
-        },
-    ),
-    SplitSAGE: (
-        "ServerSAGE",
-        {
-            "bias": "conv1.lin_l.bias",
-            "own.weight": "conv2.lin_r.weight",
-            "own.bias": "conv2.lin_l.bias",
-            "neighbours.weight": "conv2.lin_l.weight",
-        },
-    ),
-}
 WARM_UP = 0.1  # share of the rounds in which ``warmup-cosine`` raises the step size
-
-
-class ServerData(Protocol):
-    """The server's data: a graph without features will do, ``Graph`` or PyG's ``Data``."""
-
-    edge_index: Tensor  # [2, e]
-    y: Tensor  # [n]
-
-    @property
-    def train_mask(self) -> Tensor | None:
-        """Boolean ``[n]``; ``val_mask`` and ``test_mask`` are optional."""
 
 
 class Judged(NamedTuple):
@@ -108,15 +62,6 @@ class Judged(NamedTuple):
     logits: Tensor  # [m, c]
     y: Tensor  # [m]
     masks: dict[str, Tensor]  # [m] bool by role
-
-
-@dataclass
-class Losses:
-    """Losses of one step: ``total = cross_entropy + reg_weight * regulariser``."""
-
-    total: float
-    cross_entropy: float
-    regulariser: float
 
 
 def scheduled(schedule: str, learning_rate: float, server_round: int, rounds: int) -> float:
@@ -139,33 +84,27 @@ class RelayServer:
 
     def __init__(
         self,
-        data: ServerData,
+        data: Any,
         model: nn.Module,
+        section: StrategyConfig,
         *,
         latent_size: int,
-        reg_weight: float,
-        weight_decay: float,
-        gradient_norm: float = 0.0,
-        average: float = 0.0,
         seed: int,
         device: torch.device,
     ) -> None:
         at_least(1).check("latent_size", latent_size)
-        NOT_NEGATIVE.check("reg_weight", reg_weight)
-        NOT_NEGATIVE.check("weight_decay", weight_decay)
-        NOT_NEGATIVE.check("gradient_norm", gradient_norm)
-        BELOW_ONE.check("server_average", average)
-        self.device, self.seed, self.reg_weight = device, seed, reg_weight
+        self.section, self.reg_weight = section, section.smoothness
+        self.device, self.seed = device, seed
         self.model = model.to(device)
-        self.optimizer = Adam(self.model.parameters(), weight_decay=weight_decay)
-        self.gradient_norm, self._decay = gradient_norm, average
+        self.optimizer = Adam(self.model.parameters(), weight_decay=section.weight_decay)
         # What predicts and is evaluated: the model that is trained, or the average of its weights
-        self.eval_model = copy.deepcopy(self.model) if average else self.model
+        self._decay = section.server_average
+        self.eval_model = copy.deepcopy(self.model) if self._decay else self.model
         self.latent = torch.zeros(0, latent_size, device=device)
         self.known = torch.zeros(0, dtype=torch.bool, device=device)
         self.take(data)
 
-    def take(self, data: ServerData, left: Sequence[int] = ()) -> None:
+    def take(self, data: Any, left: Sequence[int] = ()) -> None:
         """Take a graph whose first nodes are the old ones; users that left have no part in it."""
         graph = server_graph(data)
         self.num_nodes = graph.y.shape[0]
@@ -223,7 +162,7 @@ class RelayServer:
 
     def step(
         self, server_round: int, learning_rate: float, *, is_frozen: bool = False
-    ) -> tuple[Losses, Tensor]:
+    ) -> tuple[dict[str, float], Tensor]:
         """Step ``theta_s`` once, unless it is frozen; compute every latent vector's gradient."""
         result = self.gradients(server_round, self.latent, self.known)
         if not is_frozen:
@@ -235,7 +174,9 @@ class RelayServer:
         self.optimizer.step()
         self._average(server_round)
 
-    def gradients(self, server_round: int, latent: Tensor, heard: Tensor) -> tuple[Losses, Tensor]:
+    def gradients(
+        self, server_round: int, latent: Tensor, heard: Tensor
+    ) -> tuple[dict[str, float], Tensor]:
         """Compute the loss over the users in ``heard``, and every latent vector's gradient."""
         # latent [n, h], heard [n]
         latent = latent.detach().requires_grad_()
@@ -251,10 +192,11 @@ class RelayServer:
             keys = " or ".join(steadying(self.reg_weight))
             raise DivergedError(f"round {server_round}: the loss is {loss.item()}; lower {keys}")
         entropy.backward()
-        if self.gradient_norm:
-            clip_grad_norm_([*self.model.parameters(), latent], self.gradient_norm)
+        if longest := self.section.gradient_norm:
+            clip_grad_norm_([*self.model.parameters(), latent], longest)
         assert latent.grad is not None
-        return Losses(loss.item(), entropy.item(), smooth.item()), latent.grad
+        losses = {"loss": loss, "cross_entropy": entropy, "regulariser": smooth}
+        return {name: one.item() for name, one in losses.items()}, latent.grad
 
     def _learnt_from(self, heard: Tensor) -> tuple[Tensor, ...]:
         """Return the nodes ``[m]`` whose logits the loss needs, if the model can use that."""
@@ -277,10 +219,8 @@ class RelayServer:
         """Compute the cross-entropy of the training nodes whose users were heard."""
         # logits [n, c], heard [n]
         if logits.shape[1] < self.num_classes:
-            raise DataError(
-                f"y has {self.num_classes - 1}, but the server's model gives {logits.shape[1]} "
-                "classes: flower_graph.data.as_graph(data) numbers classes from 0 on"
-            )
+            text = f"y has {self.num_classes - 1}, the model gives {logits.shape[1]} classes"
+            raise DataError(f"{text}: flower_graph.data.as_graph(data) numbers classes from 0 on")
         train = self.masks["train"] & heard
         # Until a labelled user has answered there is nothing but the regulariser to learn from.
         if not train.any():
@@ -315,7 +255,8 @@ class RelayServer:
         """Return the accuracy over each mask; NaN where a mask is missing or empty."""
         self.judged = self.judge()
         right = self.judged.logits.argmax(1) == self.judged.y
-        return {name: _share(right[mask]) for name, mask in self.judged.masks.items()}
+        shares = {name: right[mask] for name, mask in self.judged.masks.items()}
+        return {k: int(one.sum()) / len(one) if len(one) else math.nan for k, one in shares.items()}
 
     def state_dict(self) -> dict[str, object]:
         average = {"average": self.eval_model.state_dict()} if self._decay else {}
@@ -343,24 +284,13 @@ def first_rows(tensor: Tensor, count: int) -> Tensor:
     return torch.cat([tensor, tensor.new_zeros(more, *tensor.shape[1:])]) if more else tensor
 
 
-def _share(right: Tensor) -> float:
-    return int(right.sum()) / right.numel() if right.numel() else math.nan
-
-
 # Links -------------------------------------------------------------------------------------------
 
 
-class HeldLinks(NamedTuple):
-    """Which shares of the edges are held out, and the seed of the draw."""
-
-    val: float
-    test: float
-    seed: int
-
-    def split(self, edge_index: Tensor, num_nodes: int) -> LinkSplit:
-        """Hold out edges of the whole graph as one client with number 0 would."""
-        rng = generator(self.seed, "links", 0)
-        return split_links(edge_index, num_nodes, self.val, self.test, rng)
+def held_links(edge_index: Tensor, num_nodes: int, links: LinksSection, seed: int) -> LinkSplit:
+    """Hold out edges of the whole graph as one client with number 0 would."""
+    rng = generator(seed if links.seed is None else links.seed, "links", 0)
+    return split_links(edge_index, num_nodes, links.val, links.test, rng)
 
 
 class LinkRelayServer(RelayServer):
@@ -371,14 +301,14 @@ class LinkRelayServer(RelayServer):
     """
 
     # Any: arguments are those of its parent
-    def __init__(self, *data_and_model: Any, links: HeldLinks, **more: Any) -> None:
+    def __init__(self, *data_and_model: Any, links: LinksSection, **more: Any) -> None:
         self.links = links
         super().__init__(*data_and_model, **more)
 
-    def take(self, data: ServerData, left: Sequence[int] = ()) -> None:
+    def take(self, data: Any, left: Sequence[int] = ()) -> None:
         """Take a graph; hold out some of its edges. Labels and masks of nodes play no part."""
         edges, n = server_graph(data).edge_index, int(data.y.shape[0])
-        split = self.links.split(edges, n)
+        split = held_links(edges, n, self.links, self.seed)
         self.split = LinkSplit(*(part.to(self.device) for part in vars(split).values()))
         self.whole = edges.to(self.device)
         super().take(data, left)
@@ -442,75 +372,14 @@ def _scores(model: nn.Module, rows: Tensor, pairs: Tensor) -> Tensor:
 # Outputs -----------------------------------------------------------------------------------------
 
 
-def server_snapshot(server: RelayServer) -> Snapshot:
-    """Return the server's half of a run, of users that have answered."""
-    users = server.known.nonzero().flatten().cpu()
-    every = np.arange(server.num_nodes) if server.names is None else np.array(list(server.names))
-    nodes, client = every[users.numpy()], np.full(len(users), NO_CLIENT)
-    models, is_public = server_models(server.eval_model), np.zeros(len(users), bool)
-
-    def beside(rows: Tensor) -> Embeddings:
-        return Embeddings(client, nodes, users.numpy(), is_public, rows.cpu()[users].numpy())
-
-    if isinstance(server, LinkRelayServer):
-        edges = server.whole[:, server.known[server.whole].all(0)].cpu().numpy()
-        known = KnownLinks(np.full(edges.shape[1], NO_CLIENT), *every[edges])
-        return Snapshot(None, models, beside(server.rows(server.whole)), known)
-    masks = (server.masks[name].cpu()[users] for name in ROLES)
-    logits, label = server.logits().cpu()[users], server.y.cpu()[users]
-    role = role_of(*masks)
-    predictions = Predictions.of(logits, NO_CLIENT, nodes, role, label, server.classes)
-    return Snapshot(predictions, models, beside(server.latent))
-
-
-def user_lines(
-    server: RelayServer, traffic: NDArray[np.int64], best: BestRound, right_then: Tensor | None
-) -> Iterator[list[str]]:
-    """Give a line for each user that has answered, for the last and the best round.
-
-    ``right_then``: whose class was right in the best round, ``[n]``.
-    """
-    role = np.full(server.num_nodes, -1)
-    for index, name in enumerate(ROLES):
-        role[server.masks[name].cpu().numpy()] = index
-    rounds = {"last": (best.last, server.right), "best": (best.number, right_then)}
-    texts = {
-        at: (str(number), right.cpu().tolist())
-        for at, (number, right) in rounds.items()
-        if right is not None
-    }
-    for user in server.known.nonzero().flatten().tolist():
-        counts = [str(count) for count in traffic[user].tolist()]
-        for at, (number, right) in texts.items():
-            accuracy = ["", "", ""]
-            if role[user] >= 0:
-                accuracy[role[user]] = "1.0" if right[user] else "0.0"
-            yield [str(user), at, number, "1", "", *accuracy, *counts]
-
-
 def server_models(model: nn.Module) -> list[SavedModels]:
-    """Return the server's half as a module of PyG's layers; nothing for other models."""
-    if isinstance(model, PairModel):
-        decoder = {f"decoder.{n}": one.cpu() for n, one in model.decoder.state_dict().items()}
-        return [
-            replace(one, module=f"{one.module}Pairs", shared=one.shared | decoder)
-            for one in server_models(model.rows)
-        ]
-    if type(model) not in NAMES:
-        LOG.warning("%s: saved by its own name alone, in weights.safetensors", type(model).__name__)
+    """Return the server's half as it was trained; nothing for a module of somebody's own."""
+    rows = model.rows if isinstance(model, PairModel) else model
+    if not isinstance(rows, SplitModel):
+        LOG.warning("%s: saved by its own name alone, in weights.safetensors", type(rows).__name__)
         return []
-    name, names = NAMES[type(model)]
-    state = {names[key]: value.detach().cpu() for key, value in model.state_dict().items()}
-    for key in state:
-        if ".att_" in key:
-            state[key] = state[key][None]
-    return [SavedModels(f"{MODULES}.{name}", _arguments(model), [NO_CLIENT], state, {})]
-
-
-def _arguments(model: nn.Module) -> dict[str, int | float]:
-    last = model.own if isinstance(model, SplitSAGE) else model.linear
-    assert isinstance(last, nn.Linear) and isinstance(model.dropout, float)
-    arguments = {"classes": last.out_features, "dropout": model.dropout}
-    if isinstance(model, SplitGAT):
-        return {"hidden": last.in_features // model.heads, "heads": model.heads, **arguments}
-    return {"hidden": last.in_features, **arguments}
+    name, arguments = type(rows).__name__, dict[str, object](rows.arguments)
+    if model is not rows:
+        name, arguments = "SplitPairs", {"rows": name} | arguments
+    state = {key: value.detach().cpu() for key, value in model.state_dict().items()}
+    return [SavedModels(f"{MODULES}.{name}", arguments, [NO_CLIENT], state, {})]

@@ -32,29 +32,37 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flower_graph.config.rules import ABOVE_ZERO, at_least, choice
+from flower_graph.config.module import LinksSection
+from flower_graph.config.rules import at_least
+from flower_graph.config.schema import check_settings
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import NoClientsError
-from flower_graph.outputs.files import Snapshot
-from flower_graph.records.participation import Participation, Reasons
+from flower_graph.outputs.files import (
+    NO_CLIENT,
+    Embeddings,
+    KnownLinks,
+    Predictions,
+    Snapshot,
+    role_of,
+)
+from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.membership import Membership
-from flower_graph.server.round_strategy import Answer, Request, RoundStrategy
+from flower_graph.server.round_loop import Answer, Request, RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.nfedgnn.config import SCHEDULES, SMOOTHNESS, StrategyConfig
+from flower_graph.strategies.nfedgnn.config import AVERAGED, OWN, StrategyConfig
 from flower_graph.strategies.nfedgnn.messages import (
     EnrolmentReply,
     EnrolmentRequest,
@@ -62,14 +70,10 @@ from flower_graph.strategies.nfedgnn.messages import (
     RelayRequest,
 )
 from flower_graph.strategies.nfedgnn.server_model import (
-    HeldLinks,
     LinkRelayServer,
-    Losses,
     RelayServer,
-    ServerData,
     scheduled,
-    server_snapshot,
-    user_lines,
+    server_models,
 )
 from flower_graph.strategies.nfedgnn.users import UserSettings
 from flower_graph.wire.arrays import IntArray
@@ -82,7 +86,6 @@ from flower_graph.wire.ledger import NUMBER, ROOM, ByteLedger, reply_bytes
 LOG = logging.getLogger(__name__)
 ANSWERED, UP, DOWN = range(3)  # columns of the traffic
 FLOAT = 4  # bytes of a number
-DEFAULTS = StrategyConfig()
 Q = TypeVar("Q", bound=Request)
 A = TypeVar("A", bound=Answer)
 
@@ -90,81 +93,45 @@ A = TypeVar("A", bound=Answer)
 # The users ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Roster:
-    """The users of a run by number: when each came, and which users have left."""
+class UserTable:
+    """The users' part of the server's state in all forms: who is there, and bytes."""
 
-    joined: NDArray[np.int64]  # [n] the round after which each joined; 0: there from the start
-    left: NDArray[np.bool_]  # [n]
-    alone: int = 0  # rounds in which only the last newcomers train
+    alone = 0  # rounds in which only the last newcomers train
     # How many users the checkpoint has that the run goes on from; None where nobody may come or go
-    before: int | None = None
-    is_change: bool = False  # whether users came or went since that checkpoint
+    users_before: int | None = None
+    is_change = False  # whether users came or went since that checkpoint
 
-    @classmethod
-    def of(
-        cls, count: int, left: Sequence[int] = (), alone: int = 0, before: int | None = None
-    ) -> Roster:
-        """Return users of whom some have left."""
-        result = cls(np.zeros(count, np.int64), np.zeros(count, bool), alone, before)
-        result.left[list(left)] = True
-        return result
+    def __init__(self, num_users: int, settings: UserSettings) -> None:
+        self.settings = settings
+        self.weight_shape = [0, 0]
+        self.ledger = ByteLedger()
+        self.round = 0  # the last
+        self._begin(num_users)
 
-    @property
-    def size(self) -> int:
-        """The number of users there ever were."""
-        return self.joined.size
+    def _begin(self, count: int) -> None:
+        self.size = count  # of all users there ever were
+        # The round after which each joined; 0: there from the start
+        self.joined = np.zeros(count, np.int64)
+        self.left = np.zeros(count, bool)
+        # Of each user: rounds that it answered, and its payload up and down
+        self.traffic = np.zeros((count, 3), np.int64)
 
-    def resumed(
-        self, joined: NDArray[np.int64], left: NDArray[np.bool_], server_round: int
-    ) -> Roster:
-        """Return these users as they go on after a round whose checkpoint has other users."""
-        known = joined.size
-        if known > self.size or (known < self.size and self.before is None):
-            raise ValueError(f"its num_users is {known}, this run's is {self.size}")
-        now, gone = np.full(self.size, server_round), np.zeros(self.size, bool)
-        now[:known], gone[:known] = joined, left
-        now[self.left] = 0
-        # A checkpoint that was rewritten without departed users names its newcomers already.
-        is_new = now == server_round
-        return replace(
-            self,
-            joined=now,
-            before=None if self.before is None else int((~is_new).sum()),
-            is_change=bool(is_new.any() or (self.left & ~gone).any()),
-        )
+    def grow(self, count: int, left: Sequence[int], alone: int) -> None:
+        self._begin(count)
+        self.left[list(left)] = True
+        self.alone, self.users_before = alone, count
+
+    def rows(self) -> dict[str, NDArray[Any]]:
+        """Return what a checkpoint has of each user."""
+        return {"joined": self.joined, "traffic": self.traffic}
 
     def is_alone(self, server_round: int) -> bool:
         last = int(self.joined.max())
         return last > 0 and server_round <= last + self.alone
 
     def pool(self, server_round: int) -> NDArray[np.int64]:
-        if self.is_alone(server_round):
-            return np.flatnonzero((self.joined == self.joined.max()) & ~self.left)
-        return np.flatnonzero(~self.left)
-
-
-class UserTable:
-    """The users' part of the server's state in all forms: who is there, and bytes."""
-
-    def __init__(self, num_users: int, settings: UserSettings) -> None:
-        self.settings = settings
-        self.weight_shape = (0, 0)
-        self.ledger = ByteLedger()
-        self.round = 0  # the last
-        self._begin(Roster.of(num_users))
-
-    def _begin(self, roster: Roster) -> None:
-        self.roster = roster
-        # Of each user: rounds that it answered, and its payload up and down
-        self.traffic = np.zeros((roster.size, 3), np.int64)
-
-    def grow(self, roster: Roster) -> None:
-        self._begin(roster)
-
-    def rows(self) -> dict[str, NDArray[Any]]:
-        """Return what a checkpoint has of each user."""
-        return {"traffic": self.traffic}
+        last = self.joined.max() if self.is_alone(server_round) else self.joined
+        return np.flatnonzero((self.joined == last) & ~self.left)
 
     def begin_anew(self, users: NDArray[np.int64]) -> bool:
         """Forget what waits for users that have lost their state; return whether they had any."""
@@ -175,29 +142,31 @@ class UserTable:
         self.ledger.count(way, kind, users.size * nbytes)
         self.traffic[users, UP if way == "up" else DOWN] += nbytes
 
-    def unhosted(self, hosted: Mapping[int, IntArray]) -> Reasons:
-        nobody = ~self.roster.left
-        for users in hosted.values():
-            nobody[users] = False
-        return Reasons({"no SuperNode hosts it": np.flatnonzero(nobody)})
-
     def state_dict(self) -> dict[str, object]:
         return {
             "round": self.round,
-            "joined": torch.from_numpy(self.roster.joined),
-            "left": torch.from_numpy(self.roster.left),
+            "left": torch.from_numpy(self.left),
             "ledger": self.ledger.state_dict(),
             **{name: torch.from_numpy(held) for name, held in self.rows().items()},
         }
 
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from what ``state_dict`` returned; nothing waits for new or departed users."""
+        left, gone, known = self.left, state["left"].numpy(), len(state["left"])
+        if known > self.size or (known < self.size and self.users_before is None):
+            raise ValueError(f"its num_users is {known}, this run's is {self.size}")
         self.round = int(state["round"])
-        joined, left = state["joined"].numpy(), state["left"].numpy()
-        self._begin(self.roster.resumed(joined, left, self.round))
+        self._begin(self.size)
+        self.joined[:] = self.round
         for name, held in self.rows().items():
-            held[: len(state[name])] = state[name].numpy()
-            held[self.roster.left] = 0
+            held[:known] = state[name].numpy()
+            held[left] = 0
+        self.left[:known] = gone
+        # A checkpoint that was rewritten without departed users names its newcomers already.
+        is_new = self.joined == self.round
+        self.is_change = bool(is_new.any() or (left & ~self.left).any())
+        self.users_before = None if self.users_before is None else int((~is_new).sum())
+        self.left = left
         self.ledger.load_state_dict(state["ledger"])
 
 
@@ -205,8 +174,6 @@ class OwnTable(UserTable):
     """Users, gradients and averaged weights between two rounds."""
 
     def __init__(self, num_users: int, settings: UserSettings, average_every: int) -> None:
-        at_least(0).check("average_every", average_every)
-        choice("holders", "all").check("average_over", settings.average_over)
         if not average_every:  # nobody needs the inactive rows that "all" keeps
             settings = settings._replace(average_over="holders")
         self.average_every = average_every
@@ -215,9 +182,8 @@ class OwnTable(UserTable):
         self._average_round = 0
         super().__init__(num_users, settings)
 
-    def _begin(self, roster: Roster) -> None:
-        super()._begin(roster)
-        count = roster.size
+    def _begin(self, count: int) -> None:
+        super()._begin(count)
         self._gradient = np.zeros((count, self.settings.latent_size), np.float32)
         self._gradient_round = np.zeros(count, np.int64)  # 0: none waits
         self._has_average = np.zeros(count, np.int64)  # round of the mean each user has
@@ -230,13 +196,10 @@ class OwnTable(UserTable):
             "has-average": self._has_average,
         }
 
-    def grow(self, roster: Roster) -> None:
+    def grow(self, count: int, left: Sequence[int], alone: int) -> None:
         if self.settings.average_over == "all":
-            raise ValueError(
-                "average_over: 'all' moves all users' weights together from the first round on; "
-                "let nobody join or leave, or average over 'holders'"
-            )
-        super().grow(roster)
+            raise ValueError("average_over: 'all' lets nobody join or leave; 'holders' does")
+        super().grow(count, left, alone)
 
     def begin_anew(self, users: NDArray[np.int64]) -> bool:
         # Their gradients belong to weights that are no more; averaged weights are sent again.
@@ -256,9 +219,9 @@ class OwnTable(UserTable):
         every = self.average_every
         is_due = bool(every) and server_round % every == 0
         # A mean of the newcomers alone would become everybody's.
-        send_weights = is_due and drawn is not None and not self.roster.is_alone(server_round)
-        asked = np.zeros(self.roster.size, bool)
-        asked[~self.roster.left if drawn is None else drawn] = True
+        send_weights = is_due and drawn is not None and not self.is_alone(server_round)
+        asked = np.zeros(self.size, bool)
+        asked[~self.left if drawn is None else drawn] = True
         requests = {}
         for node, local in hosted.items():
             users = np.asarray(local, np.int64)
@@ -343,26 +306,31 @@ class OwnTable(UserTable):
 class RelayMembership(Membership):
     """The users of each SuperNode; their weights have one shape."""
 
-    question_type: ClassVar[type[EnrolmentRequest]] = EnrolmentRequest
-    answer_type: ClassVar[type[EnrolmentReply]] = EnrolmentReply
-
-    def __init__(self, state: UserTable) -> None:
+    def __init__(
+        self,
+        state: UserTable,
+        kind: type[EnrolmentReply] = EnrolmentReply,
+        check: Callable[[Any], None] = lambda answer: None,  # refuses answers of that kind
+    ) -> None:
         super().__init__()
-        self.state = state
+        self.state, self._kind, self._check = state, kind, check
+        self.answers: dict[int, Any] = {}  # of SuperNodes that have enrolled
 
     def question(self, resume: Resume) -> RecordDict:
-        before = self.state.roster.before if resume.server_round else None
-        return self.question_type(self.state.settings, resume, before).to_record()
+        before = self.state.users_before if resume.server_round else None
+        return EnrolmentRequest(self.state.settings, resume, before).to_record()
 
     def enrolment_round(self, server_round: int) -> int:
         """Return the round after which the run was resumed, whenever newcomers come."""
         return self.resume.server_round
 
     def read(self, node: int, content: RecordDict) -> EnrolmentReply:
-        return self.answer_type.read(content, num_nodes=self.state.roster.size)
+        answer = self._kind.read(content, num_nodes=self.state.size)
+        self._check(answer)
+        return answer
 
     def most_bytes(self) -> int:
-        return max(super().most_bytes(), ROOM + NUMBER * self.state.roster.size)
+        return max(super().most_bytes(), ROOM + NUMBER * self.state.size)
 
     def unasked(self) -> None:
         """Leave out SuperNodes that do not name their users."""
@@ -370,17 +338,19 @@ class RelayMembership(Membership):
     def in_order(self, answers: Mapping[int, EnrolmentReply]) -> list[tuple[int, EnrolmentReply]]:
         """Enrol first the SuperNodes whose weights have the commonest shape."""
         # The first SuperNode must not decide for all how large weights are.
-        shapes = Counter(answer.shape for answer in answers.values())
-        commonest = max(shapes, key=lambda shape: (shapes[shape], shape), default=(0, 0))
-        return sorted(answers.items(), key=lambda item: (item[1].shape != commonest, item[0]))
+        shapes = Counter(tuple(answer.weight_shape) for answer in answers.values())
+        commonest = [*max(shapes, key=lambda shape: (shapes[shape], shape), default=())]
+        return sorted(
+            answers.items(), key=lambda item: (item[1].weight_shape != commonest, item[0])
+        )
 
     def refusal(self, answer: EnrolmentReply) -> str:
-        if self.clients and answer.shape != self.state.weight_shape:
-            return f"its weights are {answer.shape}, others have {self.state.weight_shape}"
+        if self.clients and answer.weight_shape != self.state.weight_shape:
+            return f"its weights are {answer.weight_shape}, others have {self.state.weight_shape}"
         return ""
 
     def enrolled(self, node: int, answer: EnrolmentReply) -> None:
-        self.state.weight_shape = answer.shape
+        self.state.weight_shape, self.answers[node] = answer.weight_shape, answer
         if answer.handled == 0 and self.state.begin_anew(answer.users):
             LOG.warning("node %d has lost its state: its users begin anew", node)
 
@@ -398,7 +368,7 @@ class RelayStrategy(RoundStrategy[Q, A]):
     """
 
     usual_rounds = 200
-    usual_reg_weight = SMOOTHNESS
+    form: ClassVar[dict[str, object]] = {}  # what a section has that only its fields are given of
     server: RelayServer
     users: UserTable
     members: RelayMembership
@@ -406,51 +376,42 @@ class RelayStrategy(RoundStrategy[Q, A]):
 
     def __init__(
         self,
-        data: ServerData,
+        data: Any,
         server_model: nn.Module,
         *,
         latent_size: int,
         user_bias: bool = False,
-        reg_weight: float | None = None,
-        learning_rate: float = DEFAULTS.learning_rate,
-        weight_decay: float = DEFAULTS.weight_decay,
-        schedule: str = DEFAULTS.schedule,
-        gradient_norm: float = DEFAULTS.gradient_norm,
-        server_average: float = DEFAULTS.server_average,
-        evaluate_every: int = DEFAULTS.evaluate_every,
-        participation: float = DEFAULTS.participation,
         seed: int = 0,
         device: str = "cpu",
-        min_nodes: int = DEFAULTS.min_nodes,
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
-        links: HeldLinks | None = None,
+        links: LinksSection | None = None,
+        section: StrategyConfig | None = None,
+        **fields: Any,  # of a section
     ) -> None:
-        choice(*SCHEDULES).check("schedule", schedule)
-        ABOVE_ZERO.check("learning_rate", learning_rate)
-        at_least(1).check("evaluate_every", evaluate_every)
-        self.schedule, self.learning_rate = schedule, learning_rate
-        self.evaluate_every = evaluate_every
+        if section is None:
+            share = AVERAGED if fields.get("average_every") else OWN
+            section = StrategyConfig(**{"share": share, **self.form, **fields})
+            check_settings(section)
+            section.validate()
+        self.section = section
         kind = RelayServer if links is None else partial(LinkRelayServer, links=links)
         self.server = kind(
             data,
             server_model,
+            section,
             latent_size=latent_size,
-            reg_weight=self.usual_reg_weight if reg_weight is None else reg_weight,
-            weight_decay=weight_decay,
-            gradient_norm=gradient_norm,
-            average=server_average,
             seed=seed,
             device=resolve_device(device),
         )
         self.num_classes = self.server.num_classes
-        self.users = self.table(UserSettings(latent_size, user_bias, weight_decay, seed))
+        self.users = self.table(UserSettings(latent_size, user_bias, section.weight_decay, seed))
         self.members = self.membership()
         super().__init__(
             Session(
                 self.members,
-                min_nodes=min_nodes,
-                participation=participation,
+                min_nodes=section.fewest_nodes,
+                participation=section.participation,
                 seed=seed,
                 checkpoint_dir=checkpoint_dir,
                 checkpoint_every=checkpoint_every,
@@ -466,27 +427,29 @@ class RelayStrategy(RoundStrategy[Q, A]):
         return RelayMembership(self.users)
 
     def fixed_settings(self) -> dict[str, object]:
-        return {**self.users.settings._asdict(), "learning_rate": self.learning_rate}
+        return {**self.users.settings._asdict(), "learning_rate": self.section.learning_rate}
 
     # The run
 
     def step_size(self, server_round: int) -> float:
-        return scheduled(self.schedule, self.learning_rate, server_round, self.session.rounds)
+        how = self.section
+        return scheduled(how.schedule, how.learning_rate, server_round, self.session.rounds)
 
     def hosted(self, server_round: int) -> dict[int, IntArray]:
-        """Return the users of each SuperNode that is there as a round begins."""
         return self.numbers(
             self.session.gather(server_round, "no SuperNode hosts users of this graph")
         )
 
     def drawn(self, server_round: int) -> IntArray:
-        """Draw the users that a round asks."""
-        pool = self.users.roster.pool(server_round)
+        pool = self.users.pool(server_round)
         return pool[self.session.draw(pool.size, server_round)]
 
     def took_part(self, nodes: Iterable[int], no_use: str = "") -> Participation:
         """Return what became of every user, where these SuperNodes have answered."""
-        unhosted = self.users.unhosted(self.session.members.numbers())
+        nobody = ~self.users.left
+        for users in self.session.members.numbers().values():
+            nobody[users] = False
+        unhosted = {"no SuperNode hosts it": np.flatnonzero(nobody)}
         answered = self.session.clients_of(nodes)
         return self.session.participation(answered, left_out=unhosted, no_use=no_use)
 
@@ -509,9 +472,11 @@ class RelayStrategy(RoundStrategy[Q, A]):
     def evaluates(self, server_round: int) -> bool:
         """Whether a round is evaluated: every so many, and a round that may be the last."""
         may_end = server_round >= self.session.rounds or self.session.stops_early(server_round)
-        return may_end or server_round % self.evaluate_every == 0
+        return may_end or server_round % self.section.evaluate_every == 0
 
-    def measure(self, server_round: int, who: Participation, losses: Losses) -> RoundReport:
+    def measure(
+        self, server_round: int, who: Participation, losses: Mapping[str, float]
+    ) -> RoundReport:
         accuracy, self.counts = dict.fromkeys(ROLES, math.nan), None
         if self.evaluates(server_round):
             accuracy = self.server.accuracy()
@@ -520,9 +485,7 @@ class RelayStrategy(RoundStrategy[Q, A]):
             server_round,
             who,
             accuracy,
-            loss=losses.total,
-            cross_entropy=losses.cross_entropy,
-            regulariser=losses.regulariser,
+            **losses,
             bytes=self.users.ledger.payload,
         )
 
@@ -531,12 +494,12 @@ class RelayStrategy(RoundStrategy[Q, A]):
 
     def _resume(self) -> int:
         """Go on from a checkpoint, which from now on has nothing of users that left."""
-        last, roster = super()._resume(), self.users.roster
-        if roster.is_change:
+        last, users = super()._resume(), self.users
+        if users.is_change:
             # What was the best is of other users; nobody needs what is held of it.
             self.best.forget()
             self._right_in_best = None
-        if roster.is_change and roster.left.any():
+        if users.is_change and users.left.any():
             self.session.checkpoints.rewrite(last, self._saved())
         return last
 
@@ -553,8 +516,7 @@ class RelayStrategy(RoundStrategy[Q, A]):
         self._right_in_best = state.get("right-then")
 
     def learnt(self) -> ArrayRecord:
-        state = self.server.eval_model.state_dict()
-        return ArrayRecord({name: Array(value.cpu().numpy()) for name, value in state.items()})
+        return ArrayRecord(self.server.eval_model.state_dict())
 
     def weights(self) -> dict[str, Tensor]:
         """Return what the last report was made with.
@@ -566,18 +528,55 @@ class RelayStrategy(RoundStrategy[Q, A]):
         return model | {"latent": self.server.latent}
 
     def snapshot(self) -> Snapshot:
-        return server_snapshot(self.server)
+        """Return the server's half of a run, of users that have answered."""
+        server = self.server
+        users = server.known.nonzero().flatten().cpu()
+        every = (
+            np.arange(server.num_nodes) if server.names is None else np.array(list(server.names))
+        )
+        nodes, client = every[users.numpy()], np.full(len(users), NO_CLIENT)
+        models, is_public = server_models(server.eval_model), np.zeros(len(users), bool)
+
+        def beside(rows: Tensor) -> Embeddings:
+            return Embeddings(client, nodes, users.numpy(), is_public, rows.cpu()[users].numpy())
+
+        if isinstance(server, LinkRelayServer):
+            edges = server.whole[:, server.known[server.whole].all(0)].cpu().numpy()
+            known = KnownLinks(np.full(edges.shape[1], NO_CLIENT), *every[edges])
+            return Snapshot(None, models, beside(server.rows(server.whole)), known)
+        masks = (server.masks[name].cpu()[users] for name in ROLES)
+        logits, label = server.logits().cpu()[users], server.y.cpu()[users]
+        role = role_of(*masks)
+        predictions = Predictions.of(logits, NO_CLIENT, nodes, role, label, server.classes)
+        return Snapshot(predictions, models, beside(server.latent))
 
     def figures(self) -> Iterator[list[str]]:
         """Give the lines of ``clients.csv``: each present user in the last and the best round."""
-        return user_lines(self.server, self.users.traffic, self.best, self._right_in_best)
+        server = self.server
+        role = np.full(server.num_nodes, -1)
+        for index, name in enumerate(ROLES):
+            role[server.masks[name].cpu().numpy()] = index
+        best, right_then = self.best, self._right_in_best
+        rounds = {"last": (best.last, server.right), "best": (best.number, right_then)}
+        texts = {
+            at: (str(number), right.cpu().tolist())
+            for at, (number, right) in rounds.items()
+            if right is not None
+        }
+        for user in server.known.nonzero().flatten().tolist():
+            counts = [str(count) for count in self.users.traffic[user].tolist()]
+            for at, (number, right) in texts.items():
+                accuracy = ["", "", ""]
+                if role[user] >= 0:
+                    accuracy[role[user]] = "1.0" if right[user] else "0.0"
+                yield [str(user), at, number, "1", "", *accuracy, *counts]
 
     def summary(self) -> None:
         LOG.info(
             "%s: %d users, %s", type(self).__name__, self.server.num_nodes, self.users.settings
         )
 
-    def grow(self, data: ServerData, *, left: Sequence[int] = (), alone: int = 0) -> None:
+    def grow(self, data: Any, *, left: Sequence[int] = (), alone: int = 0) -> None:
         """Go on with other users: the next ``start`` is to be with ``resume=True``.
 
         Parameters
@@ -605,7 +604,7 @@ class RelayStrategy(RoundStrategy[Q, A]):
         if left and not 0 <= min(left) <= max(left) < data.y.shape[0]:
             raise ValueError(f"left: users {list(left)!s:.60} of {data.y.shape[0]}")
         count = int(data.y.shape[0])
-        self.users.grow(Roster.of(count, left, alone, before=count))
+        self.users.grow(count, left, alone)
         self.server.take(data, left)
 
 
@@ -654,8 +653,10 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
         SuperNodes to wait for before a round.
     checkpoint_dir, checkpoint_every : Path, int
         Where and every how many rounds to save everything; 0 for never.
-    links : HeldLinks, optional
+    links : LinksSection, optional
         The edges that are held out if links are learnt; the model then gives a row for each node.
+    section : StrategyConfig, optional
+        The section ``strategy`` of a config, in place of its fields.
 
     Notes
     -----
@@ -666,23 +667,9 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
 
     users: OwnTable
 
-    def __init__(
-        self,
-        data: ServerData,
-        server_model: nn.Module,
-        *,
-        average_every: int = DEFAULTS.average_every,
-        average_over: str = DEFAULTS.average_over,
-        **settings: Any,  # the other parameters
-    ) -> None:
-        self.average_every, self.average_over = average_every, average_over
-        super().__init__(data, server_model, **settings)
-        if self.users.settings.average_over == "all" and self.session.share < 1:
-            raise ValueError("average_over: 'all' needs participation 1, all users step together")
-
     def table(self, settings: UserSettings) -> OwnTable:
-        settings = settings._replace(average_over=self.average_over)
-        return OwnTable(self.server.num_nodes, settings, self.average_every)
+        settings = settings._replace(average_over=self.section.average_over)
+        return OwnTable(self.server.num_nodes, settings, self.section.average_every)
 
     def ask(self, server_round: int) -> dict[int, RelayRequest]:
         """Step 1: ask this round's users for latent vectors, with the gradients that wait."""
@@ -718,7 +705,7 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
             )
             # Of a million users neither is to take room while the server steps.
             reply.latent, request.gradient = reply.latent[:0].copy(), request.gradient[:0].copy()
-        is_frozen = self.users.roster.is_alone(server_round)
+        is_frozen = self.users.is_alone(server_round)
         rate = self.step_size(server_round)
         losses, gradient = self.server.step(server_round, rate, is_frozen=is_frozen)
         self.users.delivered(answered)

@@ -45,8 +45,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -78,10 +77,10 @@ from flower_graph.strategies.nfedgnn.common_client import (
     LEAST_FRACTION_BITS,
     detail_of,
 )
+from flower_graph.strategies.nfedgnn.config import MASKED, SUMMED
 from flower_graph.strategies.nfedgnn.messages import (
     Advance,
     CommonEnrolment,
-    CommonQuestion,
     CopyReply,
     CopyRequest,
     EnrolmentReply,
@@ -92,10 +91,8 @@ from flower_graph.strategies.nfedgnn.messages import (
     MaskedEnrolment,
     SumReply,
 )
-from flower_graph.strategies.nfedgnn.server_model import Losses, ServerData
 from flower_graph.strategies.nfedgnn.strategy import (
     ANSWERED,
-    DEFAULTS,
     DOWN,
     FLOAT,
     UP,
@@ -114,6 +111,7 @@ from flower_graph.wire.ledger import reply_bytes, setup_bytes
 NOBODY: IntArray = np.zeros(0, np.int64)
 T = TypeVar("T")
 NEVER = -1  # the round of no step
+MISSING = "missing from %d SuperNode(s)"
 MOST_STOPPED = 2  # steps that a SuperNode may stop before it is left out
 LOG = logging.getLogger(__name__)
 
@@ -125,14 +123,6 @@ class NoSum:
     text: str  # One line for a person
     nodes: tuple[int, ...] = ()  # SuperNodes that it is for want of, as far as they are known
 
-    def __str__(self) -> str:
-        return f"no sum of gradients: {self.text}"
-
-    @classmethod
-    def unanswered(cls, nodes: Sequence[int]) -> NoSum:
-        count = f"{len(nodes)} SuperNode{'' if len(nodes) == 1 else 's'}"
-        return cls(f"missing from {count}", tuple(nodes))
-
 
 class CommonTable(UserTable):
     """Users, the last step of their layer, and which SuperNodes have taken it."""
@@ -142,14 +132,11 @@ class CommonTable(UserTable):
         self.last, self.before = 0, NEVER  # rounds of the last two steps; 0: the first weights
         # [f, w] that the last was taken with, or the same under pads
         self.total: FloatArray | HiddenSum | None = None
-        self._learning_rate = 0.0  # of it
+        self.learning_rate = 0.0  # of it
         self.at: dict[int, int] = {}  # round of the last step of each SuperNode's layer
+        self.stopped = Counter[int]()  # steps that SuperNodes stopped, by their users
 
     # The last step
-
-    def made(self, server_round: int, total: FloatArray | HiddenSum, learning_rate: float) -> None:
-        self.last, self.before = server_round, self.last
-        self.total, self._learning_rate = total, learning_rate
 
     def can_go_on(self, node: int) -> bool:
         """Whether a SuperNode has the last step, or can take it with the sum."""
@@ -158,18 +145,13 @@ class CommonTable(UserTable):
 
     def go_back(self, nodes: Collection[int]) -> None:
         newest = max(self.at.get(node, 0) for node in nodes)
-        LOG.warning(
-            "nobody who is there has the users' layer of round %d: they go on from that of round "
-            "%d",
-            self.last,
-            newest,
-        )
+        LOG.warning("the layer of round %d is lost: all go on from round %d", self.last, newest)
         self.last, self.before, self.total = newest, NEVER, None
 
     def advance(self, node: int, copied: int = NEVER, copy: Bytes | None = None) -> Advance:
         at = self.at.get(node, 0)
         copy = None if self.can_go_on(node) else copy
-        result = Advance(self.last, self.before, self._learning_rate, copy=copy)
+        result = Advance(self.last, self.before, self.learning_rate, copy=copy)
         if at == self.last or self.before not in (at, copied):
             return result
         if isinstance(self.total, HiddenSum):
@@ -206,7 +188,6 @@ class CommonTable(UserTable):
         return super().state_dict() | {"layer-round": self.last}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Go on from what ``state_dict`` returned: every SuperNode has the last step."""
         super().load_state_dict(state)
         self.last, self.before, self.total = int(state["layer-round"]), NEVER, None
 
@@ -214,18 +195,12 @@ class CommonTable(UserTable):
 class CommonMembership(RelayMembership):
     """The users of each SuperNode, and the round of its layer."""
 
-    question_type = CommonQuestion
-    answer_type = CommonEnrolment
     state: CommonTable
-
-    def __init__(self, state: CommonTable) -> None:
-        super().__init__(state)
-        self._stopped = Counter[int]()  # steps that SuperNodes stopped, by their users
 
     def stopped(self, nodes: Collection[int], asked: Collection[int]) -> None:
         # If most of them have, it is no fault of theirs.
         for node in nodes if 2 * len(nodes) < len(asked) else ():
-            self._stopped.update(self.clients[node])
+            self.state.stopped.update(self.clients[node])
             if why := self._refused_for(self.clients[node]):
                 LOG.warning("node %d and its %d users: %s", node, len(self.clients[node]), why)
                 self.forget(node)
@@ -235,14 +210,14 @@ class CommonMembership(RelayMembership):
         return self._refused_for(answer.users.tolist()) or super().refusal(answer)
 
     def _refused_for(self, users: Iterable[int]) -> str:
-        if max((self._stopped[user] for user in users), default=0) < MOST_STOPPED:
+        if max((self.state.stopped[user] for user in users), default=0) < MOST_STOPPED:
             return ""
         return f"it stopped {MOST_STOPPED} steps of all: left out until another SuperNode joins"
 
     def enrolled(self, node: int, answer: EnrolmentReply) -> None:
         super().enrolled(node, answer)
         assert isinstance(answer, CommonEnrolment)
-        self._stopped.clear()
+        self.state.stopped.clear()
         self.state.at[node] = answer.layer_round
 
 
@@ -253,7 +228,6 @@ class Latents:
     server_round: int = 0
     requests: dict[int, LatentRequest] = field(default_factory=dict)
     came: dict[int, FloatArray] = field(default_factory=dict)  # [p, h] of users that train
-    apart: set[int] = field(default_factory=set)  # SuperNodes that also sent vectors to be measured
     rejected: list[Rejected] = field(default_factory=list)
 
 
@@ -276,21 +250,20 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
         Where and every how many rounds to save everything; 0 for never.
     """
 
-    usual_reg_weight = 0.0
+    form: ClassVar = {"share": SUMMED}
     users: CommonTable
     members: CommonMembership
 
     def __init__(
         self,
-        data: ServerData,
+        data: Any,
         server_model: nn.Module,
         *,
         feature_dropout: float = 0.0,
-        limit: float = DEFAULTS.limit,
         **settings: Any,  # the other parameters
     ) -> None:
         BELOW_ONE.check("feature_dropout", feature_dropout)
-        self.feature_dropout, self.limit = feature_dropout, limit
+        self.feature_dropout = feature_dropout
         self._latents = Latents()
         super().__init__(data, server_model, **settings)
 
@@ -300,7 +273,7 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
     # What is otherwise where sums are masked
 
     def membership(self) -> CommonMembership:
-        return CommonMembership(self.users)
+        return CommonMembership(self.users, CommonEnrolment)
 
     def beside(self, server_round: int, nodes: Sequence[int]) -> dict[int, Config]:
         return {}
@@ -310,19 +283,24 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
     ) -> FloatArray | HiddenSum | NoSum:
         """Ask for the sums of gradients; return the whole sum, or why there is none."""
         users, session = self.users, self.session
+        f, w = users.weight_shape
         replies = session.send(
             {node: request.to_record() for node, request in requests.items()},
             server_round,
-            lambda node, content: SumReply.from_record(content, requests[node], users.weight_shape),
+            lambda node, content: SumReply.read(
+                content, server_round=server_round, f=f, w=w, p=requests[node].users.size
+            ),
             message_type="train.add_up",
-            max_reply_bytes=reply_bytes(int(np.prod(users.weight_shape))),
+            max_reply_bytes=reply_bytes(f * w),
         )
         total = np.zeros(users.weight_shape)
         for node in session.members.present(replies.values):
-            total += bounded(replies.values[node].total, self.limit)
+            total += bounded(replies.values[node].total, self.section.limit)
             users.added_up(requests[node].users, replies.values[node].total.nbytes)
         missing = [node for node in requests if node not in replies.values]
-        return NoSum.unanswered(missing) if missing else total.astype(np.float32)
+        if missing:
+            return NoSum(MISSING % len(missing), tuple(missing))
+        return total.astype(np.float32)
 
     def round(self, server_round: int) -> RoundReport:
         """Run a round: steps 2 to 5, then 1 and 2 of the next."""
@@ -332,24 +310,25 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
         losses, gradient = self._losses(server_round, latents)
         gradients = gradient.cpu().numpy()
         for node, local in answered.items():
-            users.used(local, apart=node in latents.apart)
+            users.used(local, apart=latents.requests[node].trains)
         requests = {
             node: GradientRequest(server_round, local, gradients[local], users.last, users.settings)
             for node, local in answered.items()
         }
-        total, why = self.add(server_round, requests), ""
+        total, skipped = self.add(server_round, requests), ""
         if isinstance(total, NoSum):
-            why = str(total)
+            skipped = f"no sum of gradients: {total.text}"
         else:
             self.server.move(server_round, rate)
-            users.made(server_round, total, rate)
-        who = self.took_part(() if why else answered, why)
+            users.last, users.before = server_round, users.last
+            users.total, users.learning_rate = total, rate
+        who = self.took_part(() if skipped else answered, skipped)
         if isinstance(total, NoSum):
             self.members.stopped(total.nodes, answered)
         users.round = server_round
         self._look_ahead(server_round)
         report = self.measure(server_round, who, losses)
-        report.skipped = why
+        report.skipped = skipped
         return report
 
     # Steps 1 and 2
@@ -387,7 +366,7 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
         self._ask(asked, saves=self.session.is_due(server_round))
 
     def _drawn(self, server_round: int, hosted: Mapping[int, IntArray]) -> dict[int, IntArray]:
-        takes_part = np.zeros(self.users.roster.size, bool)
+        takes_part = np.zeros(self.users.size, bool)
         takes_part[self.drawn(server_round)] = True
         return {node: users[takes_part[users]] for node, users in hosted.items()}
 
@@ -420,24 +399,33 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
             contents,
             server_round=latents.server_round,
             timeout=session.timeout,
-            read=lambda node, content: LatentReply.from_record(content, self.requests[node]),
+            read=self.read,
             max_reply_bytes=self.reply_bytes(),
         )
         self.answers, latents.rejected = replies.values, replies.rejected
         session.members.note(replies.rejected)
         for node, reply in replies.values.items():
-            self._take(node, reply)
+            request = self.requests[node]
+            self.users.took_step(node, request)
+            if reply.measured is not None:
+                self.server.receive(torch.from_numpy(request.measured), _tensor(reply.measured))
+            if reply.latent is not None:
+                latents.came[node] = reply.latent
+            elif reply.measured is not None:
+                latents.came[node] = reply.measured[np.isin(request.measured, request.users)]
 
-    def _take(self, node: int, reply: LatentReply) -> None:
-        request, latents = self.requests[node], self._latents
-        self.users.took_step(node, request)
-        if reply.measured is not None:
-            self.server.receive(torch.from_numpy(request.measured), _tensor(reply.measured))
-        if reply.latent is not None:
-            latents.came[node] = reply.latent
-            latents.apart.add(node)
-        elif reply.measured is not None:
-            latents.came[node] = reply.measured[np.isin(request.measured, request.users)]
+    def read(self, node: int, content: RecordDict) -> LatentReply:
+        request = self.requests[node]
+        return LatentReply.read(
+            content,
+            server_round=request.server_round,
+            layer_round=request.advance.layer_round,
+            trains=request.trains,
+            measures=bool(request.measured.size),
+            p=request.users.size,
+            m=request.measured.size,
+            h=request.settings.latent_size,
+        )
 
     def reply_bytes(self) -> int:
         users = (one.users.size + one.measured.size for one in self.requests.values())
@@ -479,7 +467,7 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
 
     # Step 3
 
-    def _losses(self, server_round: int, latents: Latents) -> tuple[Losses, Tensor]:
+    def _losses(self, server_round: int, latents: Latents) -> tuple[dict[str, float], Tensor]:
         """Return the loss over the users that answered, and the gradients by their vectors."""
         server, device = self.server, self.server.device
         heard = torch.zeros(server.num_nodes, dtype=torch.bool, device=device)
@@ -516,53 +504,23 @@ def _tensor(latent: NDArray[np.generic]) -> Tensor:
 # Masked ------------------------------------------------------------------------------------------
 
 
-class MaskedMembership(CommonMembership):
-    """The users of each SuperNode, and which SuperNodes have the common key."""
-
-    answer_type = MaskedEnrolment
-
-    def __init__(self, state: CommonTable, check: Callable[[MaskedEnrolment], None]) -> None:
-        super().__init__(state)
-        self._check = check
-        self.keys: dict[int, MaskedEnrolment] = {}  # what each SuperNode said of its keys
-
-    def read(self, node: int, content: RecordDict) -> EnrolmentReply:
-        answer = super().read(node, content)
-        assert isinstance(answer, MaskedEnrolment)
-        self._check(answer)
-        return answer
-
-    def enrolled(self, node: int, answer: EnrolmentReply) -> None:
-        super().enrolled(node, answer)
-        assert isinstance(answer, MaskedEnrolment)
-        self.keys[node] = answer
-
-
 class MaskedGradientRelay(SummedGradientRelay):
     """Server of nFedGNN with one first layer, for clients that are ``MaskedLayerClient``.
 
     Parameters
     ----------
     *data, **more
-        As of ``SummedGradientRelay``.
-    registry : Path or str, optional
-        File of the SuperNodes' registered keys, for clients that do not trust the server.
+        As of ``SummedGradientRelay``. ``registry`` is the file of the SuperNodes' registered keys,
+        for clients that do not trust the server (``trust="malicious-server"``).
     """
 
-    def __init__(
-        self,
-        *data: Any,  # Any: arguments are those of its parent
-        registry: Path | str | None = None,
-        **more: Any,
-    ) -> None:
+    form: ClassVar = {"share": SUMMED, "aggregation": MASKED}
+
+    def membership(self) -> CommonMembership:
+        registry = self.section.registry
         # Under pads two sums tell the server nothing, however few SuperNodes they differ by.
         self._parties = None if registry is None else PartySums(registry, differ_by=1)
-        super().__init__(*data, **more)
-
-    members: MaskedMembership
-
-    def membership(self) -> MaskedMembership:
-        return MaskedMembership(self.users, self._check)
+        return CommonMembership(self.users, MaskedEnrolment, self._check)
 
     def _check(self, answer: MaskedEnrolment) -> None:
         """Refuse a SuperNode whose public key no other SuperNode would take."""
@@ -577,7 +535,7 @@ class MaskedGradientRelay(SummedGradientRelay):
     def sums(self) -> SecureSum:
         return SecureSum(
             self.session.exchange,
-            limit=self.limit,
+            limit=self.section.limit,
             resolution=2.0**-LEAST_FRACTION_BITS,
             server=self._parties or SumServer(dropout=0.0),
             timeout=self.session.timeout,
@@ -592,7 +550,7 @@ class MaskedGradientRelay(SummedGradientRelay):
 
     def beside(self, server_round: int, nodes: Sequence[int]) -> dict[int, Config]:
         """Have the common key sealed for SuperNodes that do not have it."""
-        keys, hosted = self.members.keys, list(self.session.hosted())
+        keys, hosted = self.members.answers, list(self.session.hosted())
         holders = [node for node in hosted if keys[node].key_check.any()]
         checks = {node: keys[node].key_check.tobytes() for node in holders}
         having = [node for node in holders if checks[node] == checks[holders[0]]]
@@ -649,7 +607,7 @@ class MaskedGradientRelay(SummedGradientRelay):
         rejected = sums.take_rejected()
         session.rejected += rejected
         if missing:
-            return NoSum.unanswered(missing)
+            return NoSum(MISSING % len(missing), tuple(missing))
         if isinstance(result, Skipped):
             silent = tuple({one.node_id for one in rejected} & requests.keys())
             return NoSum(str(result.reason), silent)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn, TypeVar
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -114,7 +115,6 @@ class LinearCohort:
         return (self.rows, slice(None)) if users is None else take(self.rows, users)
 
     def forward(self, users: Tensor | None) -> Tensor:
-        """Return latent vectors ``[p, h]``."""
         rows, place = self._part(users)
         return project(rows, self._state["weight"][place])
 
@@ -204,13 +204,6 @@ class StoredCohort(LinearCohort):
         order = torch.argsort(self._state["step"][users], stable=True)
         for part in order.split(AT_A_TIME):
             super().step(self._begun(users[part]), gradient[part], learning_rate)
-
-    def weight_sum(self, *_: object) -> NoReturn:
-        """Refuse: an average changes the weights of all users at once."""
-        raise ValueError("users whose weights are in a file do not average them")
-
-    def set_weights(self, *_: object) -> NoReturn:
-        self.weight_sum()
 
     def tensors(self) -> Tensors:
         """Return weights, moments and step counts of all users, as they would be in memory."""
@@ -439,13 +432,13 @@ class CommonLayer:
 
     def step(self, total: Tensor, server_round: int, learning_rate: float) -> None:
         adam = Adam([self.weight], lr=learning_rate, weight_decay=self.settings.weight_decay)
-        exp_avg, exp_avg_sq = (self.tensors[name] for name in ADAM_TENSORS[1:])
-        count = self.tensors[STEP].clone()
-        adam.state[0] = {"step": count, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+        (adam.averages, adam.squares), adam.steps = (
+            ([self.tensors[name]] for name in ADAM_TENSORS[1:]),
+            [self.tensors[STEP]],
+        )
         self.weight.grad = total.reshape(self.weight.shape).to(self.weight)
         adam.step()
         adam.zero_grad()
-        self.tensors[STEP] += 1
         self.tensors[ROUND].fill_(server_round)
 
     def _dropped(self, server_round: int) -> Dropped | None:
@@ -461,31 +454,17 @@ def user_models(
     users: Sequence[int], rows: ActiveRows, tensors: Tensors, settings: UserSettings
 ) -> SavedModels:
     """Return the users' linear maps; rows of features that a user lacks are the first weights."""
-    features, bias = rows.num_features - int(settings.bias), settings.bias
-    rest = tensors.get("inactive-weight")
-    begun = (shared_linear_weight(features, settings) if rest is None else rest).cpu()[:features]
+    inactive = tensors.get("inactive-weight")
+    if inactive is None:
+        inactive = shared_linear_weight(rows.num_features - int(settings.bias), settings)
+    result = common_model(users, inactive, settings.bias)
     weight, feature, ptr = (t.cpu() for t in (tensors["weight"], rows.feature, rows.ptr.long()))
-    own: dict[str, Tensor] = {}
-    if bias:  # the last row of each
-        last = ptr[1:] - 1
-        own["linear.bias"] = weight[last]
-        chosen = torch.ones(feature.numel(), dtype=torch.bool)
-        chosen[last] = False
-        weight, feature = weight[chosen], feature[chosen]
-        ptr = ptr - torch.arange(ptr.numel())
-    kept = SparseRows("linear.weight", weight, feature, ptr, transposed=True)
-    arguments = {"features": features, "latent_size": settings.latent_size, "bias": bias}
-    shared = {"linear.weight": begun.T}
-    return SavedModels(MODULE, arguments, list(users), shared, own, kept)
+    return replace(result, rows=SparseRows("weight", weight, feature, ptr))
 
 
 def common_model(users: Sequence[int], weight: Tensor, bias: bool) -> SavedModels:
     """Return the linear map that all users share."""
     # weight [f, h], with a bias its last row
-    weight = weight.detach().cpu()
     features = weight.shape[0] - int(bias)
-    shared = {"linear.weight": weight[:features].T.contiguous()}
-    if bias:
-        shared["linear.bias"] = weight[features].clone()
     arguments = {"features": features, "latent_size": weight.shape[1], "bias": bias}
-    return SavedModels(MODULE, arguments, list(users), shared, {})
+    return SavedModels(MODULE, arguments, list(users), {"weight": weight.detach().cpu()}, {})

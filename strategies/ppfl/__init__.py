@@ -5,35 +5,19 @@ from typing import TYPE_CHECKING
 from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
-    from flower_graph.strategies.ppfl.cohort_client import (
-        EmbeddingClient,
-        PublicNodeClient,
-        public_rows,
+    from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient as EmbeddingClient
+    from flower_graph.strategies.ppfl.cohort_client import PublicNodeClient as PublicNodeClient
+    from flower_graph.strategies.ppfl.cohort_client import public_rows as public_rows
+    from flower_graph.strategies.ppfl.evaluation import judge_embeddings as judge_embeddings
+    from flower_graph.strategies.ppfl.newcomer import PublicSpace as PublicSpace
+    from flower_graph.strategies.ppfl.newcomer import join_graph as join_graph
+    from flower_graph.strategies.ppfl.newcomer import join_space as join_space
+    from flower_graph.strategies.ppfl.newcomer import learn_beside as learn_beside
+    from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus as SecureConsensus
+    from flower_graph.strategies.ppfl.secure_consensus import (
+        SecureConsensusClient as SecureConsensusClient,
     )
-    from flower_graph.strategies.ppfl.evaluation import judge_embeddings
-    from flower_graph.strategies.ppfl.newcomer import (
-        PublicSpace,
-        join_graph,
-        join_space,
-        learn_beside,
-    )
-    from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus
-    from flower_graph.strategies.ppfl.secure_consensus_client import SecureConsensusClient
-    from flower_graph.strategies.ppfl.strategy import LocalEmbedding, ProcrustesAlignment
-
-__all__ = [
-    "EmbeddingClient",
-    "LocalEmbedding",
-    "ProcrustesAlignment",
-    "PublicNodeClient",
-    "PublicSpace",
-    "SecureConsensus",
-    "SecureConsensusClient",
-    "join_graph",
-    "join_space",
-    "judge_embeddings",
-    "learn_beside",
-    "public_rows",
-]
+    from flower_graph.strategies.ppfl.strategy import LocalEmbedding as LocalEmbedding
+    from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment as ProcrustesAlignment
 
 __getattr__ = attach(__name__)

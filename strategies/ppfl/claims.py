@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -31,14 +31,17 @@ from flower_graph.strategies.ppfl.messages import (
     FloatArray,
     IntArray,
     SumOrder,
+    held_nodes,
 )
 from flower_graph.wire.arrays import pack_integers
-from flower_graph.wire.codec import Known, Message
-from flower_graph.wire.fields import Block, Bytes, Exact, Numbers, Ragged, split_rows
+from flower_graph.wire.codec import Message
+from flower_graph.wire.fields import Block, Bytes, Numbers
 from flower_graph.wire.keys import ROLES
 
+Held = Mapping[int, IntArray]  # of each client of a SuperNode, the ids of its public nodes
 NOBODYS = np.zeros(0, np.int64)
 PURPOSE = b"public-nodes"
+UNSIGNED = "its claim of public nodes is not signed with its key"
 MEANS = "PPFL-GNN means"  # the purpose of the sums
 DIGEST = hashlib.sha256().digest_size
 ABSENT = -1  # slot of a node that is not in a sum
@@ -50,21 +53,15 @@ MISSING, COLLUDING = 3, 1  # tenths
 MEASURED = ("loss", "disagreement", *ROLES, "precision-1", "precision-5", "precision-10")
 
 
-def sign_claim(identity: Identity, run_id: int, held: Mapping[int, IntArray]) -> Bytes:
+def sign_claim(identity: Identity, run_id: int, held: Held) -> Bytes:
     """Sign which public nodes a SuperNode's clients hold, ``[64]``."""
     signature = identity.sign(PURPOSE, *_parts(run_id, held))
     return np.frombuffer(signature, np.uint8)
 
 
-def check_claim(
-    registry: Registry, party: int, run_id: int, held: Mapping[int, IntArray], signature: Bytes
-) -> None:
-    """Refuse a claim without its SuperNode's signature, or about other SuperNodes' clients."""
-    granted = registry.parties.get(party)
-    if granted is None or not granted.may_host(held):
-        raise RefusedError(f"party {party}: it is not known, or claims clients that are not its")
-    if not registry.verify(party, signature.tobytes(), PURPOSE, *_parts(run_id, held)):
-        raise RefusedError(f"party {party}: its claim of public nodes is not signed with its key")
+def is_signed(registry: Registry, party: int, run_id: int, held: Held, signature: Bytes) -> bool:
+    """Tell whether a party has signed that its clients hold these public nodes."""
+    return registry.verify(party, signature.tobytes(), PURPOSE, *_parts(run_id, held))
 
 
 def fewest_parties(parties: int) -> int:
@@ -79,9 +76,7 @@ def fewest_holders(clients: int, dropout: float, least: int = LEAST_HOLDERS) -> 
     return max(least, 2 + math.floor(dropout * clients))
 
 
-def agreed_nodes(
-    held: Mapping[int, Mapping[int, IntArray]], least: int = LEAST_HOLDERS
-) -> IntArray:
+def agreed_nodes(held: Mapping[int, Held], least: int = LEAST_HOLDERS) -> IntArray:
     """Choose the nodes of the sums by the parties' clients; at least ``least`` hold a node."""
     each = [np.unique(np.concatenate(list(of.values()))) for of in held.values()]
     return common_nodes(each, max(least, fewest_parties(len(each))))
@@ -118,22 +113,12 @@ def layout_of(
 
 @dataclass
 class Claims(Message, down="train"):
-    """Server to client, with a ``SumOrder``: the signed claims of all SuperNodes of the sums."""
+    """Server to client, with a ``SumOrder``: what all SuperNodes of the sums have signed."""
 
-    parties: Annotated[IntArray, Exact("claim-parties", "who claims; none twice", shape="a")]
+    clients: Annotated[list[int], Numbers("claim-clients", "of all these SuperNodes", whole=True)]
+    nodes: Annotated[list[IntArray], held_nodes("claim-")]
     signatures: Annotated[
-        Bytes, Block("claim-signatures", "of each (Ed25519)", shape=f"a {SIGNATURE_BYTES}")
-    ]
-    counts: Annotated[IntArray, Exact("claim-counts", "clients of each", shape="a")]
-    clients: Annotated[IntArray, Exact("claim-clients", "their numbers, ascending", shape="b")]
-    nodes: Annotated[
-        list[IntArray],
-        Ragged(
-            "claim-nodes",
-            "ids of these, client by client",
-            shape="sum of rows",
-            pointer=Numbers("claim-rows", "public nodes of each", shape="b", whole=True),
-        ),
+        Bytes, Block("claim-signatures", "of each SuperNode", shape=f"a {SIGNATURE_BYTES}")
     ]
     means: Annotated[
         Bytes,
@@ -145,25 +130,11 @@ class Claims(Message, down="train"):
         ),
     ] = field(default_factory=lambda: NOT_TOLD[1])
 
-    def check(self, known: Known) -> None:
-        if self.counts.min(initial=0) < 0 or self.counts.sum() != self.clients.size:
-            raise RefusedError("claim-counts: they do not add up to the clients")
-        if np.unique(self.parties).size != self.parties.size:
-            raise RefusedError("claim-parties: a party is there twice")
-
     @classmethod
-    def of(
-        cls,
-        held: Mapping[int, Mapping[int, IntArray]],
-        signatures: Mapping[int, Bytes],
-    ) -> Claims:
-        return cls(
-            np.array(list(held), np.int64),
-            rows_of([signatures[party].tobytes() for party in held], len(held), SIGNATURE_BYTES),
-            np.array([len(of) for of in held.values()], np.int64),
-            np.array([client for of in held.values() for client in of], np.int64),
-            [nodes for of in held.values() for nodes in of.values()],
-        )
+    def of(cls, answers: Iterable[EmbeddingEnrolment]) -> Claims:
+        every = {client: nodes for one in answers for client, nodes in one.held.items()}
+        signed = [one.signature.tobytes() for one in answers if one.signature is not None]
+        return cls(list(every), list(every.values()), rows_of(signed, -1, SIGNATURE_BYTES))
 
     def check_mean(self, mean: FloatArray | None, slots: IntArray) -> None:
         """Refuse means for a client, ``[p, d]``, that differ from the means shown to all."""
@@ -175,44 +146,40 @@ class Claims(Message, down="train"):
         if not np.array_equal(digests_of(mean[here]), self.means[slots[here]]):
             raise RefusedError("the means that the server sends are not those that it shows to all")
 
-    def checked(
-        self, registry: Registry, run_id: int, parties: Collection[int]
-    ) -> dict[int, dict[int, IntArray]]:
+    def checked(self, registry: Registry, run_id: int, parties: Collection[int]) -> dict[int, Held]:
         """Return the nodes of each party's clients; every party of the sums must have signed."""
-        if set(self.parties.tolist()) != set(parties):
-            raise RefusedError(f"claims are of {self.parties.size} parties, sums of {len(parties)}")
-        ends = np.cumsum(self.counts).tolist()
-        clients, result = split_rows(self.clients, self.counts), dict[int, dict[int, IntArray]]()
-        for row, party in enumerate(self.parties.tolist()):
-            of = self.nodes[ends[row] - int(self.counts[row]) : ends[row]]
-            result[party] = dict(zip(clients[row].tolist(), of, strict=True))
-            check_claim(registry, party, run_id, result[party], self.signatures[row])
+        if len(self.signatures) != len(parties):
+            raise RefusedError(f"claims of {len(self.signatures)} parties, sums of {len(parties)}")
+        every, result = dict(zip(self.clients, self.nodes, strict=True)), dict[int, Held]()
+        for party, signature in zip(sorted(parties), self.signatures, strict=True):
+            granted = registry.parties[party]
+            result[party] = {c: nodes for c, nodes in every.items() if granted.may_host([c])}
+            if not is_signed(registry, party, run_id, result[party], signature):
+                raise RefusedError(f"party {party}: {UNSIGNED}")
+        if sum(map(len, result.values())) != len(self.clients):
+            raise RefusedError("claim-clients: one is there twice, or of no party of the sums")
         return result
 
 
-class SignedClaims:
-    """The server's collection of claims, which it shows to all."""
+class SignedClaims(dict[int, EmbeddingEnrolment]):
+    """The server's collection of claims, by party, which it shows to all."""
 
     def __init__(self, registry: Registry, run_id: Callable[[], int]) -> None:
+        super().__init__()
         self.registry, self._run_id = registry, run_id  # Flower's, once there is a run
-        self.signatures: dict[int, Bytes] = {}  # by party
-        self._held: dict[int, dict[int, IntArray]] = {}
 
     def take(self, answer: EmbeddingEnrolment) -> str:
-        held = dict(zip(answer.clients, answer.nodes, strict=True))
         parties = [self.registry.parties[number] for number in self.registry.active]
-        party = next((one.number for one in parties if one.may_host(held)), None)
+        party = next((one.number for one in parties if one.may_host(answer.held)), None)
         if party is None or answer.signature is None:
             return "its claim of public nodes is not signed, or no party may host all its clients"
-        try:
-            check_claim(self.registry, party, self._run_id(), held, answer.signature)
-        except RefusedError as error:
-            return str(error)
-        self._held[party], self.signatures[party] = held, answer.signature
+        if not is_signed(self.registry, party, self._run_id(), answer.held, answer.signature):
+            return f"party {party}: {UNSIGNED}"
+        self[party] = answer
         return ""
 
-    def of(self, parties: Collection[int]) -> dict[int, dict[int, IntArray]]:
-        return {party: self._held[party] for party in sorted(parties) if party in self._held}
+    def of(self, parties: Collection[int]) -> dict[int, EmbeddingEnrolment]:
+        return {party: self[party] for party in sorted(parties) if party in self}
 
 
 def check_layout(
@@ -220,7 +187,7 @@ def check_layout(
     trust: TrustSettings,
     run_id: int,
     parties: Collection[int],
-    own: Mapping[int, IntArray],
+    own: Held,
     least: int = LEAST_HOLDERS,
 ) -> IntArray:
     """Compute the nodes of these parties' sum; refuse claims that would hide less."""
@@ -239,7 +206,7 @@ def check_layout(
     return agreed_nodes(held, least)
 
 
-def _parts(run_id: int, held: Mapping[int, IntArray]) -> list[bytes]:
+def _parts(run_id: int, held: Held) -> list[bytes]:
     """Return the bytes that are signed: the run, the clients in ascending order, their nodes."""
     clients = np.array(sorted(held), np.int64)
     nodes = [pack_integers(held[client]) for client in clients.tolist()]

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context
+from flwr.app import Context
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.client.state import CohortState, Makers, Tensors
+from flower_graph.client.state import CohortState, Makers, Tensors, forms_of
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.outputs.client import ClientOutputs
-from flower_graph.outputs.files import NODE_ROLES, Embeddings, Predictions, SavedModels, Snapshot
+from flower_graph.outputs.files import Embeddings, Predictions, SavedModels, Snapshot
 from flower_graph.storage.files import private_folder
 from flower_graph.storage.writing import replaced, saying
-from flower_graph.strategies.ppfl.evaluation import Folds, GraphJudge, Judgement, count_judged
+from flower_graph.strategies.ppfl.evaluation import GraphJudge, count_judged
 from flower_graph.strategies.ppfl.messages import (
     NOT_FINITE,
     EmbeddingEnrolment,
@@ -28,14 +28,12 @@ from flower_graph.strategies.ppfl.messages import (
     PublicReply,
     PublicRequest,
 )
-from flower_graph.wire.arrays import Answer, Config, Parameters, decode_array
+from flower_graph.wire.arrays import Answer, Config, Parameters
 from flower_graph.wire.fields import Resume
-from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
+from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, ROLES, RUN_TOKEN, SERVER_ROUND
 
 # Evaluates the embeddings of all of a client's nodes, given the round and whether it is the last
 Judge = Callable[[FloatArray, int, bool], Mapping[str, float]]
-MODELS = "model."  # prefix of the models' tensors in a checkpoint
-JUDGED = "public-node-judged"  # in Context.state: the last predictions of evaluations
 
 
 class EmbeddingModel(Protocol):
@@ -154,10 +152,7 @@ class ModelState(CohortState[Models]):
 
     def _collect(self, live: Models, tensors: Tensors) -> None:
         result = _tensors(live)
-        was, now = (
-            {name: (tuple(value.shape), value.dtype) for name, value in kept.items()}
-            for kept in (tensors, result)
-        )
+        was, now = forms_of(tensors), forms_of(result)
         if was != now:
             raise ValueError(
                 f"state_dict: was {was!s:.200}, is {now!s:.200}; names, shapes and types must stay"
@@ -207,10 +202,10 @@ class PublicNodeClient(NumPyClient):
         if len(self.members) != len(members):
             numbers = [member.number for member in members]
             raise ValueError(f"members: client numbers {numbers!s:.60} are not all different")
-        self._save_to, self._context = save_to, context
+        self._save_to = save_to
         self.outputs = ClientOutputs(context, output_dir)
         name, numbers = "public-node-client", list(self.members)
-        self._state = ModelState(context, name, numbers, checkpoint_dir, prefix=MODELS)
+        self._state = ModelState(context, name, numbers, checkpoint_dir)
         self._makers = Makers(self._first, self._build)
 
     def get_properties(self, config: Config) -> Config:
@@ -244,25 +239,18 @@ class PublicNodeClient(NumPyClient):
         return {}
 
     def resume(self, resume: Resume) -> Tensors | None:
-        tensors = self._state.restore(resume, self._makers)
-        if tensors is not None:
-            self._context.state.pop(JUDGED, None)  # predictions of a later round
-        return tensors
+        return self._state.restore(resume, self._makers)
 
     def snapshot(self) -> Snapshot:
         models = self._state.look(self._makers)
-        record = self._context.state.array_records.get(JUDGED, ArrayRecord())
         placed, predictions, saved = [], [], []
         for number, member in self.members.items():
             model, judge, named = models[number], member.judge, member.nodes
             embeddings = np.asarray(model.embed(), np.float32)
             if isinstance(judge, GraphJudge):
-                kept, named = record.get(str(number)), judge.named
-                if kept is None:
-                    folds = judge.judge(embeddings).said
-                else:
-                    folds = Folds(*decode_array(JUDGED, kept))
-                predictions.append(_predictions(number, judge, model, folds))
+                named = judge.named
+                if np.isfinite(embeddings).all():
+                    predictions.append(_predictions(number, judge, model, embeddings))
             if isinstance(model, Classifies):
                 saved.append(model.saved())
             client = np.full(member.nodes.size, number)
@@ -286,9 +274,14 @@ class PublicNodeClient(NumPyClient):
                 nodes, public, rows = member.nodes, member.is_public, answer.embeddings
                 with saying(file), replaced(file) as stream:
                     np.savez(stream, nodes=nodes, public=public, embeddings=rows)
-        if self.outputs.is_on:
-            self._note(request.server_round, answers)
         each = answers.values()
+        self.outputs.measured(
+            request.server_round,
+            [*answers],
+            loss=[one.loss for one in each],
+            accuracy=[[one.judged.get(role, math.nan) for role in ROLES] for one in each],
+            nodes=[len(one.embeddings) for one in each],
+        )
         names = dict.fromkeys(name for answer in each for name in answer.judged)
         return PublicReply(
             request,
@@ -299,22 +292,6 @@ class PublicNodeClient(NumPyClient):
             {client: NOT_FINITE for client, one in answers.items() if one.shared is None},
             counts=count_judged(one.judged for one in each) if request.counting else None,
         )
-
-    def _note(self, server_round: int, answers: Mapping[int, _Answer]) -> None:
-        """Record a round's figures, and the predictions of its evaluations for later snapshots."""
-        judged = [answer.judged for answer in answers.values()]
-        accuracy = [[one.get(role, math.nan) for role in NODE_ROLES[1:]] for one in judged]
-        nodes = [self.members[client].nodes.size for client in answers]
-        loss = [answer.loss for answer in answers.values()]
-        self.outputs.measured(server_round, [*answers], loss=loss, accuracy=accuracy, nodes=nodes)
-        folds = {
-            str(client): Array(np.stack(answer.judged.said))
-            for client, answer in answers.items()
-            if isinstance(answer.judged, Judgement) and answer.judged
-        }
-        if folds:
-            kept = self._context.state.array_records.get(JUDGED, ArrayRecord())
-            self._context.state[JUDGED] = ArrayRecord({**kept, **folds})
 
     def _first(self) -> Tensors:
         return {name: value.detach().clone() for name, value in _tensors(self._models()).items()}
@@ -364,12 +341,14 @@ def disagreement(embeddings: FloatArray, targets: FloatArray) -> float:
     return float(1.0 - cosine.mean())
 
 
-def _predictions(client: int, judge: GraphJudge, model: object, said: Folds) -> Predictions:
-    n = len(judge.labels)
+def _predictions(
+    client: int, judge: GraphJudge, model: EmbeddingModel, embeddings: FloatArray
+) -> Predictions:
+    n, said = len(judge.labels), judge.judge(embeddings).said
     predictions = Predictions(
         np.full(n, client),
         judge.named,
-        said.predicted.copy(),
+        said.predicted,
         np.full(n, np.nan, np.float32),  # an SVC has no probability
         judge.roles,
         np.maximum(judge.labels, -1),
@@ -377,8 +356,8 @@ def _predictions(client: int, judge: GraphJudge, model: object, said: Folds) -> 
         said.fold,
     )
     if isinstance(model, Classifies):
-        itself = said.predicted < 0
-        share = model.logits().cpu().softmax(1).numpy()
-        predictions.predicted[itself] = share.argmax(1)[itself]
-        predictions.probability[itself] = share.max(1)[itself]
+        itself = predictions.predicted < 0
+        share = model.logits().cpu().softmax(1).numpy()[itself]
+        predictions.predicted[itself] = share.argmax(1)
+        predictions.probability[itself] = share.max(1)
     return predictions.rows(predictions.predicted >= 0)

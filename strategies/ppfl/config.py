@@ -15,10 +15,11 @@ from flower_graph.config.rules import (
     Rule,
     at_least,
     choice,
+    refuse_with,
+    require,
     require_library,
 )
 from flower_graph.config.schema import section, setting
-from flower_graph.errors import ConfigError
 from flower_graph.method.trust import OpenedSums
 from flower_graph.wire.keys import AUC
 
@@ -41,12 +42,8 @@ class PartitionConfig(OverlapSection):
     """Public and private nodes of the clients, and the split of nodes."""
 
     clients: int = setting(4, at_least(1), help="clients")
-    label_noise: float = setting(
-        0.0, BELOW_ONE, help="share of a client's training nodes whose label is another class's"
-    )
-    seed: int | None = setting(
-        None, SEED, help="of public and private nodes, roles and noise; null: the run's"
-    )
+    label_noise: float = setting(0.0, BELOW_ONE, help="share of wrong labels in training")
+    seed: int | None = setting(None, SEED, help="of nodes, roles and noise; null: the run's")
     ratios: list[float] = setting(
         [0.6, 0.2, 0.2],
         Rule("three shares that add up to at most 1", _are_shares),
@@ -72,42 +69,28 @@ class DeepWalkConfig:
     window: int = setting(5, at_least(1), help="nodes on each side that a node predicts")
     negative: int = setting(5, at_least(1), help="drawn nodes for each predicted one")
     epochs: int = setting(1, at_least(1), help="passes over a round's walks")
-    learning_rate: float = setting(
-        0.025, ABOVE_ZERO, help="step size at the beginning of the first round"
-    )
+    learning_rate: float = setting(0.025, ABOVE_ZERO, help="step size at the first round's start")
     final_learning_rate: float = setting(0.0001, ABOVE_ZERO, help="step size at its end")
-    decay: float = setting(
-        1.0, SHARE, help="what each round's step sizes are of those of the round before"
-    )
+    decay: float = setting(1.0, SHARE, help="factor of the step sizes from round to round")
 
 
 @dataclass
 class GATConfig:
     """The two-layer GAT of ``model.name: gat``, which trains in each round."""
 
-    heads: int = setting(
-        1, at_least(1), help="heads of the hidden layer, which share `model.dimension`"
-    )
+    heads: int = setting(1, at_least(1), help="hidden heads, which share `model.dimension`")
     epochs: int = setting(20, at_least(1), help="epochs in a round")
     learning_rate: float = setting(0.005, ABOVE_ZERO, help="Adam's step size")
     weight_decay: float = setting(5e-4, NOT_NEGATIVE, help="Adam's L2 weight")
     dropout: float = setting(0.6, BELOW_ONE, help="of features, hidden layer and attention")
-    beta: float = setting(
-        1.0,
-        NOT_NEGATIVE,
-        help="weight of the cosine distance to the aligned means; 0: local training",
-    )
+    beta: float = setting(1.0, NOT_NEGATIVE, help="weight of the pull to the means; 0: none")
 
 
 @dataclass
 class ModelConfig:
     """The embedding model."""
 
-    name: str = setting(
-        DEEPWALK,
-        choice(*MODELS),
-        help="what embeds the nodes; `deepwalk` needs the extra of this name",
-    )
+    name: str = setting(DEEPWALK, choice(*MODELS), help="`deepwalk` needs the extra of this name")
     dimension: int = setting(16, at_least(1), help="numbers of an embedding")
 
 
@@ -116,12 +99,8 @@ class JudgeConfig:
     """The evaluation of embeddings: scikit-learn's classifiers, cross-validated at each client."""
 
     folds: int = setting(5, at_least(2), help="folds of the cross-validation")
-    every: int = setting(
-        1, at_least(1), help="rounds from one evaluation to the next; the last round always has one"
-    )
-    mlp: bool = setting(
-        True, help="whether an MLP evaluates too after the last round, which takes the longest"
-    )
+    every: int = setting(1, at_least(1), help="rounds between evaluations; the last has one")
+    mlp: bool = setting(True, help="whether an MLP, too, judges the last round; it takes longest")
 
 
 @dataclass
@@ -131,9 +110,7 @@ class StrategyConfig(OpenedSums):
     name: str = setting(ALIGNED, choice(*METHODS), help="`local`: nothing is shared")
     alignment: str = setting(PAIRS, choice(*FORMS), help="how embeddings are aligned")
     rotations_only: bool = setting(False, help="leave reflections out")
-    absent: str = setting(
-        LEAVE_OUT, choice(*ABSENT), help="what stands for clients that did not answer"
-    )
+    absent: str = setting(LEAVE_OUT, choice(*ABSENT), help="for clients that did not answer")
 
     def validate(self) -> None:
         readable = {
@@ -168,26 +145,23 @@ class PPFLConfig(RunConfig):
 
     def validate(self) -> None:
         super().validate()
-        how = self.strategy
+        how, model, ratios = self.strategy, self.model, self.partition.ratios
         self.privacy.require_averaging(how.name, ())
-        if AUC in self.metrics:
-            raise ConfigError(f"metrics: {AUC} needs probabilities, and an SVC has none")
-        if self.privacy.epsilon is not None and (how.name == LOCAL or self.masks_sums):
-            why = "these clients send no embeddings in the clear; set privacy.epsilon=null"
-            raise ConfigError(f"privacy.epsilon: {self.privacy.epsilon:g}: {why}")
-        if how.alignment == SECURE and (how.participation < 1 or how.absent == LAST):
-            key = "participation" if how.participation < 1 else "absent"
-            raise ConfigError(
-                f"strategy.{key}: {getattr(how, key)} is not allowed with "
-                f"strategy.alignment={SECURE}: sums over changing clients could be compared",
-                key=f"strategy.{key}",
-            )
-        if self.model.name == GAT and self.model.dimension % self.gat.heads:
-            why = f"cannot share model.dimension: {self.model.dimension} equally"
-            raise ConfigError(f"gat.heads: {self.gat.heads} heads {why}")
-        if self.model.name == GAT and self.partition.ratios[0] == 0:
-            why = f"the first must be above 0: model.name={GAT} learns from labels"
-            raise ConfigError(f"partition.ratios: {self.partition.ratios}: {why}")
+        require(AUC not in self.metrics, "metrics", AUC, "others: an SVC gives no probabilities")
+        silent = how.name == LOCAL or self.masks_sums
+        epsilon, why = self.privacy.epsilon, "null: no embedding is sent in the clear"
+        require(epsilon is None or not silent, "privacy.epsilon", epsilon, why)
+        if how.alignment == SECURE:
+            good = {"participation": how.participation == 1, "absent": how.absent != LAST}
+            for key in [key for key, is_good in good.items() if not is_good]:
+                why = "sums over changing clients could be compared"
+                other = f"strategy.alignment={SECURE}"
+                refuse_with(f"strategy.{key}", getattr(how, key), other, why)
+        if model.name == GAT:
+            fits, words = model.dimension % self.gat.heads == 0, "a divisor of model.dimension"
+            require(fits, "gat.heads", self.gat.heads, f"{words}: {model.dimension}")
+            learns = f"with the first above 0: model.name={GAT} learns from labels"
+            require(ratios[0] > 0, "partition.ratios", ratios, learns)
 
 
 def require_gensim(config: PPFLConfig) -> None:

@@ -12,7 +12,7 @@ validation accuracy falls.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ class DeepWalk:
             check_edges(edge_index, num_nodes)
         self.settings, self._run_seed, self.client = config.deepwalk, config.seed, client
         self.lists = neighbour_lists(edge_index.numpy(), num_nodes)
-        self.connected = np.flatnonzero(np.diff(self.lists.indptr))
+        self.connected = np.flatnonzero(np.diff(self.lists[0]))
         shape = (num_nodes, config.model.dimension)
         # Small, as word2vec starts.
         first = self._rng("vectors", 0).random(shape, dtype=np.float32)
@@ -129,20 +129,13 @@ def negative_sampling_loss(vectors: Floats, near: Floats, far: Floats) -> float:
     return float((np.logaddexp(0, -product) + np.logaddexp(0, products).sum(1)).mean())
 
 
-class NeighbourLists(NamedTuple):
-    """Each node's neighbours, one list after the other."""
-
-    indptr: Integers  # [n + 1] int64: where each node's list begins, and the last one's end
-    neighbours: Integers  # [e] int64 node numbers, ascending within a list
-
-
-def neighbour_lists(edge_index: Integers, num_nodes: int) -> NeighbourLists:
-    """Turn directed edges into lists of neighbours."""
+def neighbour_lists(edge_index: Integers, num_nodes: int) -> tuple[Integers, Integers]:
+    """Turn directed edges into lists of neighbours: their bounds ``[n + 1]``, and the nodes."""
     # edge_index [2, e]
     degrees = np.bincount(edge_index[0], minlength=num_nodes)
     order = np.lexsort((edge_index[1], edge_index[0]))
     indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)
-    return NeighbourLists(indptr, edge_index[1][order].astype(np.int64))
+    return indptr, edge_index[1][order].astype(np.int64)
 
 
 def random_walks(

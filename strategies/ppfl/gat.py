@@ -1,4 +1,4 @@
-"""The GAT client of PPFL-GNN: two attention layers, and a pull towards the aligned public means.
+"""Training of PPFL-GNN's GAT at a client, with a pull towards the aligned public means.
 
 The hidden layer is the embedding. The server aligns its public rows, and the aligned means come
 back as targets: their cosine distance is added to the cross-entropy (PPFL-GNN, equations 5 to 9).
@@ -8,8 +8,8 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 
 from __future__ import annotations
 
-from math import prod, sqrt
-from typing import TYPE_CHECKING, NamedTuple
+from math import sqrt
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,58 +20,15 @@ from torch.nn import functional
 from flower_graph.data.description import check_clients
 from flower_graph.engine.graph_batch import check_sizes, pack_graphs, turn_of, with_dropout
 from flower_graph.ops.adam import adam_rows_
-from flower_graph.ops.attention import AttentionGraph, attend, attention_graph
-from flower_graph.ops.graph import Adjacency, propagate
+from flower_graph.ops.attention import attention_graph
+from flower_graph.ops.graph import propagate
 from flower_graph.outputs.files import SavedModels, SparseRows
 from flower_graph.rng import generator, seeded
+from flower_graph.strategies.ppfl.modules import GAT
 
 if TYPE_CHECKING:
     from flower_graph.data.partition.overlapping import OverlappingGraph
     from flower_graph.strategies.ppfl.config import PPFLConfig
-
-MODULE = "flower_graph.strategies.ppfl.modules.GAT"
-
-
-class Inputs(NamedTuple):
-    """The layers' inputs from a client's graph."""
-
-    x: Adjacency  # [n, r] sparse features, a column for each feature that occurs, and the transpose
-    turn: Tensor  # For each entry of the transpose, which entry of the matrix it is
-    edges: AttentionGraph  # Edges with self-loops
-
-
-class GATWeights(NamedTuple):
-    """The weights of both layers: ``h = d / heads`` numbers a head, ``c`` classes."""
-
-    linear_1: Tensor  # [r, d]
-    source_1: Tensor  # [heads, h] halves of the attention vectors
-    target_1: Tensor
-    bias_1: Tensor  # [d]
-    linear_2: Tensor  # [d, c]
-    source_2: Tensor  # [1, c]
-    target_2: Tensor
-    bias_2: Tensor  # [c]
-
-
-def hidden_layer(weights: GATWeights, inputs: Inputs, dropout: float = 0.0) -> Tensor:
-    """Compute the first layer, which is the embedding."""
-    x = inputs.x
-    if dropout:
-        kept = functional.dropout(torch.ones_like(x.matrix.values()), dropout)
-        x = with_dropout(x, inputs.turn, kept)
-    heads, size = weights.source_1.shape
-    z = propagate(x, weights.linear_1).view(-1, heads, size)
-    h = attend(z, weights.source_1, weights.target_1, inputs.edges, dropout=dropout)
-    return functional.elu(h.reshape(-1, heads * size) + weights.bias_1)
-
-
-def output_layer(
-    weights: GATWeights, hidden: Tensor, inputs: Inputs, dropout: float = 0.0
-) -> Tensor:
-    """Compute logits ``[n, c]`` from the hidden layer; arguments as in ``hidden_layer``."""
-    z = (functional.dropout(hidden, dropout) @ weights.linear_2)[:, None]
-    out = attend(z, weights.source_2, weights.target_2, inputs.edges, dropout=dropout)
-    return out[:, 0] + weights.bias_2
 
 
 class PublicGAT(nn.Module):
@@ -80,15 +37,15 @@ class PublicGAT(nn.Module):
     # Weights and draws depend on the seed, the client and the round alone. Computes where the
     # graph's features are.
 
-    weight: Tensor  # the state between rounds: weights, Adam's moments, its count of steps
-    exp_avg: Tensor
+    exp_avg: Tensor  # Adam's moments, and its count of steps
     exp_avg_sq: Tensor
     step: Tensor
 
     def __init__(self, graph: OverlappingGraph, config: PPFLConfig, classes: int) -> None:
         super().__init__()
         check_clients([graph])
-        check_sizes(graph, int(graph.x.shape[1]), classes)
+        n, features = graph.x.shape
+        check_sizes(graph, features, classes)
         self.settings, self._seed = config.gat, config.seed
         self._client, self._device = graph.client, graph.x.device
         self._train = (graph.train_mask & (graph.train_y >= 0)).nonzero()[:, 0]
@@ -96,18 +53,25 @@ class PublicGAT(nn.Module):
             raise ValueError(f"client {graph.client}: no training node has a label; 1 is needed")
         self._y = graph.train_y[self._train]
         batch = pack_graphs([graph], self._device)
-        x, self._feature = batch.x, batch.feature  # [r] which feature each row of weights is of
-        n, self._features = graph.x.shape
-        self._inputs = Inputs(x, turn_of(x), attention_graph(graph.edge_index, n))
-        d, heads = config.model.dimension, config.gat.heads
-        attention = (heads, d // heads)
-        output = [(d, classes), (1, classes), (1, classes), (classes,)]
-        self._shapes = [(x.matrix.shape[1], d), attention, attention, (d,), *output]
+        self._x, self._turn = batch.x, turn_of(batch.x)
+        self._feature = batch.feature  # [r] the features that occur: of others it has no weights
+        self._edges = attention_graph(graph.edge_index, n)
+        self._arguments: dict[str, Any] = {
+            "features": features,
+            "dimension": config.model.dimension,
+            "classes": classes,
+            "heads": config.gat.heads,
+            "dropout": config.gat.dropout,
+        }
+        self.module = GAT(**self._arguments | {"features": self._feature.numel()}).eval()
         rng = generator(config.seed, "gat", graph.client)
-        weight = _initial(self._features, self._shapes, rng)
-        self.register_buffer("weight", weight.to(self._device))
-        self.register_buffer("exp_avg", torch.zeros_like(self.weight))
-        self.register_buffer("exp_avg_sq", torch.zeros_like(self.weight))
+        # In one column, so that a step of Adam is one call
+        self._weight = _initial(self.module, features, rng).to(self._device)
+        parts = self._weight.split([one.numel() for one in self.module.parameters()])
+        for parameter, part in zip(self.module.parameters(), parts, strict=True):
+            parameter.data = part.view(parameter.shape)
+        self.register_buffer("exp_avg", torch.zeros_like(self._weight))
+        self.register_buffer("exp_avg_sq", torch.zeros_like(self._weight))
         self.register_buffer("step", torch.zeros(1, dtype=torch.int64))
 
     def learn(
@@ -118,86 +82,76 @@ class PublicGAT(nn.Module):
         if targets is not None and len(rows) and self.settings.beta:  # without, the pull is free
             places = torch.as_tensor(rows, device=self._device)
             aligned = places, torch.as_tensor(targets, dtype=torch.float32, device=self._device)
-        loss = self.weight.new_zeros(())
+        loss = self._weight.new_zeros(())
+        self.module.train()
         with seeded(self._device, self._seed, "gat-dropout", self._client, server_round):
             for _ in range(self.settings.epochs):
                 loss = self._epoch(aligned)
+        self.module.eval()
         return float(loss)
 
     def embed(self) -> NDArray[np.float32]:
         with torch.no_grad():
-            return hidden_layer(self._split(self.weight), self._inputs).cpu().numpy()
+            return self._hidden().cpu().numpy()
 
     def logits(self) -> Tensor:
         with torch.no_grad():
-            weights = self._split(self.weight)
-            return output_layer(weights, hidden_layer(weights, self._inputs), self._inputs)
+            return self.module.output_layer(self._hidden(), self._edges)
 
     def saved(self) -> SavedModels:
-        weights = self._split(self.weight.cpu().clone())
-        d, classes = weights.linear_2.shape
-        arguments = {"features": self._features, "dimension": d, "classes": classes}
-        arguments |= {"heads": self.settings.heads}
-        own = {
-            "conv1.att_src": weights.source_1[None],
-            "conv1.att_dst": weights.target_1[None],
-            "conv1.bias": weights.bias_1,
-            "conv2.lin.weight": weights.linear_2.T,
-            "conv2.att_src": weights.source_2[None],
-            "conv2.att_dst": weights.target_2[None],
-            "conv2.bias": weights.bias_2,
-        }
-        # A feature that the client never sees has no weight.
-        name, feature = "conv1.lin.weight", self._feature.cpu()
-        ptr = torch.tensor([0, feature.numel()])
+        own = {n: value.detach().cpu().clone() for n, value in self.module.named_parameters()}
+        rows, feature = own.pop("linear_1"), self._feature.cpu()
+        whole = torch.zeros(self._arguments["features"], rows.shape[1])
         return SavedModels(
-            MODULE,
-            arguments | {"dropout": self.settings.dropout},
+            f"{GAT.__module__}.{GAT.__qualname__}",
+            self._arguments,
             [self._client],
-            {name: torch.zeros(d, self._features)},
-            {key: value[None] for key, value in own.items()},
-            SparseRows(name, weights.linear_1, feature, ptr, transposed=True),
+            {"linear_1": whole},
+            {name: value[None] for name, value in own.items()},
+            SparseRows("linear_1", rows, feature, torch.tensor([0, feature.numel()])),
         )
+
+    def _hidden(self) -> Tensor:
+        x = self._x
+        if rate := self.module.rate:
+            kept = functional.dropout(torch.ones_like(x.matrix.values()), rate)
+            x = with_dropout(x, self._turn, kept)
+        return self.module.hidden_layer(propagate(x, self.module.linear_1), self._edges)
 
     def _epoch(self, aligned: tuple[Tensor, Tensor] | None) -> Tensor:
         """Take one step of Adam; return the cross-entropy before it."""
-        settings = self.settings
-        flat = self.weight.detach().requires_grad_()
-        weights = self._split(flat)
-        hidden = hidden_layer(weights, self._inputs, settings.dropout)
-        logits = output_layer(weights, hidden, self._inputs, settings.dropout)
+        settings, parameters = self.settings, list(self.module.parameters())
+        hidden = self._hidden()
+        logits = self.module.output_layer(hidden, self._edges)
         cross_entropy = functional.cross_entropy(logits.index_select(0, self._train), self._y)
         loss = cross_entropy
         if aligned is not None:
             places, targets = aligned
             cosine = functional.cosine_similarity(hidden.index_select(0, places), targets, dim=1)
             loss = cross_entropy + settings.beta * (1 - cosine.mean())  # equation 9
-        (gradient,) = torch.autograd.grad(loss, flat)
+        gradients = torch.autograd.grad(loss, parameters)
         self.step += 1
         adam_rows_(
-            self.weight,
+            self._weight,
             self.exp_avg,
             self.exp_avg_sq,
-            gradient,
+            torch.cat([one.reshape(-1) for one in gradients])[:, None],
             self.step,
-            [0, len(gradient)],
+            [0, len(self._weight)],
             learning_rate=settings.learning_rate,
             weight_decay=settings.weight_decay,
         )
         return cross_entropy.detach()
 
-    def _split(self, flat: Tensor) -> GATWeights:
-        parts = flat.split([prod(shape) for shape in self._shapes])
-        return GATWeights(*(part.view(s) for part, s in zip(parts, self._shapes, strict=True)))
 
-
-def _initial(features: int, shapes: list[tuple[int, ...]], rng: torch.Generator) -> Tensor:
+def _initial(module: nn.Module, features: int, rng: torch.Generator) -> Tensor:
     """Draw Glorot's uniform weights, as GAT's authors do, into one column; biases are 0."""
     # Only the bound of the first matrix depends on all ``features``: rows of features that the
     # client does not have would not change its output.
     parts = []
-    for index, shape in enumerate(shapes):
-        ends = (features, shape[1]) if index == 0 else shape
+    for name, parameter in module.named_parameters():
+        shape = parameter.shape
+        ends = (features, shape[1]) if name == "linear_1" else shape
         bound = sqrt(6 / sum(ends)) if len(shape) == 2 else 0.0
         parts.append((2 * torch.rand(shape, generator=rng) - 1).mul_(bound).view(-1))
     return torch.cat(parts)[:, None]

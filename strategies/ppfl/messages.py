@@ -37,8 +37,6 @@ from flower_graph.wire.fields import (
     split_rows,
 )
 
-__all__ = ["EmbeddingEnrolment", "PublicReply", "PublicRequest", "fingerprint", "split_rows"]
-
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
 
@@ -54,42 +52,32 @@ def fingerprint(nodes: IntArray) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
+def held_nodes(prefix: str = "") -> Ragged:
+    """Declare the ids of clients' public nodes, one list after the other."""
+    counts = Numbers(f"{prefix}{keys.ROWS}", "public nodes of each", whole=True)
+    return Ragged(f"{prefix}nodes", "their ids", shape="sum of rows", pointer=counts)
+
+
 @dataclass
 class EmbeddingEnrolment(Message, up="query"):
     """Client to server: its clients, and their public nodes."""
 
     clients: Annotated[
-        list[int],
-        Numbers(
-            keys.CLIENTS,
-            f"numbers of the clients here, at most {MOST_CLIENTS}",
-            whole=True,
-            most=MOST_CLIENTS,
-        ),
+        list[int], Numbers(keys.CLIENTS, "at most 4096", whole=True, most=MOST_CLIENTS)
     ]
-    nodes: Annotated[  # of each client [p]
-        list[IntArray],
-        Ragged(
-            "nodes",
-            "ids of these, client by client",
-            shape="sum of rows",
-            pointer=Numbers(keys.ROWS, "public nodes of each", whole=True),
-        ),
-    ]
+    nodes: Annotated[list[IntArray], held_nodes()]  # of each client [p]
     dimensions: Annotated[
-        list[int],
-        Numbers("dimensions", "numbers of an embedding, of each client; all the same", whole=True),
+        list[int], Numbers("dimensions", "numbers of an embedding; all the same", whole=True)
     ]
     handled: Handled = None
     signature: Annotated[
         Bytes | None,
-        Block(
-            "claim-signature",
-            "over clients and ids (Ed25519), where the server is not trusted",
-            shape="64",
-            optional=True,
-        ),
+        Block("claim-signature", "of clients and ids (Ed25519)", shape="64", optional=True),
     ] = None
+
+    @property
+    def held(self) -> dict[int, IntArray]:
+        return dict(zip(self.clients, self.nodes, strict=True))
 
     def check(self, known: Known) -> None:
         clients = self.clients
@@ -123,39 +111,42 @@ class Fingerprints(Numbers):
 
 @dataclass(frozen=True)
 class Rows(Field[Sequence[FloatArray | None]]):
-    """Rows of all clients, concatenated, and an entry that marks which clients' rows count."""
+    """Rows of all clients, concatenated, and an entry that marks the clients that have rows."""
 
     turn = 1
     type = "float32 `[rows, d]`"
+    marks = Numbers(keys.WITH_TARGETS, "1 for each client whose rows count, else 0", whole=True)
 
     def write(self, value: Sequence[FloatArray | None], to: Writing) -> None:
         """Write the rows; zeros for a client without, so that the answer has the same shape."""
         # Flower's ``LocalDpMod`` works on the difference of the two.
-        to.config[keys.WITH_TARGETS] = [int(part is not None) for part in value]
+        self.marks.write([int(part is not None) for part in value], to)
         asked = to.message if isinstance(to.message, PublicRequest) else to.message.request
         if asked.wants_embeddings:
             zeros = [np.zeros((ids.size, asked.dimension), np.float32) for ids in asked.nodes]
             parts = zip(value, zeros, strict=True)
             to.arrays[self.key] = np.concatenate([z if x is None else x for x, z in parts])
 
-
-@dataclass(frozen=True)
-class Targets(Rows):
-    """Means for the clients that have means already."""
-
-    with_targets = Numbers(keys.WITH_TARGETS, "1 for each client that has means yet", whole=True)
-
     def read(self, name: str, reading: Reading) -> object:
-        values = reading.values
-        values["dimension"] = 0
-        if not values["wants_embeddings"]:
-            return [None] * len(values["clients"])
-        sizes = [ids.size for ids in values["nodes"]]
-        reading.sizes["n"] = sum(sizes)
-        rows = take(keys.PUBLIC, "n d", reading).astype(np.float32)
-        values["dimension"] = rows.shape[1]
-        has = self.with_targets.required(name, reading)
-        return [x if flag else None for x, flag in zip(split_rows(rows, sizes), has, strict=True)]
+        request, own = reading.known.get("request"), reading.values
+        asked: Known = own if request is None else vars(request)
+        if request is None:
+            own["dimension"] = 0
+        marks, sizes = self.marks.required(name, reading), [ids.size for ids in asked["nodes"]]
+        if not set(marks) <= {0, 1}:
+            raise self.marks.refuse("0 or 1", marks)
+        if not asked["wants_embeddings"]:
+            return [None] * len(sizes)
+        if isinstance(reading.arrays, RecordDict):  # a reply
+            shape = (sum(sizes), asked["dimension"])
+            rows = read_numbers(reading.arrays, keys.ARRAYS, keys.PUBLIC, shape)
+        else:
+            reading.sizes["n"] = sum(sizes)
+            rows = take(keys.PUBLIC, "n d", reading)
+            own["dimension"] = rows.shape[1]
+        with np.errstate(over="ignore"):
+            parts = split_rows(rows.astype(np.float32), sizes)
+        return [part if mark else None for part, mark in zip(parts, marks, strict=True)]
 
 
 @dataclass
@@ -171,18 +162,13 @@ class PublicRequest(Message, down="train"):
             "fingerprints",
             "of each client's ids: the first 63 bits of BLAKE2b-64 (big-endian) over them as in "
             "`nodes`",
-            shape="c",
             whole=True,
         ),
     ]
     # [p, d] of each client; None for one that has no means yet
     targets: Annotated[
         list[FloatArray | None],
-        Targets(
-            "arrays/public",
-            "means of the clients' public nodes, zeros where there are none; in the secure form "
-            "the common mean",
-        ),
+        Rows("arrays/public", "means of public nodes; in the secure form the common mean"),
     ]
     dimension: int  # numbers of an embedding
     is_last: Annotated[bool, Flag(keys.IS_LAST, "whether no round follows")] = False
@@ -191,49 +177,11 @@ class PublicRequest(Message, down="train"):
     ] = True
     follows: Annotated[
         bool,
-        Flag(
-            "follows",
-            "whether the server knows of earlier rounds of these clients; with it a client notices "
-            "that it has lost its state",
-            optional=True,
-        ),
+        Flag("follows", "whether these clients had earlier rounds: their state", optional=True),
     ] = False
     saves: Saves = False
     run: Token = ""  # if they are to save
     counting: Counting = ""
-
-
-@dataclass(frozen=True)
-class Embeddings(Rows):
-    """Embeddings of the clients that take part; zeros of the other clients are not read."""
-
-    present = Numbers(keys.WITH_TARGETS, "0 for a client whose rows are not to be used", whole=True)
-
-    def read(self, name: str, reading: Reading) -> object:
-        """Read the rows; a client whose rows are not finite is left out, the others stay."""
-        request, left_out = reading.known["request"], reading.values["left_out"]
-        present = Numbers(keys.WITH_TARGETS).required(name, reading)
-        if not set(present) <= {0.0, 1.0}:
-            raise MalformedReplyError(f"{keys.WITH_TARGETS}: expected 0 or 1, got {brief(present)}")
-        result: list[FloatArray | None] = [None] * len(request.clients)
-        if not request.wants_embeddings:
-            return result
-        sizes = [part.size for part in request.nodes]
-        shape = (sum(sizes), request.dimension)
-        assert isinstance(reading.arrays, RecordDict)  # a reply
-        values = read_numbers(reading.arrays, keys.ARRAYS, keys.PUBLIC, shape)
-        with np.errstate(over="ignore"):
-            parts = split_rows(values.astype(np.float32), sizes)
-        for index, (client, part) in enumerate(zip(request.clients, parts, strict=True)):
-            if not np.isfinite(part).all():
-                why = NOT_FINITE
-            elif (largest := largest_size(part)) > keys.MAX_NUMBER:
-                why = f"its embeddings have {largest:g}, at most {keys.MAX_NUMBER:g} is possible"
-            else:
-                why, result[index] = "", part if present[index] else None
-            if present[index] and why:
-                left_out[client] = why
-        return result
 
 
 @dataclass(frozen=True)
@@ -248,20 +196,17 @@ class Judged(Field[Mapping[str, Sequence[float]]]):
 
     def read(self, name: str, reading: Reading) -> object:
         """Refuse invalid measurements, since their names get into the result."""
-        judged = {
-            key.removeprefix(keys.MEASURED): Numbers(key).required(name, reading)
-            for key in reading.metrics
-            if key.startswith(keys.MEASURED)
-        }
-        if len(judged) > MAX_JUDGED:
-            raise MalformedReplyError(f"{len(judged)} measurements, at most {MAX_JUDGED}")
-        for what, values in judged.items():
+        found = [key for key in reading.metrics if key.startswith(keys.MEASURED)]
+        if len(found) > MAX_JUDGED:
+            raise MalformedReplyError(f"{len(found)} measurements, at most {MAX_JUDGED}")
+        judged = {}
+        for key in found:
+            what, values = key.removeprefix(keys.MEASURED), Numbers(key).required(name, reading)
             is_share = what.endswith(keys.ROLES) or what.startswith("precision")
             good = not is_share or all(math.isnan(v) or 0 <= v <= 1 for v in values)
             if not (good and re.fullmatch(r"[a-z0-9-]{1,40}", what)):
-                raise MalformedReplyError(
-                    f"{keys.MEASURED}{what!a:.60}: {brief(values)}: no share, or no such name"
-                )
+                raise MalformedReplyError(f"{key!a:.60}: {brief(values)}: no share, or no name")
+            judged[what] = values
         return judged
 
 
@@ -273,24 +218,17 @@ class PublicReply(Message, up="train"):
     # [p, d] of each client that was asked, in order; None for one that is left out
     embeddings: Annotated[
         list[FloatArray | None],
-        Embeddings("arrays/public", "embeddings, in the same order. Not in the secure form"),
+        Rows("arrays/public", "embeddings, in the same order. Not in the secure form"),
     ]
     # Its model's own loss
     loss: Annotated[list[float], Numbers(keys.LOSS, "of each client")]
     disagreement: Annotated[
         list[float],
-        Numbers(
-            "disagreement",
-            "of each client: mean of 1 − cos between embeddings and means; NaN without",
-        ),
+        Numbers("disagreement", "of each: mean of 1 − cos of embeddings and means; NaN without"),
     ]
     judged: Annotated[
         dict[str, list[float]],
-        Judged(
-            f"{keys.MEASURED}*",
-            "of each client: `judged-val`, `judged-test` and whatever else it measures; NaN where "
-            "it does not",
-        ),
+        Judged(f"{keys.MEASURED}*", "`judged-val`, `judged-test`, …, of each client or NaN"),
     ] = field(default_factory=dict)
     left_out: Annotated[
         dict[int, str],
@@ -311,14 +249,21 @@ class PublicReply(Message, up="train"):
         return cls.read(content, c=len(request.clients), **asked)
 
     def check(self, known: Known) -> None:
-        for name, values, most in (
-            (keys.LOSS, self.loss, keys.MAX_NUMBER),
-            ("disagreement", self.disagreement, 2.001),
-        ):
-            if wrong := [v for v in values if math.isfinite(v) and abs(v) > most]:
-                raise MalformedReplyError(f"{name} is {wrong[0]:g}, at most {most:g} is possible")
-        asked = known["request"].clients  # a SuperNode speaks for these alone
+        """Leave out a client whose rows cannot be used; refuse impossible measurements of any."""
+        most = {keys.LOSS: keys.MAX_NUMBER, "disagreement": 2.001}
+        for name, largest in most.items():
+            if wrong := [v for v in getattr(self, name) if math.isfinite(v) and abs(v) > largest]:
+                raise MalformedReplyError(
+                    f"{name} is {wrong[0]:g}, at most {largest:g} is possible"
+                )
+        asked = self.request.clients  # a SuperNode speaks for these alone
         self.left_out = {client: why for client, why in self.left_out.items() if client in asked}
+        for index, (client, rows) in enumerate(zip(asked, self.embeddings, strict=True)):
+            if rows is None or (size := largest_size(np.abs(rows))) <= keys.MAX_NUMBER:
+                continue
+            why = f"its embeddings have {size:g}, at most {keys.MAX_NUMBER:g} is possible"
+            self.left_out[client] = why if math.isfinite(size) else NOT_FINITE
+            self.embeddings[index] = None
 
 
 @dataclass

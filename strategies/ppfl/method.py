@@ -32,8 +32,7 @@ from flower_graph.strategies.ppfl.config import (
 )
 from flower_graph.strategies.ppfl.evaluation import MLP, SVC, GraphJudge, check_labels
 from flower_graph.strategies.ppfl.newcomer import build_model, join_graph
-from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus
-from flower_graph.strategies.ppfl.secure_consensus_client import SecureConsensusClient
+from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus, SecureConsensusClient
 from flower_graph.strategies.ppfl.strategy import LocalEmbedding, ProcrustesAlignment
 
 if TYPE_CHECKING:
@@ -69,17 +68,15 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         if folder is None:  # the clients are in this process, too, or in others like it
             require_gensim(config)
         how = config.strategy
-        shared: dict[str, Any] = {"min_nodes": how.fewest_nodes, "seed": config.seed}
-        shared |= checkpoint_settings(config, out)
-        strategy: ProcrustesAlignment
+        kind: type[ProcrustesAlignment] = ProcrustesAlignment
+        names: tuple[str, ...] = ("participation", "alignment", "rotations_only", "absent")
         if how.name == LOCAL:
-            strategy = LocalEmbedding(participation=how.participation, **shared)
+            kind, names = LocalEmbedding, names[:1]
         elif config.masks_sums:
-            names = ("rotations_only", "least_holders", *OF_PARTIES)
-            strategy = SecureConsensus(**{name: getattr(how, name) for name in names}, **shared)
-        else:
-            names = ("alignment", "rotations_only", "absent", "participation")
-            strategy = ProcrustesAlignment(**{name: getattr(how, name) for name in names}, **shared)
+            kind, names = SecureConsensus, ("rotations_only", "least_holders", *OF_PARTIES)
+        given: dict[str, Any] = {name: getattr(how, name) for name in names}
+        given |= {"min_nodes": how.fewest_nodes, "seed": config.seed}
+        strategy = kind(**given, **checkpoint_settings(config, out))
         strategy.num_classes = self.num_classes(config, folder)
         return strategy
 

@@ -20,32 +20,42 @@ mean is too blurred to learn from: clients rotate to it, and ``X'_i`` begins wit
 
 Nodes with too few holders are in no sum; a client keeps its own rows of them.
 
-The clients' half is in ``secure_consensus_client.py``.
+If the server is not trusted, a SuperNode computes the order of nodes in the sum by itself
+(``claims.py``), and everything that a server could tell one SuperNode alone goes into the masks.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
 from numpy.typing import NDArray
 
+from flower_graph.client.state import Tensors
+from flower_graph.errors import RefusedError, StateLostError, brief
+from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.records.participation import NOT_READY, Participation
 from flower_graph.records.rounds import RoundReport
+from flower_graph.rng import derive_seed
+from flower_graph.secure.client import MaskingClient
 from flower_graph.secure.node_config import LEAST_HOLDERS, USUAL_DIFFERENCE
+from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum.messages import RING
 from flower_graph.secure.sum.round import Reason, Skipped
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SecureSum
-from flower_graph.storage.reading import StateDict, Tree
+from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.ppfl.claims import (
     ABSENT,
     MEANS,
@@ -54,15 +64,20 @@ from flower_graph.strategies.ppfl.claims import (
     Claims,
     SignedClaims,
     agreed_nodes,
+    check_layout,
     common_nodes,
     digests_of,
     fewest_holders,
     fewest_parties,
     find_slots,
     layout_of,
+    sign_claim,
 )
+from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, PublicNodeClient
 from flower_graph.strategies.ppfl.config import CONSENSUS, PRECISIONS
+from flower_graph.strategies.ppfl.evaluation import GraphJudge
 from flower_graph.strategies.ppfl.messages import (
+    EmbeddingEnrolment,
     FloatArray,
     IntArray,
     PublicReply,
@@ -70,12 +85,17 @@ from flower_graph.strategies.ppfl.messages import (
     SumOrder,
 )
 from flower_graph.strategies.ppfl.strategy import ByClient, ProcrustesAlignment, mean_of
+from flower_graph.wire.arrays import Answer, Config, Parameters, decode_array
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.counts import as_counts, counts_size
 from flower_graph.wire.exchange import Replies
+from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import RING_WORD
 
 LEARNT_FROM = 2  # sums before clients learn from the mean
+ROTATIONS = "public-rotations"  # in Context.state: W_i of each client
+RUN = "public-run"  # likewise: the run of a SuperNode with a key of its own
+ROUNDS = b"public-rounds"  # in its journal
 Floats = NDArray[np.float64]
 
 
@@ -189,7 +209,9 @@ class SecureConsensus(ProcrustesAlignment):
         self._parties = None
         if registry is not None:
             self._parties = PartySums(registry, dropout=dropout, differ_by=differ_by)
-            self.clients.claims = SignedClaims(self._parties.registry, lambda: self._run_id)
+            self.clients.claims = SignedClaims(
+                self._parties.registry, lambda: self.session.exchange.grid.run.run_id
+            )
 
     @cached_property
     def sums(self) -> SecureSum:
@@ -220,10 +242,6 @@ class SecureConsensus(ProcrustesAlignment):
             requests[node] = self.request(server_round, there[node], there[node], mean.of)
         return requests
 
-    @property
-    def _run_id(self) -> int:
-        return self.session.exchange.grid.run.run_id
-
     def _nodes(self, ready: Sequence[int]) -> tuple[IntArray, Claims | None]:
         """Choose the nodes of the next sum, for untrusting clients with the claims of all."""
         signed, claims = self.clients.claims, None
@@ -231,8 +249,8 @@ class SecureConsensus(ProcrustesAlignment):
             holders, fewest = len(ready), fewest_holders(len(ready), self.mean.dropout, self._least)
             nodes = common_nodes([self.clients.ids[client] for client in ready], fewest)
         else:
-            held = signed.of(self._parties.members)
-            claims = Claims.of(held, signed.signatures)
+            shown = signed.of(self._parties.members)
+            claims, held = Claims.of(shown.values()), {n: one.held for n, one in shown.items()}
             holders, fewest = len(held), max(self._least, fewest_parties(len(held)))
             nodes = agreed_nodes(held, self._least) if held else self.mean.nodes
         if holders > 1 and not nodes.size:
@@ -252,14 +270,13 @@ class SecureConsensus(ProcrustesAlignment):
         return super().reply_bytes(numbers + max(lengths, default=0))
 
     def state(self) -> dict[str, object]:
-        state: Tree = super().state()
-        kept = self.mean.state_dict() | {"excluded": sorted(self.sums.server.excluded)}
-        return state | {"strategy": state["strategy"] | kept}
+        excluded = sorted(self.sums.server.excluded)
+        return super().state() | {"mean": self.mean.state_dict(), "excluded": excluded}
 
     def load_state(self, state: StateDict) -> None:
         super().load_state(state)
-        self.mean.load_state_dict(state["strategy"])
-        self.sums.server.exclude(state["strategy"].get("excluded", ()))
+        self.mean.load_state_dict(state["mean"])
+        self.sums.server.exclude(state["excluded"])
 
     def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
         for entry in replies.rejected:
@@ -269,9 +286,8 @@ class SecureConsensus(ProcrustesAlignment):
         report = super().learn(server_round, replies)
         report.skipped = self._skipped
         blamed = self.sums.server.blamed
-        for one in blamed[self._named :]:
-            report.rejected.append({"client": one.client, "reason": _without_number(one)})
-        self._named = len(blamed)
+        new, self._named = blamed[self._named :], len(blamed)
+        report.rejected += [{"client": one.client, "reason": _without_number(one)} for one in new]
         rejected = self.sums.take_rejected()
         report.rejected += [{"node": one.node_id, "reason": one.reason} for one in rejected]
         return report
@@ -320,3 +336,222 @@ class SecureConsensus(ProcrustesAlignment):
 def _without_number(reason: Reason) -> str:
     """Return a reason without the number of the sum, which is not the round's."""
     return str(replace(reason, round=None))
+
+
+class SecureConsensusClient(PublicNodeClient, MaskingClient):
+    """The clients of one SuperNode: usually one, in a simulation any number.
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context, which keeps models, keys and rotations.
+    members : sequence of EmbeddingClient
+        The clients; their embedding models are those of ``PublicNodeClient``.
+    trust : TrustSettings, optional
+        The SuperNode's key and the parties that it trusts, if it does not trust the server.
+    least_holders : int
+        Least number of SuperNodes that hold a summed node, if the server is not trusted.
+    **folders : Path, optional
+        ``save_to``, ``checkpoint_dir`` and ``output_dir``, as of ``PublicNodeClient``.
+        Checkpoints have the rotations too, and never keys.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        members: Sequence[EmbeddingClient],
+        *,
+        trust: TrustSettings | None = None,
+        least_holders: int = LEAST_HOLDERS,
+        **folders: Path | None,
+    ) -> None:
+        super().__init__(context, members, **folders)
+        MaskingClient.__init__(self, context, list(self.members), trust)
+        self._least = least_holders
+
+    def enrolment(self) -> EmbeddingEnrolment:
+        here = super().enrolment()
+        if self.trust is None:
+            return here
+        signature = sign_claim(self.trust.identity, self.context.run_id, self.public)
+        return replace(here, signature=signature)
+
+    def save(self, server_round: int, run: str) -> str:
+        if self.trust is not None and run != self._run():
+            raise RefusedError("a checkpoint of another run than this SuperNode takes part in")
+        return super().save(server_round, run)
+
+    def beside(self) -> Tensors:
+        return {str(client): torch.from_numpy(w) for client, w in self._rotations().items()}
+
+    def resume(self, resume: Resume) -> Tensors | None:
+        self._enter(resume)
+        turns = super().resume(resume)
+        if turns is not None:
+            self._keep_rotations({int(client): turn.numpy() for client, turn in turns.items()})
+        return turns
+
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
+        """Rotate the mean back, train, embed, measure, rotate and mask (steps 2 to 4)."""
+        request = PublicRequest.from_numpy(parameters, config, public=self.public)
+        order = SumOrder.from_config(config, sizes=[ids.size for ids in request.nodes])
+        self.keys()  # before anything is trained: without keys there is no round
+        layout = layout_of(*NOT_TOLD, request.dimension, request.server_round, order)
+        if self.trust is not None:
+            layout = self._layout(request, order, config)
+        kept = self._rotations()
+        targets = [
+            self._own_space(client, mean, kept.get(client)) if order.is_target else None
+            for client, mean in zip(request.clients, request.targets, strict=True)
+        ]
+        reply = self.round(replace(request, targets=targets))
+        ring, counts, reply.counts = RING.from_config(config), reply.counts, None
+        # Counts are in the sum with the first client's rows; a node is one step of the ring
+        flat = np.zeros(0) if counts is None else counts.flat().numpy() * 2.0**-ring.fraction_bits
+        hidden = 0 if self.trust is None else 2 * len(MEASURED)
+        rows = int(config["mask-length"]) - flat.size - hidden
+        rotated = rotate(request, order, reply, rows)
+        near = {client: one.precision for client, one in rotated.items()}
+        if any(near.values()):
+            for name, k in PRECISIONS.items():
+                reply.judged[name] = [near.get(c, {}).get(k, math.nan) for c in request.clients]
+        figures = hide_figures(reply, ring.limit) if hidden else {}
+        first, none = min(rotated, default=-1), np.zeros(0)
+        vectors = {
+            c: np.concatenate([one.vector, figures.get(c, none), flat * (c == first)])
+            for c, one in rotated.items()
+        }
+        # The same embeddings with another rotation are the same state.
+        state = [one for one in reply.embeddings if one is not None]
+        masked, entries = self.masked(config, vectors, MEANS, layout, state)
+        if self.trust is not None and masked.left_out:
+            # A missing client may leave others alone in the sum, and means may push a client out.
+            raise RefusedError("a client here cannot be in the sum: its SuperNode sends nothing")
+        self._keep_rotations(kept | {client: one.rotation for client, one in rotated.items()})
+        if request.saves:
+            reply.not_saved = self.save(request.server_round, request.run)
+        reply.request = replace(request, wants_embeddings=False)
+        _, weight, metrics = reply.to_numpy()
+        return [masked.total], weight, metrics | entries
+
+    # Where the server is not trusted
+
+    def _layout(self, request: PublicRequest, order: SumOrder, config: Config) -> bytes:
+        """Return the order of nodes and the points of rotation, once all agree on them."""
+        assert self.trust is not None
+        claims, epoch = Claims.from_config(config), self.keys().epoch
+        if epoch is None:
+            raise StateLostError("no epoch has begun under this version of the registry")
+        run, parties = self.context.run_id, epoch.parties.tolist()
+        nodes = check_layout(claims, self.trust, run, parties, self.public, self._least)
+        for ids, slots, mean in zip(request.nodes, order.slots, request.targets, strict=True):
+            if not np.array_equal(slots, find_slots(ids, nodes)):
+                raise RefusedError("the server orders public nodes otherwise than their holders")
+            claims.check_mean(mean, slots)
+        judges = [member.judge for member in self.members.values()]
+        classes = next((one.num_classes for one in judges if isinstance(one, GraphJudge)), 0)
+        size = counts_size(classes, request.counting)
+        if config["mask-length"] != nodes.size * request.dimension + 2 * len(MEASURED) + size:
+            raise RefusedError("the sum has another length than the nodes that are in it")
+        Journal(self.trust.journal).contribute(request.server_round, ROUNDS, self._run().encode())
+        return layout_of(nodes, claims.means, request.dimension, request.server_round, order)
+
+    def _run(self) -> str:
+        record = self.context.state.config_records.get(RUN, ConfigRecord())
+        return str(record.get(RUN, ""))
+
+    def _enter(self, resume: Resume) -> None:
+        """Record the run; refuse a second run, and a checkpoint from before its last sum."""
+        if self.trust is None:
+            return
+        if self._run() not in ("", resume.run):
+            raise RefusedError("this SuperNode takes part in another run already")
+        last = Journal(self.trust.journal).last(ROUNDS, resume.run.encode()) or 0
+        if self._state.store.is_due(resume) and resume.server_round < last:
+            raise RefusedError(
+                f"this SuperNode is in the sum of round {last}: no way back to the checkpoint of "
+                f"round {resume.server_round}, as two sums of a round can be compared"
+            )
+        self.context.state[RUN] = ConfigRecord({RUN: resume.run})
+
+    def _own_space(
+        self, client: int, mean: FloatArray | None, turn: NDArray[Any] | None
+    ) -> FloatArray | None:
+        """Rotate the common mean into a client's space; rows without a mean stay its own."""
+        if mean is None or turn is None:
+            return None
+        target: FloatArray = (mean @ turn.T).astype(np.float32)
+        if (missing := ~mean.any(1)).any():
+            local = self._state.look(self._makers)[client].embed()[self.members[client].rows]
+            target[missing] = local[missing]
+        return target
+
+    def _keep_rotations(self, kept: Mapping[int, NDArray[np.generic]]) -> None:
+        arrays = {str(client): Array(w) for client, w in kept.items()}
+        self.context.state[ROTATIONS] = ArrayRecord(arrays)
+
+    def _rotations(self) -> dict[int, NDArray[np.generic]]:
+        record = self.context.state.array_records.get(ROTATIONS, ArrayRecord())
+        return {int(name): decode_array(name, array) for name, array in record.items()}
+
+
+def first_points(seed: int, nodes: int, dimension: int) -> Floats:
+    """Draw the points ``[u, d]`` to which clients rotate before there is a mean."""
+    # Any fixed points do: clients with similar embeddings get similar rotated embeddings.
+    rng = np.random.default_rng(derive_seed(seed, "secure-consensus"))
+    return rng.standard_normal((nodes, dimension))
+
+
+class Rotated(NamedTuple):
+    """A client's embeddings in the common space."""
+
+    rotation: Floats  # ``W_i``
+    vector: Floats  # its part of the sum
+    precision: Mapping[int, float]  # distance to the common mean; empty without one
+
+
+def rotate(
+    request: PublicRequest, order: SumOrder, reply: PublicReply, length: int
+) -> dict[int, Rotated]:
+    """Rotate each client's rows nearest to the common mean, or to the first points."""
+    start = first_points(order.seed, length // request.dimension, request.dimension)
+    result = {}
+    for index, client in enumerate(request.clients):
+        x, mean, slots = reply.embeddings[index], request.targets[index], order.slots[index]
+        if x is None:
+            continue
+        here, local = slots != ABSENT, x.astype(np.float64)
+        points = start[slots[here]] if mean is None else mean[here].astype(np.float64)
+        turn, near = np.eye(request.dimension), dict[int, float]()
+        if here.any():
+            turn = orthogonal_procrustes(local[here], points, rotations_only=order.rotations_only)
+            if mean is not None:
+                near = alignment_precision(local[here], points, turn)
+        result[client] = Rotated(turn, sum_vector(local @ turn, slots, length), near)
+    return result
+
+
+def hide_figures(reply: PublicReply, limit: float) -> dict[int, Floats]:
+    """Move measurements from a reply into vectors: the server learns no single client's."""
+    # Some of them depend on the server's means.
+    nothing = [math.nan] * len(reply.loss)
+    said = {**reply.judged, "loss": reply.loss, "disagreement": reply.disagreement}
+    values = np.array([said.get(name, nothing) for name in MEASURED]).T
+    fits = np.abs(values) <= limit  # not if it is NaN
+    reply.loss, reply.disagreement, reply.judged = nothing, nothing, {}
+    vectors = np.concatenate([np.where(fits, values, 0), fits], 1)
+    return dict(zip(reply.request.clients, vectors, strict=True))
+
+
+def sum_vector(turned: Floats, slots: IntArray, length: int) -> Floats:
+    """Place a client's rotated rows ``[p, d]`` at their slots, zeros elsewhere, ``[length]``."""
+    dimension = turned.shape[1]
+    here, count = slots != ABSENT, length // dimension
+    chosen = slots[here]
+    is_inside = ((chosen >= 0) & (chosen < count)).all()
+    if length % dimension or np.unique(chosen).size != chosen.size or not is_inside:
+        given = f"{brief(chosen.tolist())} of {length} numbers in rows of {dimension}"
+        raise ValueError(f"slots: {given}; allowed are different ones from 0 to {count - 1}")
+    rows = np.zeros((count, dimension))
+    rows[chosen] = turned[here]
+    return rows.ravel()

@@ -40,6 +40,7 @@ from flwr.app import ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flower_graph.config.rules import choice
 from flower_graph.ops import (
     align_pairs,
     alignment_precision,
@@ -50,11 +51,18 @@ from flower_graph.records.participation import NOT_DRAWN, Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.server.membership import Membership
-from flower_graph.server.round_strategy import RoundStrategy
+from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.ppfl.claims import SignedClaims
-from flower_graph.strategies.ppfl.config import CONSENSUS, LAST, LEAVE_OUT, PAIRS, PRECISIONS
+from flower_graph.strategies.ppfl.config import (
+    ABSENT,
+    CONSENSUS,
+    LAST,
+    LEAVE_OUT,
+    PAIRS,
+    PRECISIONS,
+)
 from flower_graph.strategies.ppfl.messages import (
     EmbeddingEnrolment,
     FloatArray,
@@ -72,6 +80,7 @@ LOG = logging.getLogger(__name__)
 MEASURED_PAIRS = 12  # ordered pairs whose alignment is measured in a round: all, up to 4 clients
 TRIED_PAIRS = 1000  # of these some may share no node; all, up to 32 clients
 DISAGREEMENT = "disagreement"
+BY_CLIENT = ("embeddings", "targets", "ids")  # arrays that a checkpoint has of each client
 ByClient = dict[str, dict[int, float]]  # measurements by name and client
 
 
@@ -155,23 +164,18 @@ class PublicMembership(Membership):
         return measured, failed
 
     def state_dict(self) -> dict[str, object]:
-        book = {
-            name: {client: torch.from_numpy(rows) for client, rows in kept.items()}
-            for name, kept in (("embeddings", self.embeddings), ("targets", self.targets))
+        arrays = {
+            name: {client: torch.from_numpy(rows) for client, rows in getattr(self, name).items()}
+            for name in BY_CLIENT
         }
-        ids = {client: torch.from_numpy(nodes) for client, nodes in self.ids.items()}
-        session = {"ids": ids, "dimension": self.dimension, "begun": sorted(self.begun)}
-        return {"strategy": {"book": book, "judged": self.measured}, "session": session}
+        session = {"dimension": self.dimension, "begun": sorted(self.begun)}
+        return arrays | session | {"measured": self.measured}
 
     def load_state_dict(self, state: StateDict) -> None:
-        book, session = state["strategy"]["book"], state["session"]
-        self.embeddings, self.targets = (
-            {int(client): rows.numpy() for client, rows in book[name].items()}
-            for name in ("embeddings", "targets")
-        )
-        self.measured = dict(state["strategy"]["judged"])
-        self.ids = {int(client): nodes.numpy() for client, nodes in session["ids"].items()}
-        self.dimension, self.begun = int(session["dimension"]), set(session["begun"])
+        for name in BY_CLIENT:
+            setattr(self, name, {int(client): rows.numpy() for client, rows in state[name].items()})
+        self.measured = dict(state["measured"])
+        self.dimension, self.begun = int(state["dimension"]), set(state["begun"])
 
     def stacked(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Stack the embeddings of some clients, node by node."""
@@ -225,10 +229,8 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
     ) -> None:
-        if alignment not in (PAIRS, CONSENSUS):
-            raise ValueError(f"alignment: {alignment!r} is neither {PAIRS!r} nor {CONSENSUS!r}")
-        if absent not in (LEAVE_OUT, LAST):
-            raise ValueError(f"absent: {absent!r} is neither {LEAVE_OUT!r} nor {LAST!r}")
+        choice(PAIRS, CONSENSUS).check("alignment", alignment)
+        choice(*ABSENT).check("absent", absent)
         self.alignment, self.rotations_only, self.absent = alignment, rotations_only, absent
         self.clients = PublicMembership()
         super().__init__(
@@ -380,10 +382,10 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return {"method": type(self).__name__, **local, **drawn}
 
     def state(self) -> dict[str, object]:
-        return self.clients.state_dict()
+        return {"clients": self.clients.state_dict()}
 
-    def load_state(self, state: Mapping[str, object]) -> None:
-        self.clients.load_state_dict(state)
+    def load_state(self, state: StateDict) -> None:
+        self.clients.load_state_dict(state["clients"])
 
 
 class LocalEmbedding(ProcrustesAlignment):

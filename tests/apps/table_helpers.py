@@ -58,7 +58,7 @@ def grid_lines(**changes: Any) -> list[Line]:
     return own_lines(**{**usual, "figures": within("1 rounds", "10 steps", "2.5 MiB"), **changes})
 
 
-AXES = Picture("axes-{data}.png", "axes", "one", {"Table one": None})
+AXES = Picture("axes-{data}.png", "axes", {"Table one": None})
 
 
 def run_lines(

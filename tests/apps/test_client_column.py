@@ -52,30 +52,3 @@ def test_ppfl_says_that_graphs_must_overlap() -> None:
     config = load_config("ppfl/own-graph", WORDS)
     with pytest.raises(DataError, match=r"data\.name"):
         method_of(config).num_clients(config)
-
-
-def test_nfedgnn_says_even_if_quiet_that_it_ignores_the_column(capsys: Captured) -> None:
-    assert main(["run", "nfedgnn/own-graph", *WORDS, "--out", "out", "--quiet"]) == 0
-    said = capsys.readouterr()
-    assert "600 users" in said.out and "client is ignored" in said.err
-
-
-def test_degrees_in_place_of_features_are_told_even_if_quiet(capsys: Captured) -> None:
-    data = alike(client=[node % 2 for node in range(600)])
-    data.x = None
-    torch.save(data, "clients.pt")
-    del data.client
-    torch.save(data, "whole.pt")
-    for name, app in (("whole.pt", "nfedgnn"), ("clients.pt", "fedgta")):
-        words = [f"data.name={name}", *WORDS[1:]]
-        assert main(["run", f"{app}/own-graph", *words, "--out", app, "--quiet"]) == 0
-        assert capsys.readouterr().err.count("each node's degree stands for them") == 1
-
-
-def test_check_has_all_methods(capsys: Captured) -> None:
-    assert main(["check", "graph.pt", "device=cpu"]) == 0
-    said = capsys.readouterr().out
-    for app in CUT:
-        assert f"{app}/own-graph\n  clients    4 " in said
-    assert "  clients    600 users" in said and "  note       the nodes' client is ignored" in said
-    assert "ppfl/own-graph\n  cannot     data.name" in said

@@ -27,14 +27,17 @@ from flower_graph.apps.cli import main as cli
 from flower_graph.apps.run import client_app, run_server, simulate_whole
 from flower_graph.client.state import forget_run
 from flower_graph.config.common import RunConfig
-from flower_graph.data.folders.members import MEMBERS, Member, read_members, write_members
 from flower_graph.data.folders.party import (
     CLIENTS,
+    MEMBERS,
+    Member,
     client_folder,
     deciding_settings,
     open_folder,
+    read_members,
     server_folder,
     share,
+    write_members,
 )
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources import datasets as cached
@@ -132,12 +135,6 @@ def grid_of(config: RunConfig, folders: list[Path]) -> InProcessGrid:
     own = [{"data-folder": str(folder)} for folder in folders]
     app = client_app(config, None)
     return InProcessGrid(app, num_supernodes=len(own), seed=config.seed, node_configs=own)
-
-
-def strategy_of(config: RunConfig, out: Path) -> Any:
-    """Make the strategy of a run whose server has its own folder."""
-    server = server_folder(config, str(out / "server"))
-    return method_of(config).build_strategy(config, None, server)
 
 
 @pytest.fixture
@@ -360,24 +357,6 @@ def test_what_no_supernode_can_work_with_stops_the_run_with_the_reason(
     forget_run(grid.run.run_id)
 
 
-def test_a_supernode_with_a_damaged_folder_is_left_out_by_name(
-    config_of: MakeConfig, tmp_path: Path
-) -> None:
-    config = config_of("ppfl")
-    folders = folders_of(partition(config, tmp_path / "out"))
-    with (folders[1] / "data.safetensors").open("ab") as file:
-        file.write(b"more")
-    grid = grid_of(config, folders)
-    reports: list[RoundReport] = []
-    ppfl.METHOD.build_strategy(config, None).start(grid, num_rounds=2, on_round=reports.append)
-    for report in reports:
-        assert report.answered == 2
-        (entry,) = report.rejected
-        assert entry["node"] == [*grid.contexts][1]
-        assert f"{folders[1] / 'data.safetensors'}: is damaged" in entry["reason"]
-    forget_run(grid.run.run_id)
-
-
 def test_a_folder_is_a_path_and_without_one_every_party_makes_its_own_data(
     config_of: MakeConfig,
 ) -> None:
@@ -387,28 +366,6 @@ def test_a_folder_is_a_path_and_without_one_every_party_makes_its_own_data(
             client_folder(config, context_of({"data-folder": value}))
     assert client_folder(config, context_of({"partition-id": 0, "num-partitions": 1})) is None
     assert server_folder(config, "") is None
-
-
-@pytest.mark.parametrize(
-    ("app", "change", "message"),
-    [
-        ("fedgls", "seed=1", "seed is 0"),
-        ("fedgls", "graph.graphless_ratio=0.25", "graphless_ratio is 0.5"),
-        ("ppfl", "seed=0", "app is 'fedgls'"),
-    ],
-)
-def test_folders_of_another_run_at_all_clients_stop_the_run(
-    app: str, change: str, message: str, config_of: MakeConfig, tmp_path: Path
-) -> None:
-    out = partition(config_of("fedgls"), tmp_path / "out")
-    other = config_of(app, change)
-    with pytest.raises(DataError) as server:
-        run_from(other, out)  # the server's folder is looked at first
-    with pytest.raises(DataError) as client:
-        client_folder(other, context_of({"data-folder": str(out / "client-0002")}))
-    for error, folder in ((server, "server-folder server"), (client, "data-folder client-0002")):
-        assert f"{folder.replace(' ', f' {out}/')}: " in str(error.value)
-        assert message in str(error.value)
 
 
 def test_a_new_folder_in_the_same_place_is_read_anew(config_of: MakeConfig, tmp_path: Path) -> None:
@@ -518,5 +475,8 @@ def test_another_message_format_is_refused_by_name(
     monkeypatch.setattr("flower_graph.client.adaptor.__version__", "0.3.0")
     grid = grid_of(config, folders_of(out))
     with pytest.raises(NoClientsError) as error:
-        strategy_of(config, out).start(grid, num_rounds=1, timeout=5)
+        strategy = method_of(config).build_strategy(
+            config, None, server_folder(config, str(out / "server"))
+        )
+        strategy.start(grid, num_rounds=1, timeout=5)
     assert re.search(r"format 3 .*0\.3\.0.* 2 ", str(error.value))

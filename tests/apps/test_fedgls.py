@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -174,16 +173,3 @@ def test_a_folder_without_a_graphless_client(config_of: MakeFedGLSConfig, folder
     (folder / "1.pt").unlink()
     with pytest.raises(ConfigError, match=r"data\.name.*2"):
         simulate(config_of(f"data.name={folder}"))
-
-
-def test_a_folder_is_read_anew_when_a_file_is(config_of: MakeFedGLSConfig, folder: Path) -> None:
-    config = config_of(f"data.name={folder}")
-    before = fedgls.METHOD.graphs(config)
-    assert fedgls.METHOD.graphs(config) is before
-    torch.save(Data(x=own_graph().x, y=own_graph().y), folder / "2.pt")
-    later = (folder / "2.pt").stat().st_mtime_ns + 10**9
-    os.utime(folder / "2.pt", ns=(later, later))
-    assert graphless(config) == 2
-
-
-# The whole of it ---------------------------------------------------------------------------------

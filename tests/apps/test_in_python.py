@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 from torch_geometric.utils import from_networkx
 
 import flower_graph as fg
-from flower_graph.errors import ConfigError, DataError, OutputError
+from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import as_overrides, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,13 +79,6 @@ def test_what_the_command_refuses_is_refused(
     assert list(Path().iterdir()) == []
 
 
-def test_a_folder_that_holds_something_is_refused() -> None:
-    Path("out").mkdir()
-    Path("out/notes.txt").write_text("mine")
-    with pytest.raises(OutputError):
-        fg.run("fedgta/cora-linqs", SMALL, out="out")
-
-
 def given_graph() -> Any:
     """Make a graph with the attributes that ``from_networkx`` finds at its nodes and edges."""
     graph = networkx.connected_caveman_graph(4, 8)
@@ -122,13 +115,8 @@ def test_a_notebook_completes_names_and_shows_little(capsys: pytest.CaptureFixtu
     assert {"run", "load_run", "Run"} <= set(dir(fg)) and "load_graph" in dir(fg.data)
     run = fg.run("fedgta/cora-linqs", {**SMALL, "rounds": 2})
     assert "round 2/2" in capsys.readouterr().err
-    shown = [repr(one) for one in (run.metrics, run.predictions(), run.predictions(1))]
-    assert all(len(one) < 120 for one in shown), shown
-    assert "2 rounds" in shown[0] and "40 nodes, 2 clients" in shown[1]
-    pytest.importorskip("pandas")
-    assert len(run.metrics.to_pandas()) == 2
-    frame = run.predictions().to_pandas()
-    assert len(frame) == 40 and set(frame["role"]) <= {"none", "train", "val", "test"}
+    assert all(len(repr(one)) < 120 for one in (run.metrics, run.predictions()))
+    assert len(run.metrics.to_pandas()) == 2 and len(run.predictions().to_pandas()) == 40
     assert "<table" in run.predictions()._repr_html_() and "<table" in run.metrics._repr_html_()
 
 

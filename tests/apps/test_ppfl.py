@@ -86,9 +86,6 @@ def test_the_mlp_judges_no_round_that_cannot_be_the_last(
     assert asked[-2 * 8 :].count("mlp") == 8
 
 
-# What is built -----------------------------------------------------------------------------------
-
-
 # Runs --------------------------------------------------------------------------------------------
 
 
@@ -129,6 +126,3 @@ def test_a_class_with_too_few_nodes_for_the_folds(small: MakePPFL) -> None:
     with pytest.raises(DataError, match=r"client \d.*5") as caught:
         simulate(small("judge.folds=15"))
     assert "judge.folds" in str(caught.value)
-
-
-# The bundled Cora --------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from table_helpers import (
 
 from flower_graph.apps import parallel
 from flower_graph.apps.reproduce import command, runs
-from flower_graph.apps.reproduce.command import main, selected, write_page
+from flower_graph.apps.reproduce.command import selected, write_page
 from flower_graph.apps.reproduce.page import make_page
 from flower_graph.apps.reproduce.rows import (
     Results,
@@ -120,16 +120,14 @@ def test_committed_tables_come_out_of_the_committed_runs(
     """Whoever changes a table or how it is made sees which figures change, to the byte."""
     folder = RESULTS / name
     page, kept = (folder / "table.md").read_text("utf-8"), read_packed(folder / RUNS)
-    copyfile(folder / RUNS, tmp_path / RUNS)
+    for file in (RUNS, "README.md"):
+        copyfile(folder / file, tmp_path / file)
     store, paper = Store(tmp_path), selected(read_paper(name), {})
     has = {run.config for run in store.kept}
-    tables = {
-        key: [line for line in lines if line.config in has] for key, lines in paper.tables.items()
-    }
-    paper = replace(paper, tables=tables)
+    paper = paper.having({line: line for line in paper.lines if line.config in has})
     measured = {
         line: [
-            (Figure(row["metric"]), row)
+            row
             for row in kept["rows"]
             if (row["table"], row["data"], row["method"]) == (line.table, line.data, line.method)
         ]
@@ -419,11 +417,17 @@ SMALL: dict[str, Any] = {
 }
 
 
-def small_comparison(name: str, out: Path, **only: list[str]) -> list[dict[str, Any]]:
+def small(name: str, **only: list[str]) -> Paper:
     words, settings = SMALL[name]
-    words = {"data": ["Cora"], **words, **only}
-    overrides = ["data.name=cora-linqs", *settings]
-    main(name, out, only=words, seeds=[0], rounds=2, overrides=overrides)
+    paper = selected(read_paper(name), {"data": ["Cora"], **words, **only}, [0], 2)
+    more = ["data.name=cora-linqs", *settings]
+    return paper.having(
+        {line: replace(line, settings=[*line.settings, *more]) for line in paper.lines}
+    )
+
+
+def small_comparison(name: str, out: Path, **only: list[str]) -> list[dict[str, Any]]:
+    command.reproduce(small(name, **only), out)
     return written(out)
 
 
@@ -459,10 +463,7 @@ def test_a_small_comparison(name: str, tmp_path: Path) -> None:
         # The graphless clients are the same ones, so their true edges are.
         assert len({r["mean"] for r in rows if r["metric"] == "true-degree"}) == 1
         # This process gives what another one gives.
-        words, settings = SMALL[name]
-        only = {"data": ["Cora"], **words, "method": ["FedGLS"]}
-        overrides = ["data.name=cora-linqs", *settings]
-        (line,) = selected(read_paper(name), only, (0,), 2, overrides).lines
+        (line,) = small(name, method=["FedGLS"]).lines
         store, other = Store(tmp_path), Store(tmp_path / "other")
         (tmp_path / "other").mkdir()
         run_all([run_of(line, 0, store)], other)

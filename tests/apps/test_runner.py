@@ -148,6 +148,36 @@ def test_a_run_that_ends_before_its_first_round_leaves_its_folder_as_it_was(
     assert run(config, tmp_path / "empty")["rounds"] == 6
 
 
+# Rounds that take longer than the others -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "number", "other"),
+    [
+        ("ppfl/cora-linqs-gat", "judge.mlp=true", 22, 21),
+        ("fedscem/cora-linqs", "seed=0", 1, 2),
+    ],
+)
+def test_a_method_says_which_rounds_are_long(
+    name: str, override: str, number: int, other: int
+) -> None:
+    config = load_config(name, [override, "rounds=22"])
+    method = method_of(config)
+    assert method.long_work(config, number) and not method.long_work(config, other)
+
+
+def test_a_long_round_is_announced_before_it_is_run(
+    config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(own_graph(), "rounds=3")
+    method = method_of(config)
+    said: list[Any] = []
+    monkeypatch.setattr(type(method), "long_work", lambda *_: "does more" if _[2] != 2 else "")
+    how: Any = {"progress": lambda report: said.append(report.round), "on_wait": said.append}
+    run(config, tmp_path / "out", **how)
+    assert said == ["round 1: does more", 1, 2, "round 3: does more", 3]
+
+
 # After a run -------------------------------------------------------------------------------------
 
 

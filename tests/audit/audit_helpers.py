@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from numpy.typing import NDArray
 
 from flower_graph.apps.cli.audit import audit_run, settings_of
-from flower_graph.audit.attacks import Exchange
-from flower_graph.audit.scores import Finding
-from flower_graph.wire.arrays import encode_array
+from flower_graph.audit.scores import Finding, _guess_variance
 
 DATA = """
 data:
@@ -41,36 +35,16 @@ def small_yaml(folder: Path, app: str) -> str:
 def audited(folder: Path, app: str, *overrides: str) -> dict[str, Finding]:
     """Audit one setting of a small run; findings by attack."""
     name = small_yaml(folder, app)
-    (one,) = settings_of(name, overrides, rounds=None, epsilons=[], alone=True)
-    return {finding.attack: finding for finding in audit_run(one.config)[0]}
+    ((_, config),) = settings_of(name, overrides, rounds=None, epsilons=[], alone=True)
+    return {finding.attack: finding for finding in audit_run(config)[0]}
 
 
-def message(
-    config: Mapping[str, Any], arrays: Mapping[str, Mapping[str, NDArray[Any]]] | None = None
-) -> RecordDict:
-    """Make a message of config entries and arrays by record and key."""
-    content = RecordDict({"config": ConfigRecord(dict(config))})
-    for record, parts in (arrays or {}).items():
-        encoded = {key: encode_array(key, np.asarray(value)) for key, value in parts.items()}
-        content[record] = ArrayRecord(encoded)
-    return content
-
-
-def trained(request: RecordDict, reply: RecordDict, node: int = 1, kind: str = "train") -> Exchange:
-    """Make an exchange."""
-    return Exchange(kind, node, request, reply)
-
-
-def is_a_guess(finding: Finding, deviations: float = 4.0) -> bool:
-    """Say whether an area under the ROC curve is within some deviations of a guess's."""
-    from flower_graph.audit.scores import auc_deviation
-
-    slack = deviations * auc_deviation(finding.true, finding.n - finding.true)
-    return abs(finding.success - 0.5) <= slack
+def is_a_guess(finding: Finding) -> bool:
+    """Say whether a success is within four standard deviations of a guess's."""
+    return abs(finding.success - finding.chance) <= 4 * math.sqrt(_guess_variance(finding))
 
 
 def by_words(findings: Mapping[str, Finding], words: str) -> Finding:
     """Find the one attack whose name has these words."""
-    names: Sequence[str] = [name for name in findings if words in name]
-    assert len(names) == 1, (words, list(findings))
-    return findings[names[0]]
+    (found,) = [found for name, found in findings.items() if words in name]
+    return found

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 from audit_helpers import audited, by_words, is_a_guess
 from federation import ALL, Setup
-from sklearn.metrics import roc_auc_score
 
 from flower_graph.apps.cli.audit import _deviating_run
 from flower_graph.audit.deviating import NOTES, Deviation, all_notes
@@ -17,15 +15,6 @@ from flower_graph.audit.scores import Finding, auc, auc_deviation, cosines, gues
 from flower_graph.method.registry import method_of
 from flower_graph.strategies.fedgls import attack as models
 from flower_graph.strategies.fedgls.attack import Sent, Truth
-
-
-def slack_of(finding: Finding) -> float:
-    """Return four standard deviations of a guess: of a share, or of an AUC (Mann-Whitney)."""
-    if finding.measure == "AUC":
-        variance = (finding.n + 1) / (12 * finding.true * (finding.n - finding.true))
-    else:
-        variance = finding.chance * (1 - finding.chance) / finding.n
-    return 4 * math.sqrt(variance)
 
 
 def test_users_words_are_found_where_nothing_protects_them(tmp_path: Path) -> None:
@@ -38,7 +27,7 @@ def test_users_words_are_found_where_nothing_protects_them(tmp_path: Path) -> No
 
 def test_users_words_stay_hidden_behind_noise(tmp_path: Path) -> None:
     for finding in audited(tmp_path, "nfedgnn", "privacy.epsilon=1").values():
-        assert finding.success < finding.chance + slack_of(finding), finding.attack
+        assert finding.success < finding.chance or is_a_guess(finding), finding.attack
 
 
 def test_with_one_layer_for_all_words_are_found_unless_sums_are_masked(tmp_path: Path) -> None:
@@ -115,26 +104,11 @@ def test_the_secure_form_does_not_show_whose_a_private_node_is(tmp_path: Path) -
     assert by_words(found, "whose a private node is").success == 0.5
 
 
-def test_the_area_is_scikit_learns_ties_included() -> None:
-    rng = np.random.default_rng(0)
-    scores, truth = rng.integers(0, 5, 200).astype(float), rng.random(200) < 0.3
-    assert auc(scores, truth) == pytest.approx(roc_auc_score(truth, scores))
-
-
-@pytest.mark.parametrize(
-    ("scores", "truth", "words"),
-    [
-        ([1.0, 2.0], [True, True], "2.*2 cases"),
-        ([1.0, 2.0], [False, False], "0.*2 cases"),
-        ([1.0, np.nan], [True, False], "1 scores"),
-        ([1.0], [True, False], "1 scores.*2"),
-    ],
-)
-def test_what_cannot_be_judged_is_refused(
-    scores: list[float], truth: list[bool], words: str
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        auc(scores, truth)
+def test_areas_count_ties_half_and_need_both_kinds_of_cases() -> None:
+    assert auc([1.0, 2.0, 2.0, 3.0], [False, True, False, True]) == 3.5 / 4
+    for truth in ([True, True], [False, False]):
+        with pytest.raises(ValueError, match="of 2 cases"):
+            auc([1.0, 2.0], truth)
 
 
 def test_a_guess_strays_as_far_as_it_is_said_to() -> None:
@@ -165,13 +139,7 @@ def test_cosines_and_places() -> None:
 LIES = {"fedscem": 5, "deepwalk, secure": 3, "fedscem, plain": 0, "deepwalk": 0, "nfedgnn": 0}
 
 
-def tried(name: str, words: str) -> Finding:
-    """Let the server of a run lie in the one way whose name has these words."""
-    (found,) = all_tried(ALL[name], words)
-    return found
-
-
-def all_tried(setup: Setup, words: str = "") -> list[Finding]:
+def tried(setup: Setup, words: str = "") -> list[Finding]:
     """Let the server of a run lie in all ways whose name has these words."""
     config = setup.load()
     method = method_of(config)
@@ -190,32 +158,31 @@ def test_what_hides_something_is_attacked(name: str) -> None:
     "name", ["fedscem", pytest.param("deepwalk, secure", marks=pytest.mark.slow)]
 )
 def test_two_stories_about_who_dropped_out_open_no_vector(name: str) -> None:
-    found = tried(name, "server: different stories")
+    (found,) = tried(ALL[name], "server: different stories")
     assert (found.success, found.n) == (0, ALL[name].supernodes)
 
 
-@pytest.mark.parametrize("words", ["only one", "a threshold of 1"])
-def test_what_a_server_tells_that_clients_can_see_through_opens_no_vector(words: str) -> None:
-    assert tried("fedscem", words).success == 0
+@pytest.mark.parametrize(
+    ("words", "success"),
+    [("only one", 0), ("a threshold of 1", 0), ("by answers", 1), ("that it chose", 1)],
+)
+def test_clients_see_through_lies_about_dropouts_and_not_about_an_alignment(
+    words: str, success: int
+) -> None:
+    (found,) = tried(ALL["fedscem"], words)
+    assert found.success == success
 
 
-@pytest.mark.parametrize("words", ["by answers", "that it chose"])
-def test_the_semi_honest_alignment_trusts_the_server(words: str) -> None:
-    assert tried("fedscem", words).success == 1
+UNTRUSTED = ALL["fedscem"].with_("strategy.dropout=0.3", "strategy.trust=malicious-server")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("setup", "lies"),
-    [
-        (ALL["fedscem"].with_("strategy.dropout=0.3", "strategy.trust=malicious-server"), 5),
-        (ALL["deepwalk, secure, untrusted"], 3),
-    ],
-    ids=["fedscem", "deepwalk"],
+    ("setup", "lies"), [(UNTRUSTED, 5), (ALL["deepwalk, secure, untrusted"], 3)]
 )
 def test_clients_that_do_not_trust_the_server_show_it_nothing(setup: Setup, lies: int) -> None:
     """Each lie is told (else `_deviating_run` fails), and opens no vector and no identity."""
-    found = all_tried(setup)
+    found = tried(setup)
     assert len(found) == lies
     assert all(one.success <= one.chance for one in found), found
 

@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from audit_helpers import by_words, is_a_guess, message, trained
+from audit_helpers import by_words, is_a_guess
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.audit.attacks import Exchange
 from flower_graph.audit.scores import Finding
 from flower_graph.strategies.ppfl import attack as embeddings
 from flower_graph.strategies.ppfl.attack import Graph
-from flower_graph.wire.arrays import pack_integers
+from flower_graph.wire.arrays import encode_array
 
 PUBLIC = 40
 
@@ -33,16 +34,21 @@ def graph() -> Graph:
     return Graph(edges, np.arange(PUBLIC), owner)
 
 
+def message(config: dict[str, Any], rows: NDArray[Any] | None = None) -> RecordDict:
+    content = RecordDict({"config": ConfigRecord(config)})
+    if rows is not None:
+        public = encode_array("public", rows.astype(np.float32))
+        content["arrays"] = ArrayRecord({"public": public})
+    return content
+
+
 def hello(client: int) -> Exchange:
-    said = {"clients": [client], "rows": [PUBLIC], "nodes": pack_integers(np.arange(PUBLIC))}
-    return trained(message({}), message(said), node=client, kind="query")
+    return Exchange("query", client, message({}), message({"clients": [client], "rows": [PUBLIC]}))
 
 
 def a_round(client: int, down: NDArray[Any], up: NDArray[Any] | None, has: bool) -> Exchange:
-    config = {"clients": [client], "with-targets": [int(has)]}
-    request = message(config, {"arrays": {"public": down.astype(np.float32)}})
-    arrays = None if up is None else {"arrays": {"public": up.astype(np.float32)}}
-    return trained(request, message({}, arrays), node=client)
+    request = message({"clients": [client], "with-targets": [int(has)]}, down)
+    return Exchange("train", client, request, message({}, up))
 
 
 def telling(truth: Graph, client: int) -> NDArray[np.float64]:
@@ -58,41 +64,33 @@ def telling(truth: Graph, client: int) -> NDArray[np.float64]:
     return rows
 
 
-def attacked(rows: dict[int, NDArray[Any]]) -> dict[str, Finding]:
-    nothing = np.zeros((PUBLIC, PUBLIC))
-    exchanges = [hello(client) for client in rows]
-    exchanges += [a_round(client, nothing, sent, False) for client, sent in rows.items()]
+def attacked(rounds: list[Exchange]) -> dict[str, Finding]:
+    exchanges = [*map(hello, sorted({one.node for one in rounds})), *rounds]
     found = embeddings.attack(exchanges, graph(), np.random.default_rng(0))
     return {one.attack: one for one in found}
 
 
+NOTHING = np.zeros((PUBLIC, PUBLIC))
+
+
 def test_embeddings_that_tell_everything_are_read() -> None:
-    truth = graph()
-    found = attacked({client: telling(truth, client) for client in (0, 1)})
+    rows = {client: telling(graph(), client) for client in (0, 1)}
+    found = attacked([a_round(client, NOTHING, own, False) for client, own in rows.items()])
     assert by_words(found, "have an edge").success == 1.0
     assert by_words(found, "whose a private node is").success == 1.0
     assert by_words(found, "has a private one").success > 0.95
 
 
 def test_random_embeddings_are_a_guess() -> None:
-    rng = np.random.default_rng(5)
-    found = attacked({client: rng.normal(size=(PUBLIC, PUBLIC)) for client in (0, 1)})
+    rows = np.random.default_rng(5).normal(size=(2, PUBLIC, PUBLIC))
+    found = attacked([a_round(client, NOTHING, rows[client], False) for client in (0, 1)])
     assert all(is_a_guess(one) for one in found.values()), found
 
 
 def test_means_stand_for_embeddings_that_nobody_sends() -> None:
     mean = telling(graph(), 0)
-    exchanges = [hello(client) for client in (0, 1)]
-    exchanges += [a_round(client, mean, None, True) for client in (0, 1)]
-    found = embeddings.attack(exchanges, graph(), np.random.default_rng(0))
-    by_name = {one.attack: one for one in found}
-    assert by_words(by_name, "have an edge").success == 1.0
-    assert by_words(by_name, "whose a private node is").success == 0.5
-    assert embeddings.last_rows(exchanges, sent=True) == {}
-
-
-def test_a_run_that_shows_nothing_is_named() -> None:
-    nothing = np.zeros((PUBLIC, 3))
-    exchanges = [hello(0), a_round(0, nothing, None, False)]
+    found = attacked([a_round(client, mean, None, True) for client in (0, 1)])
+    assert by_words(found, "have an edge").success == 1.0
+    assert by_words(found, "whose a private node is").success == 0.5
     with pytest.raises(ValueError, match="embeddings"):
-        embeddings.attack(exchanges, graph(), np.random.default_rng(0))
+        attacked([a_round(0, NOTHING, None, False)])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,24 +35,21 @@ def sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, 
     return there / "out", here / "out", Mirror(folders[1], Called(folders[0]))
 
 
-BAD = [("../a", 0), ("/etc/a", 0), ("x/../../a", 0), ("", 0), ("f", 99), ("f", -1), ("link/a", 0)]
+BAD = ["../a", "/etc/a", "x/../../a", "", "link/a"]
 
 
-@pytest.mark.parametrize("name,start", BAD)
+@pytest.mark.parametrize("name", BAD)
 @pytest.mark.parametrize("data", [b"x", None])
 def test_a_remote_worker_changes_no_other_files(
-    tmp_path: Path, name: str, start: int, data: bytes | None
+    tmp_path: Path, name: str, data: bytes | None
 ) -> None:
     folders = Folders(tmp_path / "out", tmp_path / "state")
     (tmp_path / "out").mkdir()
-    for path in (tmp_path / "a", tmp_path / "out" / "f"):
-        path.write_text("mine")
+    (tmp_path / "a").write_text("mine")
     (tmp_path / "out" / "link").symlink_to(tmp_path)
-    if data is not None or not start:
-        with pytest.raises(OutputError):
-            folders.write([Change("out", name, start, data)])
+    with pytest.raises(OutputError):
+        folders.write([Change("out", name, data)])
     assert (tmp_path / "a").read_text() == "mine"
-    assert (tmp_path / "out" / "f").read_text() == "mine"
 
 
 def test_files_go_there_as_they_were_written(sides: tuple[Path, Path, Mirror]) -> None:
@@ -72,9 +70,8 @@ def test_files_go_there_as_they_were_written(sides: tuple[Path, Path, Mirror]) -
     mirrored.during("3", first)
     assert (there / other).read_bytes() == b"one"
     assert not (here / "checkpoints").exists() and (there / saved).read_bytes() == b"one"
-    (there / log).write_bytes(b"ONE")  # only what was added is sent
     mirrored.during("3", second)
-    assert (there / log).read_bytes() == b"ONE two"
+    assert (there / log).read_bytes() == b"one two"
     assert not (there / gone).exists() and (there / saved).exists()
     assert (there / log).stat().st_mode & 0o777 == 0o600
 
@@ -105,13 +102,8 @@ def test_a_temporary_folder_goes_with_a_process_that_is_killed(tmp_path: Path) -
         "print(folder.path, flush=True); sys.stdin.read()"
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as process:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes) as process:
         assert process.stdout is not None
         folder = Path(process.stdout.readline().strip())
         assert (folder / "file").exists()

@@ -15,10 +15,8 @@ from flwr.app import Context, RecordDict
 
 from flower_graph.apps import server_app
 from flower_graph.client.resident import app as resident
-from flower_graph.client.resident import on_ray, ray_workers
-from flower_graph.client.resident.app import InProcess
-from flower_graph.client.resident.on_ray import RayHome, name_of
-from flower_graph.client.resident.ray_workers import GPUS
+from flower_graph.client.resident import ray_workers, worker
+from flower_graph.client.resident.ray_workers import GPUS, RayHome, name_of
 from flower_graph.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,14 +119,14 @@ def test_workers_are_spread_over_machines_in_turn(monkeypatch: pytest.MonkeyPatc
 
 def test_clients_live_in_workers_only_if_the_run_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))  # type: ignore[arg-type]
-    here = InProcess("counting:app")
-    for namespaces, home in ((["other"], InProcess), ([name_of(RUN), "other"], RayHome)):
+    monkeypatch.setattr(worker, "load_app", lambda reference: reference)
+    for namespaces, home in ((["other"], str), ([name_of(RUN), "other"], RayHome)):
         actors = [{"name": "one", "namespace": name} for name in namespaces]
         listing = SimpleNamespace(list_named_actors=lambda all_namespaces, found=actors: found)
-        monkeypatch.setattr(on_ray.ray, "util", listing)
-        on_ray.workers_of.cache_clear()
-        assert isinstance(resident.home_of("counting:app", here, context_of(0)), home)
-    on_ray.workers_of.cache_clear()
+        monkeypatch.setattr(ray_workers.ray, "util", listing)
+        ray_workers.workers_of.cache_clear()
+        assert isinstance(resident.home_of("counting:app", context_of(0)), home)
+    ray_workers.workers_of.cache_clear()
 
 
 @pytest.mark.flwr
@@ -150,12 +148,9 @@ def test_a_message_goes_to_the_worker_that_keeps_its_clients(tmp_path: Path) -> 
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("given", ["", None, "0.5", 2])
-def test_how_many_gpus_a_worker_has(given: Any) -> None:
-    assert server_app._number(GPUS, given) == float(given or 0)
-
-
-@pytest.mark.parametrize("given", ["half", "-1", "inf", "nan"])
-def test_a_number_of_gpus_that_is_none(given: str) -> None:
-    with pytest.raises(ConfigError, match=GPUS):
-        server_app._number(GPUS, given)
+def test_how_many_gpus_a_worker_has() -> None:
+    for given in ("", None, "0.5", 2):
+        assert server_app._number(GPUS, given) == float(given or 0)
+    for given in ("half", "-1", "inf", "nan"):
+        with pytest.raises(ConfigError, match=GPUS):
+            server_app._number(GPUS, given)

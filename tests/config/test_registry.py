@@ -1,11 +1,13 @@
-"""Methods that do not ship: by module, by entry point, and refused on deployed SuperNodes."""
+"""Methods that do not ship, also on SuperNodes; and the run config of the root app."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Iterator
+import tomllib
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +19,15 @@ from flower_graph.apps.cli import main as cli
 from flower_graph.apps.cli.launch import flwr_run
 from flower_graph.apps.client_app import app as client_app
 from flower_graph.apps.run import simulate
+from flower_graph.apps.server_app import app as server_app
+from flower_graph.config.app_keys import RUN_CONFIG, SETTINGS
+from flower_graph.config.schema import known_keys
 from flower_graph.errors import ConfigError, NoClientsError
+from flower_graph.flower_compat import fuse_dicts, parse_config_args
 from flower_graph.method import of_app, registry
 from flower_graph.method.load import load_config
 from flower_graph.method.of_app import allowed_methods, configured
+from flower_graph.method.registry import known_apps, schema_of
 from flower_graph.simulation import InProcessGrid
 
 Captured = pytest.CaptureFixture[str]
@@ -65,7 +72,7 @@ graph: {{neighbours: 3}}
 
 
 @pytest.fixture(autouse=True)
-def strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def strangers(tmp_path, monkeypatch):
     """Put a folder for others' packages on the path, and forget what was read of it."""
     place = tmp_path / "site"
     (place / "strangers").mkdir(parents=True)
@@ -94,7 +101,7 @@ def small_yaml(folder: Path, app: str = "strangers.mine") -> str:
     return str(file)
 
 
-def test_a_module_is_a_method_for_every_command(tmp_path: Path, capsys: Captured) -> None:
+def test_a_module_is_a_method_for_every_command(tmp_path, capsys):
     yaml = small_yaml(tmp_path)
     assert cli.main(["show", yaml, "--plain"]) == 0
     assert capsys.readouterr().out.startswith("app: strangers.mine\n")
@@ -113,9 +120,7 @@ def test_a_module_is_a_method_for_every_command(tmp_path: Path, capsys: Captured
     assert "app: strangers.mine" in capsys.readouterr().err
 
 
-def test_an_announced_method_is_known_by_its_name(
-    tmp_path: Path, strangers: Path, capsys: Captured
-) -> None:
+def test_an_announced_method_is_known_by_its_name(tmp_path, strangers, capsys):
     announce(strangers, "hamlets", "strangers.mine")
     assert cli.main(["list"]) == 0
     assert "\n  hamlets " in capsys.readouterr().out
@@ -124,9 +129,7 @@ def test_an_announced_method_is_known_by_its_name(
     assert [report.answered for report in simulate(config)] == [4]
 
 
-def test_a_shipped_name_is_never_looked_for_elsewhere(
-    strangers: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shipped_name_is_never_looked_for_elsewhere(strangers, monkeypatch):
     announce(strangers, "fedgls", "strangers.mine")
     assert registry.method_named("fedgls").clients == "communities"
     with monkeypatch.context() as patched:
@@ -136,35 +139,28 @@ def test_a_shipped_name_is_never_looked_for_elsewhere(
             assert registry.method_named(app).name == app
 
 
-@pytest.mark.parametrize("app", ["strangers.nobody", "no module"])
-def test_an_app_that_is_no_module_is_refused(app: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"^app: {app!r}"):
-        load_config(small_yaml(tmp_path, app))
-
-
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("text", "app", "complaint"),
     [
-        ("import nothing_of_this_name", "cannot be imported (ModuleNotFoundError: No module named"),
-        ("1 / 0", "cannot be imported (ZeroDivisionError: division by zero)"),
-        ("x = 1", "the module strangers.mine"),
-        ("METHOD = 3", "has METHOD = 3"),
+        (MINE, "strangers.nobody", "app: 'strangers.nobody'"),
+        (MINE, "no module", "app: 'no module'"),
+        ("import nothing_of_this_name", "", "(ModuleNotFoundError: No module named"),
+        ("1 / 0", "", "cannot be imported (ZeroDivisionError: division by zero)"),
+        ("x = 1", "", "the module strangers.mine"),
+        ("METHOD = 3", "", "has METHOD = 3"),
     ],
 )
-def test_an_unfit_module_is_told(
-    text: str, complaint: str, tmp_path: Path, strangers: Path
-) -> None:
+def test_an_unfit_module_is_told(text, app, complaint, tmp_path, strangers):
     (strangers / "strangers" / "mine.py").write_text(text)
-    with pytest.raises(ConfigError) as error:
-        load_config(small_yaml(tmp_path))
-    assert complaint in str(error.value)
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        load_config(small_yaml(tmp_path, app or "strangers.mine"))
 
 
 def context_of(run_config: dict[str, Any], **node_config: Any) -> Context:
     return Context(1, 2, node_config, RecordDict(), run_config)
 
 
-def test_a_run_does_not_choose_what_a_supernode_imports(tmp_path: Path, strangers: Path) -> None:
+def test_a_run_does_not_choose_what_a_supernode_imports(tmp_path, strangers):
     given = {"config": small_yaml(tmp_path)}
     context = context_of(given)
     with pytest.raises(ConfigError, match="methods"):
@@ -185,24 +181,21 @@ def test_a_run_does_not_choose_what_a_supernode_imports(tmp_path: Path, stranger
     assert configured(context, allowed_methods(context))[0].app == "hamlets"
 
 
-def test_node_config_that_is_no_text_is_refused() -> None:
-    with pytest.raises(ConfigError, match="node-config methods"):
-        allowed_methods(context_of({}, methods=3))
-
-
-def test_actors_of_ray_may_import_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actors_of_ray_may_import_any(monkeypatch):
     assert allowed_methods(context_of({})) == frozenset()
     for is_connected, allowed in ((True, None), (False, frozenset())):
         ray = SimpleNamespace(is_initialized=lambda answer=is_connected: answer)
-        monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, "ray", ray)
         assert allowed_methods(context_of({})) == allowed
+    with pytest.raises(ConfigError, match="node-config methods"):  # which must be text
+        allowed_methods(context_of({}, methods=3))
 
 
-def test_the_client_app_refuses_and_answers(tmp_path: Path) -> None:
+def test_the_client_app_refuses_and_answers(tmp_path):
     config = load_config(small_yaml(tmp_path))
     method = registry.method_of(config)
     given = {"config": small_yaml(tmp_path)}
-    reports: list[Any] = []
+    reports = []
     grid = InProcessGrid(client_app, num_supernodes=4, run_config=given)
     with pytest.raises(NoClientsError, match=r"ConfigError: app: 'strangers.mine'"):
         method.build_strategy(config, None).start(grid, num_rounds=1, timeout=1)
@@ -213,9 +206,7 @@ def test_the_client_app_refuses_and_answers(tmp_path: Path) -> None:
 
 
 @pytest.mark.flwr
-def test_a_module_is_a_method_on_ray(
-    tmp_path: Path, strangers: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_is_a_method_on_ray(tmp_path, strangers, monkeypatch):
     paths = [str(strangers), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, paths)))
     yaml, out = small_yaml(tmp_path), tmp_path / "ray"
@@ -223,3 +214,102 @@ def test_a_module_is_a_method_on_ray(
     (alone,) = simulate(load_config(yaml), supernodes=2)
     assert (result["clients"], result["config"]["app"]) == (4, "strangers.mine")
     assert result["loss"] == pytest.approx(alone.loss, abs=1e-5)
+
+
+# The run config of the root app: Flower's own keys ------------------------------------------------
+
+ROOT = Path(__file__).parents[2]
+TINY = (
+    "data.name=csbm data.nodes=60 data.classes=3 data.degree=6 data.active=5 data.split=random "
+    "data.ratios=[0.4,0.3,0.3]"
+)
+
+
+def given_to_flower(*words: str) -> Context:
+    """Read `--run-config` as `flwr run` and its SuperLink do: unknown keys are refused."""
+    given = fuse_dicts(dict(RUN_CONFIG), parse_config_args(list(words)), check_keys=True)
+    return Context(1, 2, {}, RecordDict(), given)
+
+
+def test_the_root_app_declares_what_is_read():
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert tomllib.loads(text)["tool"]["flwr"]["app"]["config"] == dict(RUN_CONFIG)
+    for name in ("quickstart", "ppfl/cora-linqs-gat"):  # without keys as in the config
+        assert configured(given_to_flower(f"config='{name}'"))[0] == load_config(name)
+
+
+@pytest.mark.parametrize("app", known_apps())
+def test_every_method_has_what_the_keys_stand_for(app):
+    """But the last two: not every method trains in epochs, or with one step size."""
+    missing = {
+        key for key, setting in SETTINGS.items() if setting not in known_keys(schema_of(app))
+    }
+    assert missing <= {"learning-rate", "local-epochs"}
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        ("num-server-rounds=5", "rounds", 5),
+        ("num-server-rounds='5'", "rounds", 5),
+        ("seed=3", "seed", 3),
+        ("seed=0 overrides='seed=3'", "seed", 0),
+        ("strategy-name='fed-mlp'", "strategy.name", "fed-mlp"),
+        ("fraction-train=0.5", "strategy.participation", 0.5),
+        ("fraction-train=1", "strategy.participation", 1.0),
+        ("learning-rate=1e-3", "strategy.learning_rate", 0.001),
+        ("local-epochs=2", "strategy.local_epochs", 2),
+        ("min-available-nodes=4", "strategy.min_nodes", 4),
+        ("most-supernodes=6", "strategy.most_supernodes", 6),
+        ("num-server-rounds=5 overrides='rounds=7 seed=3'", "rounds", 5),
+        ("num-server-rounds='' overrides='rounds=7'", "rounds", 7),
+        ("learning-rate=''", "strategy.learning_rate", None),
+    ],
+)
+def test_a_key_is_a_setting(words, key, value, tmp_path):
+    expected = attrgetter(key)(load_config("fedgls/cora-linqs")) if value is None else value
+    config, _ = configured(given_to_flower("config='fedgls/cora-linqs'", words))
+    assert attrgetter(key)(config) == expected
+    # The same from a file
+    file = tmp_path / "mine.toml"
+    overrides = parse_config_args(["config='fedgls/cora-linqs'", words])
+    file.write_text("\n".join(f"{name} = {json.dumps(one)}" for name, one in overrides.items()))
+    config, _ = configured(given_to_flower(str(file)))
+    assert attrgetter(key)(config) == expected
+
+
+SECURE = "overrides='strategy.alignment=secure'"
+OVER_ALL = "overrides='strategy.average_over=all'"
+BAD = [
+    ("local-epochs=2", "local-epochs in the run config: strategy.local_epochs"),
+    ("config='ppfl/cora-linqs-gat' learning-rate=0.1", "learning-rate in the run config"),
+    ("num-server-rounds=0", "num-server-rounds in the run config: rounds: 0"),
+    ("num-server-rounds='ten'", "num-server-rounds in the run config: rounds: 'ten'"),
+    ("fraction-train=1.5", "fraction-train in the run config: strategy.participation: 1.5"),
+    ("strategy-name='fedavg'", "strategy-name in the run config: strategy.name: 'fedavg'"),
+    (f"config='nfedgnn/cora-averaged' fraction-train=0.5 {OVER_ALL}",
+     "fraction-train in the run config: strategy.participation: 0.5"),
+    (f"config='ppfl/cora-linqs-gat' fraction-train=0.5 {SECURE}",
+     "fraction-train in the run config: strategy.participation: 0.5"),
+    # What is wrong with the overrides is not blamed on a key.
+    ("num-server-rounds=2 overrides='rounds=2 strategy.nmae=x'", "strategy.nmae: "),
+    ("local-epochs=2 overrides='sede=1'", "sede: "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "complaint"), BAD)
+def test_a_bad_key_is_named_with_what_there_is(words, complaint):
+    with pytest.raises(ConfigError) as error:
+        configured(given_to_flower(words))
+    assert complaint in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_the_root_app_runs_by_its_keys(tmp_path):
+    words = f"num-server-rounds=2 seed=7 learning-rate=0.05 output-dir='{tmp_path / 'out'}'"
+    given = given_to_flower(words, f"overrides='{TINY}'").run_config
+    grid = InProcessGrid(client_app, num_supernodes=2, run_config=given)
+    server_app(grid, Context(grid.run.run_id, 0, {}, RecordDict(), given))
+    result = json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))
+    assert (result["rounds"], result["seed"], result["clients"]) == (2, 7, 60)
+    assert result["config"]["strategy"]["learning_rate"] == 0.05

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from federation import ALL, METHODS, ONCE, Outcome, at
+from federation import ALL, METHODS, ONCE, at
 
 # In the middle of a message -----------------------------------------------------------------------
 
@@ -32,7 +32,7 @@ def moments() -> Iterator[float]:
 
 
 @pytest.mark.parametrize("name", ONCE)
-def test_killed_in_mid_training(name: str, tmp_path: Path, outcome: Outcome) -> None:
+def test_killed_in_mid_training(name: str, tmp_path: Path) -> None:
     setup = METHODS[name].with_(f"rounds={ROUNDS}", "strategy.timeout=0.3")
     done = setup.run(tmp_path / "o", faults=killed, kill_after=moments())
     assert [report.round for report in done.reports] == list(range(1, ROUNDS + 1))
@@ -40,13 +40,8 @@ def test_killed_in_mid_training(name: str, tmp_path: Path, outcome: Outcome) -> 
     away = [number for number, one in enumerate(taken, start=1) if one.failed]
     assert away and set(away) <= set(range(2 - setup.late, LAST_BAD + 2))
     # Whoever was killed is back, with a state that is whole: of before the message or after it.
-    assert taken[-1].answered == taken[0].asked == taken[-1].asked
-    outcome(
-        "a client's process is killed (SIGKILL) in mid-training",
-        setup.name,
-        f"five clients killed at random moments in {len(away)} rounds: each is missing where it "
-        "was killed and answers again afterwards, with its state of before the message or after",
-    )
+    everyone = taken[0].answered | taken[0].failed.keys()
+    assert taken[-1].answered == everyone and not taken[-1].failed
 
 
 # Between the stages of a secure sum ---------------------------------------------------------------
@@ -67,13 +62,7 @@ CASES = [
 
 # After a millisecond it is at its begin.
 @pytest.mark.parametrize(("method", "stage", "after"), CASES)
-def test_killed_between_the_stages(
-    method: str,
-    stage: str,
-    after: float,
-    tmp_path: Path,
-    outcome: Outcome,
-) -> None:
+def test_killed_between_the_stages(method: str, stage: str, after: float, tmp_path: Path) -> None:
     setup, faults = STAGES[method][0], at("killed", {BAD}, stage)
     words = (f"rounds={SUM_ROUNDS}", "strategy.timeout=0.5")
     done = setup.run(tmp_path / "o", *words, faults=faults, kill_after=itertools.repeat(after))
@@ -85,13 +74,6 @@ def test_killed_between_the_stages(
     assert stage != "train" or any(one.failed for one in taken)
     assert taken[-1].answered == taken[0].answered
     assert all(math.isfinite(report.loss) for report in done.reports[-2:])
-    outcome(
-        "a client is killed between the stages of a secure sum",
-        method,
-        f"killed in {' or '.join(f'`{one}`' for one in STAGES[method][1])}: before its vector came "
-        "the sum is made without it, or skipped whole; later the others' shares take its masks "
-        "off. It is named and takes part again",
-    )
 
 
 # The server, between its checkpoint and the next message ------------------------------------------
@@ -106,7 +88,7 @@ def dies(partition: int, server_round: int, kind: str) -> str:
 
 
 @pytest.mark.parametrize("name", ONCE)
-def test_killed_between_checkpoint_and_send(name: str, tmp_path: Path, outcome: Outcome) -> None:
+def test_killed_between_checkpoint_and_send(name: str, tmp_path: Path) -> None:
     setup = METHODS[name].with_("rounds=6", "checkpoint_every=2")
     whole = setup.run(tmp_path / "whole")
     out = tmp_path / "killed"
@@ -122,9 +104,3 @@ def test_killed_between_checkpoint_and_send(name: str, tmp_path: Path, outcome: 
     resumed = setup.run(out, resume=True)
     assert [report.round for report in resumed.reports] == list(range(1, 7))
     assert resumed.figures == pytest.approx(whole.figures, nan_ok=True, abs=1e-6)
-    outcome(
-        "the server is killed (SIGKILL) between checkpoint and send",
-        setup.name,
-        "resumed from the checkpoint: every round is there once, with the figures of a run that "
-        "was not stopped",
-    )

@@ -46,49 +46,25 @@ def test_the_runs_of_several_seeds_are_one(tmp_path: Path) -> None:
     assert not [*tmp_path.glob("seed-*"), *tmp_path.glob("summary.json")]
 
 
-def _note(out: Path) -> None:
-    (out / "notes.txt").write_text("mine")
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "note": lambda out: (out / "notes.txt").write_text("mine"),
+    "history": lambda out: (out / ".git").mkdir(),
+    "other settings": lambda out: (out / "config.yaml").write_text("app: mine\n"),
+    "no settings": lambda out: (out / "config.yaml").unlink(),
+    "link to a seed": lambda out: (out / "seed-0").symlink_to(out.parent / "other"),
+    "link to a folder": lambda out: (out / "snapshots").symlink_to(out.parent / "other"),
+}
 
 
-def _history(out: Path) -> None:
-    (out / ".git").mkdir()
-
-
-def _other_settings(out: Path) -> None:
-    (out / "config.yaml").write_text("app: mine\n")
-
-
-def _no_settings(out: Path) -> None:
-    (out / "config.yaml").unlink()
-
-
-def _link(out: Path) -> None:
-    (out / "seed-0").symlink_to(out.parent / "other")
-
-
-@pytest.mark.parametrize("change", [_note, _history, _other_settings, _no_settings, _link])
-def test_a_folder_that_is_not_only_a_runs_is_kept(
-    change: Callable[[Path], None], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_folder_that_is_not_only_a_runs_is_kept(change: str, tmp_path: Path) -> None:
     train("fedavg", tmp_path / "other")
     train("fedavg", tmp_path / "run")
-    change(tmp_path / "run")
+    CHANGES[change](tmp_path / "run")
     before = files(tmp_path)
     with pytest.raises(OutputError):
         train("fedavg", tmp_path / "run")
-    assert files(tmp_path) == before and (
-        change is not _history or (tmp_path / "run/.git").is_dir()
-    )
-
-
-def test_what_a_link_in_it_points_to_is_kept(tmp_path: Path) -> None:
-    train("fedavg", tmp_path / "run")
-    train("fedavg", tmp_path / "other")
-    before = files(tmp_path / "other")
-    (tmp_path / "run" / "snapshots").symlink_to(tmp_path / "other")
-    with pytest.raises(OutputError):
-        train("fedavg", tmp_path / "run")
-    assert files(tmp_path / "other") == before
+    assert files(tmp_path) == before and (change != "history" or (tmp_path / "run/.git").is_dir())
 
 
 def test_an_old_run_stays_until_the_new_one_may_begin(tmp_path: Path) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from federation import ALL, EACH, EVERY, METHODS, Done, Setup, at, tried
+from federation import ALL, EACH, EVERY, METHODS, Done, Setup, assert_close, at, tried
 
 WRONG = {2: "error", 4: "empty", 6: "lost"}  # what one SuperNode does, by round
 
@@ -42,11 +41,7 @@ def assert_any_assignment(setup: Setup, out: Path, *overrides: str) -> list[Done
         for n in (1, 2, setup.supernodes)
     ]
     for other in (one, two):
-        np.testing.assert_allclose(other.figures, each.figures, rtol=1e-4, atol=setup.atol)
-        assert [who.answered for who in other.who] == [who.answered for who in each.who]
-        assert other.kept.keys() == each.kept.keys()
-        for key, value in each.kept.items():
-            np.testing.assert_allclose(other.kept[key], value, rtol=1e-3, atol=1e-4)
+        assert_close(other, each, 1e-4, setup.atol)
     return done
 
 

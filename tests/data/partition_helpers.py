@@ -25,19 +25,6 @@ def large(nodes: int = 200, seed: int = 0, **changes: Any) -> Graph:
     return replace(made, **changes)
 
 
-def own_graph(**changes: Any) -> dict[str, Any]:
-    """Give what a user saves: a graph with two splits, one of its edges a loop."""
-    parts: dict[str, Any] = {
-        "x": torch.eye(4),
-        "edge_index": torch.tensor([[0, 1, 1], [1, 2, 1]]),
-        "y": torch.tensor([0, 1, 0, 1]),
-        "train_mask": torch.eye(4, dtype=torch.bool)[:, :2],
-        "val_mask": torch.eye(4, dtype=torch.bool).roll(1, 0)[:, :2],
-        "test_mask": torch.tensor([False, False, False, True]),
-    }
-    return {**parts, **changes}
-
-
 def tables(folder: Path, nodes: str, edges: str | None = None) -> Path:
     """Write a graph in tables; without edges, a path of its nodes, whose names come first."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from federation import ALL, METHODS, Federation, round_of
+from federation import ALL, METHODS, Federation, round_of, who_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -29,7 +29,6 @@ from flower_graph.apps.run import client_app
 from flower_graph.client.state import IN_PROCESS
 from flower_graph.flower_compat import stamp
 from flower_graph.method.registry import method_of
-from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.wire.arrays import own_records as copied
 from flower_graph.wire.exchange import Exchange
@@ -616,7 +615,7 @@ class Attacked:
     @property
     def answered(self) -> set[int]:
         """Clients whose answer was used in one of the last two rounds: one may be skipped."""
-        last = [Participation.from_record(one.participation) for one in self.reports[-2:]]
+        last = [who_of(one.participation) for one in self.reports[-2:]]
         return set[int]().union(*(one.answered for one in last))
 
     @property

@@ -19,18 +19,15 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.channel import new_key
 from flower_graph.secure.parties.alignment import ProvedEvaluateRequest, ProvedUnionRequest
-from flower_graph.secure.parties.messages import (
-    EpochRequest,
-    ListRequest,
-    Ready,
-    RevealRequest,
-    Signatures,
-)
 from flower_graph.secure.parties.proofs import public_of
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
+    EpochRequest,
     KeyRequest,
+    ListRequest,
+    MaskRequest,
     PrepareRequest,
+    RevealRequest,
     UnmaskRequest,
 )
 from flower_graph.secure.sum.service import entries_of
@@ -133,7 +130,7 @@ SUMS = (
     Lie("partners chosen", "prepare-run",
         only(PrepareRequest, lambda m: replace(m, partners=m.partners[:, ::-1])),
         "not those of the epoch's graph"),
-    Lie("other partners ready", "mask-ready", changed(Ready, fewer),
+    Lie("other partners ready", "mask-ready", changed(MaskRequest, fewer),
         "not those of the list|must"),
     Lie("a contributor left out", "list-run",
         left_out, "we are not on the list"),
@@ -142,7 +139,7 @@ SUMS = (
     Lie("a round of another epoch", "list-run",
         changed(ListRequest, lambda m: replace(m, run_id=bytes(16))), "nothing was sent"),
     Lie("both secrets", "unmask-run", changed(UnmaskRequest, mask_keys), "do not follow"),
-    Lie("lists that differ", "unmask-run", changed(Signatures, unsigned), TOLD_OTHERWISE),
+    Lie("lists that differ", "unmask-run", changed(UnmaskRequest, unsigned), TOLD_OTHERWISE),
 )  # fmt: skip
 
 

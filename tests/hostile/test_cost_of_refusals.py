@@ -32,7 +32,7 @@ from flower_graph.errors import (
 from flower_graph.method import load_config, method_of
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import sum_bytes
-from flower_graph.server.averaging_replies import Wanted, check_replies
+from flower_graph.server.averaging import Wanted, check_replies
 from flower_graph.server.membership import Membership
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.networks import StructureSettings, initial_models
@@ -40,7 +40,7 @@ from flower_graph.strategies.fedscem.cohort import EgoSettings
 from flower_graph.strategies.fedscem.cohort import initial_weights as first_of
 from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment
 from flower_graph.wire.arrays import decode_array, read_array
-from flower_graph.wire.averaging import Enrolment, Trained
+from flower_graph.wire.averaging import Trained
 from flower_graph.wire.exchange import MAX_NAMED, Gathering, Rejected, few, log_rejected
 from flower_graph.wire.ledger import ENROLMENT, ROOM, count_bytes, reply_bytes, setup_bytes, size_of
 
@@ -76,7 +76,7 @@ def refused(answer: Any, most: int = ROOM) -> str:
     message, reply = exchange(answer)
     gathering = Gathering[Any](1, lambda node, content: pytest.fail("it was read"), most)
     gathering.open[message.metadata.message_id] = message.metadata.dst_node_id
-    cheap(lambda: gathering.take(reply, size_of(reply), {}))
+    cheap(lambda: gathering.take(reply, size_of(reply)))
     (entry,) = gathering.replies.rejected
     return entry.reason
 
@@ -146,18 +146,6 @@ def test_a_value_is_quoted_without_writing_all_of_it(kind: str) -> None:
     assert 0 < len(said) <= 60
     if kind in ("text", "list"):
         assert said == repr(value[:100])[:60]
-
-
-@pytest.mark.parametrize("value", ["a", b"b", 3, 2.5, None, [1, "a"], (1, 2), {"a": [1]}, [], True])
-def test_a_small_value_is_quoted_as_it_is(value: object) -> None:
-    assert brief(value) == repr(value)
-
-
-@pytest.mark.parametrize("value", ["x" * (60 * MB), ["x"] * (5 * MB), b"x" * (60 * MB + 1)])
-def test_messages_quote_briefly(value: Any) -> None:
-    content = RecordDict({"config": ConfigRecord({"clients": value})})
-
-    assert "clients" in cheap(lambda: Enrolment.read(content))
 
 
 def test_who_is_there_has_a_limit() -> None:
@@ -257,7 +245,7 @@ def test_no_code_unpickles() -> None:
         place
         for place, node in nodes_of(ast.Import, ast.ImportFrom)
         if picklers & {*(alias.name for alias in node.names), getattr(node, "module", "")}
-        and not place.startswith("pickled.py:")  # its error alone
+        and not place.startswith("formats.py:")  # its error alone
     ]
     found += [place for place, node in nodes_of(ast.Call) if not _is_safe(node)]
     assert found == []
@@ -271,14 +259,6 @@ def _is_safe(call: ast.Call) -> bool:
     if name in ("np.load", "numpy.load"):
         return "allow_pickle" in given
     return name != "torch.load" or given.get("weights_only") == "True"
-
-
-@pytest.mark.parametrize("load", ["np.load(f)", "torch.load(f)"])
-@pytest.mark.parametrize("given", ["", ", allow_pickle=True", ", weights_only=False"])
-def test_the_search_for_unsafe_calls_finds_them(load: str, given: str) -> None:
-    call = ast.parse(load.replace("(f", f"(f{given}"), mode="eval").body
-    assert isinstance(call, ast.Call)
-    assert not _is_safe(call)
 
 
 def test_every_exchange_bounds_its_replies() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hostile_files import Target, attempt, try_all
 
-from flower_graph.storage.pickled import load_saved
+from flower_graph.storage.formats import load_saved
 
 
 def check(count: int, by_hand: int, seed: int = 0) -> None:

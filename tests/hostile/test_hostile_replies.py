@@ -56,8 +56,7 @@ from structure_helpers import settings_of, toy_clients
 
 from flower_graph.apps.run import client_app
 from flower_graph.client.state import forget_run
-from flower_graph.data.folders.members import Member
-from flower_graph.data.folders.party import assigned
+from flower_graph.data.folders.party import Member, assigned
 from flower_graph.errors import AlignmentError, MembershipError
 from flower_graph.method.registry import known_apps, method_of
 from flower_graph.records.rounds import RoundReport

@@ -18,7 +18,7 @@ import pytest
 from lying_grid import edited, flipped, own_key, struck
 from party_helpers import PartyWorld
 from sum_helpers import LENGTH, RING, TERMS, World, wire
-from test_summing_of_parties import gridded
+from test_summing import gridded
 
 from flower_graph.audit.deviating import Opened
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
@@ -32,23 +32,20 @@ from flower_graph.secure.parties.differences import (
     members_of,
     set_of,
 )
-from flower_graph.secure.parties.epoch import MOST_LISTS
+from flower_graph.secure.parties.epoch import LIST, MOST_LISTS
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.parties.messages import (
-    ListRequest,
-    RevealRequest,
-    Signatures,
-)
-from flower_graph.secure.parties.party import LIST, PartyClient
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.shamir import SHARE_BYTES, combine_shares
+from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
     NOTHING,
     SEED,
+    ListRequest,
     MaskRequest,
     PrepareReply,
     PrepareRequest,
+    RevealRequest,
     UnmaskRequest,
 )
 from flower_graph.secure.sum.round import Skipped
@@ -128,7 +125,7 @@ def test_a_lie_is_refused(tmp_path, kind, change, why, points):
 
 def test_who_declares_more_than_the_cap_is_not_bound(tmp_path):
     world = PartyWorld.make(5, tmp_path, points=16)
-    party = world.parties[1000]
+    party = world.hosts[1000]
     party.points = {0: 16, 1: 65}
     with pytest.raises(IdentityError, match=r"65 points.*1"):
         party.bind()
@@ -144,17 +141,17 @@ def test_who_declares_more_than_the_cap_is_not_bound(tmp_path):
 def test_who_brings_more_points_than_the_ceiling_is_left_out_alone(tmp_path, monkeypatch):
     """A key-holder multiplies all of them: its own ceiling stands, whatever the server lists."""
     world = PartyWorld.make(6, tmp_path, points=16)
-    for party in world.parties.values():
+    for party in world.hosts.values():
         party.trust = replace(party.trust, most_points=32)
-    greedy = world.parties[1000]
+    greedy = world.hosts[1000]
     greedy.trust, greedy.points = replace(greedy.trust, most_points=64), {0: 16, 1: 32}
-    with pytest.raises(RefusedError, match=r"party 0.*48.*32.*most-points"):
+    with pytest.raises(RefusedError, match=r"party 0.*48.*most-points is 32"):
         world.begin()
     world = PartyWorld.make(6, tmp_path, points=16)
     monkeypatch.setattr(party_server, "MOST_POINTS", 32)
-    world.parties[1000].points = {0: 16, 1: 32}
+    world.hosts[1000].points = {0: 16, 1: 32}
     with pytest.raises(MalformedReplyError, match=r"party 0.*48"):
-        world.server.take_binding(1000, world.parties.pop(1000).bind())
+        world.server.take_binding(1000, world.hosts.pop(1000).bind())
     world.begin()
     assert world.server.epoch.parties.tolist() == [1, 2, 3, 4, 5]
 
@@ -170,7 +167,7 @@ def test_a_seed_that_was_shown_serves_no_second_list(world):
     world.begin()
     request = world.server._request
     with pytest.raises(RefusedError, match="own commitment"):
-        world.parties[VICTIM].reveal(replace(request, number=request.number + 1))
+        world.hosts[VICTIM].reveal(replace(request, number=request.number + 1))
 
 
 def to_lists(world, number=0):
@@ -183,12 +180,12 @@ def to_lists(world, number=0):
 def test_a_second_list_is_refused(world, put_back, why):
     """The seed of one, by the first list, and its mask key, by the second, open its vector."""
     to_lists(world)
-    party, request = world.parties[VICTIM], world.server.list_requests(0)[VICTIM]
+    party, request = world.hosts[VICTIM], world.server.list_requests(0)[VICTIM]
     before = party.to_bytes()
     party.sign_list(request)
     for again in (request, struck(5)(request)):
         if put_back:
-            party = PartyClient.from_bytes(before, party.trust)
+            party = SumClient.from_bytes(before, party.trust)
         with pytest.raises(RefusedError, match=why):
             party.sign_list(again)
 
@@ -200,15 +197,16 @@ def test_two_lists_to_two_halves_open_nothing(world):
     for half, missing in ((range(6), 7), (range(6, 12), 1)):  # each misses one of the other half
         listed = without(ready, [missing])
         request = ListRequest(epoch.id, 0, listed)
-        signed = {i: world.parties[1000 + i].sign_list(request).signature for i in half}
+        signed = {i: world.hosts[1000 + i].sign_list(request).signature for i in half}
         for place in half:
             row = epoch.partners[place]
             columns = np.flatnonzero(np.isin(row, half))
             signatures = np.stack([signed[int(row[column])] for column in columns])
             kinds = np.where(listed[row], SEED, MASK_KEY).astype(np.uint8)[None]
-            asked = UnmaskRequest(epoch.id, 0, int(listed.sum()), epoch.parties[[place]], kinds)
+            own, count = epoch.parties[[place]], int(listed.sum())
+            asked = UnmaskRequest(epoch.id, 0, count, own, kinds, columns, signatures)
             with pytest.raises(RefusedError, match="something else"):
-                world.parties[1000 + place].unmask(asked, Signatures(columns, signatures))
+                world.hosts[1000 + place].unmask(asked)
 
 
 def test_signatures_of_others_or_other_rounds_do_not_count(world):
@@ -220,15 +218,16 @@ def test_signatures_of_others_or_other_rounds_do_not_count(world):
     world.sign(1)
     assert (world.server.epoch.partners == old[0]).all()
     one = world.server._round(1)
-    request, signed = world.server.unmask_requests(1)[VICTIM]
+    request = world.server.unmask_requests(1)[VICTIM]
     for why, change in (
-        ("twice", {"columns": np.repeat(signed.columns[:1], signed.columns.size)}),
-        ("0 partners", {"signatures": np.roll(signed.signatures, 1, 0)}),
+        ("twice", {"columns": np.repeat(request.columns[:1], request.columns.size)}),
+        ("0 partners", {"signatures": np.roll(request.signatures, 1, 0)}),
         # Signed, but for another purpose
-        ("0 partners", {"signatures": one.keys[world.server.epoch.partners[3][signed.columns]]}),
+        ("0 partners", {"signatures": one.keys[world.server.epoch.partners[3][request.columns]]}),
+        ("missing", {"signatures": None}),
     ):
         with pytest.raises(RefusedError, match=why):
-            world.parties[VICTIM].unmask(request, replace(signed, **change))
+            world.hosts[VICTIM].unmask(replace(request, **change))
 
 
 @pytest.fixture(scope="module")
@@ -274,15 +273,15 @@ def test_nothing_goes_to_a_round_a_second_time_after_a_restored_state(world):
     """The journal knows of the round, where Flower's state was put back."""
     world.begin()
     world.prepare(0)
-    before = world.parties[VICTIM].to_bytes()
+    before = world.hosts[VICTIM].to_bytes()
     requests = world.server.mask_requests(0, LENGTH, 64, TERMS)
-    party, (request, ready) = world.parties[VICTIM], requests[VICTIM]
-    party.receive(request, ready, TERMS.ring)
-    party.mask(world.words[3], TERMS, STATE)
+    party, request = world.hosts[VICTIM], requests[VICTIM]
+    given = party.clients, world.words[3], TERMS, [STATE]
+    party.mask(party.receive(request, TERMS.ring), *given)
     again = type(party).from_bytes(before, party.trust)
-    again.receive(request, ready, TERMS.ring)
+    came = again.receive(request, TERMS.ring)
     with pytest.raises(RefusedError, match="after 0"):
-        again.mask(world.words[3], TERMS, STATE)
+        again.mask(came, *given)
 
 
 # Rounds that come again ---------------------------------------------------------------------------
@@ -300,14 +299,14 @@ def repeat(world, number=0):
 def test_another_epoch_does_not_repeat_a_round_with_one_fewer(world, kept):
     """Without the journal beside the key the difference of both sums is what party 5 sent."""
     world.begin()
-    before = {node: party.to_bytes() for node, party in world.parties.items()}
+    before = {node: party.to_bytes() for node, party in world.hosts.items()}
     world.check(world.round(0), range(12))
     if kept == "state from before the sum":
         world.put_back(before)
     elif kept == "nothing":
-        world.parties = {
-            node: PartyClient(world.server.run_id, party.clients, party.trust)
-            for node, party in world.parties.items()
+        world.hosts = {
+            node: SumClient(world.server.run_id, party.clients, party.trust)
+            for node, party in world.hosts.items()
         }
         world.server.lists = 0
     with pytest.raises(RefusedError, match=r"round 0.*0"):
@@ -317,8 +316,8 @@ def test_another_epoch_does_not_repeat_a_round_with_one_fewer(world, kept):
 def test_under_another_number_it_is_counted(world):
     """As nobody can tell it from a SuperNode that has lost its state."""
     world.begin()
-    states = {node: party.to_bytes() for node, party in world.parties.items()}
-    for party in world.parties.values():
+    states = {node: party.to_bytes() for node, party in world.hosts.items()}
+    for party in world.hosts.values():
         party.trust = replace(party.trust, runs=2)
     world.check(world.round(0), range(12))
     world.put_back(states)
@@ -334,28 +333,11 @@ def test_another_run_is_counted_too(world):
     for run in (b"2", b"3"):  # as it is resumed: what it kept of another run is of no use
         world.begin_run(run)
         world.check(world.round(0), range(12))
-    for party in world.parties.values():
+    for party in world.hosts.values():
         party.trust = replace(party.trust, runs=3)
     with pytest.raises(RefusedError, match=r"3 times.*24"):
         world.begin_run(b"4")
         world.round(0)
-
-
-def test_epochs_of_newcomers_are_not(tmp_path):
-    world = PartyWorld.make(12, tmp_path)
-    for party in world.parties.values():
-        party.trust = replace(party.trust, runs=1)
-    late = world.parties.pop(1011)
-    world.begin()
-    world.check(world.round(0), range(11))
-    world.parties[1011] = late
-    world.begin()
-    there = set()
-    for number in (1, 2):  # one is left out in turn: all twelve differ from the eleven by one
-        found = world.round(number).contributors.tolist()
-        assert len(found) == 11
-        there.update(found)
-    assert there == set(range(12))
 
 
 def stories(partners: np.ndarray, threshold: int) -> dict[int, np.ndarray]:
@@ -434,18 +416,18 @@ def test_who_was_ready_is_signed_too(tmp_path):
     world.prepare(0)
     epoch, replies = world.server.epoch, {}
     missing = {place: 11 if place < 6 else 0 for place in range(12)}
-    for node, (request, ready) in world.server.mask_requests(0, LENGTH, 64, TERMS).items():
+    for node, request in world.server.mask_requests(0, LENGTH, 64, TERMS).items():
         place = node - 1000
-        seen, row = ready.ready.copy(), epoch.partners[place]
+        seen, row = request.ready.copy(), epoch.partners[place]
         seen[missing[place]] = False
         kept = seen[row]
-        names = ("round_keys", "packets", "share_commitments")
+        names = ("round_keys", "packets", "share_commitments", "signatures")
         fewer = {name: getattr(request, name)[kept] for name in names}
         if seen[place]:
-            lie = replace(request, live=kept, **fewer)
-            told = replace(ready, ready=seen, signatures=ready.signatures[kept])
-            world.parties[node].receive(lie, told, TERMS.ring)
-            replies[node] = world.parties[node].mask(world.words[place], TERMS, STATE)
+            party = world.hosts[node]
+            came = party.receive(replace(request, live=kept, ready=seen, **fewer), TERMS.ring)
+            words = world.words[place]
+            replies[node] = party.mask(came, party.clients, words, TERMS, [STATE])
     assert len(replies) == 12
     both = np.ones(12, bool)
     both[[0, 11]] = False
@@ -453,7 +435,7 @@ def test_who_was_ready_is_signed_too(tmp_path):
     signed = {}
     for node in replies:
         if node not in (1000, 1011):
-            signed[node] = world.parties[node].sign_list(request).signature
+            signed[node] = world.hosts[node].sign_list(request).signature
     server = world.server._round(0)
     for node, signature in signed.items():
         server.lists[node - 1000], server.signed[node - 1000] = signature, True
@@ -464,38 +446,39 @@ def test_who_was_ready_is_signed_too(tmp_path):
         columns = np.flatnonzero(server.signed[row])
         kinds = np.where(both[row], SEED, np.where(ready[row], MASK_KEY, NOTHING)).astype(np.uint8)
         parties = epoch.parties[[place]]
-        told = UnmaskRequest(epoch.id, 0, int(both.sum()), parties, kinds[None])
+        signed_by = columns, server.lists[row[columns]]
+        told = UnmaskRequest(epoch.id, 0, int(both.sum()), parties, kinds[None], *signed_by)
         with pytest.raises(RefusedError, match="something else"):
-            world.parties[node].unmask(told, Signatures(columns, server.lists[row[columns]]))
+            world.hosts[node].unmask(told)
 
 
 def test_packets_of_another_epoch_do_not_open(tmp_path):
     """Two halves that agreed on different epochs, by all that the server could make fit."""
     world = PartyWorld.make(12, tmp_path)
     server = world.server
-    for node, party in world.parties.items():
+    for node, party in world.hosts.items():
         server.take_binding(node, wire(party.bind()))
     server.reveal_requests(RING.limit)
     other = copy.deepcopy(server)
     other._request = replace(server._request, number=1)
-    of = {node: other if node >= 1006 else server for node in world.parties}
-    for node, party in world.parties.items():
+    of = {node: other if node >= 1006 else server for node in world.hosts}
+    for node, party in world.hosts.items():
         reply = party.reveal(of[node]._request)
         for number, one in enumerate((server, other)):
             one.take_seed(node, replace(reply, number=number))
     asked = {one: one.epoch_requests() for one in (server, other)}
-    for node, party in world.parties.items():
+    for node, party in world.hosts.items():
         party.begin(asked[of[node]][node])
     assert server.epoch.id != other.epoch.id
     asked = {one: one.open_round(0, one.clients) for one in (server, other)}
     one = server._round(0)
-    for node, party in world.parties.items():
-        reply, signed = party.prepare(asked[of[node]][node])
+    for node, party in world.hosts.items():
+        reply = party.prepare(asked[of[node]][node])
+        one._verified = lambda row, signature, *_: signature
         one.take(node, replace(reply, run_id=server.epoch.id))
-        one.keys[node - 1000] = signed.signature
-    request, ready = server.mask_requests(0, LENGTH, 64, TERMS)[1000]
+    request = server.mask_requests(0, LENGTH, 64, TERMS)[1000]
     with pytest.raises(RefusedError, match=r"8.*partners"):
-        world.parties[1000].receive(request, ready, TERMS.ring)
+        world.hosts[1000].receive(request, TERMS.ring)
 
 
 COUNT = 12
@@ -518,7 +501,7 @@ def asked_without(world: PartyWorld, number: int, gone: list[int], refused: str 
     listed = np.ones(COUNT, np.bool_)
     listed[gone] = False
     request = ListRequest(world.server.epoch.id, number, listed)
-    for node, party in world.parties.items():
+    for node, party in world.hosts.items():
         if node - 1000 not in gone:
             with pytest.raises(RefusedError, match=refused) if refused else nullcontext():
                 party.sign_list(request)
@@ -529,7 +512,7 @@ def asked_without(world: PartyWorld, number: int, gone: list[int], refused: str 
 
 @pytest.mark.parametrize("how", ["at once", "state put back", "another epoch", "another list too"])
 def test_a_sum_without_one_is_refused_by_all(begun: PartyWorld, how: str) -> None:
-    states = {node: party.to_bytes() for node, party in begun.parties.items()}
+    states = {node: party.to_bytes() for node, party in begun.hosts.items()}
     begun.check(begun.round(0), range(COUNT))
     if how == "state put back":
         begun.put_back(states)
@@ -549,7 +532,7 @@ def test_a_sum_with_one_more_is_refused_too(begun: PartyWorld) -> None:
 @pytest.mark.parametrize("how", ["listed", "ready"])
 def test_a_state_enters_one_sum(begun: PartyWorld, how: str) -> None:
     """Or again one of the same parties, of which nothing new can be told."""
-    begun.states = {node: bytes([node % 256]) * 16 for node in begun.parties}
+    begun.states = {node: bytes([node % 256]) * 16 for node in begun.hosts}
     begun.prepare(0)
     begun.mask(0)  # of this one nobody signs a list: it was no sum
     begun.check(begun.round(1), range(COUNT))
@@ -565,7 +548,7 @@ def test_a_state_enters_one_sum(begun: PartyWorld, how: str) -> None:
 
 def test_a_later_run_has_no_sum_of_the_same_states_without_some(begun: PartyWorld) -> None:
     """Two runs, begun as often as is allowed: their difference would be what the absent sent."""
-    begun.states = {node: bytes([node % 256]) * 16 for node in begun.parties}
+    begun.states = {node: bytes([node % 256]) * 16 for node in begun.hosts}
     begun.check(begun.round(0), range(COUNT))
     begun.begin_run(b"2")
     with pytest.raises(RefusedError, match="has not changed"):
@@ -577,7 +560,7 @@ def test_an_epoch_whose_sums_may_differ_by_less_than_the_node_says_is_refused(
     tmp_path: Path,
 ) -> None:
     world = PartyWorld.make(COUNT, tmp_path)
-    party = world.parties[1000]
+    party = world.hosts[1000]
     party.trust = replace(party.trust, differ_by=3)
     with pytest.raises(RefusedError, match="differ-by"):
         world.begin()

@@ -40,10 +40,8 @@ from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.secure.align import blinded
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties import alignment
-from flower_graph.secure.parties import messages as of_parties
 from flower_graph.secure.parties.identity import TrustSettings
-from flower_graph.secure.parties.party import PartyClient
-from flower_graph.secure.parties.server import PartySums
+from flower_graph.secure.parties.server import PartyRound, PartySums
 from flower_graph.secure.ring import SIGNED, Ring
 from flower_graph.secure.sum import messages as of_sums
 from flower_graph.secure.sum.client import SumClient
@@ -56,8 +54,8 @@ from flower_graph.strategies.fedscem import messages as of_egos
 from flower_graph.strategies.ppfl import claims
 from flower_graph.strategies.ppfl import messages as of_public
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient
-from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus
-from flower_graph.strategies.ppfl.secure_consensus_client import (
+from flower_graph.strategies.ppfl.secure_consensus import (
+    SecureConsensus,
     SecureConsensusClient,
 )
 from flower_graph.wire.arrays import decode_array
@@ -367,7 +365,7 @@ def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
     """Note what is masked, blinded, multiplied and added up; the server takes any signature."""
     before_pads: list[Words] = []
     fit, add_up, end = Ring.fit, cohort_client.add_up, SumStages.result
-    blind, multiply = blinded.blind, blinded.multiply
+    blind, multiply, mask = blinded.blind, blinded.multiply, SumClient.mask
 
     def fitted(*args: Any, **more: Any) -> Ring:
         return replace(fit(*args, **more), **ring)
@@ -377,22 +375,13 @@ def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
         before_pads[:] = [add_up(chosen, h, metrics, replace(writing, table=table), *more)[0]]
         return add_up(chosen, h, metrics, writing, *more)
 
-    def masking(kind: Any) -> Callable[..., Any]:
-        mask = kind.mask
-
-        def noted(self: Any, *given: Any) -> Any:
-            # A party has received the request before, and is given the state behind the terms
-            is_party = isinstance(self, PartyClient)
-            request = self._received[0].request if is_party else given[0]
-            total, terms = given[:2] if is_party else given[2:]
-            reply = mask(self, *given)
-            numbers = before_pads.pop() if before_pads else total
-            meant = terms, request.length, request.word
-            one = Masked(tuple(self.clients), meant, np.array(total), np.array(numbers))
-            had.masked.setdefault(request.server_round, []).append(one)
-            return reply
-
-        return noted
+    def masking(self: Any, came: Any, present: Any, total: Any, terms: Any, *state: Any) -> Any:
+        reply, request = mask(self, came, present, total, terms, *state), came.request
+        numbers = before_pads.pop() if before_pads else total
+        meant = terms, request.length, request.word
+        one = Masked(tuple(self.clients), meant, np.array(total), np.array(numbers))
+        had.masked.setdefault(request.server_round, []).append(one)
+        return reply
 
     def ended(self: SumStages) -> Any:
         number, found = self._unmasked, end(self)
@@ -416,13 +405,12 @@ def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
             (SumStages, "result", ended),
             (blinded, "blind", blinding),
             (blinded, "multiply", multiplying),
-            (PartySums, "_verify", lambda *_: None),
+            (PartyRound, "_verified", lambda self, row, signature, *_: signature),
+            (SumClient, "mask", masking),
             (os, "fsync", lambda _: None),  # journals are written often
             (os, "fdatasync", lambda _: None),
         ):
             stack.enter_context(patch.object(owner, name, new))
-        for kind in (PartyClient, SumClient):
-            stack.enter_context(patch.object(kind, "mask", masking(kind)))
         yield
 
 
@@ -477,7 +465,7 @@ class World:
 
     @staticmethod
     def _below() -> set[str]:
-        below = entries_of_requests((of_sums, of_parties))
+        below = entries_of_requests((of_sums,))
         return {one.key for one in below.values()}
 
     @classmethod
@@ -800,7 +788,7 @@ def sums_app(kind: int, keys: Path | None) -> Any:
 class Sums(World):
     """A sum of vectors whose server may lie."""
 
-    modules = (of_sums, of_parties)
+    modules = (of_sums,)
     app, server = staticmethod(sums_app), Summing
     # What a trusted server says, and what an alignment has besides
     never = frozenset({"KeyRequest.sum-run", "RevealRequest.reveal-declared"})
@@ -816,9 +804,23 @@ class Sums(World):
 
 
 class TrustedSums(Sums):
+    """Likewise, where the server is trusted: nothing is signed."""
+
     trusted = True
-    modules = (of_sums,)
-    never = frozenset()
+    never = frozenset(
+        {
+            "MaskRequest.mask-ready",
+            "MaskRequest.mask-signatures",
+            "UnmaskRequest.unmask-columns",
+            "UnmaskRequest.unmask-signatures",
+        }
+    )
+
+    @classmethod
+    def requests(cls) -> dict[str, Entry]:
+        of_parties = "BindRequest", "RevealRequest", "EpochRequest", "ListRequest"
+        found = super().requests()
+        return {name: found[name] for name in found if name.split(".")[0] not in of_parties}
 
 
 WORLDS = {

@@ -14,12 +14,8 @@ from public_helpers import make_grid, still_member
 from flower_graph.apps.run import client_app
 from flower_graph.method.registry import method_of
 from flower_graph.ops import orthogonal_procrustes
-from flower_graph.strategies.ppfl.secure_consensus import (
-    SecureConsensus,
-)
-from flower_graph.strategies.ppfl.secure_consensus_client import (
-    first_points,
-)
+from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus, first_points
+from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment
 
 Exchanged = dict[int, tuple[RecordDict, RecordDict]]  # by node: what it was sent, what it answered
 
@@ -28,27 +24,23 @@ def rounds_of(name: str, supernodes: int) -> list[Exchanged]:
     """Run a method for two rounds; give what its clients were sent and answered in training."""
     config = ALL[name].load()
     grid = Federation(client_app(config, None), num_supernodes=supernodes)
-    _built(config).start(grid, num_rounds=2, timeout=5.0)
-    trained = [pair for pair in grid.exchanged if pair[0].metadata.message_type == "train"]
-    return [
-        {
-            sent.metadata.dst_node_id: (sent.content, reply.content)
-            for sent, reply in trained[first : first + supernodes]
-        }
-        for first in range(0, len(trained), supernodes)
+    method_of(config).build_strategy(config, None).start(grid, num_rounds=2, timeout=5.0)
+    trained = [
+        (sent.metadata.dst_node_id, (sent.content, reply.content))
+        for sent, reply in grid.exchanged
+        if sent.metadata.message_type == "train"
     ]
-
-
-def _built(config: Any) -> Any:
-    return method_of(config).build_strategy(config, None)
+    return [dict(trained[at : at + supernodes]) for at in range(0, len(trained), supernodes)]
 
 
 def flat(content: RecordDict) -> NDArray[np.float64]:
-    """Lay all arrays of a message in one line."""
-    arrays = [
-        a.numpy().ravel() for record in content.array_records.values() for a in record.values()
-    ]
+    records = content.array_records.values()
+    arrays = [array.numpy().ravel() for record in records for array in record.values()]
     return np.concatenate(arrays).astype(np.float64)
+
+
+def relay(content: RecordDict) -> list[bytes]:
+    return [row.tobytes() for row in content.array_records["arrays"]["relay"].numpy()]
 
 
 def test_of_two_supernodes_each_learns_the_others_models_from_the_mean() -> None:
@@ -66,16 +58,9 @@ def test_of_two_supernodes_each_learns_the_others_models_from_the_mean() -> None
 
 def test_users_are_sent_nobody_elses_vector() -> None:
     first, second = rounds_of("nfedgnn", 3)
-    for node in second:
-        sent = {row.tobytes() for row in _rows(second[node][0])}
-        others = [row for other in first if other != node for row in _rows(first[other][1])]
-        assert sent
-        assert not sent & {row.tobytes() for row in others}
-
-
-def _rows(content: RecordDict) -> NDArray[Any]:
-    rows: NDArray[Any] = content.array_records["arrays"]["relay"].numpy()
-    return rows
+    for node, (sent, _) in second.items():
+        others = [row for other in first if other != node for row in relay(first[other][1])]
+        assert relay(sent) and not set(relay(sent)) & set(others)
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -85,7 +70,7 @@ def test_of_two_clients_each_learns_the_others_embeddings_but_for_a_turn(secure:
     vectors = [chance.normal(size=(5, 3)) for _ in range(2)]
     members = [still_member(i, rows.tolist(), range(5)) for i, rows in enumerate(vectors)]
     grid = make_grid(members, 2, secure=secure)
-    strategy: Any = SecureConsensus(dropout=0.0) if secure else _built(ALL["deepwalk"].load())
+    strategy: Any = SecureConsensus(dropout=0.0) if secure else ProcrustesAlignment()
     strategy.start(grid, num_rounds=1, timeout=5.0)
     if secure:  # all know the first points, which it turned to itself
         own = vectors[0] @ orthogonal_procrustes(vectors[0], first_points(0, 5, 3))

@@ -6,19 +6,19 @@ identities and their embeddings. With plain sums the same search finds them, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from ego_helpers import CLASSES, SETTINGS
-from flwr.app import ArrayRecord, Context, RecordDict
+from ego_helpers import SETTINGS
+from ego_strategy_helpers import FINE, client_app, ego
+from flwr.app import ArrayRecord, RecordDict
+from public_helpers import bytes_of
 
-from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
+from flower_graph import MaskedEmbeddingAveraging
 from flower_graph.audit.attacks import RecordingGrid
-from flower_graph.client.adaptor import make_client_app
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.secure.align.blinded import canonical, hash_to_group
 from flower_graph.secure.ring import Ring
@@ -29,25 +29,14 @@ from flower_graph.strategies.fedscem.messages import Layout
 from flower_graph.wire.keys import SUMS, TOTAL
 
 M, PER_CLIENT, HIDDEN, ROUNDS = 6, 6, 16, 5
-FINE = {"limit": 32.0, "resolution": 2.0**-20}
 
 
 def private_egos(seed: int) -> list[EgoNetwork]:
     """Six clients on a circle of nodes, each of which two clients hold; identities are long."""
-    draw = torch.Generator().manual_seed(seed)
-    names = torch.randint(2**50, 2**60, (M * PER_CLIENT // 2,), generator=draw)
-    x = torch.rand(names.numel(), SETTINGS.num_features, generator=draw) + 0.1
-    y = torch.randint(CLASSES, (names.numel(),), generator=draw)
-    step, egos = PER_CLIENT // 2, []
+    names, egos = np.random.default_rng(seed).integers(2**50, 2**60, M * PER_CLIENT // 2), []
     for client in range(M):
-        nodes = (torch.arange(PER_CLIENT) + client * step) % names.numel()
-        one_way = torch.randint(PER_CLIENT, (2, 4), generator=draw)
-        one_way = one_way[:, one_way[0] != one_way[1]]
-        edges = torch.cat([one_way, one_way.flip(0)], 1).unique(dim=1)
-        role = torch.arange(PER_CLIENT) % 3
-        masks = [role == k for k in range(3)]
-        ids = names[nodes]
-        egos.append(EgoNetwork(client, int(ids[0]), ids, edges, x[nodes], y[nodes], *masks))
+        own = np.roll(names, -client * PER_CLIENT // 2)[:PER_CLIENT].tolist()
+        egos.append(ego(client, own, [(own[0], own[1]), (own[2], own[5])]))
     return egos
 
 
@@ -64,7 +53,7 @@ class Record:
 
     @property
     def bytes(self) -> bytes:
-        return b"|".join(part for _, content in self.received for part in pieces(content))
+        return b"|".join(bytes_of(content) for _, content in self.received)
 
     def vectors(self, part: str = "embeddings") -> list[np.ndarray]:
         """One part of every vector that came in a round."""
@@ -73,23 +62,8 @@ class Record:
         return [total[place] for total in found if total.size > self.slots * HIDDEN]
 
 
-def pieces(content: RecordDict) -> Iterator[bytes]:
-    """Everything in a message, as bytes."""
-    for record in content.values():
-        for key, value in record.items():
-            yield key.encode()
-            if isinstance(record, ArrayRecord):
-                yield value.numpy().tobytes()
-            else:
-                for item in value if isinstance(value, list) else [value]:
-                    yield item if isinstance(item, bytes) else str(item).encode()
-
-
-def observe(
-    monkeypatch: pytest.MonkeyPatch, *, seed: int = 0, supernodes: int = M, **options: Any
-) -> Record:
-    embeddings: list[torch.Tensor] = []
-    totals: list[SumResult] = []
+def observe(*, seed: int = 0, supernodes: int = M, **options: Any) -> Record:
+    embeddings, totals, losses = list[torch.Tensor](), list[Any](), list[float]()
     add_up, result = ego_host.add_up, SumServer.result
 
     def spy_on_client(chosen: Any, h: torch.Tensor, *rest: Any) -> Any:
@@ -97,16 +71,16 @@ def observe(
         return add_up(chosen, h, *rest)
 
     def spy_on_server(server: SumServer, number: int) -> Any:
-        totals.append(result(server, number))  # type: ignore[arg-type]
+        totals.append(result(server, number))
         return totals[-1]
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ego_host, "add_up", spy_on_client)
         patch.setattr(SumServer, "result", spy_on_server)
-        grid = RecordingGrid(_client_app(private_egos(seed)), num_supernodes=supernodes)
         settings = SETTINGS._replace(hidden=HIDDEN)
+        app = client_app(private_egos(seed), settings=settings)
+        grid = RecordingGrid(app, num_supernodes=supernodes)
         server = MaskedEmbeddingAveraging(settings, **{**FINE, **options})
-        losses: list[float] = []
         server.start(grid, num_rounds=ROUNDS, on_round=lambda report: losses.append(report.loss))
     session = server.session
     length = Layout(session.num_slots, HIDDEN).length
@@ -115,24 +89,14 @@ def observe(
     return Record(received, session.sums.server.run_id, losses, sums, session.num_slots, embeddings)
 
 
-def _client_app(egos: list[EgoNetwork]) -> Any:
-    def client_fn(context: Context) -> EgoNetworkClient:
-        part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
-        return EgoNetworkClient(context, egos[part::parts], SETTINGS._replace(hidden=HIDDEN))
-
-    return make_client_app(client_fn)
-
-
 @pytest.fixture(scope="module")
 def masked() -> Record:
-    with pytest.MonkeyPatch.context() as patch:
-        return observe(patch)
+    return observe()
 
 
 @pytest.fixture(scope="module")
 def plain() -> Record:
-    with pytest.MonkeyPatch.context() as patch:
-        return observe(patch, aggregation="plain", alignment="plain")
+    return observe(aggregation="plain", alignment="plain")
 
 
 # Identities -------------------------------------------------------------------------------------
@@ -143,13 +107,8 @@ def traces_of_identities(record: Record) -> list[str]:
     blob, found = record.bytes, []
     for number in {n for network in private_egos(0) for n in network.nodes.tolist()}:
         (text,) = canonical([number], "test")
-        point = hash_to_group(record.run_id, text)
-        ways = {
-            "little-endian": number.to_bytes(8, "little"),
-            "big-endian": number.to_bytes(8, "big"),
-            "text": str(number).encode(),
-            "point": point,
-        }
+        ways = {"text": str(number).encode(), "point": hash_to_group(record.run_id, text)}
+        ways |= {order: number.to_bytes(8, order) for order in ("little", "big")}
         found += [name for name, pattern in ways.items() if pattern in blob]
     return found
 
@@ -165,12 +124,9 @@ def test_no_identity_reaches_the_server(masked: Record, plain: Record) -> None:
 def written_embeddings(record: Record, ring: Ring) -> int:
     """Count embeddings that stand somewhere in what came, as floats or as words of the ring."""
     blob, found = record.bytes, 0
-    for h in record.embeddings:
-        for row in h.numpy():
-            if not row.any():
-                continue
-            ways = (row, row.astype(np.float64), ring.encode(row), -row, row.astype(">f4"))
-            found += any(way.tobytes() in blob for way in ways)
+    for row in (row for h in record.embeddings for row in h.numpy() if row.any()):
+        ways = (row, row.astype(np.float64), ring.encode(row), -row, row.astype(">f4"))
+        found += any(way.tobytes() in blob for way in ways)
     return found
 
 
@@ -205,10 +161,8 @@ def test_what_comes_is_noise(masked: Record, plain: Record) -> None:
     assert np.unique(words).size == words.size
 
 
-def test_the_same_run_again_sends_other_words(
-    masked: Record, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    again = observe(monkeypatch)
+def test_the_same_run_again_sends_other_words(masked: Record) -> None:
+    again = observe()
     np.testing.assert_allclose(again.losses, masked.losses, rtol=0, atol=1e-12)
     for one, other in zip(masked.vectors(), again.vectors(), strict=True):
         assert not (one == other).any()
@@ -230,8 +184,8 @@ def test_without_masks_the_sums_are_still_under_pads(masked: Record, plain: Reco
 # What cannot be hidden is the same for all data of the same size --------------------------------
 
 
-def shape(record: Record) -> list[tuple[Any, ...]]:
-    """Keys, types and lengths of everything that came, in order."""
+def shape(record: Record) -> list[str]:
+    """Keys, types and lengths of everything that came."""
     found = []
     for kind, content in record.received:
         for name, entries in content.items():
@@ -241,16 +195,14 @@ def shape(record: Record) -> list[tuple[Any, ...]]:
                     size = value.dtype, tuple(value.shape)
                 elif isinstance(value, (bytes, list)):
                     size = len(value)
-                found.append((kind, name, key, type(value).__name__, size))
-    return found
+                found.append(f"{kind} {name} {key} {type(value).__name__} {size}")
+    return sorted(found)
 
 
 @pytest.mark.parametrize("supernodes", [2, M])
-def test_other_data_of_the_same_size_looks_the_same(
-    supernodes: int, masked: Record, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = masked if supernodes == M else observe(monkeypatch, supernodes=supernodes)
-    other = observe(monkeypatch, seed=1, supernodes=supernodes)
+def test_other_data_of_the_same_size_looks_the_same(supernodes: int, masked: Record) -> None:
+    one = masked if supernodes == M else observe(supernodes=supernodes)
+    other = observe(seed=1, supernodes=supernodes)
     # One that holds shares of a key may be asked more, and it is drawn for each run: by stage.
-    assert sorted(map(str, shape(one))) == sorted(map(str, shape(other)))
+    assert shape(one) == shape(other)
     assert one.losses != other.losses

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sum_helpers import LENGTH, RING, TERMS, wire
+from sum_helpers import LENGTH, RING, TERMS, World, wire
 
+from benchmarks import parties
 from flower_graph.secure.parties.differences import STATE_BYTES
-from flower_graph.secure.parties.identity import Identity, TrustSettings, new_identity
-from flower_graph.secure.parties.party import PartyClient
-from flower_graph.secure.parties.registry import RegisteredParty, Registry
+from flower_graph.secure.parties.identity import TrustSettings, new_identity
+from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.parties.server import PartySums
+from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.round import Skipped
 
 RUN = bytes(16)
@@ -24,19 +24,7 @@ RUN = bytes(16)
 
 def settings(n: int, folder: Path, corrupt: float = 0.1) -> list[TrustSettings]:
     """Make keys, a registry of them, and what each party's node config would say."""
-    keys = [Ed25519PrivateKey.generate() for _ in range(n)]
-    entries = {
-        i: RegisteredParty(i, key.public_key().public_bytes_raw(), (range(2 * i, 2 * i + 2),))
-        for i, key in enumerate(keys)
-    }
-    registry = Registry(entries, 2)
-    minimum = max(5, n - 3 * n // 10)
-    return [
-        TrustSettings(
-            Identity(key, registry), registry, minimum, corrupt, 64, folder / f"{i}", 24, b"1"
-        )
-        for i, key in enumerate(keys)
-    ]
+    return parties.make([range(2 * i, 2 * i + 2) for i in range(n)], folder, corrupt, 64)
 
 
 def write_keys(n: int, folder: Path) -> tuple[Path, list[Path]]:
@@ -49,14 +37,9 @@ def write_keys(n: int, folder: Path) -> tuple[Path, list[Path]]:
 
 
 @dataclass
-class PartyWorld:
-    """A server and its parties; SuperNode 1000 + i is party i."""
+class PartyWorld(World):
+    """A server and its parties; SuperNode 1000 + i is party i, whose clients have one vector."""
 
-    server: PartySums
-    parties: dict[int, PartyClient]
-    words: np.ndarray
-    tamper: Callable[[int, Any], Any] = field(default=lambda node, message: message)
-    refused: list[str] = field(default_factory=list)
     # What vectors are said to be made of, by SuperNode; by default something else each time
     states: dict[int, bytes] = field(default_factory=dict)
 
@@ -65,40 +48,29 @@ class PartyWorld:
         # points: that each client will bring to an alignment
         trusts = settings(n, folder, corrupt)
         trusts[0].registry.write(folder / "registry.json")
-        server = PartySums(folder / "registry.json", corrupt=corrupt)
-        parties = {
-            1000 + i: PartyClient(
-                server.run_id, own, trust, dict.fromkeys(own, points) if points else {}
-            )
-            for i, trust in enumerate(trusts)
-            for own in [[2 * i, 2 * i + 1]]
-        }
+        server, hosts = PartySums(folder / "registry.json", corrupt=corrupt), {}
+        for i, trust in enumerate(trusts):
+            own = [2 * i, 2 * i + 1]
+            brought = dict.fromkeys(own, points) if points else {}
+            hosts[1000 + i] = SumClient(server.run_id, own, trust, brought)
         values = np.random.default_rng(n).uniform(-60, 60, (n, LENGTH))
-        return cls(server, parties, RING.encode(values))
-
-    def send(self, node: int, message: Any) -> Any:
-        return wire(self.tamper(node, message))
-
-    def restart(self, node: int) -> PartyClient:
-        old = self.parties[node]
-        self.parties[node] = PartyClient.from_bytes(old.to_bytes(), old.trust)
-        return self.parties[node]
+        return cls(server, hosts, RING.encode(values))
 
     def put_back(self, states: dict[int, bytes]) -> None:
         for node, state in states.items():
-            self.parties[node] = PartyClient.from_bytes(state, self.parties[node].trust)
+            self.hosts[node] = SumClient.from_bytes(state, self.hosts[node].trust)
 
     def begin_run(self, run: bytes) -> None:
         """Bring the same SuperNodes to another run of Flower's, with nothing that they kept."""
         self.server = PartySums(self.server._registry_file)
-        for node, party in self.parties.items():
+        for node, party in self.hosts.items():
             trust = replace(party.trust, run=run)
-            self.parties[node] = PartyClient(self.server.run_id, party.clients, trust)
+            self.hosts[node] = SumClient(self.server.run_id, party.clients, trust)
         self.begin()
 
     def begin(self, lost: Collection[int] = ()) -> None:
         server = self.server
-        for node, party in self.parties.items():
+        for node, party in self.hosts.items():
             server.take_binding(node, wire(party.bind()))
         for node, request in server.reveal_requests(RING.limit).items():
             reply = self.restart(node).reveal(self.send(node, request))
@@ -107,20 +79,11 @@ class PartyWorld:
         for node, request in server.epoch_requests().items():
             server.take_epoch(node, wire(self.restart(node).begin(self.send(node, request))))
 
-    def prepare(self, number: int, lost: Collection[int] = ()) -> None:
-        for node, request in self.server.open_round(number, self.server.clients).items():
-            if node not in lost:
-                reply, signed = self.restart(node).prepare(self.send(node, request))
-                self.server.take(node, wire(reply), wire(signed))
-
-    def mask(self, number: int, lost: Collection[int] = ()) -> None:
-        for node, (request, ready) in self.server.mask_requests(number, LENGTH, 64, TERMS).items():
-            total = self.words[node - 1000]
-            request, ready = self.send(node, request), self.send(node, ready)
-            state = self.states.get(node) or os.urandom(STATE_BYTES)
-            party = self.restart(node)
-            party.receive(request, ready, TERMS.ring)
-            reply = party.mask(total, TERMS, state)
+    def mask(self, number: int, lost: Collection[int] = (), without=()) -> None:
+        for node, request in self.server.mask_requests(number, LENGTH, 64, TERMS).items():
+            party, state = self.restart(node), self.states.get(node) or os.urandom(STATE_BYTES)
+            came = party.receive(self.send(node, request), RING)
+            reply = party.mask(came, party.clients, self.words[node - 1000], TERMS, [state])
             if node not in lost:
                 self.server.take(node, wire(reply))
 
@@ -130,21 +93,8 @@ class PartyWorld:
                 reply = self.restart(node).sign_list(self.send(node, request))
                 self.server.take_list(node, wire(reply))
 
-    def unmask(self, number: int, lost: Collection[int] = ()) -> None:
-        for node, (request, signed) in self.server.unmask_requests(number).items():
-            if node not in lost:
-                request, signed = self.send(node, request), self.send(node, signed)
-                self.server.take(node, wire(self.restart(node).unmask(request, signed)))
-
-    def round(self, number: int, **lost: Collection[int]):
-        for stage in ("prepare", "mask", "sign", "unmask"):
-            getattr(self, stage)(number, lost.get(stage, ()))
-        result = self.server.result(number)
+    def round(self, number: int, *given: Any, **lost: Collection[int]) -> Any:
+        result = super().round(number, *given, **lost)
         if isinstance(result, Skipped):
             return result
         return replace(result, contributors=np.unique(result.contributors // 2))  # parties
-
-    def check(self, result, contributors) -> None:
-        assert result.contributors.tolist() == sorted(contributors)
-        expected = self.words[result.contributors].sum(0, dtype=self.words.dtype)
-        assert (result.total == expected).all()

@@ -20,26 +20,20 @@ TERMS = SumTerms("test", RING)
 
 def wire(message: Any) -> Any:
     """Send a message through its config entries."""
-    if isinstance(message, MaskedReply):
-        return MaskedReply.from_config(message.to_config(), total=message.total)
-    return type(message).from_config(message.to_config())
+    total = {"total": message.total} if isinstance(message, MaskedReply) else {}
+    return type(message).from_config(message.to_config(), **total)
 
 
-@dataclass
-class Lost:
-    """SuperNodes whose reply to a stage is lost, and clients without a vector."""
-
-    prepare: Collection[int] = ()
-    mask: Collection[int] = ()
-    unmask: Collection[int] = ()
-    clients: Collection[int] = ()
+def mask(host: SumClient, request: MaskRequest, *given: Any) -> MaskedReply:
+    """Have a host receive a request and mask a sum: clients, words, terms."""
+    return host.mask(host.receive(request, RING), *given)
 
 
 @dataclass
 class World:
     """A server, its hosts, and every client's vector."""
 
-    server: SumServer
+    server: Any  # SumServer, or PartySums
     hosts: dict[int, SumClient]
     words: np.ndarray
     # Changes a message on its way; for hostile parties
@@ -61,13 +55,13 @@ class World:
 
     def restart(self, node: int) -> SumClient:
         """Save and load a host, as between two messages."""
-        self.hosts[node] = SumClient.from_bytes(self.hosts[node].to_bytes())
+        old = self.hosts[node]
+        self.hosts[node] = SumClient.from_bytes(old.to_bytes(), old.trust)
         return self.hosts[node]
 
     def prepare(self, number: int, clients=None, lost: Collection[int] = ()) -> None:
-        for node, request in self.server.open_round(
-            number, self.server.clients if clients is None else clients
-        ).items():
+        chosen = self.server.clients if clients is None else clients
+        for node, request in self.server.open_round(number, chosen).items():
             reply = self.restart(node).prepare(self.send(node, request))
             if node not in lost:
                 self.server.take(node, self.send(node, reply))
@@ -79,7 +73,8 @@ class World:
         if not present:
             return None
         total = self.words[present].sum(0, dtype=self.words.dtype)
-        return self.restart(node).mask(self.send(node, request), present, total, terms or TERMS)
+        sent = self.send(node, request)
+        return mask(self.restart(node), sent, present, total, terms or TERMS)
 
     def mask(self, number: int, lost: Collection[int] = (), without=()) -> None:
         word = self.words.dtype.itemsize * 8
@@ -88,18 +83,21 @@ class World:
             if reply is not None:
                 self.server.take(node, self.send(node, reply))
 
+    def sign(self, number: int, lost: Collection[int] = ()) -> None:
+        """Have the list signed where the server is not trusted."""
+
     def unmask(self, number: int, lost: Collection[int] = ()) -> None:
         for node, request in self.server.unmask_requests(number).items():
             reply = self.restart(node).unmask(self.send(node, request))
             if node not in lost:
                 self.server.take(node, self.send(node, reply))
 
-    def round(self, number: int, lost: Lost | None = None, clients=None):
-        """Run a whole round and return its result."""
-        lost = lost or Lost()
-        self.prepare(number, clients, lost.prepare)
-        self.mask(number, lost.mask, lost.clients)
-        self.unmask(number, lost.unmask)
+    def round(self, number: int, clients=None, without=(), **lost: Collection[int]) -> Any:
+        """Run a whole round and return its result; ``lost``: whose reply to a stage is lost."""
+        self.prepare(number, clients, lost.get("prepare", ()))
+        self.mask(number, lost.get("mask", ()), without)
+        self.sign(number, lost.get("sign", ()))
+        self.unmask(number, lost.get("unmask", ()))
         return self.server.result(number)
 
     def plain_sum(self, contributors) -> np.ndarray:

@@ -71,15 +71,6 @@ def test_shares_are_the_polynomials_values(
             assert int.from_bytes(share, "little") == value % PRIME
 
 
-def test_the_secrets_of_many_come_back():
-    secrets = [os.urandom(32) for _ in range(9)] + [bytes(32), b"\xff" * 32]
-    shares = split_secrets(rows(*secrets), 4, 9)
-    for secret, given_ in zip(secrets, shares, strict=True):
-        assert (
-            combine_shares([2, 9, 4, 7], [given_[x - 1].tobytes() for x in (2, 9, 4, 7)]) == secret
-        )
-
-
 def test_bad_input():
     with pytest.raises(ValueError, match="31"):
         split_secrets(rows(bytes(31)), 1, 1)

@@ -9,18 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from federation import Who, who_of
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.clientapp import ClientApp
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import NoClientsError
 from flower_graph.flower_compat import NumPyClient
-from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.simulation import InProcessGrid
-from flower_graph.wire.averaging import Enrolment
-from flower_graph.wire.rows import Asked, Rows
+from flower_graph.wire.averaging import Asked, Enrolment, Rows
 
 Hosted = list[list[int]]  # clients of each SuperNode; nobody where it does not say
 # Called with place, kind of message and round before each answer: None, or what is answered
@@ -148,9 +147,9 @@ class Run:
         return values.tolist()
 
     @property
-    def who(self) -> list[Participation]:
+    def who(self) -> list[Who]:
         """Who took part, by round."""
-        return [Participation.from_record(report.participation) for report in self.reports]
+        return [who_of(report.participation) for report in self.reports]
 
     def got(self, kind: str, number: int) -> dict[int, float]:
         """Say who was asked in a round, by place, and with which model."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from flower_graph import __version__
-from flower_graph.data.folders.members import Member
+from flower_graph.data.folders.party import Member
 from flower_graph.errors import MalformedReplyError, MembershipError
 from flower_graph.server.membership import Admission, Membership, other_version
 from flower_graph.simulation import InProcessGrid
@@ -41,26 +42,15 @@ class Asked(Membership):
     def hear(self, said: dict[int, list[int]], gone: Collection[int] = ()) -> dict[int, str]:
         """Enrol SuperNodes beside those that are there; return why some take no part."""
         online = {*self.clients, *said} - {*gone}
-        exchange = Answers({node: Enrolment(clients) for node, clients in said.items()})
-        reasons = {one.node_id: one.reason for one in self.ask(exchange, [*online], 1, 5.0)}
-        self.rounds = {
-            node: asked.config_records[CONFIG].get("resume-round", 0)
-            for node, asked in exchange.asked.items()
-        }
-        return reasons
+        self.rounds = {}
 
+        def send(asked: dict[int, RecordDict], **_: object) -> Replies[Enrolment]:
+            for node, content in asked.items():
+                self.rounds[node] = content.config_records[CONFIG].get("resume-round", 0)
+            return Replies({node: Enrolment(clients) for node, clients in said.items()})
 
-class Answers:
-    """An exchange whose answers are there already."""
-
-    def __init__(self, values: dict[int, Enrolment]) -> None:
-        self.values = values
-        self.asked: dict[int, RecordDict] = {}
-
-    def send(self, asked: dict[int, RecordDict], **_: object) -> Replies[Enrolment]:
-        """Give them."""
-        self.asked = asked
-        return Replies(self.values)
+        exchange: Any = SimpleNamespace(send=send)
+        return {one.node_id: one.reason for one in self.ask(exchange, [*online], 1, 5.0)}
 
 
 def test_a_supernode_under_another_id_has_its_clients_arrays() -> None:
@@ -115,13 +105,11 @@ def test_one_that_is_back_is_no_double_of_the_one_that_is_gone() -> None:
 
 
 def test_a_resumed_run_knows_whose_a_number_was() -> None:
-    who = Asked()
-    who.bound = {0: 5, 1: 6}
+    who, renamed = Asked(), Asked()
+    who.bound, renamed.bound = {0: 5, 1: 6}, {0: 5, 1: 6}
     assert who.hear({5: [0], 2: [0, 1], 6: [1]}).keys() == {2}
     assert who.clients == {5: [0], 6: [1]}
-    renamed = Asked()  # without authentication all ids are others
-    renamed.bound = {0: 5, 1: 6}
-    assert renamed.hear({15: [0], 16: [1]}) == {}
+    assert renamed.hear({15: [0], 16: [1]}) == {}  # without authentication all ids are others
 
 
 def test_a_checkpoint_keeps_whose_a_number_was(tmp_path: Path) -> None:
@@ -149,9 +137,7 @@ def test_who_may_speak_for_whom_by_the_list() -> None:
     assert refused.keys() == {6, 7, 8, 9, 10}
     assert who.clients == {5: [0, 1], 4: [2]}
 
-
-def test_a_list_without_ids_decides_no_double() -> None:
-    who = Asked()
+    who = Asked()  # without ids no double is decided
     who.admission = listed(({0}, None), ({1}, None))
     with pytest.raises(MembershipError):
         who.hear({5: [0], 6: [0], 7: [1]})
@@ -232,8 +218,7 @@ def test_a_plain_client_app_beside_others(tmp_path: Path) -> None:
     Run(Simple(**saving), 2, rounds=2, app=Both())
     again = Run(Simple(**saving), 2, rounds=3, app=Both(), resume=True)
     assert [report.round for report in again.reports] == [3]
-    assert again.model == [3, 3]
-    assert again.who[0].answered == {0}
+    assert again.model == [3, 3] and again.who[0].answered == {0}
 
 
 # Who took part -----------------------------------------------------------------------------------
@@ -291,17 +276,10 @@ def test_all_are_gone_when_they_should_measure() -> None:
 # What newcomers say ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("clients", "said"),
-    [
-        (pack_integers(np.array([], np.int64)), "clients"),
-        (pack_integers(np.array([-1])), "clients: -1"),
-        ("0,1", "clients.*64"),
-    ],
-)
-def test_answers_that_are_refused(clients: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        Enrolment.read(RecordDict({CONFIG: ConfigRecord({CLIENTS: clients})}))
+def test_answers_that_are_refused() -> None:
+    for clients in (b"", pack_integers(np.array([-1])), "0,1"):
+        with pytest.raises(ValueError, match="clients"):
+            Enrolment.read(RecordDict({CONFIG: ConfigRecord({CLIENTS: clients})}))
 
 
 def weighing(hosted: Hosted, examples: list[int | None], heavy: tuple[str, int] = ("", 0)) -> Run:
@@ -353,16 +331,11 @@ def stamp(**entries: Any) -> RecordDict:
     return RecordDict({"config": ConfigRecord(named)})
 
 
-@pytest.mark.parametrize("said", [1, 0, "1", b"1", [1], 1.5])
-def test_another_message_format_is_refused(said: Any) -> None:
-    with pytest.raises(MalformedReplyError) as error:
-        other_version(stamp(message_format=said, flower_graph="0.3.0\n" * 40))
-    assert str(error.value).startswith(f"speaks message format {said} (flower-graph ")
-    assert str(error.value).endswith(f"the server 2 ({__version__}): install the same version")
-    assert "\n" not in str(error.value)
-
-
-def test_a_client_that_says_nothing_of_its_version_is_fine() -> None:
+def test_another_message_format_is_refused_and_none_is_fine() -> None:
+    for said in (1, 0, "1", b"1", [1], 1.5):
+        with pytest.raises(MalformedReplyError, match="message format") as error:
+            other_version(stamp(message_format=said, flower_graph="0.3.0\n" * 40))
+        assert "\n" not in str(error.value)
     for content in (RecordDict(), stamp(), stamp(flower_graph="9.9")):
         assert other_version(content) == ""
     assert other_version(stamp(message_format=2, flower_graph=__version__)) == ""
@@ -383,5 +356,5 @@ def test_another_version_is_named_once(caplog: pytest.LogCaptureFixture) -> None
         assert members.ask(sender, [*grid.contexts], server_round, 5.0) == []
         assert members.clients.keys() == grid.contexts.keys()
         members.forget_all()
-    said = f" has flower-graph 9.9, the server {__version__}"
+    said = f": flower-graph 9.9, the server {__version__}"
     assert sum(said in record.getMessage() for record in caplog.records) == 1

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,6 @@ from flower_graph.storage.writing import (
     inside,
     make_folder,
     move,
-    named,
     new_file,
     open_own,
     remove,
@@ -28,18 +28,8 @@ from flower_graph.storage.writing import (
 )
 
 
-def put(path: Path) -> None:
-    with replaced(path) as stream:
-        stream.write(b"ours")
-
-
-def say(path: Path) -> None:
-    with written(path) as stream:
-        stream.write(b"ours")
-
-
-def add(path: Path) -> None:
-    with append(path) as stream:
+def put(path: Path, way: Callable[[Path], Any] = replaced) -> None:
+    with way(path) as stream:
         stream.write(b"ours")
 
 
@@ -50,8 +40,8 @@ def fill(handle: int) -> None:
 
 BELOW: dict[str, Callable[[Path], object]] = {
     "replaced": put,
-    "written": say,
-    "append": add,
+    "written": lambda path: put(path, written),
+    "append": lambda path: put(path, append),
     "line": lambda path: append_line(path, {"a": 1}),
     "new": lambda path: fill(new_file(path)),
     "own": lambda path: fill(open_own(path, os.O_RDWR | os.O_CREAT)),
@@ -84,10 +74,9 @@ def untouched(theirs: Path) -> bool:
 
 @pytest.mark.parametrize("way", BELOW)
 def test_nothing_is_done_below_a_link(way: str, theirs: Path, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "inner").symlink_to(theirs)
+    (tmp_path / "inner").symlink_to(theirs)
     with pytest.raises(OutputError):
-        BELOW[way](tmp_path / "run" / "inner" / "file")
+        BELOW[way](tmp_path / "inner" / "file")
     assert untouched(theirs)
 
 
@@ -112,17 +101,11 @@ def test_what_takes_the_place_of_a_link_leaves_its_target(
 
 
 def test_a_folder_is_removed_without_what_its_links_lead_to(theirs: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "out").symlink_to(theirs)
-    (run / "a.txt").write_text("a")
-    remove_folder(run)
-    remove_folder(run)  # it is gone
-    assert not run.exists() and untouched(theirs)
-    (tmp_path / "link").symlink_to(theirs)
-    with pytest.raises((OSError, OutputError)):
-        remove_folder(tmp_path / "link")
-    assert untouched(theirs)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "out").symlink_to(theirs)
+    for _ in range(2):
+        remove_folder(tmp_path / "run")
+    assert not (tmp_path / "run").exists() and untouched(theirs)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "second name", "other user", "folder"])
@@ -130,17 +113,13 @@ def test_only_a_regular_file_of_ones_own_is_changed(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "file"
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    else:
-        path.write_text("old")
+    make = {"pipe": os.mkfifo, "folder": os.mkdir}.get(kind, lambda path: path.write_text("old"))
+    make(path)
     if kind == "second name":
         os.link(path, tmp_path / "other")
     if kind == "other user":
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    for way in (open_own, add):
+    for way in (open_own, BELOW["append"]):
         with pytest.raises((OutputError, OSError)):
             way(path)
     assert kind in ("pipe", "folder") or path.read_text() == "old"
@@ -154,12 +133,8 @@ def test_a_name_from_elsewhere_stays_in_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_person_may_name_a_folder_through_a_link(tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "runs").symlink_to(tmp_path / "disk")
-    out = prepare_folder(tmp_path / "runs" / "mine")
-    assert out == tmp_path / "disk" / "mine" == named(tmp_path / "runs" / "mine")
-    put(out / "file")
-    assert (tmp_path / "runs" / "mine" / "file").read_text() == "ours"
+    (tmp_path / "runs").symlink_to(tmp_path)
+    assert prepare_folder(tmp_path / "runs" / "mine") == tmp_path / "mine"
 
 
 @pytest.mark.parametrize("name", [".probe", ".running", "clients", "rows/users-0.rows", "x/y/z"])
@@ -177,36 +152,28 @@ def test_a_folder_with_links_out_of_it_is_not_gone_on_with(
     prepare_folder(tmp_path / "run", may_exist=True)
 
 
-# Shared memory ------------------------------------------------------------------------------------
-
-
-def test_a_link_under_the_name_in_shared_memory_is_not_followed(
+def test_a_link_to_the_place_of_state_is_not_followed(
     theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planted = tmp_path / "flower-graph"
-    planted.symlink_to(theirs)
-    monkeypatch.setenv(files.STATE_VARIABLE, str(planted))
+    (tmp_path / "planted").symlink_to(theirs)
+    monkeypatch.setenv(files.STATE_VARIABLE, str(tmp_path / "planted"))
     with pytest.raises(OutputError):
         own_folder(files.default_folder() / "run-1")
     assert untouched(theirs)
 
 
-@pytest.mark.parametrize("how", ["link", "other user", "file"])
+@pytest.mark.parametrize("how", ["link", "other user"])
 def test_who_takes_the_name_in_shared_memory_stops_nobody(
     how: str, theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(files.STATE_VARIABLE, raising=False)
-    monkeypatch.setattr(files, "SHARED", tmp_path / "shared")
+    monkeypatch.setattr(files, "SHARED", tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "shared").mkdir(mode=0o1777)
-    usual = tmp_path / "shared" / f"flower-graph-{os.getuid()}"
+    usual = tmp_path / f"flower-graph-{os.getuid()}"
     assert files.default_folder() == usual
     if how == "link":
         usual.symlink_to(theirs)
-    elif how == "file":
-        usual.write_text("")
     else:
-        usual.mkdir()
         monkeypatch.setattr(files, "is_taken", lambda folder: folder == usual)
     folder = files.default_folder()
     assert folder.is_relative_to(tmp_path / "cache")
@@ -214,14 +181,9 @@ def test_who_takes_the_name_in_shared_memory_stops_nobody(
     assert untouched(theirs)
 
 
-def test_the_error_of_a_place_for_all_names_what_helps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = tmp_path / "tmp"
-    place.mkdir()
-    place.chmod(0o1777)
-    monkeypatch.setenv(files.STATE_VARIABLE, str(place))
+def test_a_place_for_all_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    monkeypatch.setenv(files.STATE_VARIABLE, str(tmp_path / "tmp"))
     with pytest.raises(StateLostError, match=files.STATE_VARIABLE):
         own_folder(files.default_folder() / "run-1")
-    monkeypatch.setenv(files.STATE_VARIABLE, str(tmp_path / "mine"))
-    own_folder(files.default_folder() / "run-1")

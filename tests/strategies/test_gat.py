@@ -15,7 +15,7 @@ from torch_geometric.nn import GATConv
 
 from flower_graph.data.partition.overlapping import OverlappingGraph as Client
 from flower_graph.strategies.ppfl.config import GATConfig, ModelConfig, PPFLConfig
-from flower_graph.strategies.ppfl.gat import GATWeights, PublicGAT
+from flower_graph.strategies.ppfl.gat import PublicGAT
 
 N, F, D, C = 12, 9, 6, 3
 ROWS = np.array([1, 4, 5, 11])
@@ -56,16 +56,9 @@ def trained(graph: Client, server_round: int = 1, **changes: Any) -> np.ndarray:
     return model.embed()
 
 
-def make_weights() -> GATWeights:
-    """Draw weights, biases too."""
-    draw = torch.Generator().manual_seed(1)
-    shapes = [(F, D), (2, D // 2), (2, D // 2), (D,), (D, C), (1, C), (1, C), (C,)]
-    return GATWeights(*(torch.randn(shape, generator=draw) for shape in shapes))
-
-
-def pyg_layers(weights: GATWeights) -> tuple[GATConv, GATConv]:
+def pyg_layers(model: PublicGAT) -> tuple[GATConv, GATConv]:
     first, second = GATConv(F, D // 2, heads=2), GATConv(D, C)
-    state = weights._asdict()
+    state = dict(model.module.named_parameters())
     with torch.no_grad():
         for layer, end in ((first, "_1"), (second, "_2")):
             layer.lin.weight.copy_(state["linear" + end].T)
@@ -80,10 +73,12 @@ def test_layers_losses_and_steps_are_pygs():
     graph, beta, losses = make_client(nodes=30), 0.7, list[float]()
     assert (graph.x != 0).any(0).all()  # or a column would be left out
     model, targets = model_of(graph, dropout=0.0, beta=beta, epochs=2), make_targets()
-    weights = make_weights()
-    flat = torch.cat([one.view(-1) for one in weights])[:, None]
-    model.load_state_dict(model.state_dict() | {"weight": flat})
-    first, second = pyg_layers(weights)
+    draw = torch.Generator().manual_seed(1)
+    state = model.state_dict()
+    parts = [name for name in state if name.startswith("module.")]  # biases too are drawn
+    drawn = {name: torch.randn(state[name].shape, generator=draw) for name in parts}
+    model.load_state_dict(state | drawn)
+    first, second = pyg_layers(model)
 
     def hidden_layer() -> Tensor:
         return functional.elu(first(graph.x, graph.edge_index))
@@ -153,10 +148,10 @@ def test_neither_the_layout_of_features_nor_a_judged_label_matters():
 def test_features_that_a_client_never_sees_change_nothing():
     graph = make_client()
     wider = dataclasses.replace(graph, x=functional.pad(graph.x, (0, 4)))
-    weights = [model_of(one).state_dict()["weight"] for one in (graph, wider)]
+    weights = [model_of(one).state_dict()["module.linear_1"] for one in (graph, wider)]
     assert weights[0].shape == weights[1].shape
     # Only the bound of the draws depends on the number of features.
-    ratio = weights[1][: F * D] / weights[0][: F * D]
+    ratio = weights[1] / weights[0]
     assert torch.allclose(ratio, torch.tensor(math.sqrt((F + D) / (F + 4 + D))))
 
 

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from ego_strategy_helpers import faulty, seven_egos
 from ego_strategy_helpers import run as run_egos
+from federation import Who, who_of
 from public_helpers import run as run_public
 from public_helpers import run_secure, silent, still_member, toy_members
 
-from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.strategies.ppfl.strategy import LocalEmbedding, ProcrustesAlignment
 
 
-def checked(reports: list[RoundReport], clients: set[int]) -> list[Participation]:
+def checked(reports: list[RoundReport], clients: set[int]) -> list[Who]:
     """Read who took part, with what must hold in every round."""
-    found = [Participation.from_record(report.participation) for report in reports]
+    found = [who_of(report.participation) for report in reports]
     for who in found:
         assert sorted([*who.answered, *who.failed, *who.left_out]) == sorted(clients)
     return found
@@ -29,7 +29,7 @@ def checked(reports: list[RoundReport], clients: set[int]) -> list[Participation
 EGOS = {ego.client for ego in seven_egos()}
 
 
-def egos_with(rounds: int, script: dict[Any, str]) -> tuple[list[RoundReport], list[Participation]]:
+def egos_with(rounds: int, script: dict[Any, str]) -> tuple[list[RoundReport], list[Who]]:
     grid = faulty(script)
     outcome = run_egos(seven_egos(), supernodes=7, rounds=rounds, make_grid=grid, alignment="plain")
     return outcome.reports, checked(outcome.reports, EGOS)

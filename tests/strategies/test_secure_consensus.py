@@ -5,22 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 from hypothesis import given
 from hypothesis import strategies as st
-from public_helpers import ToyModel, silent, still_member, toy_members
+from public_helpers import ToyModel, bytes_of, silent, still_member, toy_members
 from public_helpers import run as run_in_the_clear
 from public_helpers import run_secure as run
 from scipy.linalg import orthogonal_procrustes as reference
 
 from flower_graph.flower_compat import ClientAppCallable, Mod
 from flower_graph.secure.ring import Ring
-from flower_graph.storage import checkpoint
 from flower_graph.strategies.ppfl.claims import (
     ABSENT,
     common_nodes,
@@ -28,8 +26,13 @@ from flower_graph.strategies.ppfl.claims import (
 )
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient
 from flower_graph.strategies.ppfl.messages import FloatArray, IntArray
-from flower_graph.strategies.ppfl.secure_consensus import LEARNT_FROM, CommonMean, SecureConsensus
-from flower_graph.strategies.ppfl.secure_consensus_client import first_points, sum_vector
+from flower_graph.strategies.ppfl.secure_consensus import (
+    LEARNT_FROM,
+    CommonMean,
+    SecureConsensus,
+    first_points,
+    sum_vector,
+)
 
 NODES = [10, 11, 12]
 STEP = 2.0**-16
@@ -93,23 +96,6 @@ def test_the_mean_is_that_of_the_same_steps_in_the_clear(supernodes: int) -> Non
 # What is in messages -----------------------------------------------------------------------------
 
 
-def all_bytes(content: RecordDict) -> bytes:
-    """Lay everything that a message holds in one line."""
-    parts: list[bytes] = []
-    for record in content.values():
-        for value in record.values():
-            if isinstance(record, ArrayRecord):
-                parts.append(value.numpy().tobytes())
-            elif isinstance(value, bytes):
-                parts.append(value)
-            elif isinstance(value, list) and value and isinstance(value[0], float):
-                parts.append(np.array(value).tobytes())
-                parts.append(np.array(value, np.float32).tobytes())
-            else:
-                parts.append(repr(value).encode())
-    return b"|".join(parts)
-
-
 def secrets_of(steps: ByHand) -> list[bytes]:
     """Rows of all embeddings, turned or not, and of the rotations, in all forms they may have."""
     ring = Ring.fit(4, 32.0, STEP)
@@ -128,9 +114,9 @@ def hits(messages: Sequence[bytes], secrets: Sequence[bytes]) -> int:
 
 def watched(seen: list[bytes]) -> Mod:
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        seen.append(all_bytes(message.content))
+        seen.append(bytes_of(message.content))
         reply = call_next(message, context)
-        seen.append(all_bytes(reply.content))
+        seen.append(bytes_of(reply.content))
         return reply
 
     return mod
@@ -257,18 +243,6 @@ def test_flowers_own_round_loop_is_refused() -> None:
     for method in (SecureConsensus().configure_train, SecureConsensus().aggregate_train):
         with pytest.raises(RuntimeError, match="start"):
             method(1, [])
-
-
-def test_keys_are_in_no_checkpoint(tmp_path: Path) -> None:
-    strategy = SecureConsensus(checkpoint_dir=tmp_path, checkpoint_every=2)
-    run(toy_members(), rounds=3, supernodes=2, strategy=strategy, checkpoint_dir=tmp_path)
-    names = {
-        name
-        for path in tmp_path.rglob("client-*.safetensors")
-        for name in checkpoint.load_client(path)
-    }
-    kept = {f"model.{k}.{name}" for k in range(4) for name in ("vectors", "rounds")}
-    assert names == kept | {"clients"} | {str(k) for k in range(4)}
 
 
 # Vectors and nodes of a sum ----------------------------------------------------------------------

@@ -3,20 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from flower_graph.apps.reproduce import table as t
 from flower_graph.apps.reproduce.rows import STRUCTURE
-from flower_graph.apps.reproduce.table import (
-    BASELINES,
-    PLAIN,
-    READ,
-    REGRESSION,
-    TEST,
-    Figure,
-    Line,
-    Paper,
-    Picture,
-    grid,
-    within,
-)
 
 DATA = {"Cora": 4, "CiteSeer": 4, "PubMed": 2, "Flickr": 2, "ogbn-arxiv": 2}  # settings tried
 METHODS: dict[str, dict[str, Any]] = {
@@ -72,22 +60,22 @@ GRAPHLESS = [  # Table 3: graph:graphless, the share, and the paper's figures
     ("Flickr", "10:10", 0.5, [0.4649, 0.4796, 0.4937]),
     ("Flickr", "8:12", 0.6, [0.4649, 0.4687, 0.4790]),
 ]
-LINE = Line(
+LINE = t.Line(
     table="Table 1",
     config="fedgls/{data}",
     settings=["patience=50"],
     seeds=(0, 1, 2, 3, 4),
     rounds=1000,
     keys={"varied": ""},
-    figures=PLAIN,
+    figures=t.PLAIN,
 )
 GAINS = [  # FedGLS less another method, seed by seed
-    (Figure(f"gain-over-{rival.lower()}", TEST, rival), ["FedGLS"])
-    for rival in ("Fed-GNN_k", "Fed-MLP", "FedGLS, phi fixed", REGRESSION)
+    (t.Figure(f"gain-over-{rival.lower()}", t.TEST, rival), ["FedGLS"])
+    for rival in ("Fed-GNN_k", "Fed-MLP", "FedGLS, phi fixed", t.REGRESSION)
 ]
 COSTS = ["seconds-per-round", "steps-a-client", "MiB-a-client", *STRUCTURE]
 TABLE_1 = [
-    *grid(
+    *t.grid(
         LINE,
         DATA,
         {
@@ -95,19 +83,19 @@ TABLE_1 = [
             for name, fields in METHODS.items()
         },
         GAINS,
-        within("100 rounds", "500 steps", "10 MiB"),
-        figures=[*PLAIN, *COSTS],
+        t.within("100 rounds", "500 steps", "10 MiB"),
+        figures=[*t.PLAIN, *COSTS],
     ),
-    *grid(LINE, DATA, BASELINES),
+    *t.grid(LINE, DATA, t.BASELINES),
 ]
 
 
-def varied(data: str, value: str, paper: list[float], setting: str, **fields: Any) -> list[Line]:
+def varied(data: str, value: str, paper: list[float], setting: str, **fields: Any) -> list[t.Line]:
     """Make the lines of three methods with another value of a setting."""
     own = {
         name: METHODS[name] | {"paper": [one]} for name, one in zip(COMPARED, paper, strict=True)
     }
-    return grid(LINE, [data], own, GAINS, over={"varied": {value: [setting]}}, **fields)
+    return t.grid(LINE, [data], own, GAINS, over={"varied": {value: [setting]}}, **fields)
 
 
 TABLE_2 = [
@@ -130,9 +118,8 @@ TABLE_3 = [
 MARKED = ["Fed-MLP", "Local-GNN_k", "Fed-GNN_k", "FedGLS", "FedGLS, phi fixed", "Fed-GNN"]
 EDGES = {"Table 1": ["Fed-GNN_k", "FedGLS"]}
 TRUE = {"FedGLS": {"true edges": "true-homophily"}}
-PAPER = Paper(
+PAPER = t.Paper(
     title="FedGLS: the paper's comparison",
-    notes=READ,
     tables={"table-1": TABLE_1, "table-3": TABLE_3, "table-2": TABLE_2},
     settings={
         "GCN": [
@@ -142,13 +129,11 @@ PAPER = Paper(
         ]
     },
     pictures=[
-        Picture(
-            "axes-{data}.png", "axes", "table-1", {"Table 1": None}, options={"marked": MARKED}
-        ),
-        Picture("figure-3-{data}.png", "curves", "table-1", EDGES),
+        t.Picture("axes-{data}.png", "axes", {"Table 1": None}, options={"marked": MARKED}),
+        t.Picture("figure-3-{data}.png", "curves", EDGES),
         *(
-            Picture(
-                *(f"structure-{name}.png", "intervals", "table-1", EDGES),
+            t.Picture(
+                *(f"structure-{name}.png", "intervals", EDGES),
                 options={"label": f"{name} of the edges", "metric": name, "also": also},
             )
             for name, also in {"precision": {}, "recall": {}, "homophily": TRUE}.items()

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from flower_graph.apps.reproduce import table as t
 from flower_graph.apps.reproduce.papers import fedgls
-from flower_graph.apps.reproduce.table import READ, TEST, VALIDATION, Figure, Paper, Picture, grid
 
 # "phi fixed": learners stay as they began; "Fed-GNN" has all true edges, the ceiling
 COMPARED = ("Fed-MLP", "Fed-GNN_k", "FedGLS", "FedGLS, phi fixed", "Fed-GNN")
@@ -36,17 +36,17 @@ def methods(data: str) -> dict[str, dict[str, Any]]:
     return result
 
 
-FIGURES = [TEST, VALIDATION, "rounds", "precision", "recall", "homophily", "true-homophily"]
+FIGURES = [t.TEST, t.VALIDATION, "rounds", "precision", "recall", "homophily", "true-homophily"]
 GAINS = [
     *fedgls.GAINS[:1],
     *fedgls.GAINS[2:0:-1],
-    (Figure("below-fed-gnn", TEST, "Fed-GNN"), ["FedGLS"]),
+    (t.Figure("below-fed-gnn", t.TEST, "Fed-GNN"), ["FedGLS"]),
 ]
 LINES = [
     # A setting that means nothing to a method is not laid over it
     replace(line, settings=line.settings[:-1]) if line.method in not_for else line
     for table, (key, values, not_for) in VARIED.items()
-    for line in grid(
+    for line in t.grid(
         *(fedgls.LINE, ["Cora", "CiteSeer"], methods, GAINS),
         over={"varied": {name: [f"{key}={value}"] for name, value in values.items()}},
         table=table,
@@ -54,18 +54,14 @@ LINES = [
         figures=FIGURES,
     )
 ]
-PAPER = Paper(
+PAPER = t.Paper(
     title="FedGLS: when learning the graph pays",
-    notes=READ,
     tables={"why": LINES},
     pictures=[
-        Picture(
-            *("when-it-pays.png", "flower_graph.strategies.fedgls.plots:plot_differences", "why"),
-            options={
-                "label": "FedGLS − Fed-GNN_k, points",
-                "metric": "gain-over-fed-gnn_k",
-                "panels": [*VARIED],
-            },
+        t.Picture(
+            *("when-it-pays.png", "flower_graph.strategies.fedgls.plots:plot_differences"),
+            dict.fromkeys(VARIED),
+            options={"label": "FedGLS − Fed-GNN_k, points", "metric": "gain-over-fed-gnn_k"},
         )
     ],
 )

@@ -4,22 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from flower_graph.apps.reproduce.table import (
-    BASELINES,
-    LAST,
-    PLAIN,
-    READ,
-    REGRESSION,
-    TEST,
-    VALIDATION,
-    Figure,
-    Line,
-    Methods,
-    Paper,
-    Picture,
-    grid,
-    within,
-)
+from flower_graph.apps.reproduce import table as t
 
 TABLES = "flower_graph.strategies.fedscem.tables"
 # Settings tried
@@ -103,21 +88,21 @@ MEMORY = {
     "LastFM-Asia": [3.53, 6.45, 6.45, 95.06, None, 16.98, 15.74, 16.98, 16.98, 16.98],
 }
 GLOBAL = {"Cora": (0.8399, 0.0081), "LastFM-Asia": (0.8792, 0.0038)}
-BUDGETS = within("20 rounds", "100 rounds", "100 steps", "500 steps", "10 MiB", "50 MiB")
+BUDGETS = t.within("20 rounds", "100 rounds", "100 steps", "500 steps", "10 MiB", "50 MiB")
 COSTS = ["steps-a-client", "MiB-a-client"]
-GAIN = Figure("gain-over-self-training", TEST, "Self-training")
+GAIN = t.Figure("gain-over-self-training", t.TEST, "Self-training")
 GAINS = [  # with the same seed, ego-networks and split
     (GAIN, TRAINED[1:]),
-    (Figure("gain-over-fedavg", TEST, "FedAvg"), ["FedSCem", "FedAvg+FedSCem"]),
-    (Figure("gain-over-regression", TEST, REGRESSION), [MAIN[0], *MAIN[2:]]),
+    (t.Figure("gain-over-fedavg", t.TEST, "FedAvg"), ["FedSCem", "FedAvg+FedSCem"]),
+    (t.Figure("gain-over-regression", t.TEST, t.REGRESSION), [MAIN[0], *MAIN[2:]]),
 ]
-LINE = Line(table="", config="fedscem/{data}", seeds=(0, 1, 2, 3, 4))
+LINE = t.Line(table="", config="fedscem/{data}", seeds=(0, 1, 2, 3, 4))
 STRICT, PER_CLIENT = "partition.split=global", "partition.split=per-client"
 # Settings are chosen under the strict split, where no label travels
 CHOSEN = replace(LINE, rounds=500, tried_on=[STRICT])
 
 
-def ours(*methods: str, is_tried: bool = False) -> Callable[[str], Methods]:
+def ours(*methods: str, is_tried: bool = False) -> Callable[[str], t.Methods]:
     """Return methods with the paper's figures, and the settings that each may try."""
     return lambda data: {
         method: _fields(data, method) | ({"tries": TRIES[method]} if is_tried else {})
@@ -137,20 +122,20 @@ def _fields(data: str, method: str) -> dict[str, Any]:
         paper["seconds-per-round"] = SECONDS[data][number]
         also["peak-mib"] = {"paper-gpu-memory-percent": MEMORY[data][number]}
     if accuracy is not None:
-        paper[TEST], also[TEST] = accuracy, {"paper-std": deviation}
+        paper[t.TEST], also[t.TEST] = accuracy, {"paper-std": deviation}
     trained = f"{TABLES}:train" if method == "Global" else ""
     return {"settings": settings, "trained": trained, "paper": paper, "also": also}
 
 
-def split_table(table: str, split: str) -> list[Line]:
+def split_table(table: str, split: str) -> list[t.Line]:
     """Make Table 3 under a split; the large data sets have what others are judged by."""
-    line = replace(CHOSEN, table=table, figures=[*PLAIN, *COSTS])
-    untrained = {name: {**how, "figures": [TEST, GAIN]} for name, how in BASELINES.items()}
+    line = replace(CHOSEN, table=table, figures=[*t.PLAIN, *COSTS])
+    untrained = {name: {**how, "figures": [t.TEST, GAIN]} for name, how in t.BASELINES.items()}
     more, last = (GAINS, BUDGETS), [split, "patience=50"]
     return [
-        *grid(line, SMALL, ours(*TRAINED, is_tried=True), *more, last),
-        *grid(line, LARGE, ours(*MAIN, is_tried=True), *more, last),
-        *grid(LINE, DATA, untrained, table=table, last=[split]),
+        *t.grid(line, SMALL, ours(*TRAINED, is_tried=True), *more, last),
+        *t.grid(line, LARGE, ours(*MAIN, is_tried=True), *more, last),
+        *t.grid(LINE, DATA, untrained, table=table, last=[split]),
     ]
 
 
@@ -159,26 +144,26 @@ TABLE_1 = [
     line
     # The same model on the whole graph can be judged under the strict split only.
     for split, more in {"per-client": [], "global": ["Global"]}.items()
-    for line in grid(
+    for line in t.grid(
         *(CHOSEN, {"Cora": 4, "LastFM-Asia": 2}),
         ours("Self-training", "FedAvg", "FedProx", *more, is_tried=True),
         last=[f"partition.split={split}", "patience=50"],
         table="Table 1",
         keys={"split": split},
-        figures=[TEST],
+        figures=[t.TEST],
     )
 ]
 FEDAVG = replace(LINE, config="fedscem/{data}-fedavg", seeds=(0, 1, 2))
-AS_SHIPPED: Methods = {"FedAvg+FedSCem, as shipped": {}}
-SHIPPED = grid(
+AS_SHIPPED: t.Methods = {"FedAvg+FedSCem, as shipped": {}}
+SHIPPED = t.grid(
     *(FEDAVG, SMALL, AS_SHIPPED),
     over={"sums": {"masked": [PER_CLIENT], "plain": [*OPEN, PER_CLIENT]}},
     table="Shipped",
-    figures=[TEST, LAST, "rounds", "MiB-a-client"],
+    figures=[t.TEST, t.LAST, "rounds", "MiB-a-client"],
 )
 SHIPPED += [
     line
-    for line in grid(
+    for line in t.grid(
         *(FEDAVG, SMALL, AS_SHIPPED),
         last=[*OPEN, PER_CLIENT],
         over={
@@ -187,13 +172,13 @@ SHIPPED += [
         },
         table="Shipped, tried",
         seeds=range(10, 16),  # of two or three seeds others come out best
-        figures=[VALIDATION],
+        figures=[t.VALIDATION],
     )
     if line.keys != {"mu": 0.1, "lr": 0.0005}
 ]
 FIGURE_6A = [
     replace(line, shown="FedSCem, mu={mu}, tau={tau}".format(**line.keys))
-    for line in grid(
+    for line in t.grid(
         *(LINE, ["Cora"], {"FedSCem": {"settings": FULL}}),
         last=[PER_CLIENT, "patience=50", f"{RATE}=0.002"],
         over={
@@ -203,30 +188,30 @@ FIGURE_6A = [
         table="Figure 6a",
         seeds=(0, 1, 2),
         rounds=500,
-        figures=[VALIDATION, TEST, "rounds"],
+        figures=[t.VALIDATION, t.TEST, "rounds"],
     )
 ]
 SIZES = {"16": "16", "64": "64", "all": "null"}
-BATCHES = grid(
+BATCHES = t.grid(
     *(LINE, ["Cora"], ours("FedSCem", "Self-training")),
     last=["patience=50", f"{RATE}=0.002"],
     over={"batch": {name: [f"strategy.batch_size={size}"] for name, size in SIZES.items()}},
     table="Batches",
     seeds=(10, 11),
     rounds=500,
-    figures=[VALIDATION, "rounds", "steps-a-client"],
+    figures=[t.VALIDATION, "rounds", "steps-a-client"],
 )
-MASKS = grid(
+MASKS = t.grid(
     *(LINE, SMALL, ours("FedSCem", MASKED)),
     last=[PER_CLIENT],
     table="Masks",
     seeds=(0,),
     rounds=50,
-    figures=[LAST, "run-seconds"],
+    figures=[t.LAST, "run-seconds"],
 )
 MEASURED = ["seconds-per-round", "peak-mib"]
 SHOWN = ("ms a round", 1000), ("memory, MiB", 1)
-COST = grid(
+COST = t.grid(
     *(LINE, DATA, ours(*TRAINED)),
     last=[PER_CLIENT],
     measure="flower_graph.apps.reproduce.runs:costs",
@@ -234,7 +219,7 @@ COST = grid(
     rounds=10,
     figures=MEASURED,
 )
-FIGURE_8 = grid(
+FIGURE_8 = t.grid(
     *(LINE, DATA, {"FedSCem": {"settings": FULL}}),
     last=[PER_CLIENT],
     measure=f"{TABLES}:costs",
@@ -245,10 +230,9 @@ ON_BOTH = [one for one in TABLE_3 if one.data in SMALL and one.method in TRAINED
 FIGURE_5 = ["Self-training", "FedSCem", "FedAvg", "FedAvg+FedSCem", "FedProx", "FedProx+FedSCem"]
 VARIANTS = ["FedSCem_iter", "FedSCem-", "FedSCem"]
 MORE = ["Self-training", "LocalSage+", "FedSage+", "FedAvg+FedSCem", "FedProx+FedSCem", "FedSCem"]
-MARKED = ["Self-training", "FedAvg", "FedProx", "FedSCem", "FedAvg+FedSCem"]
-PAPER = Paper(
+MARKS = {"marked": ["Self-training", "FedAvg", "FedProx", "FedSCem", "FedAvg+FedSCem"]}
+PAPER = t.Paper(
     title="FedSCem: the paper's comparison",
-    notes=READ,
     tables={  # in the order in which they are run: first the strict split
         "strict": split_table("Table 3, strict split", STRICT),
         "table-3": TABLE_3,
@@ -263,28 +247,23 @@ PAPER = Paper(
         "figure-8": FIGURE_8,
     },
     pictures=[
-        Picture("figure-5a.png", "intervals", "figure-5", {"Table 3": FIGURE_5}),
-        Picture("figure-5b.png", "intervals", "figure-5", {"Table 3": VARIANTS}),
-        Picture(
-            *("axes-strict-{data}.png", "axes", "strict", {"Table 3, strict split": None}),
-            options={"marked": MARKED},
-        ),
-        Picture(
-            *("axes-{data}.png", "axes", "table-3", {"Table 3": None}), options={"marked": MARKED}
-        ),
-        Picture(
-            *("figure-6a-{data}.png", "matrices", "figure-6a", {"Figure 6a": None}),
+        t.Picture("figure-5a.png", "intervals", {"Table 3": FIGURE_5}),
+        t.Picture("figure-5b.png", "intervals", {"Table 3": VARIANTS}),
+        t.Picture("axes-strict-{data}.png", "axes", {"Table 3, strict split": None}, options=MARKS),
+        t.Picture("axes-{data}.png", "axes", {"Table 3": None}, options=MARKS),
+        t.Picture(
+            *("figure-6a-{data}.png", "matrices", {"Figure 6a": None}),
             options={
                 "axes": ["mu", "tau"],
                 "label": "accuracy",
-                "metrics": {VALIDATION: "best validation", TEST: "test"},
+                "metrics": {t.VALIDATION: "best validation", t.TEST: "test"},
             },
         ),
         # Two pictures: six curves can be told apart, ten cannot
-        Picture("figure-6b.png", "curves", "figure-6b", {"Table 3": [*MARKED[:3], *VARIANTS]}),
-        Picture("figure-6b-more.png", "curves", "figure-6b", {"Table 3": MORE}),
-        Picture(
-            *("figure-8.png", f"{TABLES}:plot_costs", "figure-8"),
+        t.Picture("figure-6b.png", "curves", {"Table 3": [*MARKS["marked"][:3], *VARIANTS]}),
+        t.Picture("figure-6b-more.png", "curves", {"Table 3": MORE}),
+        t.Picture(
+            *("figure-8.png", f"{TABLES}:plot_costs", {"Figure 8": None}),
             options={
                 "metrics": dict(zip(MEASURED, SHOWN, strict=True)),
                 "over": ["nodes", "edges"],

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flower_graph.apps.reproduce.table import READ, TEST, Figure, Line, Paper, Picture, grid
+from flower_graph.apps.reproduce import table as t
 
 GRAPH = [
     *("device=cpu", "data.name=csbm", "data.nodes=600", "data.classes=5", "data.degree=4"),
@@ -14,7 +14,7 @@ PLAIN = ["strategy.alignment=plain", "strategy.aggregation=plain"]
 WHOLE = ["partition.resolution=2", "partition.every_node=true"]
 # Judged once, by the SVC alone: the MLP takes longer than all the rest
 ONCE = ["judge.every=10", "judge.mlp=false"]
-SVC = Figure("micro-f1", keys={"classifier": "svc", "role": "test"})
+SVC = t.Figure("micro-f1", keys={"classifier": "svc", "role": "test"})
 SUMMED, REGRESSION = "nFedGNN, summed", "Logistic regression"
 # Each method's config for Cora as it ships, with its rounds
 METHODS: dict[str, dict[str, Any]] = {
@@ -28,7 +28,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "PPFL-GNN": {
         "config": "ppfl/cora-gat",
         "settings": ONCE,
-        "figures": [SVC, Figure("gain-ppfl", SVC.name, "LOC", SVC.keys)],
+        "figures": [SVC, t.Figure("gain-ppfl", SVC.name, "LOC", SVC.keys)],
     },
     "LOC": {
         "config": "ppfl/cora-gat",
@@ -37,7 +37,7 @@ METHODS: dict[str, dict[str, Any]] = {
     },
 }
 GAINS = [
-    (Figure(f"gain-{name}", TEST, over), [method])
+    (t.Figure(f"gain-{name}", t.TEST, over), [method])
     for name, method, over in (
         ("nfedgnn", "nFedGNN", REGRESSION),
         ("summed", SUMMED, REGRESSION),
@@ -45,26 +45,25 @@ GAINS = [
         ("fedgls", "FedGLS", "Local-GNN_k"),
     )
 ]
-LINE = Line(table="Gain", config="", settings=GRAPH, seeds=(0, 1), figures=[TEST])
+LINE = t.Line(table="Gain", config="", settings=GRAPH, seeds=(0, 1), figures=[t.TEST])
 OVER = {
     "homophily": {one: [f"data.homophily={one}"] for one in (0.1, 0.3, 0.5, 0.7, 0.9)},
     "signal": {one: [f"data.signal={one}"] for one in (0.05, 0.1, 0.2)},
 }
-PAPER = Paper(
+PAPER = t.Paper(
     title="Gain by homophily and signal, on generated graphs",
-    notes=READ,
     tables={
         "gain": [
             line
             for method, how in METHODS.items()
-            for line in grid(
+            for line in t.grid(
                 *(LINE, ["csbm"], {method: {"model": how["config"], **how}}, GAINS), over=OVER
             )
         ]
     },
     pictures=[
-        Picture(
-            *("heat-map.png", "matrices", "gain", {"Gain": None}),
+        t.Picture(
+            *("heat-map.png", "matrices", {"Gain": None}),
             options={
                 "axes": ["homophily", "signal"],
                 "label": "gain in test accuracy",

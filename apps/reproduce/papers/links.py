@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flower_graph.apps.reproduce.table import READ, Figure, Line, Paper, grid
+from flower_graph.apps.reproduce import table as t
 
 AUC, HITS = "test-auc-at-best-val", "test-hits@20-at-best-val"
 FIGURES = [AUC, "test-ap-at-best-val", HITS, "test-hits@50-at-best-val", "test-mrr-at-best-val"]
@@ -49,20 +49,20 @@ GNNS = [DROPPED, "nFedGNN", SUMMED]
 CLIENTS = ["FedAvg", "FedGTA", "FED-PUB"]
 GAINS = {  # over what, and of which methods
     WHOLE: [
-        (Figure("gain", AUC, "centralised"), GNNS),
-        (Figure("hits-gain", HITS, "centralised"), GNNS),
-        (Figure("gain-over-dropout", AUC, DROPPED), GNNS[1:]),
-        (Figure("hits-gain-over-dropout", HITS, DROPPED), GNNS[1:]),
-        (Figure("gain-over-features", AUC, ALL_FEATURES), ["centralised", *GNNS]),
+        (t.Figure("gain", AUC, "centralised"), GNNS),
+        (t.Figure("hits-gain", HITS, "centralised"), GNNS),
+        (t.Figure("gain-over-dropout", AUC, DROPPED), GNNS[1:]),
+        (t.Figure("hits-gain-over-dropout", HITS, DROPPED), GNNS[1:]),
+        (t.Figure("gain-over-features", AUC, ALL_FEATURES), ["centralised", *GNNS]),
     ],
     INSIDE: [
-        (Figure("gain", AUC, "local training"), CLIENTS),
-        (Figure("gain-over-features", AUC, FEATURES), ["local training", *CLIENTS]),
+        (t.Figure("gain", AUC, "local training"), CLIENTS),
+        (t.Figure("gain-over-features", AUC, FEATURES), ["local training", *CLIENTS]),
     ],
 }
 
 
-LINE = Line(
+LINE = t.Line(
     table="",
     config="fedavg/{data}",
     settings=MODEL,
@@ -75,18 +75,17 @@ LINE = Line(
 )
 
 
-def lines(table: str, method: str, data: str) -> list[Line]:
+def lines(table: str, method: str, data: str) -> list[t.Line]:
     """Make a line."""
     how = {"settings": USUAL[table], **METHODS[table][method]}
     # Validation falls in the first rounds here, and is back after forty or more
     last = ["patience=150"] if (data, method) == ("PubMed", SUMMED) else []
     seeds = range(3 if data == "PubMed" else 5)
-    return grid(LINE, [data], {method: how}, GAINS[table], last=last, table=table, seeds=seeds)
+    return t.grid(LINE, [data], {method: how}, GAINS[table], last=last, table=table, seeds=seeds)
 
 
-PAPER = Paper(
+PAPER = t.Paper(
     title="Links",
-    notes=READ,
     tables={
         "links": sorted(
             (

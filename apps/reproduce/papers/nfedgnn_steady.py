@@ -1,15 +1,6 @@
 """nFedGNN on Cora: how far the last round is from the best, and what tames it; in no paper."""
 
-from flower_graph.apps.reproduce.table import (
-    PLAIN,
-    READ,
-    TEST,
-    VALIDATION,
-    Line,
-    Paper,
-    Picture,
-    grid,
-)
+from flower_graph.apps.reproduce import table as t
 
 RATE = "strategy.learning_rate"
 WARM, NORM = "strategy.schedule=warmup-cosine", "strategy.gradient_norm=1"
@@ -33,31 +24,30 @@ METHODS = {
     "warmup-cosine, weight decay 5e-5": [WARM, "strategy.weight_decay=5e-5"],
     "warmup-cosine, dropout 0.2": [WARM, "model.dropout=0.2"],
 }
-CHOICE, ROUNDS = ["val-accuracy-last", VALIDATION], [*PLAIN[:3], "val-accuracy-last"]
+CHOICE, ROUNDS = ["val-accuracy-last", t.VALIDATION], [*t.PLAIN[:3], "val-accuracy-last"]
 FINALISTS = [[*METHODS][number] for number in (0, 2, 6, 8, 9)]
 
 
-def lines(table: str, seeds: tuple[int, ...], names: list[str], figures: list[str]) -> list[Line]:
+def lines(table: str, seeds: tuple[int, ...], names: list[str], figures: list[str]) -> list[t.Line]:
     """Make a table of some methods."""
-    line = Line(table=table, config="nfedgnn/cora", seeds=seeds, figures=figures)
+    line = t.Line(table=table, config="nfedgnn/cora", seeds=seeds, figures=figures)
     methods = {
         name: {
             "settings": METHODS[name],
             "rounds": 400 if "2 × rounds" in name else 200,
-            "paper": {TEST: 0.719} if (table, name) == ("Rounds", "as shipped") else {},
+            "paper": {t.TEST: 0.719} if (table, name) == ("Rounds", "as shipped") else {},
         }
         for name in names
     }
-    return grid(line, ["Cora"], methods)
+    return t.grid(line, ["Cora"], methods)
 
 
-PAPER = Paper(
+PAPER = t.Paper(
     title="nFedGNN: last round and best round",
-    notes=READ,
     tables={
         "choice": lines("Choice", (10, 11), [*METHODS], CHOICE),
         "finalists": lines("Finalists", (10, 11, 12), FINALISTS, CHOICE),
         "rounds": lines("Rounds", (0, 1, 2), [*METHODS][:7], ROUNDS),
     },
-    pictures=[Picture("rounds.png", "curves", "rounds", {"Rounds": None})],
+    pictures=[t.Picture("rounds.png", "curves", {"Rounds": None})],
 )

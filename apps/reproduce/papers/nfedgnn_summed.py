@@ -3,21 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from flower_graph.apps.reproduce.table import (
-    BASELINES,
-    LAST,
-    PLAIN,
-    PROPAGATION,
-    READ,
-    REGRESSION,
-    TEST,
-    Figure,
-    Line,
-    Methods,
-    Paper,
-    Picture,
-    grid,
-)
+from flower_graph.apps.reproduce import table as t
 
 SUMMED, CENTRAL, OWN = "nFedGNN, summed", "centralised", "nFedGNN, own layers"
 TRIES = [
@@ -25,13 +11,13 @@ TRIES = [
     for decay in ("5e-4", "5e-3")
     for rate in (0.01, 0.03)
 ]
-LINE = Line(
+LINE = t.Line(
     table="Accuracy",
     config="nfedgnn/{data}-summed",
     settings=["patience=50"],
     seeds=(0, 1, 2, 3, 4),
     rounds=500,
-    figures=[*PLAIN, "MiB-a-client"],
+    figures=[*t.PLAIN, "MiB-a-client"],
 )
 METHODS: dict[str, dict[str, Any]] = {
     SUMMED: {"tries": TRIES},
@@ -42,38 +28,37 @@ METHODS: dict[str, dict[str, Any]] = {
     OWN: {"config": "nfedgnn/{data}"},
 }
 GAINS = [
-    (Figure(name, of, over), [SUMMED])
+    (t.Figure(name, of, over), [SUMMED])
     for name, of, over in (
-        ("gain-over-central", TEST, CENTRAL),
-        ("last-over-central", LAST, CENTRAL),
-        ("gain-over-regression", TEST, REGRESSION),
-        ("gain-over-propagation", TEST, PROPAGATION),
+        ("gain-over-central", t.TEST, CENTRAL),
+        ("last-over-central", t.LAST, CENTRAL),
+        ("gain-over-regression", t.TEST, t.REGRESSION),
+        ("gain-over-propagation", t.TEST, t.PROPAGATION),
     )
 ]
 DATA = {"Cora": 4, "CiteSeer": 4, "PubMed": 2}  # settings tried
 
 
-SCRAMBLED: Methods = {"nFedGNN, summed, scrambled features": {}}
-UNTRAINED = {name: BASELINES[name] for name in (REGRESSION, PROPAGATION)}
+SCRAMBLED: t.Methods = {"nFedGNN, summed, scrambled features": {}}
+UNTRAINED = {name: t.BASELINES[name] for name in (t.REGRESSION, t.PROPAGATION)}
 # Each feature that is not 0 is another one
 NOISE = ["data.feature_noise=1", "patience=50"]
 BUCKETS: dict[object, str] = {name: str(name) for name in (64, 128, 256, 512)} | {"all": "null"}
-PAPER = Paper(
+PAPER = t.Paper(
     title="nFedGNN: one first layer for all users",
-    notes=READ,
     tables={
         "accuracy": [
             line
             for data, tried in DATA.items()
             for line in (
-                *grid(LINE, {data: tried}, METHODS, GAINS),
-                *grid(LINE, [data], SCRAMBLED, settings=NOISE),
-                *grid(LINE, [data], UNTRAINED, settings=[]),
+                *t.grid(LINE, {data: tried}, METHODS, GAINS),
+                *t.grid(LINE, [data], SCRAMBLED, settings=NOISE),
+                *t.grid(LINE, [data], UNTRAINED, settings=[]),
             )
         ],
         "sketch": [
             replace(line, shown=f"{line.method} to {line.keys['buckets']}")
-            for line in grid(
+            for line in t.grid(
                 *(LINE, DATA, {"nFedGNN, summed, sketched": {}}),
                 over={"buckets": {k: [f"strategy.sketch={v}"] for k, v in BUCKETS.items()}},
                 table="Sketch",
@@ -81,7 +66,7 @@ PAPER = Paper(
         ],
     },
     pictures=[
-        Picture("axes-{data}.png", "axes", "sketch", {"Sketch": None}),
-        Picture("curves.png", "curves", "accuracy", {"Accuracy": [SUMMED, CENTRAL, OWN]}),
+        t.Picture("axes-{data}.png", "axes", {"Sketch": None}),
+        t.Picture("curves.png", "curves", {"Accuracy": [SUMMED, CENTRAL, OWN]}),
     ],
 )

@@ -2,18 +2,7 @@
 
 from typing import Any
 
-from flower_graph.apps.reproduce.table import (
-    BASELINES,
-    PLAIN,
-    READ,
-    REGRESSION,
-    TEST,
-    Figure,
-    Line,
-    Paper,
-    Picture,
-    grid,
-)
+from flower_graph.apps.reproduce import table as t
 
 LOCAL, NO_MASKS = "local training", "FED-PUB, no masks"
 METHODS: dict[str, dict[str, Any]] = {  # the first four are FedGLS's baselines
@@ -36,7 +25,7 @@ METHODS: dict[str, dict[str, Any]] = {  # the first four are FedGLS's baselines
         "alone": [[f"strategy.pull={pull}"] for pull in (0.01, 0.1, 1, 10)],
     },
     "FedProto (app)": {"config": "fedproto/{data}"},
-    **BASELINES,
+    **t.BASELINES,
 }
 # PubMed's own values are so small that the weight of FED-PUB's masks outweighs what they tell, and
 # the masks vanish: all see features 0/1.
@@ -51,47 +40,46 @@ OVERLAPPING = ["partition.method=metis-overlapping"]
 APPS = ["local (app)", "FedAvg (app)", "FedProx", "Ditto", "FedProto (app)"]
 GTA = ["FedAvg", "FedGTA", "FED-PUB"]
 GAINS = [  # over what, and of which methods
-    (Figure("gain-over-fedavg", TEST, "FedAvg"), ["FedGTA", "FED-PUB", NO_MASKS]),
-    (Figure("gain-over-local training", TEST, LOCAL), [*GTA, NO_MASKS]),
-    (Figure("gain-over-regression", TEST, REGRESSION), [LOCAL, *GTA]),
-    (Figure("gain-of-masks", TEST, NO_MASKS), ["FED-PUB"]),
-    (Figure("gain-over-fedavg (app)", TEST, "FedAvg (app)"), ["FedProx", "Ditto"]),
-    (Figure("gain-over-local (app)", TEST, "local (app)"), APPS[1:]),
+    (t.Figure("gain-over-fedavg", t.TEST, "FedAvg"), ["FedGTA", "FED-PUB", NO_MASKS]),
+    (t.Figure("gain-over-local training", t.TEST, LOCAL), [*GTA, NO_MASKS]),
+    (t.Figure("gain-over-regression", t.TEST, t.REGRESSION), [LOCAL, *GTA]),
+    (t.Figure("gain-of-masks", t.TEST, NO_MASKS), ["FED-PUB"]),
+    (t.Figure("gain-over-fedavg (app)", t.TEST, "FedAvg (app)"), ["FedProx", "Ditto"]),
+    (t.Figure("gain-over-local (app)", t.TEST, "local (app)"), APPS[1:]),
 ]
 
 
-def lines(table: str, methods: list[str], cut: list[str]) -> list[Line]:
+def lines(table: str, methods: list[str], cut: list[str]) -> list[t.Line]:
     """Make a table; what is tried is tried on communities, which no two clients share a node of."""
-    line = Line(
+    line = t.Line(
         table=table,
         config="fedgls/{data}",
         settings=MODEL,
         seeds=(0, 1, 2),
         rounds=300,
-        figures=[*PLAIN, "steps-a-client", "MiB-a-client"],
+        figures=[*t.PLAIN, "steps-a-client", "MiB-a-client"],
         tries=[[f"strategy.weight_decay={decay}"] for decay in ("0", "5e-4", "5e-3")],
         tried_on=LOUVAIN,
     )
     ours = {name: METHODS[name] for name in methods}
-    return grid(line, ["Cora", "CiteSeer", "PubMed"], ours, GAINS, last=cut)
+    return t.grid(line, ["Cora", "CiteSeer", "PubMed"], ours, GAINS, last=cut)
 
 
 ALL = [*METHODS][:7]
-SHOWN = [*ALL, REGRESSION]
+SHOWN = [*ALL, t.REGRESSION]
 LOUVAIN_TABLE, OVERLAPPING_TABLE = "Louvain communities", "Overlapping clients"
-PAPER = Paper(
+PAPER = t.Paper(
     title="FedGTA and FED-PUB beside baselines",
-    notes=READ,
     tables={
-        "louvain": lines(LOUVAIN_TABLE, [*ALL, *BASELINES], LOUVAIN),
+        "louvain": lines(LOUVAIN_TABLE, [*ALL, *t.BASELINES], LOUVAIN),
         "apps": lines("Apps on Louvain communities", APPS, LOUVAIN),
-        "overlapping": lines(OVERLAPPING_TABLE, [*ALL[:6], *BASELINES], OVERLAPPING),
+        "overlapping": lines(OVERLAPPING_TABLE, [*ALL[:6], *t.BASELINES], OVERLAPPING),
     },
     pictures=[
-        Picture("louvain.png", "intervals", "louvain", {LOUVAIN_TABLE: SHOWN}),
-        Picture("overlapping.png", "intervals", "overlapping", {OVERLAPPING_TABLE: SHOWN}),
-        Picture(
-            *("axes-{data}.png", "axes", "louvain", {LOUVAIN_TABLE: ALL}),
+        t.Picture("louvain.png", "intervals", {LOUVAIN_TABLE: SHOWN}),
+        t.Picture("overlapping.png", "intervals", {OVERLAPPING_TABLE: SHOWN}),
+        t.Picture(
+            *("axes-{data}.png", "axes", {LOUVAIN_TABLE: ALL}),
             options={"marked": [LOCAL, "FedAvg", "FedGTA", "FED-PUB", NO_MASKS]},
         ),
     ],

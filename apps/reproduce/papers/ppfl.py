@@ -5,19 +5,7 @@ from dataclasses import replace
 from itertools import product
 from statistics import fmean
 
-from flower_graph.apps.reproduce.table import (
-    BASELINES,
-    PLAIN,
-    READ,
-    REGRESSION,
-    TEST,
-    Figure,
-    Line,
-    Paper,
-    Picture,
-    grid,
-    within,
-)
+from flower_graph.apps.reproduce import table as t
 
 FULL = "full graph"  # one client that holds every node; nobody is there to align with
 ONE = ["partition.clients=1", "partition.public_share=1", "partition.private_share=0"]
@@ -82,16 +70,16 @@ LEVELS = {  # LOC, FED, and their difference, by percent of public nodes
     ("GAT", 40): (70.5, 73.0, 2.5),
 }
 COMPARED = ["LOC", "FED"]
-GAIN = Figure("fed-less-loc", TEST, "LOC")
+GAIN = t.Figure("fed-less-loc", t.TEST, "LOC")
 SPENT = ["rounds", "steps-a-client", "MiB-a-client", "seconds-per-round"]
 PRECISION = ["precision-1", "precision-5", "precision-10"]
 CLASSIFIERS = ("mlp", "svc")
 
 
-def line_of(table: str, data: str, model: str) -> Line:
+def line_of(table: str, data: str, model: str) -> t.Line:
     """Return what all lines of a table have on a data set; wrong labels are one of their own."""
     config = f"ppfl/{{data}}-{model.lower()}"
-    return Line(
+    return t.Line(
         table=table,
         model=model,
         config=config,
@@ -111,7 +99,7 @@ def printed(table: str, data: str, method: str) -> dict[str, float]:
     if (table, data, method) not in PRINTED:
         return {}
     figures = PRINTED[table, data, method]
-    result = {TEST: fmean(figures[1]) / 100}
+    result = {t.TEST: fmean(figures[1]) / 100}
     for classifier, values in zip(CLASSIFIERS, figures, strict=True):
         result[f"micro-f1, {classifier}"] = fmean(values) / 100
         for client, value in enumerate(values, start=1):
@@ -121,22 +109,22 @@ def printed(table: str, data: str, method: str) -> dict[str, float]:
     return result
 
 
-def figures_of(method: str, budgets: Sequence[str]) -> list[str | Figure]:
+def figures_of(method: str, budgets: Sequence[str]) -> list[str | t.Figure]:
     """List the figures of a method in Table 1 or 2."""
     is_ours, has_clients = method == "FED", method != FULL
-    result: list[str | Figure] = [*PLAIN[:3], *([GAIN] if is_ours else [])]
-    result += [Figure("gain-over-regression", TEST, REGRESSION)] if has_clients else []
+    result: list[str | t.Figure] = [*t.PLAIN[:3], *([GAIN] if is_ours else [])]
+    result += [t.Figure("gain-over-regression", t.TEST, t.REGRESSION)] if has_clients else []
     for keys in [{"classifier": classifier} for classifier in CLASSIFIERS]:
-        result += [Figure("micro-f1", keys=keys)]
+        result += [t.Figure("micro-f1", keys=keys)]
         result += [
-            Figure("micro-f1-client", "micro-f1", keys={**keys, "client": client})
+            t.Figure("micro-f1-client", "micro-f1", keys={**keys, "client": client})
             for client in (range(1, 5) if has_clients else ())
         ]
-        result += [Figure("sum-of-fed-less-loc", "sum-of-micro-f1", "LOC", keys)] * is_ours
-    return [*result, *SPENT, *PRECISION, *(within(*budgets) if has_clients else [])]
+        result += [t.Figure("sum-of-fed-less-loc", "sum-of-micro-f1", "LOC", keys)] * is_ours
+    return [*result, *SPENT, *PRECISION, *(t.within(*budgets) if has_clients else [])]
 
 
-def compared(table: str, data: str, model: str) -> list[Line]:
+def compared(table: str, data: str, model: str) -> list[t.Line]:
     """Make the lines of Table 1 or 2: the best by validation, and after the last round."""
     budgets = ["5 steps", "0.5 MiB"] if model == "DeepWalk" else ["100 steps", "0.2 MiB"]
     methods = {
@@ -150,10 +138,10 @@ def compared(table: str, data: str, model: str) -> list[Line]:
         if (data, method) != (NOISY, FULL)
     }
     line = replace(line_of(table, data, model), tried_on=["judge.mlp=false"])
-    return grid(line, [data.partition(",")[0]], methods, last=[noise(data), MODELS[model][1]])
+    return t.grid(line, [data.partition(",")[0]], methods, last=[noise(data), MODELS[model][1]])
 
 
-def public(data: str, model: str, by: str, levels: list[int]) -> list[Line]:
+def public(data: str, model: str, by: str, levels: list[int]) -> list[t.Line]:
     """Make lines of Table 3, a table of tendencies: by which nodes are public, and how many."""
     # With few public nodes a client has fewer than five validation nodes of some class: three
     # folds, not five. Nothing is chosen: each method has the first that it may try. With DeepWalk
@@ -165,28 +153,28 @@ def public(data: str, model: str, by: str, levels: list[int]) -> list[Line]:
         paper = {}
         if by == "degree":
             figures = LEVELS[model, share]
-            paper = {TEST: figures[number] / 100, GAIN.name: figures[2] / 100}
+            paper = {t.TEST: figures[number] / 100, GAIN.name: figures[2] / 100}
         own = TRIES[method, model][0][: 1 if model == "GAT" else 2]
-        lines += grid(
+        lines += t.grid(
             *(line_of("Table 3", data, model), [data]),
             {method: {"settings": METHODS[method], "paper": paper}},
-            *([(GAIN, ["FED"])], [*map(Figure, [*SPENT, *PRECISION])]),
+            *([(GAIN, ["FED"])], [*map(t.Figure, [*SPENT, *PRECISION])]),
             last=[noise(data), f"partition.public={by}", f"partition.public_share={share / 100}"],
             over={"public": {by: judged}, "share": {share: own}},
             seeds=(0, 1, 2),
-            figures=PLAIN[:3],
+            figures=t.PLAIN[:3],
         )
     return lines
 
 
-def by_iteration(table: str, lines: list[Line]) -> list[Line]:
+def by_iteration(table: str, lines: list[t.Line]) -> list[t.Line]:
     """Make the lines of Figures 3 to 6, of the same runs as Tables 1 and 2."""
     return [
         replace(
             one,
             table=table,
             figures=[
-                Figure(name, keys={"iteration": iteration})
+                t.Figure(name, keys={"iteration": iteration})
                 for name in ("micro-f1", *PRECISION)
                 for iteration in (1, 2, MODELS[one.model][0])
             ],
@@ -196,16 +184,20 @@ def by_iteration(table: str, lines: list[Line]) -> list[Line]:
     ]
 
 
-def budgets(model: str, norm: float) -> list[Line]:
+def budgets(model: str, norm: float) -> list[t.Line]:
     """Make the curve of accuracy against a budget, not in the paper."""
     # Clients are evaluated once, after the last round.
     measured = ["privacy.measurements=report", "judge.every=1000000", "judge.mlp=false"]
-    line = replace(line_of("Privacy", "Cora", model), rounds=None, seeds=(0, 1, 2), figures=[TEST])
-    noisy = {"FED, with noise": {"figures": ["epsilon-of-a-round", "noise-multiplier", TEST]}}
+    line = replace(
+        line_of("Privacy", "Cora", model), rounds=None, seeds=(0, 1, 2), figures=[t.TEST]
+    )
+    noisy = {"FED, with noise": {"figures": ["epsilon-of-a-round", "noise-multiplier", t.TEST]}}
     clipped = [f"privacy.clipping_norm={norm}", *measured]
     return [
-        *grid(line, ["Cora"], {one: {"settings": METHODS[one]} for one in COMPARED}, last=measured),
-        *grid(
+        *t.grid(
+            line, ["Cora"], {one: {"settings": METHODS[one]} for one in COMPARED}, last=measured
+        ),
+        *t.grid(
             *(line, ["Cora"], noisy),
             over={"epsilon": {10.0**n: [f"privacy.epsilon={10.0**n}", *clipped] for n in range(7)}},
         ),
@@ -217,8 +209,9 @@ TABLE_2 = {data: compared("Table 2", data, "GAT") for data in ("Cora", "CiteSeer
 UNTRAINED = [  # not in Table 1: with DeepWalk nobody trains on labels
     line
     for data in TABLE_2
-    for line in grid(
-        *(line_of("Table 2", data, "GAT"), [data.partition(",")[0]], BASELINES), last=[noise(data)]
+    for line in t.grid(
+        *(line_of("Table 2", data, "GAT"), [data.partition(",")[0]], t.BASELINES),
+        last=[noise(data)],
     )
 ]
 ALL, FEW = [5, 10, 20, 30, 40], [5, 10]
@@ -229,10 +222,9 @@ FIGURES = {
     "Figure 6": TABLE_2["CiteSeer"],
 }
 SETTINGS = ["partition.clients", "model.dimension", "partition.ratios"]
-PAPER = Paper(
+PAPER = t.Paper(
     title="PPFL-GNN: the paper's comparison",
     scale=100,
-    notes=READ,
     tables={
         "table-1": [one for lines in TABLE_1.values() for one in lines],
         "table-2": [one for lines in TABLE_2.values() for one in lines] + UNTRAINED,
@@ -261,12 +253,12 @@ PAPER = Paper(
         "GAT": [*SETTINGS, "gat.heads", "gat.epochs", "gat.learning_rate"],
     },
     pictures=[
-        Picture("axes-deepwalk-{data}.png", "axes", "table-1", {"Table 1": COMPARED}),
-        Picture("axes-gat-{data}.png", "axes", "table-2", {"Table 2": COMPARED}),
-        Picture(
-            *("figures-3-to-6.png", "flower_graph.strategies.ppfl.plots:plot_figures", "figures"),
+        t.Picture("axes-deepwalk-{data}.png", "axes", {"Table 1": COMPARED}),
+        t.Picture("axes-gat-{data}.png", "axes", {"Table 2": COMPARED}),
+        t.Picture(
+            *("figures-3-to-6.png", "flower_graph.strategies.ppfl.plots:plot_figures"),
             {**dict.fromkeys(FIGURES), "Table 1": [FULL], "Table 2": [FULL]},
         ),
-        Picture("privacy.png", "budgets", "privacy", {"Privacy": None}),
+        t.Picture("privacy.png", "budgets", {"Privacy": None}),
     ],
 )

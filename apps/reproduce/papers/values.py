@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flower_graph.apps.reproduce.table import READ, Figure, Line, Paper, grid
+from flower_graph.apps.reproduce import table as t
 
 MSE, MAE, VALIDATION = "test-mse-at-best-val", "test-mae-at-best-val", "best-val-mse"
 # The file is made by benchmarks/counties.py of commit cc717de4, in the folder in which this is run
@@ -46,13 +46,13 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 CHANGES = {
-    WHOLE: [(Figure("change-over-linear", MSE, "linear model in one place"), [*METHODS[WHOLE]])],
+    WHOLE: [(t.Figure("change-over-linear", MSE, "linear model in one place"), [*METHODS[WHOLE]])],
     INSIDE: [
-        (Figure("change-over-linear", MSE, LINEAR), [*METHODS[INSIDE]]),
-        (Figure("change-over-local", MSE, LOCAL), [*METHODS[INSIDE]][1:]),
+        (t.Figure("change-over-linear", MSE, LINEAR), [*METHODS[INSIDE]]),
+        (t.Figure("change-over-local", MSE, LOCAL), [*METHODS[INSIDE]][1:]),
     ],
 }
-LINE = Line(
+LINE = t.Line(
     table="",
     config="",
     seeds=(0, 1, 2, 3, 4),
@@ -65,14 +65,13 @@ LINE = Line(
     ],
     choosers=(10,),
 )
-PAPER = Paper(
+PAPER = t.Paper(
     title="Numbers of nodes",
-    notes=READ,
     tables={
         "values": [
             line
             for table, methods in METHODS.items()
-            for line in grid(
+            for line in t.grid(
                 *(LINE, ["US counties"], methods, CHANGES[table]),
                 table=table,
                 settings=[*MODEL, *CUT[table]],

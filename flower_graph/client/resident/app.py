@@ -6,10 +6,7 @@ It imports neither PyTorch nor the engine: Flower starts a process for every mes
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from functools import cached_property
-from importlib import import_module
-from typing import Protocol
+from collections.abc import Callable, Mapping
 
 from flwr.app import Context, Message, UserConfigValue
 from flwr.clientapp import ClientApp
@@ -20,14 +17,6 @@ from flower_graph.wire.client_errors import on_ray
 
 RESIDENT, IDLE = "resident", "resident-idle"  # keys of the node config
 USUAL_IDLE = 600.0  # seconds
-
-
-class Home(Protocol):
-    """Where the clients of one SuperNode live and answer messages."""
-
-    def answer(self, message: Message, context: Context) -> Message:
-        """Answer a message, and put the clients' state into the context."""
-        ...
 
 
 class ResidentClientApp(ClientApp):
@@ -47,50 +36,23 @@ class ResidentClientApp(ClientApp):
         self._reference = reference
 
     def __call__(self, message: Message, context: Context) -> Message:
-        return home_of(self._reference, self._here, context).answer(message, context)
-
-    @cached_property
-    def _here(self) -> InProcess:
-        return InProcess(self._reference)
+        return home_of(self._reference, context)(message, context)
 
 
-def home_of(reference: str, here: Home, context: Context) -> Home:
-    """Choose where a ``ClientApp`` answers: `here`, in this process, or in a worker."""
+def home_of(reference: str, context: Context) -> Callable[[Message, Context], Message]:
+    """Choose where a ``ClientApp`` answers: in a worker, or in this process."""
+    from flower_graph.client.resident.worker import WorkerHome, load_app
+
     if on_ray():
-        from flower_graph.client.resident.on_ray import RayHome, workers_of  # is there only there
+        from flower_graph.client.resident.ray_workers import RayHome, workers_of  # needs Ray
 
         workers = workers_of(context.run_id)
-        return RayHome(workers) if workers else here
+        return RayHome(workers) if workers else load_app(reference)
     owner, idle = owner_of_message(), _idle(context.node_config)
     # A worker must notice when its SuperNode dies; only Linux tells it.
     if owner is None or idle is None or not hasattr(os, "pidfd_open"):
-        return here
-    from flower_graph.client.resident.launch import WorkerHome  # no need for it anywhere else
-
+        return load_app(reference)
     return WorkerHome(reference, owner, idle)
-
-
-class InProcess:
-    """Clients that live in the process that Flower calls."""
-
-    def __init__(self, reference: str) -> None:
-        self._reference = reference
-
-    @cached_property
-    def _app(self) -> ClientApp:
-        return load_app(self._reference)
-
-    def answer(self, message: Message, context: Context) -> Message:
-        return self._app(message, context)
-
-
-def load_app(reference: str) -> ClientApp:
-    """Import a ``ClientApp`` by its reference, ``"package.module:attribute"``."""
-    module, _, attribute = reference.partition(":")
-    app = getattr(import_module(module), attribute)
-    if not isinstance(app, ClientApp):
-        raise TypeError(f"{reference} must be a ClientApp, is {type(app).__name__}")
-    return app
 
 
 def _idle(node_config: Mapping[str, UserConfigValue]) -> float | None:

@@ -1,5 +1,9 @@
 """The workers of a run on Ray: actors that the driver creates, and that end with it.
 
+Flower gives a message to any free actor of its own, on any machine. That actor passes the message
+on to the worker that keeps the SuperNode's clients (`RayHome`), and imports neither PyTorch nor the
+engine. A SuperNode's worker is its ``partition-id`` modulo the number of workers.
+
 The driver is the process of the ServerApp. Ray ends its actors however the driver ends. The workers
 reserve no CPU: Flower's actors hold all CPUs, and wait while a worker answers. If a machine dies,
 Ray restarts its workers elsewhere with empty memory.
@@ -7,6 +11,7 @@ Ray restarts its workers elsewhere with empty memory.
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import threading
@@ -14,88 +19,62 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import ray
 from flwr.app import Context, Message, RecordDict
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from flower_graph.client.resident.app import load_app
-from flower_graph.client.resident.on_ray import Actor, name_of
+from flower_graph.client.resident.worker import load_app
 from flower_graph.config.common import CHECKPOINTS
-from flower_graph.errors import ConfigError, OutputError, brief
+from flower_graph.errors import ConfigError, StateLostError
 from flower_graph.handed import take_over
 from flower_graph.records.warned import counted_warnings
 from flower_graph.storage.files import (
     IN_PROCESS,
+    PARTITION,
     STATE_DIR,
     STATE_VARIABLE,
     default_folder,
     node_name,
 )
-from flower_graph.storage.reading import MOST_TENSORS, open_regular
-from flower_graph.storage.writing import (
-    inside,
-    open_own,
-    remove,
-    remove_folder,
-    replaced,
-    temporary_folder,
-)
+from flower_graph.storage.reading import MOST_TENSORS, read_bytes
+from flower_graph.storage.writing import inside, remove, remove_folder, replaced, temporary_folder
+from flower_graph.wire.client_errors import lost_reply
 
+LOG = logging.getLogger(__name__)
 T = TypeVar("T")
+Actor = Any  # a handle of one of Ray's, which gives its methods no types
 GPUS = "resident-num-gpus"  # of the run config
 OUT = "output-dir"  # of the run config
 POLL = 0.02  # seconds between two looks whether Flower has started Ray
+RESTART = 60.0  # seconds at most that a worker may take to start again
+LOOK = 0.2  # seconds between two looks whether it has
+LOST = "the process that keeps its clients died, or its machine did"
 
 
 @dataclass(frozen=True)
 class OnRay:
-    """A run whose clients live on Ray.
-
-    Attributes
-    ----------
-    run_id : int
-        Flower's number of the run.
-    reference : str
-        The ClientApp that answers, ``"package.module:attribute"``.
-    supernodes : int
-        Number of SuperNodes.
-    out : Path
-        The run's output folder, on the driver's machine.
-    gpus : float
-        GPUs of a worker, or a part of one; 0: a worker for each core instead.
-    """
+    """A run whose clients live on Ray."""
 
     run_id: int
-    reference: str
+    reference: str  # the ClientApp that answers, ``"package.module:attribute"``
     supernodes: int
-    out: Path
-    gpus: float = 0.0
+    out: Path  # the run's output folder, on the driver's machine
+    gpus: float = 0.0  # of a worker, or a part of one; 0: a worker for each core instead
 
     def state(self, base: Path) -> Path:
-        """Return the run's folder of client state, in the folder of all runs."""
         return base / f"run-{self.run_id}"
 
 
 class RayWorker:
-    """Keeps the clients of some SuperNodes of one run between messages.
+    """Keeps the clients of some SuperNodes of one run between messages."""
 
-    Parameters
-    ----------
-    run : OnRay
-        The run.
-    made : Mapping[str, object]
-        Settings and data from the driver.
-    base : Path
-        The driver's folder of state of all runs.
-    machine : str
-        Ray's name of the driver's machine.
-    folders : ActorHandle or None
-        An actor that is the driver's `Folders`, if there are other machines.
-    """
-
+    # made: settings and data from the driver; base: its folder of state of all runs; machine: Ray's
+    # name of its machine; folders: an actor that is its `Folders`, if there are other machines
     def __init__(
         self, run: OnRay, made: Mapping[str, object], base: Path, machine: str, folders: Actor
     ) -> None:
@@ -127,6 +106,65 @@ class RayWorker:
         return reply, context.state
 
 
+class RayHome:
+    """Clients that live in one of so many workers of a run."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Have the SuperNode's worker answer. If the worker dies, the clients' state is lost.
+
+        Raises
+        ------
+        Exception
+            The ClientApp's own, taken from the error that has its traceback.
+        """
+        number = int(str(context.node_config[PARTITION])) % self._workers
+        worker = _worker(context.run_id, number)
+        try:
+            answer: tuple[Message, RecordDict] = ray.get(worker.answer.remote(message, context))
+        except RayTaskError as error:
+            raise error.cause from error
+        except RayActorError as error:
+            LOG.warning("%s: %s", LOST, error)
+            why = "" if _starts_again(worker) else f": {error}"
+            return lost_reply(StateLostError(LOST + why), message)
+        reply, context.state = answer
+        return reply
+
+
+def name_of(run_id: int, worker: int | None = None) -> str:
+    """Return the namespace of a run's workers, or the name of one worker."""
+    return f"flower-graph-{run_id}" + ("" if worker is None else f"-{worker}")
+
+
+@lru_cache(maxsize=1)  # a worker that is lost is started again, so their number stays
+def workers_of(run_id: int) -> int:
+    """Count a run's workers; 0 if the ServerApp is not this project's."""
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return sum(one["namespace"] == name_of(run_id) for one in actors)
+
+
+def _starts_again(worker: Actor) -> bool:
+    """Wait until a worker has restarted, so that its SuperNodes miss one message only."""
+    end = time.monotonic() + RESTART
+    while time.monotonic() < end:
+        try:
+            ray.get(worker.__ray_ready__.remote(), timeout=RESTART)
+            return True
+        except (ActorUnavailableError, GetTimeoutError):
+            time.sleep(LOOK)
+        except RayActorError:  # it cannot be started
+            break
+    return False
+
+
+@cache
+def _worker(run_id: int, number: int) -> Actor:
+    return ray.get_actor(name_of(run_id, number), name_of(run_id))
+
+
 def wait_for_ray() -> None:
     """Wait until Flower, in the main thread, has started Ray or joined a cluster."""
     while not ray.is_initialized():
@@ -139,17 +177,8 @@ def wait_for_ray() -> None:
 def ray_workers(run: OnRay, made: Mapping[str, object]) -> Iterator[None]:
     """Create a run's workers for the duration of the block: at most one a SuperNode.
 
-    Parameters
-    ----------
-    run : OnRay
-        The run.
-    made : Mapping[str, object]
-        Settings and data; each machine gets them once.
-
-    Raises
-    ------
-    ConfigError
-        If no machine has the GPUs that a worker needs.
+    ``made`` are settings and data; each machine gets them once. ``ConfigError`` if no machine has
+    the GPUs that a worker needs.
     """
     base, machine = default_folder(), ray.get_runtime_context().get_node_id()
     things, workers, places = ray.put(made), [], _places(run.gpus)[: run.supernodes]
@@ -210,26 +239,16 @@ class Change(NamedTuple):
 
     folder: str  # out or state
     path: str  # below it
-    start: int  # of the bytes in the file; 0: they are the whole file
-    data: bytes | None  # None: the file was removed
+    data: bytes | None  # the whole file; None: it was removed
 
 
 class Folders:
-    """The folders of a run on one machine.
-
-    Parameters
-    ----------
-    out : Path
-        The run's outputs.
-    state : Path
-        Further state of the run's clients.
-    """
+    """The folders of a run on one machine: its outputs, and its clients' further state."""
 
     def __init__(self, out: Path, state: Path) -> None:
         self.out, self._roots = out, {"out": out, "state": state}
 
     def read(self, supernode: str) -> list[Change]:
-        """Read all files that a SuperNode may need."""
         found = {
             (folder, str(path.relative_to(root)))
             for folder, root in self._roots.items()
@@ -237,20 +256,13 @@ class Folders:
             for path in root.glob(pattern.format(supernode))
             if path.is_file()
         }
-        return [self._from(name, 0) for name in sorted(found)]
+        return [self._read(name) for name in sorted(found)]
 
     def write(self, changes: Iterable[Change]) -> None:
-        for folder, name, start, data in changes:
+        for folder, name, data in changes:
             path = inside(self._roots[folder], name)
             if data is None:
                 remove(path)
-            elif start:
-                with os.fdopen(open_own(path), "r+b") as file:
-                    if not 0 < start <= file.seek(0, os.SEEK_END):
-                        raise OutputError(f"{path}: has no byte {brief(start)} to go on from")
-                    file.truncate(start)
-                    file.seek(start)
-                    file.write(data)
             else:
                 with replaced(path) as stream:
                     stream.write(data)
@@ -267,32 +279,16 @@ class Folders:
 
     def changes(self, before: Stamps) -> list[Change]:
         now = self.stamps()
-        result = [Change(*name, 0, None) for name in before.keys() - now.keys()]
-        for name, stamp in now.items():
-            old = before.get(name, (0, 0, 0))
-            if stamp != old:
-                # A file that is written anew replaces the old one, and has another inode
-                is_longer = stamp[0] == old[0] and stamp[1] > old[1]
-                result.append(self._from(name, old[1] if is_longer else 0))
-        return result
+        gone = [Change(*name, None) for name in before.keys() - now.keys()]
+        return gone + [self._read(name) for name in now if now[name] != before.get(name)]
 
-    def _from(self, name: tuple[str, str], start: int) -> Change:
+    def _read(self, name: tuple[str, str]) -> Change:
         folder, path = name
-        with open_regular(self._roots[folder] / path, MOST_TENSORS) as file:
-            file.seek(start)
-            return Change(folder, path, start, file.read())
+        return Change(folder, path, read_bytes(self._roots[folder] / path, MOST_TENSORS))
 
 
 class Mirror:
-    """Keeps SuperNodes' files on this machine equal to those in the driver's folders.
-
-    Parameters
-    ----------
-    here : Folders
-        On this machine.
-    there : ActorHandle
-        An actor that is the driver's `Folders`.
-    """
+    """Keeps SuperNodes' files on this machine equal to those in the driver's folders."""
 
     def __init__(self, here: Folders, there: Actor) -> None:
         self._here, self._there = here, there
@@ -314,7 +310,6 @@ class Mirror:
         return result
 
     def forget(self, supernode: str) -> None:
-        """Fetch a SuperNode's files again before its next message."""
         self._known.discard(supernode)
 
 

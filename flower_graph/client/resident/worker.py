@@ -1,76 +1,249 @@
-"""The worker: a process that keeps one SuperNode's clients of one run between messages.
+"""The worker, a process that keeps one SuperNode's clients of one run, and how messages reach it.
 
-The worker is a cache of files or of Flower's context, so it may end at any time. It ends when the
-run is over, the SuperNode or the waiting process is gone, or no message came for some time.
+The first message of a run starts the worker. The worker is a cache of files or of Flower's context,
+so it may end at any time: it ends when the run is over, the SuperNode or the waiting process is
+gone, or no message came for some time.
+
+A worker listens on a Unix socket of mode 600 in a folder of mode 700, and both sides check the
+other's user. Starting a worker takes a lock on the folder, so two messages never start two workers.
+A block on the socket is a list of Flower's protobuf messages: their number, their lengths, their
+bytes. Nothing is unpickled. The process that sends a message imports neither PyTorch nor the
+engine.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import select
 import signal
 import socket
+import struct
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Never
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from flower_graph.client.resident.app import load_app
-from flower_graph.client.resident.launch import (
-    ERROR,
-    HELLO,
-    REPLY,
-    is_own,
-    locked,
-    receive,
-    send,
-)
+from flower_graph.errors import WorkerLostError, told
 from flower_graph.flower_compat import (
     ContextProto,
     MessageProto,
+    RecordDictProto,
     context_from_proto,
+    context_to_proto,
     message_from_proto,
     message_to_proto,
+    recorddict_from_proto,
     recorddict_to_proto,
 )
-from flower_graph.outputs.client import FINISH, TYPE, KeepRequest
-from flower_graph.records.warned import counted_warnings
-from flower_graph.storage.writing import is_alive, remove, remove_empty
-from flower_graph.wire.client_errors import boundary
+from flower_graph.storage.files import default_folder, own_folder
+from flower_graph.storage.writing import is_alive, is_there, remove, remove_empty
+from flower_graph.wire.client_errors import ClientError, boundary
 from flower_graph.wire.keys import CONFIG
 
 LOG = logging.getLogger("flwr")  # whose lines a SuperNode's user reads
-
-
 # Seconds that a worker waits for another message once a run's outputs are written: some methods
 # send one more, and of the others nothing says that the run is over.
 LINGER = 20.0
+HELLO = b"flower-graph resident 1"  # what a worker says first
+REPLY, ERROR = b"reply", b"error"  # what a worker's answer begins with
+ATTEMPTS = 3  # a worker may end, its work done, just when it is called
+NUMBER = struct.Struct("!Q")
+BACKLOG = 8  # messages that wait for a worker that is busy
+# Modules are found where the process that starts it finds them, the app's own folder among them.
+BOOT = """\
+import json, sys
+given = json.loads(sys.argv[1])
+sys.path[:] = given.pop("path")
+from flower_graph.client.resident.worker import main
+main(given)
+"""
+
+
+class WorkerHome:
+    """Clients that live in a worker. The first message starts it."""
+
+    # owner: the process of the SuperNode that starts a process for each message; idle: seconds
+    # without a message after which the worker ends
+    def __init__(self, reference: str, owner: int, idle: float) -> None:
+        self._reference, self._owner, self._idle = reference, owner, idle
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Have the worker answer a message.
+
+        Raises
+        ------
+        WorkerLostError
+            If it cannot be started, or dies over the message; the next message starts another.
+        Exception
+            The ClientApp's own, by the same name and words.
+        """
+        with boundary(context), self._called(context) as connection:
+            asked = message_to_proto(message), context_to_proto(context)
+            try:
+                send(connection, *(one.SerializeToString() for one in asked))
+                kind, answer, state = receive(connection)
+            except (OSError, EOFError) as error:
+                words = "the process that keeps its clients died while it answered"
+                raise told(WorkerLostError(words), words) from error
+            context.state = recorddict_from_proto(RecordDictProto.FromString(state))
+            if kind != REPLY:
+                raise _as_raised(answer)
+            return message_from_proto(MessageProto.FromString(answer))
+
+    @contextmanager
+    def _called(self, context: Context) -> Iterator[socket.socket]:
+        folder = default_folder() / f"run-{context.run_id}"
+        name = f"resident-{context.node_id}-{self._owner}"
+        for _ in range(ATTEMPTS):
+            try:
+                own_folder(folder)
+            except FileNotFoundError:  # it was removed just now, as its last worker ended
+                continue
+            with locked(folder) as handle:
+                if handle is None:  # likewise
+                    continue
+                connection = self._connected(handle, name)
+                if connection is None:
+                    self._start(folder, handle, name)
+                    connection = self._connected(handle, name)
+            if connection is None:
+                continue
+            with connection:
+                try:
+                    ready = receive(connection) == [HELLO]
+                except (OSError, EOFError):
+                    continue
+                if ready:
+                    yield connection
+                    return
+        words = "the process that keeps its clients cannot be started"
+        raise told(WorkerLostError(f"{words}: the SuperNode's log says why"), words)
+
+    def _connected(self, handle: int, name: str) -> socket.socket | None:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(reach(handle, name))
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+            return None
+        if not is_own(connection):
+            connection.close()
+            raise WorkerLostError(f"{name}: its socket belongs to another user's process")
+        return connection
+
+    def _start(self, folder: Path, handle: int, name: str) -> None:
+        where = reach(handle, name)
+        with suppress(FileNotFoundError):
+            os.unlink(where)  # of a worker that was killed
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(where)
+            os.chmod(where, 0o600)
+            listener.listen(BACKLOG)
+            given = {
+                "path": sys.path,
+                "reference": self._reference,
+                "folder": str(folder),
+                "name": name,
+                "listener": listener.fileno(),
+                "owner": self._owner,
+                "idle": self._idle,
+            }
+            subprocess.Popen(
+                [sys.executable, "-c", BOOT, json.dumps(given)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,  # a Ctrl-C is for the SuperNode, with which it ends
+            )
+
+
+def _as_raised(fault: bytes) -> Exception:
+    said: dict[str, str] = json.loads(fault)
+    about = {"__module__": said["module"], "__qualname__": said["name"]}
+    kind: type[ClientError] = type(said["name"], (ClientError,), about)
+    return told(kind(said["text"]), said["text"])
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[int | None]:
+    """Lock a folder and yield its handle; None if the folder is gone."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield handle if is_there(folder, handle) else None
+    finally:
+        os.close(handle)
+
+
+def reach(handle: int, name: str) -> str:
+    """Return a path to a socket in an open folder, short enough for the system's limit."""
+    return f"/proc/self/fd/{handle}/{name}"
+
+
+def is_own(connection: socket.socket) -> bool:
+    """Whether this user owns the process at the other end."""
+    form = struct.Struct("3i")  # process, user, group
+    told_by_system = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, form.size)
+    _, user, _ = form.unpack(told_by_system)
+    return bool(user == os.getuid())
+
+
+def send(connection: socket.socket, *parts: bytes) -> None:
+    """Send a block; ``OSError`` if the other side is gone."""
+    connection.sendall(b"".join(map(NUMBER.pack, (len(parts), *map(len, parts)))))
+    for part in parts:
+        connection.sendall(part)
+
+
+def receive(connection: socket.socket) -> list[bytes]:
+    """Receive a whole block; return its parts. ``EOFError`` if the other side is gone."""
+    (count,) = NUMBER.unpack(_read(connection, NUMBER.size))
+    lengths = _read(connection, count * NUMBER.size)
+    return [_read(connection, size) for (size,) in NUMBER.iter_unpack(lengths)]
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    data = bytearray(size)
+    free = memoryview(data)
+    while free:
+        count = connection.recv_into(free)
+        if not count:
+            raise EOFError("the other side is gone")
+        free = free[count:]
+    return bytes(data)
+
+
+# The process -------------------------------------------------------------------------------------
+
+
+def load_app(reference: str) -> ClientApp:
+    """Import a ``ClientApp`` by its reference, ``"package.module:attribute"``."""
+    module, _, attribute = reference.partition(":")
+    app = getattr(import_module(module), attribute)
+    if not isinstance(app, ClientApp):
+        raise TypeError(f"{reference} must be a ClientApp, is {type(app).__name__}")
+    return app
 
 
 class Worker:
-    """Answers messages, one after another, until nothing needs it any more.
+    """Answers messages, one after another, until nothing needs it any more."""
 
-    Parameters
-    ----------
-    reference : str
-        The ClientApp.
-    folder, name : str
-        Where its socket is.
-    listener : int
-        The socket, which it inherits.
-    owner : int
-        The process of the SuperNode without which it ends.
-    idle : float
-        Seconds without a message after which it ends.
-    """
-
+    # folder, name: of the socket, ``listener``, which it inherits; owner: the process of the
+    # SuperNode without which it ends; idle: seconds without a message after which it ends
     def __init__(
         self, reference: str, folder: str, name: str, listener: int, owner: int, idle: float
     ) -> None:
@@ -78,15 +251,19 @@ class Worker:
         self._folder, self._socket = Path(folder), Path(folder, name)
         self._listener = socket.socket(fileno=listener)
         self._inode = self._socket.stat().st_ino
-        self._watch = Watch(_owners(owner), self.leave)
+        self._events = select.epoll()
+        try:
+            for process in _owners(owner):
+                self._events.register(os.pidfd_open(process), select.EPOLLIN)
+        except ProcessLookupError:
+            self.leave()
 
     @cached_property
     def _app(self) -> ClientApp:
         return load_app(self._reference)
 
-    @counted_warnings()
     def serve(self) -> None:
-        self._watch.start()
+        threading.Thread(target=self._leave_when_alone, daemon=True).start()
         _remove_dead(self._folder.parent)
         self._listener.settimeout(self._idle)
         is_over = False
@@ -102,6 +279,10 @@ class Worker:
                     is_over = is_own(connection) and self._serve(connection)
         self._end()
 
+    def _leave_when_alone(self) -> None:
+        self._events.poll()  # a process of the SuperNode is gone, or the one that waits
+        self.leave()
+
     def leave(self) -> Never:
         """End at once, even in the middle of a message; the files on disk stay whole."""
         self._remove()
@@ -113,8 +294,11 @@ class Worker:
         message = message_from_proto(MessageProto.FromString(asked))
         context = context_from_proto(ContextProto.FromString(given))
         before = bool(context.state)
-        with self._watch.caller(connection):
+        self._events.register(connection, select.EPOLLRDHUP)
+        try:
             answer = self._answer(message, context)
+        finally:
+            self._events.unregister(connection)
         is_late = _writes_outputs(message)
         self._listener.settimeout(min(self._idle, LINGER) if is_late else self._idle)
         is_over = before and not context.state  # clients forget what they kept of a run
@@ -148,62 +332,10 @@ class Worker:
         remove_empty(self._folder)
 
 
-class Watch(threading.Thread):
-    """Calls a function when the SuperNode or the process that waits for an answer ends.
-
-    Parameters
-    ----------
-    owners : sequence of int
-        Processes of the SuperNode.
-    leave : Callable[[], Never]
-        Ends this process.
-    """
-
-    def __init__(self, owners: Sequence[int], leave: Callable[[], Never]) -> None:
-        super().__init__(daemon=True)
-        self._leave = leave
-        self._events = select.epoll()
-        self._caller: int | None = None
-        self._changing = threading.Lock()
-        try:
-            self._owners = {os.pidfd_open(owner) for owner in owners}
-        except ProcessLookupError:
-            leave()
-        for handle in self._owners:
-            self._events.register(handle, select.EPOLLIN)
-
-    def run(self) -> None:
-        while True:
-            for handle, _ in self._events.poll():
-                with self._changing:
-                    if handle in self._owners or _is_gone(self._caller):
-                        self._leave()
-
-    @contextmanager
-    def caller(self, connection: socket.socket) -> Iterator[None]:
-        """Watch the process that waits for the answer."""
-        handle = connection.fileno()
-        with self._changing:
-            self._caller = handle
-            self._events.register(handle, select.EPOLLRDHUP)
-        try:
-            yield
-        finally:
-            with self._changing:
-                self._caller = None
-                self._events.unregister(handle)
-
-
-def _is_gone(handle: int | None) -> bool:
-    if handle is None:
-        return False
-    events = select.poll()
-    events.register(handle, select.POLLRDHUP)
-    return bool(events.poll(0))
-
-
 def _writes_outputs(message: Message) -> bool:
     """Whether a message asks for a run's final outputs; at most one message follows."""
+    from flower_graph.outputs.client import FINISH, TYPE, KeepRequest
+
     if message.metadata.message_type != TYPE or not message.has_content():
         return False
     with suppress(KeyError, ValueError):
@@ -234,7 +366,10 @@ def _remove_dead(base: Path) -> None:
 
 def main(given: Mapping[str, object]) -> None:
     """Run the worker that these settings describe."""
+    from flower_graph.records.warned import counted_warnings  # here, as the outputs below
+
     worker = Worker(**given)  # type: ignore[arg-type]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: worker.leave())
-    worker.serve()
+    with counted_warnings():
+        worker.serve()

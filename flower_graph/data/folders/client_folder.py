@@ -24,10 +24,14 @@ from flower_graph.data.description import (
     EDGE_VALUES,
     Caution,
     Described,
+    as_tensor,
     by_columns,
     check_edges,
+    check_entries,
+    declared_classes,
     describe_graph,
     filled_masks,
+    number_classes,
     of_edges,
     read_mask,
     saying,
@@ -36,7 +40,6 @@ from flower_graph.data.description import (
 from flower_graph.data.features import prepare_features
 from flower_graph.data.gaps import NO_GAPS, PLAIN, Gaps, Uses, common_columns
 from flower_graph.data.graph import PARTS, Graph, HeldGraph, Treatment, to_undirected
-from flower_graph.data.labels import as_tensor, check_entries, declared_classes, number_classes
 from flower_graph.data.partition.client_graphs import (
     ClientGraph,
     check_client_graph,
@@ -168,64 +171,38 @@ def read_clients(
     path: Path | str, features: str, gaps: Gaps, *, needs_edges: bool = True, uses: Uses = PLAIN
 ) -> Clients[ClientFile]:
     """Read the clients' graphs, their labels numbered and features prepared together."""
-    files = _read_files(path, gaps, needs_edges=needs_edges, uses=uses)
-    columns, declared = files[0].found.columns, _declared_by(path, files)
+    if gaps.no_features == ONE_HOT:
+        raise DataError("data.no_features='one-hot': of one graph; set data.no_features=degree")
+    files, declared = list[ClientFile](), list[int]()
+    for where, content in client_graphs(path, gaps):
+        with saying(where):
+            values = SimpleNamespace(**content)
+            check_entries(values, ("n_id", "identity", "public"))
+            found = describe_graph(values, gaps=gaps, needs_edges=needs_edges, uses=uses)
+            declared.append(declared_classes(getattr(values, "num_classes", None)) or 0)
+            files.append(ClientFile(where, values, found))
+    named = [each.found.columns for each in files if each.found.columns is not None]
+    common, matrices = common_columns(named) if named else None, list[Tensor]()
+    for where, _, found in files:
+        with saying(where):
+            matrices.append(by_columns(where, found.x, found.columns, common))
+        if (count := matrices[-1].size(1)) != (width := matrices[0].size(1)):
+            raise DataError(f"{where}: x has {count} features, {files[0].where} has {width}")
+    numbers = [each.where for each in files if isinstance(each.found.labels, Tensor)]
+    words = [each.where for each in files if each.where not in numbers]
+    if numbers and words:
+        note = f"labels are numbers at {numbers[0]}, but words at {words[0]}: all taken as words"
+        tell(f"folder {path}", [note], logging.WARNING)
     with saying(f"folder {path}"):
-        labels = number_classes([each.found.labels for each in files], declared)
-        done = prepare_features([each.found.x for each in files], features, gaps.missing, columns)
+        classes = 1 if uses.targets else max(declared) or None
+        labels = number_classes([each.found.labels for each in files], classes)
+        done = prepare_features(matrices, features, gaps.missing, common)
     described = [
         each._replace(found=replace(each.found, x=x, labels=y))
         for each, x, y in zip(files, done.features, labels.y, strict=True)
     ]
     notes = (*labels.notes, *done.notes)
     return Clients(described, labels.num_classes, labels.classes, notes, done.treatment)
-
-
-def _read_files(path: Path | str, gaps: Gaps, *, needs_edges: bool, uses: Uses) -> list[ClientFile]:
-    if gaps.no_features == ONE_HOT:
-        raise DataError("data.no_features='one-hot': of one graph; set data.no_features=degree")
-    files = []
-    for where, content in client_graphs(path, gaps):
-        with saying(where):
-            values = SimpleNamespace(**content)
-            check_entries(values, ("n_id", "identity", "public"))
-            found = describe_graph(values, gaps=gaps, needs_edges=needs_edges, uses=uses)
-            files.append(ClientFile(where, values, found))
-    files = _with_common_columns(files)
-    width = files[0].found.x.size(1)
-    for each in files:
-        if each.found.x.size(1) != width:
-            count = each.found.x.size(1)
-            raise DataError(f"{each.where}: x has {count} features, {files[0].where} has {width}")
-    return files
-
-
-def _with_common_columns(files: list[ClientFile]) -> list[ClientFile]:
-    own = [each.found.columns for each in files if each.found.columns is not None]
-    if not own:
-        return files
-    common, result = common_columns(own), []
-    for each in files:
-        with saying(each.where):
-            x = by_columns(each.where, each.found.x, each.found.columns, common)
-        result.append(each._replace(found=replace(each.found, x=x, columns=common)))
-    return result
-
-
-def _declared_by(path: Path | str, files: Sequence[ClientFile]) -> int | None:
-    """Return the number of classes that files declare; warn of labels of two kinds."""
-    if files[0].found.targets is not None:
-        return 1
-    declared = []
-    for each in files:
-        with saying(each.where):
-            declared.append(declared_classes(getattr(each.values, "num_classes", None)) or 0)
-    numbers = [each.where for each in files if isinstance(each.found.labels, Tensor)]
-    words = [each.where for each in files if each.where not in numbers]
-    if numbers and words:
-        note = f"labels are numbers at {numbers[0]}, but words at {words[0]}: all taken as words"
-        tell(f"folder {path}", [note], logging.WARNING)
-    return max(declared) or None
 
 
 def _told(path: Path | str, files: Clients[ClientFile], graphs: list[T]) -> Clients[T]:
@@ -375,7 +352,7 @@ def named_by(identities: Identities, count: int) -> Named:
     kinds = {type(one) for one in given}
     if kinds not in ({int}, {str}):
         named = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise DataError(f"identities are of type {named}: must be all int or all str")
+        raise DataError(f"identities are {named}: must be all int or all str")
     if len(given) != count:
         raise DataError(f"{len(given)} identities for {count} nodes: must be one a node")
     # The error has the number only, since a server that reads it must not learn identities.
@@ -447,11 +424,8 @@ def load_ego_folder(
         drawn = split_per_client(egos, ratios, seed)
         egos = [one.graph if one.masks else new for one, new in zip(holders, drawn, strict=True)]
     if len(egos) > 1 and len(numbers) == sum(ego.y.numel() for ego in egos):
-        tell(
-            f"data {path}",
-            ["no two clients hold the same node (identity): nothing is shared, each trains alone"],
-            logging.WARNING,
-        )
+        note = "no two clients hold the same node (identity): nothing is shared, each trains alone"
+        tell(f"data {path}", [note], logging.WARNING)
     return _told(path, files, egos)
 
 
@@ -470,7 +444,10 @@ def load_overlapping_folder(
     holders, offered = [], []
     for client, (file, ids) in enumerate(zip(files, every_id, strict=True)):
         with saying(file.where):
-            public = _checked_public(file.values, ids.numel())
+            n, public = ids.numel(), getattr(file.values, "public", None)
+            public = read_mask("public", public, n, [])
+            if public is not None and public.dim() > 1:
+                raise DataError(f"public is of several splits: must be bool [{n}]")
             graph = _overlapping(client, file.found, ids, words)
         holders.append(_Holder.of(file, graph, graph.nodes))
         offered.append(None if public is None else public[ids.argsort()])
@@ -519,13 +496,6 @@ def _overlapping(client: int, found: Described, ids: Tensor, words: list[str]) -
     return OverlappingGraph(client, *held, train, val, test, called)
 
 
-def _checked_public(values: SimpleNamespace, n: int) -> Tensor | None:
-    public = read_mask("public", getattr(values, "public", None), n, [])
-    if public is not None and public.dim() > 1:
-        raise DataError(f"public is of several splits: must be bool [{n}]")
-    return public
-
-
 def _publics(
     path: Path | str,
     holders: Sequence[_Holder[OverlappingGraph]],
@@ -540,8 +510,7 @@ def _publics(
 
     if not at_two([holder.ids for holder in holders]).numel():
         raise DataError(
-            f"data.name = {str(path)!r}: no node (identity) is at two of {len(holders)} clients; "
-            "give a node the same identity wherever it is"
+            f"data.name = {str(path)!r}: no identity is at two of {len(holders)} clients"
         )
     # A node that one client holds back is not public at another that says nothing about it.
     shown = zip(holders, offered, strict=True)
@@ -551,8 +520,7 @@ def _publics(
         shared = torch.isin(holder.ids, common)
         publics.append(shared if public is None else public)
         if not (publics[-1] & shared).any():
-            count = holder.ids.numel()
-            raise DataError(f"{holder.where}: no node of {count} is public elsewhere too")
+            raise DataError(f"{holder.where}: no node of {len(shared)} is public elsewhere too")
     return publics
 
 
@@ -562,7 +530,15 @@ def _common_roles(holders: Sequence[_Holder[G]], ratios: Sequence[float], seed: 
     places = [torch.searchsorted(every, holder.ids) for holder in holders]
     role, y = torch.full(every.shape, NO_ROLE), torch.full(every.shape, -1)
     for holder, rows in zip(holders, places, strict=True):
-        _note_roles(role, rows, holder)
+        for number, mask in enumerate(holder.masks or ()):
+            before = role[rows[mask]]
+            clash = (before != NO_ROLE) & (before != number)
+            if clash.any():
+                row, other = int(mask.nonzero().flatten()[clash][0]), int(before[clash][0])
+                node = (holder.graph.called or holder.ids.tolist())[row]
+                both = f"{ROLE_WORDS[number]}, and {ROLE_WORDS[other]} at an earlier client"
+                raise DataError(f"{holder.where}: node {node!r} has two roles: {both}")
+            role[rows[mask]] = number
     for holder, rows in zip(holders, places, strict=True):
         if holder.masks is None:
             # Drawn by the label that the first client gives the node.
@@ -574,18 +550,6 @@ def _common_roles(holders: Sequence[_Holder[G]], ratios: Sequence[float], seed: 
         one.masks or Masks(*((role[rows] == number) & (one.graph.y >= 0) for number in range(3)))
         for one, rows in zip(holders, places, strict=True)
     ]
-
-
-def _note_roles(role: Tensor, rows: Tensor, holder: _Holder[G]) -> None:
-    for number, mask in enumerate(holder.masks or ()):
-        before = role[rows[mask]]
-        clash = (before != NO_ROLE) & (before != number)
-        if clash.any():
-            row, other = int(mask.nonzero().flatten()[clash][0]), int(before[clash][0])
-            node = (holder.graph.called or holder.ids.tolist())[row]
-            both = f"{ROLE_WORDS[number]}, and {ROLE_WORDS[other]} at an earlier client"
-            raise DataError(f"{holder.where}: node {node!r} has two roles: {both}")
-        role[rows[mask]] = number
 
 
 # Files of clients ---------------------------------------------------------------------------------

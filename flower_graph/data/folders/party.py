@@ -6,11 +6,12 @@ tensors by name.
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path, PurePath
@@ -22,45 +23,37 @@ from safetensors.torch import save
 from torch import Tensor
 
 from flower_graph import __version__
-from flower_graph.config.common import POINT, RunConfig
-from flower_graph.config.metrics import VALUES
+from flower_graph.config.common import POINT, VALUES, RunConfig
 from flower_graph.config.partition import keys_of_others
-from flower_graph.data.folders.members import MEMBERS, Member, write_members
 from flower_graph.data.graph import PARTS, Graph, HeldGraph, take_rows
 from flower_graph.data.sources.generators import SIGNAL
 from flower_graph.data.sources.names import GRAPH_FILES, has_ending
 from flower_graph.errors import ConfigError, DataError, told
 from flower_graph.ops.graph import csr_tensor, pointers
+from flower_graph.records.participation import numbers, ranges
 from flower_graph.storage.files import DATA_FOLDER, PARTITION, PARTITIONS
+from flower_graph.storage.formats import load_tensors
 from flower_graph.storage.reading import (
     MOST_RECORD,
     MOST_TENSORS,
     Tree,
     parse_json,
     read_bytes,
+    read_text,
     reading,
 )
-from flower_graph.storage.tensors import load_tensors
 from flower_graph.storage.writing import make_folder, replaced, saying
 
 FORMAT = 1  # of the folders; a folder of another format is refused
 MANIFEST, TENSORS = "manifest.json", "data.safetensors"
 CLIENTS, SERVER = "clients", "server"
 KEY = {CLIENTS: DATA_FOLDER, SERVER: "server-folder"}  # where a folder is named
+MADE = "give a folder of `flower-graph partition`"
 HINT = {
-    CLIENTS: (
-        "give the SuperNode a folder that `flower-graph partition` made for it: "
-        "--node-config 'data-folder=\"/path/client-0000\"'"
-    ),
-    SERVER: (
-        "give the run the folder `server` that `flower-graph partition` made: "
-        "--run-config 'server-folder=\"/path/server\"'"
-    ),
+    CLIENTS: f"{MADE}: --node-config 'data-folder=\"/path/client-0000\"'",
+    SERVER: f"{MADE}: --run-config 'server-folder=\"/path/server\"'",
 }
-PLACED = (
-    "start the SuperNode with --node-config 'partition-id=0 num-partitions=4', with numbers from 0 "
-    "on, or with a data-folder of its own"
-)
+PLACED = "set --node-config 'partition-id=0 num-partitions=4', from 0 on, or a data-folder"
 CLASS_NAMES, DATA_FORM = "class-names", "data-form"
 # Keys of ``data`` that do not change a party's data: its folder, and users that came and went
 _OTHERS = ("root", "add", "remove")
@@ -306,16 +299,14 @@ def share(context: Context, count: int) -> slice:
     for key in (PARTITION, PARTITIONS):
         value: object = context.node_config.get(key)
         if not isinstance(value, int) or isinstance(value, bool):
-            why = "is missing" if value is None else "is no whole number"
-            error = ConfigError(f"node-config {key}: {value!r:.60} {why}; {PLACED}")
-            raise told(error, f"node-config {key}: {why}; {PLACED}")
+            error = ConfigError(f"node-config {key}: {value!r:.60} is no whole number; {PLACED}")
+            raise told(error, f"node-config {key}: is no whole number; {PLACED}")
         numbers.append(value)
     part, parts = numbers
     check_supernodes(parts, count)
     if not 0 <= part < parts:
         why = f"must be at least 0 and below {PARTITIONS}; {PLACED}"
-        error = ConfigError(f"node-config {PARTITION}: {part} with {PARTITIONS}: {parts}; {why}")
-        raise told(error, f"node-config {PARTITION}: {why}")
+        raise told(ConfigError(f"node-config {PARTITION}: {part}: {why}"), f"{PARTITION}: {why}")
     here = assigned(part, parts, count)
     return slice(here.start, here.stop)
 
@@ -341,7 +332,7 @@ def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFol
         error = DataError(f"{label}: there is no such folder; {HINT[role]}")
         raise told(error, f"{KEY[role]}: cannot be used")
     file = path / MANIFEST
-    with _reading(file, f"{label}: it is no folder of `flower-graph partition`; {HINT[role]}"):
+    with reading(file, DataError, f"cannot be used; {HINT[role]}"):
         manifest = Manifest.from_json(parse_json(read_bytes(file, 4 * MOST_RECORD)))
     if manifest.role != role:
         raise DataError(f"{label}: it is for {KEY[manifest.role]}; {HINT[role]}")
@@ -349,34 +340,16 @@ def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFol
     keys = ["app"] if manifest.app != settings["app"] else sorted({*theirs, *settings})
     if differing := [key for key in keys if theirs.get(key) != settings.get(key)]:
         each = [f"{k} is {theirs.get(k)!r}, this run's is {settings.get(k)!r}" for k in differing]
-        error = DataError(
-            f"{label}: data folder of another run: {'; '.join(each)}. Give this party a folder "
-            "that `flower-graph partition` made with this run's settings"
-        )
+        error = DataError(f"{label}: data folder of another run: {'; '.join(each)}; {MADE}")
         raise told(error, f"{KEY[role]}: data folder of another run: {', '.join(differing)}")
     tensors: Tensors = {}
     for name, digest in manifest.files.items():
-        with _reading(path / name, "the manifest names it; copy the whole folder again"):
+        with reading(path / name, DataError, "cannot be used; copy the whole folder again"):
             content = read_bytes(path / name, MOST_TENSORS)
             if hashlib.sha256(content).hexdigest() != digest:
                 raise ValueError("its SHA-256 is not that of the manifest")
             tensors |= load_tensors(content)[0]
     return RunFolder(path, manifest, tensors)
-
-
-@contextmanager
-def _reading(file: Path, advice: str) -> Iterator[None]:
-    """Turn whatever a file's bytes bring about into an error that names it."""
-    try:
-        with reading(file, DataError, "is damaged; copy the whole folder again"):
-            yield
-    except DataError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            raise DataError(f"{file}: there is no such file; {advice}") from error
-        if isinstance(error.__cause__, OSError):
-            remedy = f"make it readable for the user {os.getuid()} that this process runs as"
-            raise DataError(f"{error}; {remedy}") from error
-        raise
 
 
 # Tensors ----------------------------------------------------------------------------------------
@@ -443,3 +416,69 @@ def read_graph(kind: type[T], client: int, tensors: Mapping[str, Tensor]) -> T:
         else:
             values[one.name] = None
     return kind(**values)
+
+
+# Members: which client numbers each SuperNode may speak for ---------------------------------------
+
+MEMBERS = "members.csv"
+HEAD = ("folder", "clients", "node-id")
+MOST_CLIENTS = 2**20  # of one SuperNode, as at enrolment
+
+
+@dataclass(frozen=True)
+class Member:
+    """One SuperNode of the list.
+
+    Parameters
+    ----------
+    folder : str
+        The data folder that it was given.
+    clients : frozenset of int
+        The client numbers that it may speak for.
+    node : int, optional
+        Its id in Flower, as ``flwr supernode register`` prints it; None: any SuperNode's.
+    """
+
+    folder: str
+    clients: frozenset[int]
+    node: int | None = None
+
+
+def write_members(path: Path, members: Iterable[Member]) -> None:
+    """Write the list, readable by its owner alone, like all of a data folder."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(HEAD)
+    for one in members:
+        rows.writerow([one.folder, ranges(one.clients), "" if one.node is None else one.node])
+    with saying(path), replaced(path) as stream:
+        stream.write(text.getvalue().encode())
+
+
+def read_members(folder: Path) -> tuple[Member, ...] | None:
+    """Read the list of a server's folder, in the file's order; None if it has none.
+
+    ``DataError`` if the list cannot be read, or has a client number or a node id twice.
+    """
+    path = folder / MEMBERS
+    if not path.exists():
+        return None
+    with reading(path, DataError, "is no list of members"):
+        head, *rows = csv.reader(io.StringIO(read_text(path, MOST_RECORD)))
+        if tuple(head) != HEAD:
+            raise ValueError(f"its first line is not {','.join(HEAD)}")
+        members = tuple(_member(row) for row in rows if row)
+        clients = [("client", client) for one in members for client in one.clients]
+        nodes = [("node-id", one.node) for one in members if one.node is not None]
+        for (what, number), times in Counter([*clients, *nodes]).items():
+            if times > 1:
+                raise ValueError(f"{what} {number} is there {times} times")
+    return members
+
+
+def _member(row: list[str]) -> Member:
+    folder, clients, node = (entry.strip() for entry in row)
+    if node and not (node.isascii() and node.isdigit() and int(node[:21]) < 2**64):
+        raise ValueError(f"node-id: {node!r:.40} is no id of a SuperNode")
+    numbered = frozenset(numbers(clients.replace(" ", ""), MOST_CLIENTS))
+    return Member(folder, numbered, int(node) if node else None)

@@ -7,11 +7,15 @@ test.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.config.partition import (
@@ -35,8 +39,8 @@ from flower_graph.data.graph import (
     WholeGraph,
     cut_parts,
     take_rows,
+    to_undirected,
 )
-from flower_graph.data.partition import communities
 from flower_graph.data.partition.ego_networks import partition_egos
 from flower_graph.data.partition.overlapping import overlapping_parts
 from flower_graph.data.splits import (
@@ -49,7 +53,7 @@ from flower_graph.data.splits import (
 )
 from flower_graph.errors import DataError
 from flower_graph.ops.graph import values_at
-from flower_graph.rng import generator
+from flower_graph.rng import derive_seed, generator
 
 # Ways of cutting by which clients share nodes, each of which has one role at all of them
 WITH_COMMON_ROLES = (METIS_OVERLAPPING, OVERLAPPING)
@@ -144,18 +148,23 @@ def partition_graph(
     graphless = graphless_clients(len(cut), graphless_ratio, seed)
     if partition.method in WITH_COMMON_ROLES:  # drawn for the whole graph, class by class
         roles = stratified_split(data.y, partition.ratios, generator=generator(seed, "roles"))
+    targets, weight = getattr(data, "targets", None), getattr(data, WEIGHT, None)
     graphs = []
     try:
         for graph in cut:
-            graph = _with_values(graph, data)
+            if targets is not None:
+                graph = replace(graph, targets=targets[graph.nodes])
+            if weight is not None and graph.edge_index is not None:
+                ends = graph.nodes[graph.edge_index]
+                own = values_at(ends, data.edge_index, weight, int(data.y.numel()))
+                graph = replace(graph, edge_weight=own)
             graph = without_edges(graph) if graph.client in graphless else graph
             graph = graph if is_split else split_nodes(graph, partition.ratios, seed, roles)
             graph = fewer_trained(graph, partition.train_share, seed)
             check_client_graph(graph, getattr(data, "treatment", None))
             graphs.append(graph)
     except DataError as error:
-        fewer = f"fewer partition.clients than {partition.clients}, or another method"
-        raise DataError(f"{error}; use {fewer}") from error
+        raise DataError(f"{error}; use less than {partition.clients} partition.clients") from error
     return graphs
 
 
@@ -165,18 +174,6 @@ def graphless_clients(count: int, ratio: float, seed: int) -> set[int]:
     # The order in which clients lose their edges as the share grows
     order = torch.randperm(count, generator=generator(seed, "graphless")).tolist()
     return set(order[: round(ratio * count)])
-
-
-def _with_values(graph: ClientGraph, data: WholeGraph) -> ClientGraph:
-    """Give a client its nodes' targets and its edges' weights, if the whole graph has some."""
-    targets, weight = getattr(data, "targets", None), getattr(data, WEIGHT, None)
-    if targets is not None:
-        graph = replace(graph, targets=targets[graph.nodes])
-    if weight is not None and graph.edge_index is not None:
-        ends = graph.nodes[graph.edge_index]
-        own = values_at(ends, data.edge_index, weight, int(data.y.numel()))
-        graph = replace(graph, edge_weight=own)
-    return graph
 
 
 def without_edges(graph: ClientGraph) -> ClientGraph:
@@ -212,10 +209,8 @@ def split_nodes(
     try:
         return with_masks(graph, labelled_split(graph.y, ratios, generator=rng))
     except DataError as error:
-        raise DataError(
-            f"client {graph.client}: partition.ratios = {list(ratios)}: {labelled} labelled nodes "
-            "do not make three parts"
-        ) from error
+        key = f"partition.ratios = {list(ratios)}"
+        raise DataError(f"client {graph.client}: {key}: {labelled} labelled nodes") from error
 
 
 def fewer_trained(graph: ClientGraph, share: float | None, seed: int) -> ClientGraph:
@@ -243,7 +238,7 @@ def check_client_graph(graph: ClientGraph, treatment: Treatment | None = None) -
         what = "is for training" if (graph.y >= 0).any() else "has a label"
         raise DataError(f"{where}: no node {what}")
     if graph.is_graphless and _rows_are_equal(graph.x):
-        how = ", ".join(CHANGES.get(treatment.how, ())) if treatment is not None else ""
+        how = None if treatment is None else CHANGES.get(treatment.how)
         now = f" once they are {how} (data.features=as-is leaves them)" if how else ""
         raise DataError(f"{where}: no edges, and all nodes have the same features{now}")
 
@@ -266,18 +261,18 @@ def _parts(data: WholeGraph, partition: PartitionSection, seed: int) -> list[Ten
 
     if partition.method == LOUVAIN:
         how |= {"resolution": partition.resolution, "every_node": partition.every_node}
-        parts = communities.louvain(edges, n, **how, fits=fits)
+        parts = louvain(edges, n, **how, fits=fits)
         remedy = " (partition.resolution=null finds more)"
         return _joined(data, parts, fits, "" if partition.resolution is None else remedy)
     if partition.method == METIS:
-        return _joined(data, communities.metis(edges, n, **how), fits)
+        return _joined(data, metis(edges, n, **how), fits)
     if partition.method == METIS_OVERLAPPING:
-        return communities.metis_overlapping(edges, n, draws=partition.draws, **how)
+        return metis_overlapping(edges, n, draws=partition.draws, **how)
     if partition.method == DIRICHLET:
-        return communities.dirichlet(data.y, clients, partition.alpha, seed)
+        return dirichlet(data.y, clients, partition.alpha, seed)
     if partition.method == OVERLAPPING:
         return [nodes for nodes, _ in overlapping_parts(Neighbours.of(data), partition, seed)]
-    return communities.random_parts(n, clients, seed)
+    return random_parts(n, clients, seed)
 
 
 def _joined(
@@ -287,12 +282,9 @@ def _joined(
     small = sum(not fits(nodes) for nodes in parts)
     if not small:
         return parts
-    result = communities.joined(parts, data.edge_index, int(data.y.numel()), fits)
-    note = (
-        f"{small} of {len(parts)} communities have too few nodes with a label to be split, and are "
-        f"joined to others: {len(result)} clients{remedy}"
-    )
-    tell("partition.clients", [note])
+    result = joined(parts, data.edge_index, int(data.y.numel()), fits)
+    note = f"{small} of {len(parts)} communities have too few labels, and are joined to others"
+    tell("partition.clients", [f"{note}: {len(result)} clients{remedy}"])
     return result
 
 
@@ -303,3 +295,170 @@ def _rows_are_equal(x: Tensor) -> bool:
     first = take_rows(x, torch.tensor([0])).to_dense()
     rows = (take_rows(x, torch.tensor([row])).to_dense() for row in range(1, x.size(0)))
     return all(torch.equal(row, first) for row in rows)
+
+
+# Parts of a graph: int64 tensors of ascending node numbers, one a client --------------------------
+
+LEAST_NODES = 10  # least nodes of each client in an accepted Dirichlet draw
+DRAWS = 100  # Dirichlet draws before the settings are refused
+FINER = 6  # doublings of the resolution, in search of communities that are all large enough
+
+
+def louvain(
+    edge_index: Tensor,
+    n: int,
+    *,
+    clients: int,
+    resolution: float | None,
+    seed: int,
+    every_node: bool = False,
+    fits: Callable[[Tensor], bool] = lambda _: True,
+) -> list[Tensor]:
+    """Find communities by Louvain's method (Blondel et al., 2008); keep the largest, or merge.
+
+    ``fits`` says whether some nodes are enough for a client. Without a resolution, one is sought at
+    which all clients have enough: it is raised until there are enough communities.
+    """
+    if resolution is not None:
+        return _communities(edge_index, n, clients, resolution, seed, every_node)
+    resolution, found = 1.0, dict[float, list[Tensor]]()
+    # Far above it every node is a community by itself.
+    while len(found) <= FINER:
+        with suppress(DataError):
+            found[resolution] = _communities(edge_index, n, clients, resolution, seed, every_node)
+            if all(map(fits, found[resolution])):
+                break
+        resolution *= 2
+    else:
+        resolution = min(found)
+    tell("partition.resolution", [f"at {resolution:g} Louvain finds a community for each client"])
+    return found[resolution]
+
+
+def _communities(
+    edge_index: Tensor, n: int, clients: int, resolution: float, seed: int, every_node: bool
+) -> list[Tensor]:
+    import igraph  # not at the top: it takes a second
+
+    source, target = to_undirected(edge_index, n)
+    pairs = torch.stack([source, target], dim=1)[source < target]
+    graph = igraph.Graph(n, pairs.numpy())
+    igraph.set_random_number_generator(random.Random(derive_seed(seed, "louvain")))
+    try:
+        result = graph.community_multilevel(resolution=resolution)
+    finally:
+        igraph.set_random_number_generator(random)  # Python's, which is igraph's default
+    if len(result) < clients:
+        found = (
+            f"Louvain found {len(result)}; set partition.resolution above {resolution:g} or null"
+        )
+        raise DataError(f"partition.clients = {clients}: {found}")
+    parts = _nodes_of(torch.tensor(result.membership), len(result))
+    parts.sort(key=lambda part: (-part.numel(), int(part[0])))
+    return _merged(parts, clients) if every_node else parts[:clients]
+
+
+def joined(
+    parts: list[Tensor], edge_index: Tensor, n: int, fits: Callable[[Tensor], bool]
+) -> list[Tensor]:
+    """Join each part that is too small, the smallest first, to the part with most edges to it.
+
+    A part without edges to others joins the smallest.
+    """
+    source, target = to_undirected(edge_index, n)
+    part_of = torch.full((n,), -1)
+    for number, nodes in enumerate(parts):
+        part_of[nodes] = number
+    left = dict(enumerate(parts))
+
+    def size(number: int) -> tuple[int, int]:
+        return left[number].numel(), number
+
+    while len(left) > 1 and (small := [one for one, nodes in left.items() if not fits(nodes)]):
+        nodes = left.pop(smallest := min(small, key=size))
+        beside = part_of[target[part_of[source] == smallest]]
+        edges = torch.bincount(beside[(beside >= 0) & (beside != smallest)], minlength=len(parts))
+        other = int(edges.argmax()) if edges.any() else min(left, key=size)
+        left[other] = torch.cat([left[other], nodes]).sort().values
+        part_of[nodes] = other
+    return [*left.values()]
+
+
+def _merged(parts: list[Tensor], clients: int) -> list[Tensor]:
+    """Assign each community, the largest first, to the client with the fewest nodes so far."""
+    held = [torch.empty(0, dtype=torch.int64) for _ in range(clients)]
+    for part in parts:
+        smallest = min(range(clients), key=lambda client: held[client].numel())
+        held[smallest] = torch.cat([held[smallest], part])
+    return [nodes.sort().values for nodes in held]
+
+
+def metis(edge_index: Tensor, n: int, *, clients: int, seed: int) -> list[Tensor]:
+    """Divide the whole graph into parts of nearly equal size with few edges between them."""
+    try:
+        import pymetis
+    except ImportError as error:
+        raise DataError("partition.method: pip install 'flower-graph[metis]'") from error
+    source, target = to_undirected(edge_index, n)
+    counts = torch.bincount(source, minlength=n).tolist()
+    neighbours = [others.tolist() for others in target.split(counts)]
+    # METIS reads its seed into 32 bits.
+    options = pymetis.Options(seed=derive_seed(seed, "metis") % 2**31)
+    part = torch.tensor(pymetis.part_graph(clients, neighbours, options=options)[1])
+    sizes = torch.bincount(part, minlength=clients)
+    if not sizes.all():
+        raise DataError(f"partition.clients = {clients}: METIS left one without any of {n} nodes")
+    return _nodes_of(part, clients)
+
+
+def metis_overlapping(
+    edge_index: Tensor, n: int, *, clients: int, draws: int, seed: int
+) -> list[Tensor]:
+    """Draw half of each METIS part's nodes several times, each time for another client."""
+    # As FED-PUB (Baek et al., ICML 2023) makes overlapping clients: 30 from 6 parts, half of the
+    # nodes of each drawn five times. Clients of one part come one after another.
+    drawn = []
+    for number, part in enumerate(metis(edge_index, n, clients=clients // draws, seed=seed)):
+        if not (count := round(part.numel() / 2)):
+            raise DataError(f"partition.clients = {clients}: half of METIS part {number} is nobody")
+        for draw in range(draws):
+            rng = generator(seed, "metis-overlapping", number, draw)
+            chosen = torch.randperm(part.numel(), generator=rng)[:count]
+            drawn.append(part[chosen.sort().values])
+    return drawn
+
+
+def dirichlet(y: Tensor, clients: int, alpha: float, seed: int) -> list[Tensor]:
+    """Divide each class among the clients in shares drawn from a Dirichlet distribution."""
+    # A draw that leaves a client fewer than 10 nodes is drawn again, at most 100 times.
+    rng = np.random.default_rng(derive_seed(seed, "dirichlet"))
+    for _ in range(DRAWS):
+        part = _assigned(y, clients, alpha, rng)
+        if int(torch.bincount(part, minlength=clients).min()) >= LEAST_NODES:
+            return _nodes_of(part, clients)
+    few = f"less than {LEAST_NODES} nodes in {DRAWS} draws; use fewer clients, or a larger alpha"
+    raise DataError(f"partition.alpha = {alpha:g}: one of {clients} clients has {few}")
+
+
+def _assigned(y: Tensor, clients: int, alpha: float, chance: np.random.Generator) -> Tensor:
+    part: NDArray[np.int64] = np.empty(y.numel(), dtype=np.int64)
+    for label in y.unique().tolist():
+        members = chance.permutation((y == label).nonzero().flatten().numpy())
+        shares = chance.dirichlet(np.full(clients, alpha))
+        # The running sum is rounded, so that every node goes to a client.
+        ends = np.rint(shares.cumsum()[:-1] * members.size).astype(np.int64)
+        part[members] = np.searchsorted(ends, np.arange(members.size), side="right")
+    return torch.from_numpy(part)
+
+
+def random_parts(n: int, clients: int, seed: int) -> list[Tensor]:
+    """Divide the nodes at random into parts whose sizes differ by at most one."""
+    part = torch.empty(n, dtype=torch.int64)
+    part[torch.randperm(n, generator=generator(seed, "random-parts"))] = torch.arange(n) % clients
+    return _nodes_of(part, clients)
+
+
+def _nodes_of(part: Tensor, count: int) -> list[Tensor]:
+    sizes = torch.bincount(part, minlength=count).tolist()
+    # Copies: a view would keep the whole list in memory, and in every message that carries it.
+    return [nodes.clone() for nodes in part.argsort(stable=True).split(sizes)]

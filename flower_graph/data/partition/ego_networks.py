@@ -18,7 +18,7 @@ from flower_graph.config.partition import PER_CLIENT
 from flower_graph.config.rules import RATIOS, at_least
 from flower_graph.config.schema import check_settings
 from flower_graph.data.graph import HeldGraph, Neighbours, WholeGraph, cut_parts
-from flower_graph.data.splits import Masks, cut_by_shares, masks_of, with_masks
+from flower_graph.data.splits import Masks, labelled_split, with_masks
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 
@@ -28,29 +28,14 @@ CHUNK = 64
 
 @dataclass(frozen=True)
 class EgoNetwork(HeldGraph):
-    """One client's graph.
+    """One client's graph, as :class:`ClientGraph`; nodes are identified across clients.
 
     Parameters
     ----------
-    client
-        Number of the client; unique over the run.
     ego
         The node in the middle, as numbered in the whole graph.
-    nodes
-        Its nodes as numbered in the whole graph, int64 ``[n_c]``; ascending if made here.
-    edge_index
-        Both directions of every edge between them, by place in ``nodes``, int64 ``[2, e]``,
-        sorted, no self-loops.
-    x
-        Features, float ``[n_c, f]``, dense or sparse CSR as in the whole graph.
-    y
-        Class of each node, int64 ``[n_c]``; below 0 without a label.
-    train_mask, val_mask, test_mask
-        Boolean ``[n_c]``, disjoint; nodes without a label are in none.
     names
-        ``n_c`` words that identify nodes across clients; None if ``nodes`` does.
-    called
-        The user's names of the nodes; None if the data have no names.
+        ``n`` words that identify nodes across clients; None if ``nodes`` does.
     """
 
     client: int
@@ -97,10 +82,8 @@ def sample_egos(data: WholeGraph, clients: int, hops: int, min_nodes: int, seed:
         chosen = torch.cat([chosen, drawn[sizes >= min_nodes]])
         if chosen.numel() >= clients:
             return chosen[:clients]
-    raise DataError(
-        f"partition.clients = {clients}: {chosen.numel()} of {nodes} nodes have a {hops}-hop "
-        f"ego-network of at least partition.min_nodes = {min_nodes} nodes"
-    )
+    found = f"{chosen.numel()} of {nodes} nodes have partition.min_nodes = {min_nodes} around them"
+    raise DataError(f"partition.clients = {clients}: {found}")
 
 
 def ego_networks(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> list[EgoNetwork]:
@@ -110,7 +93,10 @@ def ego_networks(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> l
     ``ConfigError``. Edges count in both directions.
     """
     at_least(1).check("partition.hops", hops)
-    neighbours, egos = Neighbours.of(data), _checked_egos(egos, int(data.y.numel()))
+    neighbours, egos, n = Neighbours.of(data), torch.as_tensor(egos).long(), int(data.y.numel())
+    values, counts = torch.unique(egos, return_counts=True)
+    if wrong := values[(values < 0) | (values >= n) | (counts > 1)].tolist():
+        raise DataError(f"egos {wrong[:5]}: must be different nodes, 0 to {n - 1}")
     nodes = (nodes for chunk in egos.split(CHUNK) for nodes in _each(neighbours, chunk, hops))
     cut = zip(egos.tolist(), cut_parts(data, neighbours, nodes), strict=True)
     return [EgoNetwork(ego=ego, **part) for ego, part in cut]
@@ -123,8 +109,11 @@ def split_per_client(
     # A node that several clients hold may train at one and be tested at another. A client with a
     # labelled node has at least one for training, even where its share would round to none.
     RATIOS.check("partition.ratios", ratios)
-    draws = (_draw(one.y, ratios, generator(seed, "ego-split", one.client)) for one in networks)
-    return [with_masks(one, masks) for one, masks in zip(networks, draws, strict=True)]
+    rngs = [generator(seed, "ego-split", one.client) for one in networks]
+    return [
+        with_masks(one, labelled_split(one.y, ratios, generator=rng, may_be_empty=True))
+        for one, rng in zip(networks, rngs, strict=True)
+    ]
 
 
 def split_global(
@@ -137,7 +126,8 @@ def split_global(
     the same for any clients.
     """
     RATIOS.check("partition.ratios", ratios)
-    roles = _draw(y, ratios, generator(seed, "global-split"))
+    rng = generator(seed, "global-split")
+    roles = labelled_split(y, ratios, generator=rng, may_be_empty=True)
     return [with_masks(one, Masks(*(role[one.nodes] for role in roles))) for one in networks]
 
 
@@ -160,17 +150,3 @@ def _each(neighbours: Neighbours, egos: Tensor, hops: int) -> list[Tensor]:
     sizes = torch.bincount(members // nodes, minlength=egos.numel()).tolist()
     # Copies: a view would keep the whole chunk in memory, and in every message that carries it.
     return [local.clone() for local in (members % nodes).split(sizes)]
-
-
-def _checked_egos(egos: Sequence[int] | Tensor, num_nodes: int) -> Tensor:
-    egos = torch.as_tensor(egos, dtype=torch.int64)
-    values, counts = torch.unique(egos, return_counts=True)
-    if wrong := values[(values < 0) | (values >= num_nodes) | (counts > 1)].tolist():
-        raise DataError(f"egos {wrong[:5]}: must be different nodes, 0 to {num_nodes - 1}")
-    return egos
-
-
-def _draw(y: Tensor, ratios: Sequence[float], rng: torch.Generator) -> Masks:
-    labelled = (y >= 0).nonzero().flatten()
-    order = labelled[torch.randperm(labelled.numel(), generator=rng)]
-    return masks_of(y.numel(), cut_by_shares(order, ratios, first=1))

@@ -100,8 +100,7 @@ def deal_nodes(neighbours: Neighbours, partition: Any, seed: int) -> Tensor:
         # Rounded before it is cut off: 0.29 of 100 nodes is 28.999999999999996 in floats.
         counts.append(int(round(share * n, 6)))
         if share > 0 and not counts[-1]:
-            least = f"at least {1 / n:.2g}, for one of the graph's {n} nodes"
-            raise DataError(f"partition.{key} = {share}: must be {least}")
+            raise DataError(f"partition.{key} = {share}: must be at least {1 / n:.2g}, one node")
     public, private = counts
     owner = torch.full((n,), NOBODY)
     owner[choose_public(neighbours, public, partition.public, seed)] = EVERYBODY
@@ -121,9 +120,7 @@ def noisy_labels(
     if not chosen.numel():
         return y
     if classes.numel() < 2:
-        raise DataError(
-            f"partition.label_noise = {share}: there is one class alone, so no label can be wrong"
-        )
+        raise DataError(f"partition.label_noise = {share}: there is one class alone")
     steps = torch.randint(1, classes.numel(), chosen.shape, generator=generator)
     wrong = (torch.searchsorted(classes, y[chosen]) + steps) % classes.numel()
     return y.index_put((chosen,), classes[wrong])

@@ -34,27 +34,33 @@ def ego_statistics(networks: Sequence[EgoNetwork]) -> PartitionStatistics:
 
     ``DataError`` if there are no clients.
     """
-    common = _common(networks, [network.edge_index for network in networks])
-    del common.figures["homophily-per-client"]
-    networks = _numbered(networks)
-    held, holders = torch.cat([network.nodes for network in networks]).unique(return_counts=True)
-    edges, each = _distinct_edges(networks), common.figures
+    result = _common(networks)
+    figures = result.figures
+    del figures["homophily-per-client"]
+    # Numbers of identities, which are the same at all clients
+    of: dict[int | str, int] = {}
+    networks = [
+        replace(one, nodes=torch.tensor([of.setdefault(i, len(of)) for i in one.identities]))
+        for one in networks
+    ]
+    nodes, holders = torch.cat([one.nodes for one in networks]).unique(return_counts=True)
+    edges = _distinct_edges(networks)
     trained, tested = (
-        torch.cat([network.nodes[getattr(network, f"{role}_mask")] for network in networks])
+        torch.cat([one.nodes[getattr(one, f"{role}_mask")] for one in networks])
         for role in ("train", "test")
     )
-    own = {
-        "nodes": held.numel(),
+    figures |= {
+        "nodes": nodes.numel(),
         "edges": edges,
-        "density": edges / held.numel(),
+        "density": edges / nodes.numel(),
         # The paper's figure is this quotient of means, not the mean of quotients.
-        "density-per-client": each["edges-per-client"] / each["nodes-per-client"],
+        "density-per-client": figures["edges-per-client"] / figures["nodes-per-client"],
         **_overlap_figures(holders),
-        "clients-without-training": sum(not bool(net.train_mask.any()) for net in networks),
+        "clients-without-training": sum(not bool(one.train_mask.any()) for one in networks),
         "tested-and-trained-share": _mean(torch.isin(tested, trained)),
     }
-    spread = common.distributions | {"clients per node": counts(holders)}
-    return common._replace(figures=common.figures | own, distributions=spread)
+    result.distributions["clients per node"] = counts(holders)
+    return result
 
 
 def client_statistics(
@@ -65,14 +71,21 @@ def client_statistics(
     Edges are those of all clients that have or hide some. ``whole`` is the graph that they were cut
     out of; None for graphs of their own. ``DataError`` if there are no clients.
     """
-    true_edges = [g.hidden_edges if g.edge_index is None else g.edge_index for g in graphs]
-    common = _common(graphs, true_edges)
-    own = {
-        "graphless-clients": sum(graph.is_graphless for graph in graphs),
-        "directed-edges-per-client": 2 * common.figures["edges-per-client"],
-        **({} if whole is None else _cut_figures(graphs, whole)),
-    }
-    return common._replace(figures=common.figures | own)
+    result = _common(graphs)
+    figures = result.figures
+    figures["graphless-clients"] = sum(graph.is_graphless for graph in graphs)
+    figures["directed-edges-per-client"] = 2 * figures["edges-per-client"]
+    if whole is not None:
+        held, kept = _kept(graphs, whole)
+        source, target = whole.edge_index
+        _, holders = torch.cat([graph.nodes for graph in graphs]).unique(return_counts=True)
+        figures |= {
+            "kept-nodes-share": _mean(held),
+            "kept-edges-share": _mean(kept),
+            "cut-edges-share": _mean(~kept[held[source] & held[target]]),
+            **(_overlap_figures(holders) if bool((holders > 1).any()) else {}),
+        }
+    return result
 
 
 def overlap_statistics(
@@ -83,21 +96,19 @@ def overlap_statistics(
     ``whole`` is the graph that they were cut out of; None for graphs of their own. ``DataError`` if
     there are no clients.
     """
-    common = _common(graphs, [graph.edge_index for graph in graphs])
+    result = _common(graphs)
+    figures = result.figures
     for name in ("classes-per-client", "fewest-nodes", "most-nodes"):
-        del common.figures[name]
-    del common.distributions["classes per client"]
-    degrees, around = [], []
-    for graph in graphs:
-        source, target = graph.edge_index
-        n = graph.y.numel()
-        degrees.append(torch.bincount(source, minlength=n))
-        reached = torch.bincount(target[graph.public[source]], minlength=n)
-        around.append(reached[~graph.public])
-    public, degree, reach = (
-        torch.cat(each) for each in ([graph.public for graph in graphs], degrees, around)
-    )
-    own = {
+        del figures[name]
+    del result.distributions["classes per client"]
+    public = torch.cat([graph.public for graph in graphs])
+    ends = [(graph, *graph.edge_index) for graph in graphs]
+    degree = torch.cat([source.bincount(minlength=len(one.y)) for one, source, _ in ends])
+    shared = [
+        source[one.public[target]].bincount(minlength=len(one.y)) for one, source, target in ends
+    ]
+    reach = torch.cat(shared)[~public]
+    figures |= {
         "public-per-client": int(public.sum()) / len(graphs),
         "private-per-client": int((~public).sum()) / len(graphs),
         "clients-without-edges": sum(not graph.edge_index.numel() for graph in graphs),
@@ -105,10 +116,18 @@ def overlap_statistics(
         "neighbours-of-public": _mean(degree[public]),
         "reached-share": _mean(reach >= 1),
         "reached-twice-share": _mean(reach >= 2),
-        **({} if whole is None else _lost_figures(graphs, whole)),
     }
-    spread = common.distributions | {"public neighbours per private node": counts(reach)}
-    return common._replace(figures=common.figures | own, distributions=spread)
+    if whole is not None:
+        n = whole.y.numel()
+        edges, shown = to_undirected(whole.edge_index, n), torch.zeros(n, dtype=torch.bool)
+        shown[torch.cat([graph.nodes[graph.public] for graph in graphs])] = True
+        figures |= {
+            "kept-nodes-share": _mean(_kept(graphs, whole)[0]),
+            "lost-edges-share": 1 - _distinct_edges(graphs) / (edges.size(1) // 2),
+            "degree-of-public": _mean(edges[0].bincount(minlength=n)[shown]),
+        }
+    result.distributions["public neighbours per private node"] = counts(reach)
+    return result
 
 
 def node_statistics(data: Graph) -> PartitionStatistics:
@@ -138,16 +157,16 @@ def node_statistics(data: Graph) -> PartitionStatistics:
     )
 
 
-def _common(graphs: Sequence[HeldGraph], edges: Sequence[Tensor | None]) -> PartitionStatistics:
+def _common(graphs: Sequence[HeldGraph]) -> PartitionStatistics:
     if not graphs:
         raise DataError("no clients to describe: at least one is needed")
-    linked = [(g, e) for g, e in zip(graphs, edges, strict=True) if e is not None]
+    edges = [(g.y, e) for g in graphs if (e := _true_edges(g)) is not None]
     sizes = {
         "nodes": torch.tensor([graph.y.numel() for graph in graphs]),
-        "edges": torch.tensor([e.size(1) // 2 for _, e in linked]),
+        "edges": torch.tensor([e.size(1) // 2 for _, e in edges]),
         "classes": torch.tensor([_classes(graph.y) for graph in graphs]),
     }
-    alike = torch.tensor([_homophily(graph.y, e) for graph, e in linked])
+    alike = torch.tensor([_homophily(y, e) for y, e in edges])
     return PartitionStatistics(
         figures={
             "clients": len(graphs),
@@ -170,16 +189,13 @@ def class_counts(graphs: Sequence[HeldGraph]) -> list[list[int]]:
     return [g.y[g.y >= 0].bincount(minlength=classes).tolist() for g in graphs]
 
 
-def _numbered(networks: Sequence[EgoNetwork]) -> list[EgoNetwork]:
-    """Replace the nodes' numbers by those of their identities, the same at all clients."""
-    of: dict[int | str, int] = {}
-    return [
-        replace(one, nodes=torch.tensor([of.setdefault(i, len(of)) for i in one.identities]))
-        for one in networks
-    ]
+def _true_edges(graph: HeldGraph) -> Tensor | None:
+    hidden: Tensor | None = getattr(graph, "hidden_edges", None)
+    return hidden if graph.edge_index is None else graph.edge_index
 
 
-def _cut_figures(graphs: Sequence[ClientGraph], whole: WholeGraph) -> dict[str, float]:
+def _kept(graphs: Sequence[HeldGraph], whole: WholeGraph) -> tuple[Tensor, Tensor]:
+    """Return which nodes ``[n]`` and which edges ``[e]`` of the whole graph clients have."""
     source, target = whole.edge_index
     held, kept = torch.zeros(whole.y.numel(), dtype=torch.bool), torch.zeros_like(source).bool()
     for graph in graphs:
@@ -187,28 +203,7 @@ def _cut_figures(graphs: Sequence[ClientGraph], whole: WholeGraph) -> dict[str, 
         here[graph.nodes] = True
         held |= here
         kept |= here[source] & here[target]
-    _, holders = torch.unique(torch.cat([graph.nodes for graph in graphs]), return_counts=True)
-    return {
-        "kept-nodes-share": _mean(held),
-        "kept-edges-share": _mean(kept),
-        "cut-edges-share": _mean(~kept[held[source] & held[target]]),
-        **(_overlap_figures(holders) if bool((holders > 1).any()) else {}),
-    }
-
-
-def _lost_figures(graphs: Sequence[OverlappingGraph], whole: WholeGraph) -> dict[str, float]:
-    n = whole.y.numel()
-    edges, held = to_undirected(whole.edge_index, n), torch.zeros(n, dtype=torch.bool)
-    public = held.clone()
-    for graph in graphs:
-        held[graph.nodes] = True
-        public[graph.nodes[graph.public]] = True
-    degree = torch.bincount(edges[0], minlength=n)
-    return {
-        "kept-nodes-share": _mean(held),
-        "lost-edges-share": 1 - _distinct_edges(graphs) / (edges.size(1) // 2),
-        "degree-of-public": _mean(degree[public]),
-    }
+    return held, kept
 
 
 def _overlap_figures(holders: Tensor) -> dict[str, float]:

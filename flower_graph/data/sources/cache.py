@@ -60,9 +60,8 @@ def cached_folder(key: str, fill: Callable[[Path], None]) -> Path:
         make_folder(folder.parent)
         temporary = temporary_folder(".making-", folder.parent)
     except OSError as error:
-        raise DataError(
-            f"the cache {folder.parent} cannot be written ({error}); set {CACHE_VARIABLE}"
-        ) from error
+        why = f"the cache {folder.parent} cannot be written ({error}); set {CACHE_VARIABLE}"
+        raise DataError(why) from error
     try:
         fill(temporary)
         try:
@@ -101,9 +100,8 @@ def missing_message(
     more = f" and {len(absent) - 3} more files" if len(absent) > 3 else ""
     searched = "no data root is set" if root is None else f"looked in {root / wanted}"
     missing = (
-        f"data set {label!r} is missing: no {shown}{more} ({searched}; nor is it in the cache "
-        f"{cache_root()}). Set data.root or {ROOT_VARIABLE} to a folder that holds {wanted}, "
-        "or run once with a network."
+        f"data set {label!r} is missing: no {shown}{more} ({searched}, and in the cache "
+        f"{cache_root()}). Set data.root or {ROOT_VARIABLE} to a folder that holds {wanted}."
     )
     if not download:
         raise DataError(f"{missing} (downloads are switched off)")

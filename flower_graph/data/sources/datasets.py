@@ -124,11 +124,9 @@ def _split(
     if config.split != "auto":
         advice = "use data.split=random data.ratios=[0.6,0.2,0.2], or data.split=auto"
         raise DataError(f"data set {config.name!r} has no public split: {advice}")
-    if given := [part for part in PARTS if getattr(graph, part) is not None]:
-        missing = ", ".join(part for part in PARTS if part not in given)
-        raise DataError(
-            f"data {config.name}: has {', '.join(given)}, not {missing}; or set data.split=random"
-        )
+    parts = [part for part in PARTS if getattr(graph, part) is None]
+    if len(parts) < len(PARTS):
+        raise DataError(f"data {config.name}: has no {', '.join(parts)}; or set data.split=random")
     drawn = DRAWN if ratios is None else ratios
     shares = "/".join(f"{100 * share:g}" for share in drawn)
     notes.append(f"no masks: {shares} % of the labelled nodes drawn with seed {seed}")
@@ -158,10 +156,8 @@ def _read(config: DataConfig, seed: int, download: bool, uses: Uses) -> tuple[Gr
     is_pyg = path is None and name not in (LINQS, CSBM, *OGB)
     known = pyg_name(config.name) if is_pyg else PygName("", None)
     if config.split == "geom-gcn" and known.group not in GEOM_GCN_CLASSES:
-        raise DataError(
-            f"data.split = 'geom-gcn': not of {config.name!r}: only sets of "
-            f"{', '.join(GEOM_GCN_CLASSES)} have it"
-        )
+        only = f"only of {', '.join(GEOM_GCN_CLASSES)}"
+        raise DataError(f"data.split = 'geom-gcn': not of {config.name!r}: {only}")
     if path is None and uses.targets:
         raise DataError(f"data.name = {config.name!r}: task=values needs a graph of your own")
     if path is not None:

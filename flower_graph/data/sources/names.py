@@ -38,13 +38,10 @@ SINGLE = ("Actor", "Flickr", "LastFMAsia", "WikiCS")
 # Endings of graph files, and errors for other files that hold graphs
 GRAPH_FILES = (".pt", ".graphml", ".json")
 NODES, EDGES = "nodes.csv", "edges.csv"  # of a folder with one graph in tables
-_INSTEAD = (
-    "save the graph by networkx.write_graphml(graph, 'graph.graphml'), or by "
-    "json.dump(networkx.node_link_data(graph), file) in graph.json"
-)
+_INSTEAD = "save the graph by networkx.write_graphml(graph, 'graph.graphml')"
 _PICKLE = f"is a pickle, and reading one can execute code; {_INSTEAD}"
 _TABLE = f"a graph in tables is a folder with {NODES} and {EDGES}"
-_FORM = f"is a graph in another form than those that are read; {_INSTEAD}"
+_FORM = f"is not read; {_INSTEAD}"
 OTHER_FILES = {
     **dict.fromkeys((".csv", ".tsv"), f"{_TABLE}: name the folder"),
     **dict.fromkeys((".xls", ".xlsx", ".ods", ".parquet"), f"{_TABLE}: save the two so"),
@@ -170,8 +167,7 @@ def pyg_name(name: str) -> PygName:
     if folder is not None or name.startswith(("/", ".", "~")):
         raise absent(name, "folder" if name.endswith("/") else "file")
     if lower in OTHER_OGB:
-        there = ", ".join(OGB)
-        raise DataError(f"data.name = {name!r}: {OTHER_OGB[lower]}; of OGB there are {there}")
+        raise DataError(f"data.name = {name!r}: {OTHER_OGB[lower]}; of OGB {' and '.join(OGB)}")
     if lower in SHORT:
         return PygName(*SHORT[lower])
     group, _, member = name.partition("/")
@@ -182,11 +178,7 @@ def pyg_name(name: str) -> PygName:
         classes = datasets.__all__
     found = _found(group, classes)
     if not name or found is None:
-        others = (
-            "any node-classification class of PyG as Class or Class/name; a file "
-            f"({', '.join(GRAPH_FILES)}) or a folder with {NODES} and {EDGES}; where clients have "
-            "graphs of their own a folder with one of these for each, as folder/"
-        )
+        others = "PyG's Class or Class/name; a file or folder (`flower-graph docs own-data`)"
         raise _unknown(name, (*known_names(), *classes), f"{', '.join(known_names())}; {others}")
     if found in MEMBERS and (member := _found(member, MEMBERS[found]) or "") == "":
         names = [f"{found}/{one}" for one in MEMBERS[found]]
@@ -208,10 +200,8 @@ def check_graph_file(path: Path) -> None:
 
 def absent(name: str, what: str = "file") -> DataError:
     """Return the error for a missing file or folder, with the place where it was looked for."""
-    return DataError(
-        f"data.name = {name!r}: there is no such {what} ({expanded(name).absolute()}); in "
-        "a YAML a path starts from the YAML's folder, elsewhere from the working directory"
-    )
+    place = f"{expanded(name).absolute()}; in a YAML a path starts from the YAML's folder"
+    return DataError(f"data.name = {name!r}: there is no such {what} ({place})")
 
 
 def _unknown(name: str, names: Sequence[str], allowed: str) -> DataError:

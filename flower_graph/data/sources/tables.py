@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.common import MEAN, ONE_HOT
-from flower_graph.data.description import if_nan, saying
+from flower_graph.data.description import BLANK, advice_of, if_nan, number_of, saying, word_of
 from flower_graph.data.gaps import NO_GAPS, Columns, Gaps, encode_words
 from flower_graph.data.graph import PARTS
-from flower_graph.data.labels import BLANK, advice_of, number_of, word_of
 from flower_graph.data.sources.names import EDGES, NODES, table_in
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import (
@@ -95,11 +94,8 @@ def roles_of(
     names = [lower[key] for key in NAMES if key in lower and lower[key] not in taken]
     others = [key for key in columns if key not in {*taken, *names, *out}]
     if program and gaps.label is None and needs_labels:
-        there = ", ".join(others) or "no others"
-        raise DataError(
-            f"file {path}: was saved by {program}, where {LABEL} is a caption: data.label names "
-            f"the column of classes; there are {there} (or data.label={LABEL})"
-        )
+        there = f"data.label names the classes: {', '.join([*others, LABEL])}"
+        raise DataError(f"file {path}: was saved by {program}, where {LABEL} is a caption: {there}")
     if elsewhere := [key for key in others if key in ELSEWHERE]:
         key = elsewhere[0]
         raise DataError(f"file {path}: {key} is no feature; name it {ELSEWHERE[key]}")
@@ -174,16 +170,16 @@ class Nodes(_Entries):
         if number is not None and (not math.isnan(number) or self.gaps.missing == MEAN):
             return number
         if number is not None:
-            why = f"{key}: is empty; a feature needs a number at every node, or data.missing={MEAN}"
-            raise self.wrong(place, why)
+            raise self.wrong(
+                place, f"{key}: is empty; a feature needs numbers, or data.missing={MEAN}"
+            )
         if advice := advice_of(given, comma=comma):
             raise self.wrong(place, f"{key}: {given!r:.40} is no number: {advice}")
         if isinstance(given, str) and self.gaps.categories == ONE_HOT:
             self.words[column][row] = word_of(given) or ""
             return math.nan
-        why = f"{key}: {given!r:.40} is no number; all but name, {', '.join(OWN)} are features"
         remedy = f"leave {key} out, or set data.categories={ONE_HOT}, or data.label={key}"
-        raise self.wrong(place, f"{why}: {remedy}")
+        raise self.wrong(place, f"{key}: {given!r:.40} is no number: {remedy}")
 
     def x(self) -> tuple[Tensor | None, Columns | None]:
         """Return the features, float64 ``[n, f]``, and their columns; None without any.
@@ -216,21 +212,22 @@ class Nodes(_Entries):
                 wrong[list(words), column] = False
                 if (numbers := ~torch.isnan(x[:, column])).any():
                     row, other = int(numbers.nonzero()[0]), next(iter(words))
-                    word = f"{self.unit} {self.rows[other]} has the word {words[other]!r:.40}"
+                    word = f"{self.unit} {self.rows[other]} has {words[other]!r:.40}"
                     why = f"{self.columns[column]}: {x[row, column]:g} is a number, but {word}"
                     raise self.wrong(self.rows[row], why)
         if wrong.any():
             row, column = wrong.nonzero()[0].tolist()
-            value = self.features[row * x.size(1) + column]
-            why = f"{self.columns[column]}: {value} must be finite, below 3e38{if_nan(value)}"
-            raise self.wrong(self.rows[row], why)
+            value, key = self.features[row * x.size(1) + column], self.columns[column]
+            raise self.wrong(self.rows[row], f"{key}: {value}: must be below 3e38{if_nan(value)}")
 
     def check(self, *, needs_labels: bool) -> None:
         if not self.places:
             raise DataError(f"file {self.path}: has no nodes")
         if needs_labels and not any(self.own[LABEL]):
-            others = f"data.label names another of these: {', '.join(self.columns) or 'none'}"
-            raise DataError(f"file {self.path}: no {LABEL} (a node's class) at any node; {others}")
+            others = ", ".join(self.columns)
+            raise DataError(
+                f"file {self.path}: no {LABEL} at any node; data.label names it: {others}"
+            )
 
 
 class Edges(_Entries):
@@ -256,15 +253,11 @@ class Edges(_Entries):
             is_name = isinstance(end, str) and end in self.nodes.places
             name = str(end) if is_name else self.word(place, key, end)
             if name is None or name not in self.nodes.places:
-                problem = "is empty" if name is None else f"{name!r:.40} is no node"
-                count = len(self.nodes.places)
-                why = f"{key}: {problem}; it must be one of the {count} names of nodes"
-                raise self.wrong(place, why)
+                raise self.wrong(place, f"{key}: {name or ''!r:.40} is no node")
             found.append(self.nodes.places[name])
         number = number_of(weight, comma=self.gaps.has_comma)
         if number is None:
-            advice = advice_of(weight, comma=self.gaps.has_comma)
-            advice = advice or "name the column of weights by data.weight, or rename this one"
+            advice = advice_of(weight, comma=self.gaps.has_comma) or "data.weight names the column"
             raise self.wrong(place, f"{self.weight}: {weight!r:.40} is no number: {advice}")
         if math.isnan(number) and self.without is None:
             self.without = place
@@ -281,8 +274,7 @@ class Edges(_Entries):
         weights = torch.tensor(self.weights)
         if not weights.isnan().all():
             if self.without is not None:
-                why = f"{self.weight}: is empty, and other edges have one"
-                raise self.wrong(self.without, why)
+                raise self.wrong(self.without, f"{self.weight}: is empty, and others have one")
             values["edge_weight"] = weights
         if any(own[SPLIT]):
             for part, split in zip(PARTS, SPLITS, strict=True):
@@ -341,10 +333,7 @@ def read_node_link(
     path: Path, needs_labels: bool = True, gaps: Gaps = NO_GAPS
 ) -> dict[str, object]:
     """Read the JSON of NetworkX's ``node_link_data``."""
-    with readable(path):
-        data = read_bytes(path, MOST_GRAPH)
-        with reading(f"file {path}", DataError, "is cut short, damaged or no JSON; save it again"):
-            content = parse_json(data)
+    content = parse_json(read_bytes(path, MOST_GRAPH))
     listed = content if isinstance(content, dict) else {}
     given = [one for key in ("links", "edges") if isinstance(one := listed.get(key), list)]
     links = max(given, key=len, default=None)
@@ -376,8 +365,10 @@ def of_entries(
     keys = dict.fromkeys(key for entry in given for key in entry)
     roles = roles_of(path, [*keys], gaps, needs_labels=needs_labels, program=program)
     # A list of numbers is several features
-    first = {key: _first(entry.get(key) for entry in given) for key in roles.features}
-    several = {key: len(value) for key, value in first.items() if isinstance(value, list)}
+    several = dict[str, int]()
+    for key in roles.features:
+        value = next((entry[key] for entry in given if entry.get(key) is not None), None)
+        several |= {key: len(value)} if isinstance(value, list) else {}
     columns = [
         column
         for key in roles.features
@@ -385,8 +376,7 @@ def of_entries(
     ]
     most = max(MOST_FILLED, SPARSEST * sum(map(len, given)))
     if len(columns) * len(given) > most:
-        count = f"{len(columns):,} attributes at all nodes"
-        raise DataError(f"file {path}: {count}: more than {most:,} entries")
+        raise DataError(f"file {path}: {len(columns):,} attributes: more than {most:,} entries")
     nodes = Nodes(path, "node", columns, gaps, roles.notes)
     for index, (name, entry) in enumerate(zip(ids, given, strict=True)):
         features = list[object]()
@@ -413,14 +403,11 @@ def of_entries(
     return graph
 
 
-def _first(values: Iterator[object]) -> object:
-    return next((value for value in values if value is not None), None)
-
-
 @contextmanager
 def _table(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str]]]]]:
     """Open a table: its header, and its rows with their line numbers."""
-    with readable(path), open_text(path, MOST_GRAPH, "utf-8-sig") as stream:
+    what = f"file {path}"
+    with reading(what, DataError), open_text(path, MOST_GRAPH, "utf-8-sig") as stream:
         used = [0]
         lines = _lines(path, stream, used)
         first = next(lines, "")
@@ -434,14 +421,11 @@ def _table(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str
                 raise DataError(f"file {path}: is empty; its first line must name the columns")
             for key in header:
                 if not key or _INDEX.fullmatch(key):
-                    raise DataError(
-                        f"file {path}, line 1: a column is called {key!r}: save the table without "
-                        "row numbers, in pandas by index=False, in R by row.names = FALSE"
-                    )
+                    remedy = "save it with index=False (pandas) or row.names = FALSE (R)"
+                    raise DataError(f"file {path}, line 1: a column is called {key!r}: {remedy}")
             yield header, _rows(path, used, reader, len(header))
         except csv.Error as error:
-            where = f"file {path}, line {reader.line_num}"
-            raise DataError(f"{where}: is cut short or damaged ({error})") from error
+            raise DataError(f"file {path}, line {reader.line_num}: is damaged ({error})") from error
 
 
 def _lines(path: Path, stream: TextIO, used: list[int]) -> Iterator[str]:
@@ -450,8 +434,9 @@ def _lines(path: Path, stream: TextIO, used: list[int]) -> Iterator[str]:
     while line := stream.readline(MOST_ROW):
         number, used[0] = number + 1, used[0] + len(line)
         if used[0] >= MOST_ROW:
-            most = f"a row of more than {MOST_ROW:,} characters"
-            raise DataError(f"file {path}, line {number}: {most}")
+            raise DataError(
+                f"file {path}, line {number}: a row of more than {MOST_ROW:,} characters"
+            )
         yield line
 
 
@@ -463,25 +448,9 @@ def _rows(path: Path, used: list[int], reader: Any, width: int) -> Iterator[tupl
         if not any(row[width:]):  # commas that end the line
             row = row[:width]
         if len(row) != width:
-            why = "it is cut short, or a comma needs quotes"
-            if len(row) == width + 1:
-                why = "a comma needs quotes, or R has written row.names, which line 1 does not name"
-            where = f"file {path}, line {reader.line_num}"
-            raise DataError(f"{where}: {len(row)} cells, line 1 {width}; {why}")
+            why = f"{len(row)} cells, line 1 {width}; a comma needs quotes, or R wrote row.names"
+            raise DataError(f"file {path}, line {reader.line_num}: {why}")
         yield reader.line_num, row
-
-
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Turn errors of reading a file into one that says why, in one line."""
-    try:
-        if path.is_file() and not path.stat().st_size:
-            raise DataError(f"file {path}: is empty: save the graph again")
-        yield
-    except UnicodeDecodeError as error:
-        raise DataError(f"file {path}: is no UTF-8 text; save it as UTF-8") from error
-    except OSError as error:
-        raise DataError(f"file {path}: cannot be read ({error.strerror or error})") from error
 
 
 # GraphML -----------------------------------------------------------------------------------------
@@ -510,12 +479,7 @@ def read_graphml(path: Path, needs_labels: bool, gaps: Gaps) -> dict[str, object
     """Read GraphML, as NetworkX, igraph, Gephi, yEd and others write it."""
     ids, nodes, links = [], [], []
     keys, program = dict[str, _Key | None](), ""
-    problem = "is cut short, damaged or no GraphML; save it again"
-    with (
-        readable(path),
-        reading(f"file {path}", DataError, problem),
-        open_regular(path, MOST_GRAPH) as stream,
-    ):
+    with open_regular(path, MOST_GRAPH) as stream:
         filled, most = 0, max(MOST_FILLED, os.fstat(stream.fileno()).st_size)
         for element in _elements(stream):
             kind = element.tag.rpartition("}")[2]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError, one_line
+from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
 from flower_graph.secure.channel import rows_of
 from flower_graph.secure.node_config import (
     DIFFER_BY,
@@ -23,40 +23,34 @@ from flower_graph.secure.node_config import (
     USUAL_DIFFERENCE,
 )
 from flower_graph.secure.parties.differences import choose, members_of, set_of
-from flower_graph.secure.parties.epoch import MASKS, MOST_LISTS, Epoch, commit, fewest_in_a_sum
+from flower_graph.secure.parties.epoch import (
+    LIST,
+    MASKS,
+    MOST_LISTS,
+    ROUND_KEY,
+    Epoch,
+    commit,
+    fewest_in_a_sum,
+)
 from flower_graph.secure.parties.identity import SIGNATURE_BYTES
-from flower_graph.secure.parties.messages import (
+from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.ring import RingArray
+from flower_graph.secure.sum.messages import (
     BindReply,
     BindRequest,
     EpochReply,
     EpochRequest,
     ListReply,
     ListRequest,
-    Ready,
-    RevealReply,
-    RevealRequest,
-    Signatures,
-    SignedKey,
-)
-from flower_graph.secure.parties.party import LIST, ROUND_KEY
-from flower_graph.secure.parties.registry import Registry
-from flower_graph.secure.ring import RingArray
-from flower_graph.secure.sum.messages import (
     MaskedReply,
     MaskRequest,
     PrepareReply,
+    RevealReply,
+    RevealRequest,
     SumTerms,
     UnmaskRequest,
 )
-from flower_graph.secure.sum.round import (
-    Blame,
-    Cause,
-    Reason,
-    Skipped,
-    StageReply,
-    SumResult,
-    SumRound,
-)
+from flower_graph.secure.sum.round import Blame, Cause, Circle, Reason, SumRound
 from flower_graph.secure.sum.server import M, Send, SumServer
 from flower_graph.wire.codec import Message
 from flower_graph.wire.exchange import Replies
@@ -80,80 +74,125 @@ class PartyRound(SumRound):
     def __init__(
         self,
         epoch: Epoch,
+        registry: Registry,
+        earlier: dict[str, list[int]],
         number: int,
         nodes: list[int | None],
+        hosted: list[list[int]],
         channel_keys: Bytes,
-        asked: set[int],
         blame: Blame,
     ) -> None:
-        # asked: clients; the parties' own numbers stand for clients in the rows of the round
-        parties = epoch.parties
-        super().__init__(
-            epoch.id,
-            number,
-            parties,
-            nodes,
-            [[party] for party in parties.tolist()],
-            channel_keys,
-            epoch.partners,
-            epoch.threshold,
-            epoch.minimum,
-            blame,
-        )
-        self.epoch, self.asked = epoch, asked
-        self.left_out: set[int] = set()  # clients, by their SuperNode
-        self.keys = np.zeros((parties.size, SIGNATURE_BYTES), np.uint8)
-        self.lists = np.zeros((parties.size, SIGNATURE_BYTES), np.uint8)
-        self.signed: MASKS = np.zeros(parties.size, np.bool_)
-        self.purpose = ""
+        # earlier: parties in earlier sums, by purpose
+        circle = Circle(epoch.id, epoch.parties, epoch.partners, epoch.threshold, epoch.minimum)
+        super().__init__(circle, number, nodes, hosted, channel_keys, blame)
+        self.epoch, self._registry, self._earlier = epoch, registry, earlier
+        self.keys = np.zeros((epoch.parties.size, SIGNATURE_BYTES), np.uint8)
+        self.lists = np.zeros_like(self.keys)
+        self.signed: MASKS = np.zeros(epoch.parties.size, np.bool_)
+        self._sums: list[int] = []  # earlier sums of the purpose
         self._spare: list[int] = []  # parties, those that are left out first
         self._kept: dict[int, RingArray] = {}  # their sums
 
-    def ask_masked(
-        self, length: int, word: int, terms: SumTerms, earlier: Collection[int]
+    def _take_prepare(self, row: int, reply: PrepareReply) -> None:
+        parts = self.epoch.key_parts(self.number, reply.round_keys.tobytes())
+        self.keys[row] = self._verified(row, reply.signature, ROUND_KEY, parts)
+        super()._take_prepare(row, reply)
+
+    def mask_requests(
+        self, length: int, word: int, terms: SumTerms, out: Collection[int] = ()
     ) -> dict[int, MaskRequest]:
-        """Ask for masked sums; choose parties to leave out if the sum is not allowed with them."""
-        requests = self.mask_requests(length, word, terms)
-        self.purpose, apart = terms.purpose, self.epoch.differ_by
-        ready = self.parties[self.live].tolist()
+        """Choose parties to leave out, too, if the sum is not allowed with them."""
+        requests = super().mask_requests(length, word, terms, out)
+        earlier = self._sums = self._earlier.setdefault(terms.purpose, [])
+        apart, ready = self.epoch.differ_by, self.parties[self.live].tolist()
         start = self.number * (apart + SPARE) % max(1, len(ready))
         # First those that an earlier sum was made without: its set can be had again.
         order = sorted(
             ready[start:] + ready[:start],
             key=lambda party: -sum(not one >> party & 1 for one in earlier),
         )
-        chosen = self._choose(set_of(ready), earlier, order)
-        out = [] if chosen is None else members_of(set_of(ready) & ~chosen)
-        others = [party for party in order if party not in out]
-        self._spare = out + others[: apart + SPARE]
+        chosen = self._choose(set_of(ready), order)
+        left_out = [] if chosen is None else members_of(set_of(ready) & ~chosen)
+        others = [party for party in order if party not in left_out]
+        self._spare = left_out + others[: apart + SPARE]
         return requests
 
-    def take_masked(self, node: int, party: int, reply: MaskedReply) -> None:
-        """Add a party's masked sum, and keep it if it may have to go again."""
-        self.take(node, reply)
-        if party in self._spare:
+    def _mask_request(self, row: int, length: int, word: int) -> MaskRequest:
+        request, partners = super()._mask_request(row, length, word), self.partners[row]
+        signatures = self.keys[partners[self.live[partners]]]
+        return replace(request, ready=self.live.copy(), signatures=signatures)
+
+    def _take_masked(self, row: int, reply: MaskedReply) -> None:
+        super()._take_masked(row, reply)
+        if (party := int(self.parties[row])) in self._spare:
             self._kept[party] = reply.total
 
-    def settle(self, earlier: Collection[int]) -> int | None:
-        """Leave out parties that this sum's list may not have; return the set, if any is left."""
+    def list_requests(self) -> dict[int, ListRequest]:
+        """Leave out parties that this sum's list may not have; ask the others to sign it."""
+        if self.skipped is not None:
+            return {}
         present = set_of(self.parties[self.contributed].tolist())
-        chosen = self._choose(present, earlier, [one for one in self._spare if one in self._kept])
+        chosen = self._choose(present, [one for one in self._spare if one in self._kept])
         if chosen is None:
             self.skip(
                 f"whoever is left out, this sum differs by fewer than {self.epoch.differ_by} "
                 f"SuperNodes from an earlier one ({DIFFER_BY}), or {self.minimum} are not left; "
                 "nothing is revealed"
             )
-            return None
+            return {}
         for party in members_of(present & ~chosen):
-            why = f"or this sum and an earlier one would differ by too few SuperNodes ({DIFFER_BY})"
-            self.leave_out(self.epoch.index(party), self._kept[party], why)
+            self._leave_out(party, self._kept[party])
         self._kept.clear()
-        return chosen
+        listed = self.contributed.copy()
+        try:
+            self.epoch.check_present(listed, "sent their vectors")
+        except RefusedError as error:
+            self.skip(f"{error}; nothing is revealed")
+            return {}
+        if chosen not in self._sums:
+            self._sums.append(chosen)
+        request = ListRequest(self.run_id, self.number, listed)
+        return {node: request for node, row in self._rows.items() if listed[row]}
 
-    def _choose(self, present: int, earlier: Collection[int], spare: list[int]) -> int | None:
+    def take_list(self, node: int, reply: ListReply) -> None:
+        row = self._row(node)
+        parts = self.epoch.signed_parts(self.number, self.live, self.contributed, self.terms)
+        self.lists[row], self.signed[row] = self._verified(row, reply.signature, LIST, parts), True
+
+    def unmask_requests(self) -> dict[int, UnmaskRequest]:
+        """Ask the parties whose lists enough of their partners have signed; others would refuse."""
+        result = {}
+        for node, request in super().unmask_requests().items():
+            partners = self.partners[row := self._rows[node]]
+            columns = np.flatnonzero(self.signed[partners])[: self.threshold]
+            if self.signed[row] and columns.size == self.threshold:
+                lists = self.lists[partners[columns]]
+                result[node] = replace(request, columns=columns, signatures=lists)
+        return result
+
+    def _leave_out(self, party: int, total: RingArray) -> None:
+        row = self.epoch.index(party)
+        self.total -= total
+        self.contributed[row] = False
+        why = f"or this sum and an earlier one would differ by too few SuperNodes ({DIFFER_BY})"
+        for client in self._hosted[row]:
+            self._note(Cause.LEFT_OUT, client, f"{why} (party {party})")
+
+    def _choose(self, present: int, spare: list[int]) -> int | None:
         apart, fewest, number = self.epoch.differ_by, self.minimum, self.number
-        return choose(present, earlier, apart, spare=spare, fewest=fewest, number=number)
+        return choose(present, self._sums, apart, spare=spare, fewest=fewest, number=number)
+
+    def _verified(
+        self, row: int, signature: Bytes | None, purpose: bytes, parts: tuple[bytes, ...]
+    ) -> Bytes:
+        party = int(self.parties[row])
+        signed = b"" if signature is None else signature.tobytes()
+        if signature is None or not self._registry.verify(party, signed, purpose, *parts):
+            raise MalformedReplyError(f"party {party}: its signature is not valid")
+        return signature
+
+    def _count(self, present: MASKS) -> int:
+        return int(present.sum())  # parties, not clients
 
 
 class PartySums(SumServer):
@@ -181,7 +220,6 @@ class PartySums(SumServer):
     """
 
     enrolment = ("sum_bind", BindRequest, BindReply)
-    prepared = (PrepareReply, SignedKey)
 
     def __init__(
         self,
@@ -247,7 +285,6 @@ class PartySums(SumServer):
     # Who is there
 
     def check_keys(self, node: int, reply: BindReply) -> None:
-        """Refuse a statement that its party has not signed, or may not sign."""
         if reply.run_id != self.run_id:
             raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
         try:
@@ -261,7 +298,6 @@ class PartySums(SumServer):
         return reply.party
 
     def knows(self, old: int, reply: BindReply) -> bool:
-        """Tell whether a SuperNode's party is in the epoch with exactly these clients and key."""
         return reply.party in self._taking_part and super().knows(old, reply)
 
     def enroll(self, node: int, reply: BindReply, gone: Collection[int] = ()) -> None:
@@ -273,9 +309,7 @@ class PartySums(SumServer):
         if party in self._taking_part and replace(self._members[party], node=node) == shown:
             self._settle(node, reply)  # it goes on, with the statement that all know
         elif self.lists >= MOST_LISTS:
-            raise MalformedReplyError(
-                f"parties answer {MOST_LISTS} lists of commitments a run: nobody can join any more"
-            )
+            raise MalformedReplyError(f"{MOST_LISTS} lists were shown: nobody can join any more")
         else:
             self.take_binding(node, reply)
             self._fresh.add(party)
@@ -287,12 +321,10 @@ class PartySums(SumServer):
         self._settle(node, reply)
 
     def forget(self, node: int) -> None:
-        """Remove a SuperNode; its party counts as absent until it is back."""
         self._fresh.discard(self._at.get(node, -1))
         super().forget(node)
 
     def exclude(self, clients: Iterable[int]) -> None:
-        """Exclude the parties of clients whose fault was proven before the run was resumed."""
         parties = self.registry.parties.values()
         self._cheating |= {p.number for c in clients for p in parties if p.may_host([c])}
 
@@ -320,12 +352,12 @@ class PartySums(SumServer):
             self.forget(node)
 
     def _give_up_rounds(self) -> None:
-        self._unopened |= {number: self._too_few(number) for number in self._rounds}
-        self._rounds.clear()
+        for one in self._rounds.values():
+            one.skip(self._too_few)
 
-    def _too_few(self, number: int) -> Skipped:
-        few = f"{len(self.parties)} parties, a sum needs {self.fewest_nodes}"
-        return Skipped(Reason(Cause.SKIPPED, few, round=number))
+    @property
+    def _too_few(self) -> str:
+        return f"{len(self.parties)} parties, a sum needs {self.fewest_nodes}"
 
     # Epochs
 
@@ -389,9 +421,7 @@ class PartySums(SumServer):
         party, seed, request = self._party(node), reply.seed.tobytes(), self._request
         assert request is not None
         if (reply.run_id, reply.number) != (self.run_id, request.number):
-            raise MalformedReplyError(
-                f"run {reply.run_id.hex()}, {reply.number}: not the list that is open"
-            )
+            raise MalformedReplyError(f"list {reply.number}: not the one that is open")
         if commit(self.run_id, party, seed) != self.bindings[party].commitment.tobytes():
             text = "it has committed to another seed of the graph"
             self._blame(Reason(Cause.PROVEN, text, party), node)
@@ -444,120 +474,42 @@ class PartySums(SumServer):
 
     # A round, as ``SumServer`` has it
 
-    def _begin(self, number: int, clients: set[int]) -> SumRound | Skipped:
+    def _begin(self, number: int, clients: set[int]) -> SumRound:
         """Begin a round of the epoch; parties without any of the clients are absent."""
         if (epoch := self.epoch) is None:
-            return self._too_few(number)
+            return self._none(number, self._too_few)
         parties, nodes = epoch.parties.tolist(), list[int | None]()
-        for party in parties:
-            is_there = party not in self._cheating
-            is_there = is_there and not clients.isdisjoint(self._members[party].clients)
-            nodes.append(self._members[party].node if is_there else None)
-        rows = rows_of([self._members[party].channel_key for party in parties], len(parties), -1)
-        return PartyRound(epoch, number, nodes, rows, clients, self._blame)
-
-    def take(self, node: int, reply: StageReply, *more: Message) -> None:
-        number = reply.server_round
-        one = self._round(number)
-        if isinstance(reply, PrepareReply):
-            party, (key,) = self._party(node), more
-            assert isinstance(key, SignedKey)  # as ``prepared`` says
-            parts = one.epoch.key_parts(number, reply.round_keys.tobytes())
-            self._verify(party, key.signature, ROUND_KEY, parts)
-            one.take(node, reply)
-            one.keys[one.epoch.index(party)] = key.signature
-        elif isinstance(reply, MaskedReply):
-            party = self._party(node)
-            one.take_masked(node, party, replace(reply, left_out={}))
-            for client in sorted(one.asked.intersection(self.hosted([party]), reply.left_out)):
-                one.left_out.add(client)
-                why = one_line(reply.left_out[client])
-                self.blamed.append(Reason(Cause.LEFT_OUT, why, client, number))
-        else:
-            one.take(node, reply)
-
-    def mask_requests(
-        self, number: int, length: int, word: int, terms: SumTerms
-    ) -> dict[int, tuple[MaskRequest, Ready]]:
-        if number in self._unopened:
-            return {}
-        one = self._round(number)
-        epoch = one.epoch
-        requests = one.ask_masked(length, word, terms, self._earlier.get(terms.purpose, ()))
-        ready = one.live.copy()
-        result = {}
-        for node, request in requests.items():
-            if node not in self._at:
-                continue  # it has gone since it prepared
-            row = epoch.partners[epoch.index(self._at[node])]
-            result[node] = request, Ready(ready, one.keys[row[ready[row]]])
-        return result
+        members = [self._members[party] for party in parties]
+        for party, member in zip(parties, members, strict=True):
+            is_there = party not in self._cheating and not clients.isdisjoint(member.clients)
+            nodes.append(member.node if is_there else None)
+        keys = rows_of([member.channel_key for member in members], len(parties), -1)
+        hosted = [member.clients for member in members]
+        agreed = epoch, self.registry, self._earlier
+        return PartyRound(*agreed, number, nodes, hosted, keys, self._blame)
 
     def sign(self, number: int, server_round: int, send: Send) -> None:
-        lists = {} if number in self._unopened else self.list_requests(number)
+        lists = self.list_requests(number)
         self._exchange(send, server_round, "sum_list", lists, ListReply, self.take_list)
 
     def list_requests(self, number: int) -> dict[int, ListRequest]:
         one = self._round(number)
-        earlier = self._earlier.setdefault(one.purpose, [])
-        if one.skipped is not None or (who := one.settle(earlier)) is None:
-            return {}
-        listed = one.contributed.copy()
-        try:
-            one.epoch.check_present(listed, "sent their vectors")
-        except RefusedError as error:
-            one.skip(f"{error}; nothing is revealed")
-            return {}
-        if who not in earlier:
-            earlier.append(who)
-        request = ListRequest(one.epoch.id, number, listed)
-        parties = set(one.parties[listed].tolist())
-        return {node: request for node, party in self._at.items() if party in parties}
+        return self._there(one.list_requests()) if isinstance(one, PartyRound) else {}
 
     def take_list(self, node: int, reply: ListReply) -> None:
-        one, party = self._round(reply.server_round), self._party(node)
-        parts = one.epoch.signed_parts(reply.server_round, one.live, one.contributed, one.terms)
-        self._verify(party, reply.signature, LIST, parts)
-        index = one.epoch.index(party)
-        one.lists[index], one.signed[index] = reply.signature, True
+        one = self._round(reply.server_round)
+        assert isinstance(one, PartyRound)  # others ask for no list
+        one.take_list(node, reply)
 
-    def unmask_requests(self, number: int) -> dict[int, tuple[UnmaskRequest, Signatures]]:
-        if number in self._unopened:
-            return {}
-        one = self._round(number)
-        epoch, result = one.epoch, {}
-        for node, request in one.unmask_requests().items():
-            if node not in self._at or not one.signed[index := epoch.index(self._at[node])]:
-                continue
-            columns = np.flatnonzero(one.signed[epoch.partners[index]])[: epoch.threshold]
-            signatures = one.lists[epoch.partners[index][columns]]
-            if columns.size < epoch.threshold:  # it would have to take us for a liar
-                continue
-            result[node] = request, Signatures(columns.astype(np.int64), signatures)
-        return result
-
-    def _ended(self, one: SumRound, result: SumResult | Skipped) -> SumResult | Skipped:
-        assert isinstance(one, PartyRound)
-        if isinstance(result, Skipped):
-            return result
-        local = one.asked.intersection(self.hosted(result.contributors.tolist())) - one.left_out
-        return SumResult(result.total, np.array(sorted(local), np.int64))
-
-    def _round(self, number: int) -> PartyRound:
-        one = super()._round(number)
-        assert isinstance(one, PartyRound)
-        return one
-
-    def _verify(
-        self, party: int, signature: Bytes, purpose: bytes, parts: tuple[bytes, ...]
-    ) -> None:
-        if not self.registry.verify(party, signature.tobytes(), purpose, *parts):
-            raise MalformedReplyError(f"party {party}: its signature is not valid")
+    def _exclude_suspects(self, one: SumRound) -> None:
+        """Exclude nobody without a proof."""
 
     def _blame(self, reason: Reason, node: int | None) -> None:
         """Record a party's fault for all its clients; if it is proven, exclude them."""
         party = reason.client
-        assert party is not None  # in the rows of a round parties stand for clients
+        if party is None or reason.kind is Cause.LEFT_OUT:  # of a client, not of its party
+            self.blamed.append(reason)
+            return
         text = f"{reason.text} (party {party})"
         self.blamed += [replace(reason, client=c, text=text) for c in self.hosted([party])]
         if node is not None:

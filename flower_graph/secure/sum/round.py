@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,29 +89,34 @@ Blame = Callable[[Reason, int | None], None]
 STAGES = {PrepareReply: "prepare", MaskedReply: "mask", UnmaskReply: "unmask"}
 
 
+class Circle(NamedTuple):
+    """The parties of a round and their partners, as the server drew them or an `Epoch` has them."""
+
+    id: bytes  # in the context of each key, packet and commitment
+    parties: Integers  # [m] their numbers, ascending
+    partners: Integers  # [m, k] rows of each party's partners
+    threshold: int
+    minimum: int  # so many must be in the sum
+
+
 class SumRound:
     """One round at the server."""
 
     def __init__(
         self,
-        run_id: bytes,
+        circle: Circle,
         number: int,
-        parties: Integers,
         nodes: list[int | None],
         hosted: list[list[int]],
         channel_keys: Bytes,
-        partners: Integers,
-        threshold: int,
-        minimum: int,
         blame: Blame,
     ) -> None:
-        # nodes: None where a party is not connected; hosted: the clients that each party adds up;
-        # minimum: so many of them must be in the sum
-        m, k = partners.shape
-        self.run_id, self.number, self.parties = run_id, number, parties
-        self.partners, self.threshold, self.minimum = partners, threshold, minimum
-        self._channel_keys, self._blame = channel_keys, blame
-        self._hosted, self._asked = [list(local) for local in hosted], sum(map(len, hosted))
+        # nodes: None where a party is not connected; hosted: the clients that each party adds up
+        self.run_id, self.parties, self.partners, self.threshold, self.minimum = circle
+        m, k = self.partners.shape
+        self.number, self._channel_keys, self._blame = number, channel_keys, blame
+        self._hosted = [list(local) for local in hosted]
+        self._asked = self._count(np.ones(m, np.bool_))
         self._rows = {node: row for row, node in enumerate(nodes) if node is not None}
         self.round_keys = np.zeros((m, channel.KEY_BYTES), np.uint8)
         self.seed_commitments = np.zeros((m, channel.COMMITMENT_BYTES), np.uint8)
@@ -168,7 +174,7 @@ class SumRound:
         came = reply.packets.shape[0], reply.share_commitments.shape[0]
         if came != (k, k):
             raise MalformedReplyError(
-                f"round {self.number}: {came[0]} packets and commitments to {came[1]}, expected {k}"
+                f"{came[0]} packets and commitments to {came[1]}, expected {k}"
             )
         if channel.is_low_order(reply.round_keys.tobytes()):
             self._convict(row, "its round key is of low order")
@@ -183,8 +189,8 @@ class SumRound:
         self, length: int, word: int, terms: SumTerms, out: Collection[int] = ()
     ) -> dict[int, MaskRequest]:
         """End the first stage; write the second request to each SuperNode that prepared."""
-        if self._stage != "prepare":
-            raise ValueError(f"round {self.number}: masks were asked for already")
+        if self.skipped:
+            return {}
         self._stage = "mask"
         self.terms = terms.digest(length, word, self.threshold, self.minimum)
         gone = set(out)
@@ -220,12 +226,6 @@ class SumRound:
         for client in sorted(reply.left_out.keys() & set(local)):
             self._note(Cause.LEFT_OUT, client, one_line(reply.left_out[client]))
 
-    def leave_out(self, row: int, total: RingArray, why: str) -> None:
-        """Take a party's masked sum out of the total again: it counts as vanished."""
-        self.total -= total
-        self.contributed[row] = False
-        self._note(Cause.LEFT_OUT, int(self.parties[row]), why)
-
     def _read_refused(self, row: int, pairs: Integers) -> tuple[Integers, Integers]:
         """Find packets that a holder cannot open; none twice, none that was not sent."""
         partners, count = self.partners[row], pairs.shape[0]
@@ -233,17 +233,15 @@ class SumRound:
         checked = pairs[: column.size]  # more are wrong anyway, and not worth the memory
         refused = column[np.isin(self.parties[partners[column]], checked[:, 1])]
         if (checked[:, 0] != self.parties[row]).any() or refused.size != count:
-            raise MalformedReplyError(
-                f"{count} packets do not open, {refused.size} of them were sent"
-            )
+            raise MalformedReplyError(f"{count} do not open, {refused.size} of them were sent")
         return partners[refused], partners.size - 1 - refused
 
     def unmask_requests(self) -> dict[int, UnmaskRequest]:
         """End the second stage; write the third request to each SuperNode of the second."""
-        if self._stage != "mask":
-            raise ValueError(f"round {self.number}: no masked sums were asked for, or shares were")
+        if self.skipped:
+            return {}
         self._stage = "unmask"
-        if self.skipped or not self._enough(self.contributed, "sent their vectors"):
+        if not self._enough(self.contributed, "sent their vectors"):
             return {}
         has_masks = self.contributed[self.partners].any(1)
         vanished = self.live & ~self.contributed & has_masks
@@ -310,7 +308,6 @@ class SumRound:
     def _verify(
         self, dealers: Integers, holder: int, shares: Bytes, promised: Bytes
     ) -> NDArray[np.bool_]:
-        """Check a holder's shares against their commitments, and blame it if one is wrong."""
         name, found = channel.name_bytes(int(self.parties[holder])), []
         for dealer, share in zip(dealers.tolist(), channel.pieces(shares), strict=True):
             heads = channel.share_contexts(self.run_id, self.number, int(self.parties[dealer]))
@@ -321,7 +318,6 @@ class SumRound:
         return good
 
     def _convict(self, row: int, why: str) -> None:
-        """Blame a party whose fault is proven, and its SuperNode."""
         node = next(node for node, at in self._rows.items() if at == row)
         self._blame(Reason(Cause.PROVEN, why, int(self.parties[row]), self.number), node)
 
@@ -333,16 +329,18 @@ class SumRound:
         self.skipped = Reason(Cause.SKIPPED, text, round=self.number)
 
     def _check(self, node: int, reply: StageReply) -> None:
-        """Refuse a reply of another run, round or stage, and a second one."""
-        run_id, number = reply.run_id, reply.server_round
-        if run_id != self.run_id or number != self.number:
-            raise MalformedReplyError(
-                f"run {run_id.hex()}, round {number}; expected {self.run_id.hex()}, {self.number}"
-            )
+        if reply.run_id != self.run_id:
+            raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
+        number = self.number
         if (stage := STAGES[type(reply)]) != self._stage:
             raise MalformedReplyError(f"round {number} is in the stage {self._stage}, not {stage}")
         if node not in self._open:
             raise MalformedReplyError(f"node {node} was not asked in round {number}, or answered")
+
+    def _row(self, node: int) -> int:
+        if node not in self._rows:
+            raise MalformedReplyError(f"node {node} was not asked in round {self.number}")
+        return self._rows[node]
 
     def _count(self, present: NDArray[np.bool_]) -> int:
         return sum(len(self._hosted[row]) for row in np.flatnonzero(present).tolist())
@@ -397,7 +395,6 @@ class SumRound:
         return np.array(self.parties[[odds.argmax()]])
 
     def _recover(self, row: int) -> bool:
-        """Reconstruct one party's secret; return whether it fits the party's commitment."""
         came = np.flatnonzero(self.has[row])[: self.threshold]
         held = {column + 1: self.shares[row, column].tobytes() for column in came.tolist()}
         if (secret := self.secret_of(row, int(self.kinds[row]), held)) is not None:
@@ -423,9 +420,8 @@ class SumRound:
     def _pair_masks(self, row: int) -> list[tuple[bytes, int]]:
         partners = self.partners[row]
         present = partners[self.contributed[partners]]
-        secrets = channel.agree(self._secrets[row], channel.pieces(self.round_keys[present]))
-        other, masks = int(self.parties[row]), []
-        for local, secret in zip(self.parties[present].tolist(), secrets, strict=True):
-            key = channel.pair_mask_key(secret, self.run_id, self.number, local, other, self.terms)
-            masks.append((key, -channel.pair_sign(local, other)))
-        return masks
+        public = channel.pieces(self.round_keys[present])
+        others = dict(zip(self.parties[present].tolist(), public, strict=True))
+        own = int(self.parties[row])
+        secret, run = self._secrets[row], self.run_id
+        return channel.pair_masks(secret, run, self.number, own, others, self.terms)

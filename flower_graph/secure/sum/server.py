@@ -29,13 +29,20 @@ from flower_graph.secure.sum.messages import (
     KeyReply,
     KeyRequest,
     MaskRequest,
-    PrepareReply,
     PrepareRequest,
     SumTerms,
     UnmaskRequest,
 )
 from flower_graph.secure.sum.partners import check_shares, partners, plan
-from flower_graph.secure.sum.round import Cause, Reason, Skipped, StageReply, SumResult, SumRound
+from flower_graph.secure.sum.round import (
+    Cause,
+    Circle,
+    Reason,
+    Skipped,
+    StageReply,
+    SumResult,
+    SumRound,
+)
 from flower_graph.wire.codec import Message
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.fields import RUN_BYTES
@@ -44,7 +51,6 @@ LOG = logging.getLogger(__name__)
 Keys = Any  # left open: what a SuperNode enrols with: here a KeyReply
 T = TypeVar("T")  # what is read of a reply
 M = TypeVar("M", bound=Message)
-Parts = tuple[M, *tuple[Message, ...]]  # a request, and what goes beside it
 Enrolment = tuple[str, Callable[[bytes], Message], type[Message]]  # action, request, reply
 
 
@@ -93,9 +99,8 @@ class SumServer:
     # second, of another run, round or length, or about clients of other SuperNodes, and then has
     # taken nothing of it.
 
-    # What a SuperNode is asked, and answers, when it enrols; and with what keys of a round come
+    # What a SuperNode is asked, and answers, when it enrols
     enrolment: ClassVar[Enrolment] = ("sum_enroll", KeyRequest, KeyReply)
-    prepared: ClassVar[tuple[type[PrepareReply], *tuple[type[Message], ...]]] = (PrepareReply,)
 
     def __init__(self, *, dropout: float = 0.3, corrupt: float = 0.1) -> None:
         check_shares(dropout, corrupt)
@@ -110,7 +115,6 @@ class SumServer:
         self._beginnings = Counter[int]()  # of each client, with new keys
         self._cheats = 0  # SuperNodes that were proven to cheat
         self._rounds: dict[int, SumRound] = {}
-        self._unopened: dict[int, Skipped] = {}  # rounds with too few clients to begin
         self._last = -1
         self._warned = False  # of what sums over time tell
 
@@ -245,60 +249,47 @@ class SumServer:
     def open_round(self, number: int, clients: Iterable[int]) -> dict[int, PrepareRequest]:
         if number <= self._last:
             raise ValueError(f"round {number} is not after {self._last}, the last one")
-        opened = self._begin(number, set(clients))
+        opened = self._rounds[number] = self._begin(number, set(clients))
         self._last = number
-        for kept in (self._rounds, self._unopened):  # drop those that nobody ended
-            for old in sorted(kept)[: 1 - KEPT_ROUNDS]:
-                del kept[old]
-        if isinstance(opened, Skipped):
-            self._unopened[number] = opened
-            return {}
-        self._rounds[number] = opened
-        return opened.prepare_requests()
+        for old in sorted(self._rounds)[:-KEPT_ROUNDS]:  # that nobody ended
+            del self._rounds[old]
+        return {} if opened.skipped else opened.prepare_requests()
 
     def _honest(self, count: int) -> int:
         return count - math.floor(self.corrupt * count)
 
-    def take(self, node: int, reply: StageReply, *more: Message) -> None:
+    def take(self, node: int, reply: StageReply) -> None:
         self._round(reply.server_round).take(node, reply)
 
     def mask_requests(
-        self, server_round: int, length: int, word: int, terms: SumTerms
-    ) -> Mapping[int, MaskRequest | Parts[MaskRequest]]:
+        self, number: int, length: int, word: int, terms: SumTerms
+    ) -> dict[int, MaskRequest]:
         """Ask every SuperNode that prepared for its masked sum of ``length`` words."""
-        if server_round in self._unopened:
-            return {}
-        return self._round(server_round).mask_requests(length, word, terms, self.excluded)
+        return self._there(self._round(number).mask_requests(length, word, terms, self.excluded))
 
-    def hosted(self, clients: Iterable[int]) -> list[int]:
-        return list(clients)
-
-    def unmask_requests(
-        self, server_round: int
-    ) -> Mapping[int, UnmaskRequest | Parts[UnmaskRequest]]:
+    def unmask_requests(self, number: int) -> dict[int, UnmaskRequest]:
         """Write the requests for shares; none if too few clients are in the sum."""
-        if server_round in self._unopened:
-            return {}
-        return self._round(server_round).unmask_requests()
+        return self._there(self._round(number).unmask_requests())
 
-    def result(self, server_round: int) -> SumResult | Skipped:
+    def _there(self, requests: dict[int, M]) -> dict[int, M]:
+        """Leave out SuperNodes that have gone since they prepared."""
+        return {node: request for node, request in requests.items() if node in self._at}
+
+    def result(self, number: int) -> SumResult | Skipped:
         """End a round and return its sum; replies that come later are refused."""
-        if server_round in self._unopened:
-            return self._unopened.pop(server_round)
-        result = self._round(server_round).result()
-        return self._ended(self._rounds.pop(server_round), result)
+        result = self._round(number).result()
+        self._exclude_suspects(self._rounds.pop(number))
+        return result
 
-    def _ended(self, one: SumRound, result: SumResult | Skipped) -> SumResult | Skipped:
+    def _exclude_suspects(self, one: SumRound) -> None:
         nodes = {self.node_of(client) for client in one.suspects.tolist()}
         for client, node in sorted(self.homes.items()):
             if node in nodes and client not in self.excluded:
                 text = "most others and its SuperNode cannot open what they seal for each other"
                 self._blame(Reason(Cause.AT_ODDS, text, client, one.number), None)
                 self._excluded.add(client)
-        return result
 
-    def _begin(self, number: int, clients: set[int]) -> SumRound | Skipped:
-        """Begin a round of some clients, or say why there is none."""
+    def _begin(self, number: int, clients: set[int]) -> SumRound:
         chosen = sorted(clients - self.excluded)
         local: dict[int, list[int]] = {}  # by party
         for client in chosen:
@@ -309,25 +300,31 @@ class SumServer:
         m, dropped = len(local), math.floor(self.dropout * len(chosen))
         if self._honest(len(chosen)) < 2 or self._honest(m) < min(m, 2):
             few = f"{len(chosen)} clients, a sum needs at least 2 that do not collude"
-            why = f"{few}, of {min(m, 2)} SuperNodes (corrupt {self.corrupt:g})"
-            return Skipped(Reason(Cause.SKIPPED, why, round=number))
+            return self._none(
+                number, f"{few}, of {min(m, 2)} SuperNodes (corrupt {self.corrupt:g})"
+            )
         k, threshold, vanished = ALONE if m == 1 else plan(m, self.dropout, self.corrupt)
         seed = int.from_bytes(self.run_id, "little")
         graph = partners(np.arange(m), k, seed, number) if k else np.zeros((1, 0), np.int64)
         parties = sorted(local)
         members = [self._members[party] for party in parties]
+        minimum = max(2, threshold + 1, m - vanished, len(chosen) - dropped)
         return SumRound(
-            self.run_id,
+            Circle(self.run_id, np.array(parties, np.int64), graph, threshold, minimum),
             number,
-            np.array(parties, np.int64),
             [member.node for member in members],
             [local[party] for party in parties],
             rows_of((member.channel_key for member in members), m, -1),
-            graph,
-            threshold,
-            max(2, threshold + 1, m - vanished, len(chosen) - dropped),
             self._blame,
         )
+
+    def _none(self, number: int, why: str) -> SumRound:
+        """Return a round that is skipped from its beginning."""
+        nobody = np.zeros(0, np.int64)
+        circle = Circle(self.run_id, nobody, nobody.reshape(0, 0), 0, 0)
+        one = SumRound(circle, number, [], [], np.zeros((0, 0), np.uint8), self._blame)
+        one.skip(why)
+        return one
 
     def _warn_of_differences(self) -> None:
         """Warn, when the first sum begins, that a trusted server keeps no sums apart."""
@@ -347,7 +344,6 @@ class SumServer:
         return self._rounds[server_round]
 
     def _blame(self, reason: Reason, node: int | None) -> None:
-        """Record a client's fault; if it is proven, exclude all clients of its SuperNode."""
         client = reason.client
         if node is None or client is None:
             self.blamed.append(reason)

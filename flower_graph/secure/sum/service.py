@@ -25,6 +25,8 @@ from flower_graph.secure.sum.messages import (
     RING,
     SECURE_SUM,
     MaskedReply,
+    MaskRequest,
+    PrepareReply,
     PrepareRequest,
     SumTerms,
     UnmaskReply,
@@ -32,7 +34,7 @@ from flower_graph.secure.sum.messages import (
     sum_bytes,
 )
 from flower_graph.secure.sum.round import Cause, Reason, Skipped, SumResult
-from flower_graph.secure.sum.server import Keys, M, Parts, Send, SumServer
+from flower_graph.secure.sum.server import Keys, Send, SumServer
 from flower_graph.wire.arrays import Config, Scalar, decode_array
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.codec import Message
@@ -114,21 +116,9 @@ class SumStages:
         """Prepare a sum for some clients, in an exchange of its own; return silent SuperNodes."""
         return self._unmask_and_prepare(server_round, list(clients), {})
 
-    def masks(
-        self, length: int, word: int, terms: SumTerms
-    ) -> dict[int, tuple[list[int], tuple[Message, ...]]]:
+    def masks(self, length: int, word: int, terms: SumTerms) -> dict[int, MaskRequest]:
         """Ask for masked vectors: of each SuperNode the clients that may contribute."""
-        requests = self.server.mask_requests(self.number, length, word, terms)
-        return {
-            node: (self.server.hosted(parts[0].clients.tolist()), parts)
-            for node, parts in parts_of(requests).items()
-        }
-
-    def take_masked(self, node: int, reply: MaskedReply) -> list[int]:
-        """Take a SuperNode's masked sum; return the clients in it."""
-        self.server.take(node, reply)
-        local = self.server.hosted(reply.clients.tolist())
-        return [client for client in local if client not in reply.left_out]
+        return self.server.mask_requests(self.number, length, word, terms)
 
     def reveal(self, server_round: int, following: Iterable[int] | None) -> list[Rejected]:
         """Ask for the shares of the newest sum and prepare the next, in one exchange.
@@ -138,7 +128,7 @@ class SumStages:
         """
         self._unmasked = self.number
         self.server.sign(self.number, server_round, self._send)
-        unmask = parts_of(self.server.unmask_requests(self.number))
+        unmask = self.server.unmask_requests(self.number)
         return self._unmask_and_prepare(
             server_round, None if following is None else list(following), unmask
         )
@@ -150,55 +140,43 @@ class SumStages:
         self,
         server_round: int,
         following: list[int] | None,
-        unmask: Mapping[int, Parts[UnmaskRequest]],
+        unmask: Mapping[int, UnmaskRequest],
     ) -> list[Rejected]:
-        prepare: dict[int, Parts[PrepareRequest]] = {}
+        prepare: dict[int, PrepareRequest] = {}
         self.clients = following or []
         if following is not None:
             self.number += 1
             self.ring = self.ring_for(max(1, len(following)))
-            prepare = parts_of(self.server.open_round(self.number, following))
-        nodes = {**unmask, **prepare}
-        both = {node: (*unmask.get(node, ()), *prepare.get(node, ())) for node in nodes}
+            prepare = self.server.open_round(self.number, following)
 
         def read(node: int, content: RecordDict) -> None:
             if node in unmask:
                 self.server.take(node, UnmaskReply.read(content))
             if node in prepare:
-                first, *others = self.server.prepared
-                more = (kind.read(content) for kind in others)
-                self.server.take(node, first.read(content), *more)
+                self.server.take(node, PrepareReply.read(content))
 
-        if not both:
+        nodes = {**unmask, **prepare}
+        if not nodes:
             return []
         replies = self._send(
-            {node: as_record(*messages) for node, messages in both.items()},
+            {
+                node: as_record(*(asked[node] for asked in (unmask, prepare) if node in asked))
+                for node in nodes
+            },
             server_round,
             read,
             message_type=self._unmask,
-            max_reply_bytes=sum_bytes(
-                (first for first, *_ in unmask.values()), (first for first, *_ in prepare.values())
-            ),
+            max_reply_bytes=sum_bytes(unmask.values(), prepare.values()),
         )
         return replies.rejected
 
 
-def parts_of(requests: Mapping[int, M | Parts[M]]) -> dict[int, Parts[M]]:
-    """Return each SuperNode's request with all that goes beside it."""
-    return {node: one if isinstance(one, tuple) else (one,) for node, one in requests.items()}
-
-
 def as_record(*parts: Message | Mapping[str, Scalar]) -> RecordDict:
     """Write messages and entries as one message."""
-    return RecordDict({CONFIG: ConfigRecord({**merged(*parts)})})
-
-
-def merged(*parts: Message | Mapping[str, Scalar]) -> Config:
-    """Write messages and entries as the entries of one."""
-    result: Config = {}
+    entries: Config = {}
     for part in parts:
-        result |= part.to_config() if isinstance(part, Message) else part
-    return result
+        entries |= part.to_config() if isinstance(part, Message) else part
+    return RecordDict({CONFIG: ConfigRecord({**entries})})
 
 
 def entries_of(content: RecordDict) -> dict[str, object]:
@@ -323,7 +301,7 @@ class SecureSum(SumStages):
         """Return the entries that each SuperNode's ``masked`` needs for a vector of this length."""
         terms = SumTerms(purpose, self.ring, detail, padded)
         ring, masks = RING.to_config(self.ring), self.masks(length, self.ring.word, terms)
-        return {node: merged(*parts, ring) for node, (_, parts) in masks.items()}
+        return {node: mask.to_config() | ring for node, mask in masks.items()}
 
     def take(self, node: int, content: RecordDict) -> None:
         """Read a SuperNode's masked sum; ``MalformedReplyError`` if it is not as asked for."""
@@ -331,7 +309,7 @@ class SecureSum(SumStages):
         if arrays is None or MASKED_SUM not in arrays:
             raise MalformedReplyError(f"the array {ARRAYS}/{MASKED_SUM} is missing")
         total = decode_array(MASKED_SUM, arrays[MASKED_SUM])
-        self.take_masked(node, MaskedReply.read(content, total=total))
+        self.server.take(node, MaskedReply.read(content, total=total))
 
     def close(self, server_round: int) -> Summed | Skipped:
         """Remove the masks, in an exchange that also makes the next sum ready."""
@@ -359,7 +337,6 @@ class SecureSum(SumStages):
         nodes: set[int],
         hosted: Mapping[int, Iterable[int]] | None = None,
     ) -> None:
-        """Ask new SuperNodes for their clients, and forget those that are gone."""
         # One that is back under another id, with its keys, takes the place that it had.
         gone = self._enrolled - nodes
         action, question, kind = self.server.enrolment

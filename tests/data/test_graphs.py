@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,27 +13,38 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from federation import METHODS, Setup
+from hypothesis import given
+from hypothesis import strategies as st
+from own_graphs import valued
+from partition_helpers import mask
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.datasets import Planetoid
+from torch_geometric.transforms import NormalizeFeatures
+from torch_geometric.utils import coalesce, remove_self_loops
+from torch_geometric.utils import to_undirected as pyg_to_undirected
 
+import flower_graph as fg
+from flower_graph.apps.cli.main import main
+from flower_graph.client.learner import LinkTask, placed_on
 from flower_graph.config.common import DataConfig
-from flower_graph.data import as_graph, description, load_graph
-from flower_graph.data.description import check_clients, server_graph
+from flower_graph.config.partition import PartitionSection
+from flower_graph.data import Graph, as_graph, check_data, description, load_graph
+from flower_graph.data.description import Caution, check_clients, read_features, server_graph
 from flower_graph.data.features import prepare_features
 from flower_graph.data.folders.client_folder import client_graph_from_data, load_folder
-from flower_graph.data.gaps import Gaps
-from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.data.gaps import Gaps, Uses
+from flower_graph.data.graph import check_dense_size, normalize_rows, take_rows, to_undirected
+from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
+from flower_graph.data.sources.cache import copy_tree
 from flower_graph.errors import DataError
+from flower_graph.method.registry import method_of
+from flower_graph.models import GCN
 
 DOCS = Path(__file__).parents[2] / "docs/reference/configuration.md"
 FILE, FOLDER, PYTHON, CLIENT, SERVER = "file", "folder", "python", "client", "server"
 RATIOS = [0.5, 0.25, 0.25]
-
-
-def mask(*nodes: int) -> torch.Tensor:
-    result = torch.zeros(6, dtype=torch.bool)
-    result[list(nodes)] = True
-    return result
 
 
 PAIRS = torch.tensor([[0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1]])  # a triangle; 3, 4 and 5 alone
@@ -70,48 +82,25 @@ ROWS: list[Row] = [
     ("masks: 0 and 1", {"train_mask": mask(0, 1).to(torch.uint8)}, "train_mask of uint8"),
     ("masks: lists", {"train_mask": mask(0, 1).tolist()}, ""),
     ("masks: numbers of nodes", {"train_mask": torch.tensor([0, 1])}, "!train_mask is torch.int64"),
-    (
-        "masks: a node without a label",
-        {"y": torch.tensor([0, -1, 0, 1, 0, 1])},
-        "!train_mask: node 1",
-    ),
+    ("masks: a node without a label",
+     {"y": torch.tensor([0, -1, 0, 1, 0, 1])}, "!train_mask: node 1"),
     ("masks: a node in two", {"test_mask": mask(1, 4)}, "!train_mask and test_mask"),
     ("masks: some of the three", {"val_mask": None}, "!val_mask"),
-    (
-        "masks: several splits, `[n, k]`",
-        {part: torch.stack([PLAIN[part]] * 3, 1) for part in NO_MASKS},
-        "",
-    ),
-    (
-        "edges: both directions",
-        {"edge_index": PAIRS[:, torch.tensor([5, 1, 0, 3, 2, 4])]},
-        "",
-    ),
-    (
-        "edges: one direction",
-        {"edge_index": torch.tensor([[0, 0, 1], [1, 2, 2]])},
-        "in one direction",
-    ),
+    ("masks: several splits, `[n, k]`",
+     {part: torch.stack([PLAIN[part]] * 3, 1) for part in NO_MASKS}, ""),
+    ("edges: both directions", {"edge_index": PAIRS[:, torch.tensor([5, 1, 0, 3, 2, 4])]}, ""),
+    ("edges: one direction",
+     {"edge_index": torch.tensor([[0, 0, 1], [1, 2, 2]])}, "in one direction"),
     ("edges: one direction", {"edge_index": PAIRS[:, :5]}, "1 edges in one direction"),
     ("edges: more than once", {"edge_index": torch.cat([PAIRS, PAIRS[:, :2]], 1)}, "2 edges"),
-    (
-        "edges: self-loops",
-        {"edge_index": torch.cat([PAIRS, torch.tensor([[4], [4]])], 1)},
-        "1 self-loops",
-    ),
+    ("edges: self-loops",
+     {"edge_index": torch.cat([PAIRS, torch.tensor([[4], [4]])], 1)}, "1 self-loops"),
     ("edges: int32", {"edge_index": PAIRS.int()}, ""),
     ("edges: `adj_t`", {"edge_index": None, "adj_t": ADJACENCY}, ""),
-    (
-        "edges: to nodes that are not there",
-        {"edge_index": torch.tensor([[0, 1], [1, 6]])},
-        "!edge_index[1, 1] is 6",
-    ),
+    ("edges: to nodes that are not there",
+     {"edge_index": torch.tensor([[0, 1], [1, 6]])}, "!edge_index[1, 1] is 6"),
     ("edges: as `[E, 2]`, or floats", {"edge_index": PAIRS.t()}, "!torch.int64"),
-    (
-        "edges: as `[E, 2]`, or floats",
-        {"edge_index": PAIRS.float()},
-        "!torch.float32",
-    ),
+    ("edges: as `[E, 2]`, or floats", {"edge_index": PAIRS.float()}, "!torch.float32"),
     ("edges: none", {"edge_index": None}, "!edge_index"),
     ("features: float32", {}, ""),
     ("features: other numbers", {"x": X.double()}, "features of float64"),
@@ -127,7 +116,7 @@ ROWS: list[Row] = [
     ("features: none", {"x": None, "no_features": "one-hot"}, "number"),
     ("names", {"names": list("abcdef")}, ""),
     ("names", {"names": list("abcdeb")}, "!the name 'b'"),
-]
+]  # fmt: skip
 # What one door says and the file's does not: what else it wants, or how much it leaves open
 OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
     (FOLDER, {"y": torch.tensor([0, 5, 0, 5, 0, 100])}, "labels 0, 1, 5, 100"),
@@ -184,7 +173,7 @@ DOORS: dict[str, tuple[Callable[..., None], str]] = {
 
 
 @pytest.fixture(autouse=True)
-def _nothing_said_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _nothing_said_before(monkeypatch):
     monkeypatch.setattr(description, "_said", set())
     yield
 
@@ -198,13 +187,7 @@ def _nothing_said_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_graph_is_taken_or_refused_as_its_row_says(
-    door: str,
-    changes: dict[str, Any],
-    words: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_graph_is_taken_or_refused_as_its_row_says(door, changes, words, tmp_path, caplog):
     content = {key: value for key, value in {**PLAIN, **changes}.items() if value is not None}
     enter, place = DOORS[door]
     caplog.set_level(logging.INFO, "flower_graph.data")
@@ -232,7 +215,7 @@ WEIRD: list[Any] = [
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("key", [*PLAIN, "names", "classes", "num_classes"])
-def test_whatever_is_given_is_taken_or_refused_in_one_line(key: str) -> None:
+def test_whatever_is_given_is_taken_or_refused_in_one_line(key):
     for value in WEIRD:
         for enter in (through_python, through_client, through_server):
             try:
@@ -241,7 +224,7 @@ def test_whatever_is_given_is_taken_or_refused_in_one_line(key: str) -> None:
                 assert "\n" not in str(error)
 
 
-def test_numbers_of_nodes_are_no_features_of_several_clients(tmp_path: Path) -> None:
+def test_numbers_of_nodes_are_no_features_of_several_clients(tmp_path):
     with pytest.raises(DataError, match=r"data\.no_features='one-hot'.*data\.no_features=deg"):
         load_folder(tmp_path, RATIOS, seed=0, gaps=Gaps("one-hot"))
     for name in "ab":
@@ -251,7 +234,7 @@ def test_numbers_of_nodes_are_no_features_of_several_clients(tmp_path: Path) -> 
     assert first.x.sum(1).tolist() == [1.0] * 6 and first.x.shape == (6, 32)
 
 
-def test_the_documentation_has_these_rows() -> None:
+def test_the_documentation_has_these_rows():
     section = DOCS.read_text(encoding="utf-8").split("## What a graph may be")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (\w.*?) \|", section, re.MULTILINE)
     assert rows[1:] == [*dict.fromkeys(row for row, *_ in ROWS), "features: at a run"]
@@ -260,7 +243,7 @@ def test_the_documentation_has_these_rows() -> None:
 # What is done to labels ---------------------------------------------------------------------------
 
 
-def test_classes_keep_their_names_and_an_order() -> None:
+def test_classes_keep_their_names_and_an_order():
     graph = as_graph(SimpleNamespace(**PLAIN | {"y": torch.tensor([7, 100, -3, 7, 9, 100])}))
     assert (graph.y.tolist(), graph.num_classes) == ([0, 2, -1, 0, 1, 2], 3)
     assert graph.classes == ("7", "9", "100")
@@ -272,7 +255,7 @@ def test_classes_keep_their_names_and_an_order() -> None:
     assert (numbers.y.tolist(), numbers.classes) == ([1, 0, -1, 0, 0, 0], ("2", "10"))
 
 
-def test_a_thousand_classes_at_most_unless_the_graph_says_so() -> None:
+def test_a_thousand_classes_at_most_unless_the_graph_says_so():
     many = {"x": torch.ones(1001, 1), "y": torch.arange(1001) * 10**12, "edge_index": PAIRS}
     with pytest.raises(DataError, match=r"1001.*labels.*1000"):
         as_graph(SimpleNamespace(**many))
@@ -280,7 +263,7 @@ def test_a_thousand_classes_at_most_unless_the_graph_says_so() -> None:
     assert declared.num_classes == 1001
 
 
-def test_clients_of_a_folder_have_common_classes(tmp_path: Path) -> None:
+def test_clients_of_a_folder_have_common_classes(tmp_path):
     torch.save(PLAIN | {"y": torch.tensor([3, 3, 5, 5, 3, 3])}, tmp_path / "a.pt")
     torch.save(PLAIN | {"y": torch.tensor([5, 9, 9, 5, 9, -1])}, tmp_path / "b.pt")
     clients = load_folder(tmp_path, RATIOS, seed=0)
@@ -288,7 +271,7 @@ def test_clients_of_a_folder_have_common_classes(tmp_path: Path) -> None:
     assert [one.y.tolist() for one in clients] == [[0, 0, 1, 1, 0, 0], [1, 2, 2, 1, 2, -1]]
 
 
-def test_a_drawn_split_is_of_labelled_nodes_alone(tmp_path: Path) -> None:
+def test_a_drawn_split_is_of_labelled_nodes_alone(tmp_path):
     y = torch.arange(100) % 3
     y[::2] = -1
     edges = torch.stack([torch.arange(99), torch.arange(1, 100)])
@@ -309,34 +292,29 @@ MANY_WORDS = (torch.arange(1000).view(2, 500) % 7 == 0).float()  # 71 or 72 ones
 
 
 ENDS = torch.tensor([[-1.0, -1], [1, 1]])
-HALVES = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0], [0.5, 0, 0, 0.5]])
+HALVES = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0], [0.75, 0, 0, 0.25]])
 
 
+CONSTANT, TURNED = torch.tensor([[5.0, 1], [5, 3]]), torch.tensor([[0.0, -1], [0, 1]])
 # What each note names: the form, the largest value before, the share that is not 0
-@pytest.mark.parametrize(
-    ("x", "how", "wanted", "notes"),
-    [
-        (DENSE, "as-is", DENSE, []),
-        (DENSE, "row", DENSE / torch.tensor([[3.0], [7.0]]), ["row.* 4, 100 %"]),
-        (SPARSE_COUNTS, "presence", (SPARSE_COUNTS != 0).float(), ["0 or 1.* 6, 25 %"]),
-        (SPARSE_COUNTS, "presence-row", HALVES, ["0 or 1.* 6, 25 %", "row.* 6, 25 %"]),
-        (DENSE, "standardise", ENDS, ["standardised.* 4, 100 %"]),
-        (
-            torch.tensor([[5.0, 1], [5, 3]]),
-            "standardise",
-            torch.tensor([[0.0, -1], [0, 1]]),
-            ["standardised.* 5, 100 %.*1 constant"],
-        ),
-        (torch.eye(2), "auto", torch.eye(2), ["auto chose as-is"]),
-        (DENSE, "auto", ENDS, ["auto chose standardise", "standardised.* 4, 100 %"]),
-    ],
-)
-def test_what_is_done_to_features_is_said(
-    x: torch.Tensor, how: str, wanted: torch.Tensor, notes: list[str]
-) -> None:
-    (found,), said, _ = prepare_features([x], how)
-    torch.testing.assert_close(found, wanted)
-    assert all(re.search(note, one) for note, one in zip(notes, said, strict=True)), said
+CHANGES: list[tuple[Tensor, str, Tensor, list[str]]] = [
+    (DENSE, "as-is", DENSE, []),
+    (DENSE, "row", DENSE / torch.tensor([[3.0], [7.0]]), ["row.* 4, 100 %"]),
+    (SPARSE_COUNTS, "presence", (SPARSE_COUNTS != 0).float(), ["0 or 1.* 6, 25 %"]),
+    (SPARSE_COUNTS, "row", HALVES, ["row.* 6, 25 %"]),
+    (DENSE, "standardise", ENDS, ["standardised.* 4, 100 %"]),
+    (CONSTANT, "standardise", TURNED, ["standardised.* 5, 100 %.*1 constant"]),
+    (torch.eye(2), "auto", torch.eye(2), ["auto chose as-is"]),
+    (DENSE, "auto", ENDS, ["auto chose standardise", "standardised.* 4, 100 %"]),
+]
+
+
+@pytest.mark.parametrize(("x", "how", "wanted", "notes"), CHANGES)
+def test_what_is_done_to_features_is_said(x, how, wanted, notes):
+    for clients in ([x], [x[:1], x[1:]]):  # clients' features are treated together
+        found, said, _ = prepare_features(clients, how)
+        torch.testing.assert_close(torch.cat(found), wanted)
+        assert all(re.search(note, one) for note, one in zip(notes, said, strict=True)), said
 
 
 @pytest.mark.parametrize(
@@ -350,9 +328,7 @@ def test_what_is_done_to_features_is_said(
     ],
 )
 @pytest.mark.parametrize("how", ["auto", "auto-dense"])
-def test_auto_looks_at_signs_and_zeros(
-    x: torch.Tensor, wanted: tuple[str, str, str], how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_looks_at_signs_and_zeros(x, wanted, how, monkeypatch):
     form = wanted[how == "auto-dense"]
     (found,), (chosen, *_), treatment = prepare_features([x], how)
     assert chosen.startswith(f"data.features={how} chose {form}: ")
@@ -364,28 +340,21 @@ def test_auto_looks_at_signs_and_zeros(
 
 
 @pytest.mark.parametrize(("x", "why"), [(DENSE, "dense"), (SIGNED, "negative")])
-def test_presence_does_not_destroy_values(x: torch.Tensor, why: str) -> None:
-    for how in ("presence", "presence-row"):
-        with pytest.raises(DataError, match=rf"{why}.*data\.features=as-is"):
-            prepare_features([x], how)
+def test_presence_does_not_destroy_values(x, why):
+    with pytest.raises(DataError, match=rf"{why}.*data\.features=as-is"):
+        prepare_features([x], "presence")
     ones = torch.tensor([[1.0, 1], [1, 0]])  # 0 or 1 already: nothing is lost
     assert torch.equal(prepare_features([ones], "presence")[0][0], ones)
 
 
-def test_clients_are_standardised_together() -> None:
-    left, right = prepare_features([DENSE[:1], DENSE[1:]], "standardise")[0]
-    assert (left.tolist(), right.tolist()) == ([[-1.0, -1.0]], [[1.0, 1.0]])
-
-
-def test_features_alike_by_what_was_done_to_them_are_said_to_be(tmp_path: Path) -> None:
+def test_features_alike_by_what_was_done_to_them_are_said_to_be(tmp_path):
     x = torch.tensor([[0.0, 0, float(row + 1)] for row in range(6)])
     for name in "ab":
         content = {key: value for key, value in PLAIN.items() if key != "edge_index"}
         torch.save(content | {"x": x}, tmp_path / f"{name}.pt")
     assert len(load_folder(tmp_path, RATIOS, seed=0)) == 2
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"client 0.* 6 .*data\.features=as-is"):
         load_folder(tmp_path, RATIOS, seed=0, features="presence")
-    assert re.search(r"client 0.* 6 .*data\.features=as-is", str(caught.value))
 
 
 # Constructors -------------------------------------------------------------------------------------
@@ -410,7 +379,7 @@ def client(**changes: Any) -> ClientGraph:
         ({"val_mask": mask(0)}, "train_mask and val_mask overlap in 1 nodes, as 0"),
     ],
 )
-def test_constructors_name_the_client(changes: dict[str, Any], words: str) -> None:
+def test_constructors_name_the_client(changes, words):
     check_clients([client(), client(edge_index=None), client(x=X.to_sparse_csr())])
     with pytest.raises(DataError) as caught:
         check_clients([client(), client(**changes)])
@@ -420,18 +389,14 @@ def test_constructors_name_the_client(changes: dict[str, Any], words: str) -> No
 @pytest.mark.parametrize(
     "kind", [Tensor.tolist, Tensor.numpy, Tensor.int, Tensor.clone], ids=lambda kind: kind.__name__
 )
-def test_a_server_takes_edges_of_any_kind_in_the_order_that_they_have(
-    kind: Callable[[Tensor], Any],
-) -> None:
+def test_a_server_takes_edges_of_any_kind_in_the_order_that_they_have(kind):
     turned = torch.tensor([[1, 0, 2, 1], [0, 1, 1, 2]])
     given = SimpleNamespace(edge_index=kind(turned), y=[0, 1, 0], train_mask=[True, True, False])
     edges = server_graph(given).edge_index
     assert edges.dtype == torch.int64 and torch.equal(edges, turned)
 
 
-def test_what_was_found_fit_is_looked_at_once_until_it_is_written_into(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_was_found_fit_is_looked_at_once_until_it_is_written_into(monkeypatch):
     held = client(x=X.clone())
     check_clients([held])
     monkeypatch.setattr(torch, "isfinite", lambda _: pytest.fail("looked at again"))
@@ -440,3 +405,221 @@ def test_what_was_found_fit_is_looked_at_once_until_it_is_written_into(
     held.x[2, 0] = torch.nan
     with pytest.raises(DataError, match=r"x\[2, 0\].*nan"):
         check_clients([held])
+
+
+# Edges, features and masks of one graph -----------------------------------------------------------
+
+
+def test_to_undirected_drops_loops_and_duplicates_and_sorts():
+    edges = torch.tensor([[2, 0, 1, 2, 0], [0, 2, 1, 0, 1]])
+    assert to_undirected(edges, 3).tolist() == [[0, 0, 1, 2], [1, 2, 0, 0]]
+    assert to_undirected(edges[:, 2:3], 2).shape == (2, 0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=40))
+def test_to_undirected_is_what_pyg_gives(pairs):
+    edges = torch.tensor(pairs).t()
+    expected = coalesce(pyg_to_undirected(remove_self_loops(edges)[0], num_nodes=7), num_nodes=7)
+    assert torch.equal(to_undirected(edges, 7), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@given(st.lists(st.lists(st.integers(0, 2), min_size=3, max_size=3), min_size=1), st.data())
+def test_rows_of_a_sparse_matrix_are_those_of_the_dense_one(numbers, data):
+    x = torch.tensor(numbers, dtype=torch.float32)
+    rows = torch.tensor(data.draw(st.lists(st.integers(0, len(numbers) - 1), min_size=1)))
+    taken = take_rows(x.to_sparse_csr(), rows)
+    assert taken.layout == torch.sparse_csr
+    assert torch.equal(taken.to_dense(), take_rows(x, rows))
+    assert torch.equal(take_rows(x, rows), x[rows])
+
+
+def test_rows_are_divided_by_their_sum_of_absolute_values():
+    x = torch.tensor([[1.0, 3.0], [0.0, 0.0], [-1.0, 1.0], [0.1, 0.1]])
+    expected = torch.tensor([[0.25, 0.75], [0.0, 0.0], [-0.5, 0.5], [0.5, 0.5]])
+    torch.testing.assert_close(normalize_rows(x), expected)
+    assert x[0, 1] == 3.0  # not in place
+
+
+@pytest.mark.parametrize("name", ["Cora", "CiteSeer", "PubMed"])
+def test_rows_are_normalised_as_pyg_does_it(name, data_root, tmp_path):
+    copy_tree(data_root / "Planetoid" / name, tmp_path / name)
+    data = Planetoid(str(tmp_path), name)[0]
+    torch.testing.assert_close(
+        normalize_rows(data.x), NormalizeFeatures()(Data(x=data.x.clone())).x, atol=1e-7, rtol=0
+    )
+
+
+def test_sparse_features_that_would_be_too_large_are_refused_before_anything_is_made():
+    huge = torch.sparse_coo_tensor(
+        torch.zeros(2, 0, dtype=torch.int64), [], (10**6, 10**5), check_invariants=True
+    )
+    with pytest.raises(DataError, match=r"400\.0.*limit.*2\.0"):
+        read_features(huge, [])
+    check_dense_size(1_000_000, 500, "")
+    with pytest.raises(DataError, match="do that"):
+        check_dense_size(1_000_000, 501, "do that")
+
+
+def test_a_graph_to_train_on_has_edges_or_not_and_a_labelled_node_in_each_mask():
+    train, val, test, _ = torch.eye(4, dtype=torch.bool)
+    edges, y = torch.tensor([[0, 1], [1, 0]]), torch.tensor([0, 1, 0, -1])
+    graph = Graph(torch.ones(4, 2), edges, y, 2, train, val, test)
+    for good in (graph, graph.to_data(), replace(graph, edge_index=edges[:, :0])):
+        check_data(good)
+    for changes, words in (
+        ({"edge_index": edges[:1]}, r"\[1, 2\].*int64 \[2, E\]"),
+        ({"y": torch.full((4,), 0.5)}, "task=values"),
+        ({"y": -y}, "val_mask: node 1"),
+        ({"train_mask": train & val}, "train_mask"),
+        ({"train_mask": None}, "train_mask"),
+    ):
+        with pytest.raises(DataError, match=words):
+            check_data(replace(graph, **changes))
+
+
+# Weights of edges ---------------------------------------------------------------------------------
+
+WEIGHTED = Uses(weights=True)
+# A path 0 - 1 - 2 - 3 whose edges weigh 2, 3 and 5; the last is given both ways
+WEIGHTED_EDGES = torch.tensor([[1, 1, 3, 2, 0], [0, 2, 2, 3, 0]])
+WEIGHT = torch.tensor([2.0, 3, 5, 5, 9])
+
+
+def weighted(**more: Any) -> Data:
+    x, y = torch.eye(4), torch.tensor([0, 1, 0, 1])
+    return Data(**{"x": x, "y": y, "edge_index": WEIGHTED_EDGES, "edge_weight": WEIGHT, **more})
+
+
+def by_pair(graph: Any, names: torch.Tensor | None = None) -> dict[tuple[int, int], float]:
+    """Give the weight of each pair of nodes, by their numbers in the whole graph."""
+    ends = graph.edge_index if names is None else names[graph.edge_index]
+    pairs = map(tuple, ends.T.tolist())
+    return dict(zip(pairs, graph.edge_weight.tolist(), strict=True))
+
+
+BOTH = {(0, 1): 2, (1, 0): 2, (1, 2): 3, (2, 1): 3, (2, 3): 5, (3, 2): 5}
+
+
+def test_every_direction_has_the_edges_weight():
+    graph = as_graph(weighted(), weights=True)
+    assert by_pair(graph) == BOTH
+    column = as_graph(weighted(edge_weight=None, edge_attr=WEIGHT[:, None].double()), weights=True)
+    assert by_pair(column) == BOTH
+    differing = torch.tensor([2.0, 3, 4, 6, 9])  # 3 - 2 and 2 - 3 by two weights
+    mean = as_graph(weighted(edge_weight=differing), weights=True)
+    assert by_pair(mean) == BOTH and "1 edges have several weights" in str(mean.notes)
+
+
+def test_what_cannot_be_weights_is_refused_and_what_is_ignored_is_said():
+    for weight, words in ((WEIGHT[:3], "number for each edge"), (-WEIGHT, "0 or more"),
+                          (WEIGHT / 0, "finite")):  # fmt: skip
+        with pytest.raises(DataError, match=f"edge_weight.*{words}"):
+            as_graph(weighted(edge_weight=weight), weights=True)
+        as_graph(weighted(edge_weight=weight))  # of a run that does not use them
+    several = weighted(edge_weight=None, edge_attr=torch.ones(5, 2))
+    for data, uses in ((weighted(), False), (several, True)):
+        graph = as_graph(data, weights=uses)
+        (said,) = [note for note in graph.notes if isinstance(note, Caution)]
+        assert graph.edge_weight is None and "is ignored" in said
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"method": "random", "clients": 3},
+        {"method": "metis", "clients": 3},
+        {"method": "metis-overlapping", "clients": 4, "draws": 4},
+        {"method": "ego-networks", "clients": 4, "hops": 2, "min_nodes": 4},
+    ],
+)
+def test_clients_parts_and_copies_keep_the_weights_of_their_edges(how):
+    data = valued(60, y=torch.arange(60) % 2)
+    weight = 1 + torch.arange(data.edge_index.shape[1]) % 7
+    graph = as_graph(Data(**{**data.to_dict(), "edge_weight": weight}), weights=True)
+    wanted, seen = by_pair(graph), 0
+    for weighted_client in partition_graph(graph, PartitionSection(**how), 0.0, 0):
+        own = by_pair(weighted_client, weighted_client.nodes)
+        assert own.items() <= wanted.items() and len(own) == weighted_client.edge_index.shape[1]
+        seen += len(own)
+    assert seen
+
+
+def test_clients_of_one_file_keep_the_weights_of_their_edges(tmp_path):
+    data = weighted(client=[1, 0, 0, 0], train_mask=torch.ones(4) > 0, val_mask=torch.zeros(4) > 1)
+    torch.save(data, tmp_path / "g.pt")
+    graphs = load_folder(tmp_path / "g.pt", [0.6, 0.2, 0.2], 0, uses=WEIGHTED)
+    assert by_pair(graphs[0]) == {(0, 1): 3, (1, 0): 3, (1, 2): 5, (2, 1): 5}
+    with_none = load_folder(tmp_path / "g.pt", [0.6, 0.2, 0.2], 0)
+    assert all(one.edge_weight is None for one in with_none)
+
+
+def test_the_gcn_is_as_worked_out_by_hand():
+    trained = weighted(train_mask=torch.ones(4) > 0)
+    graph, gcn = client_graph_from_data(0, trained, weights=True), GCN(4, 1, 1)
+    with torch.no_grad():
+        for one in gcn.parameters():
+            one.copy_(torch.ones_like(one) * (one.dim() == 2))
+    gcn.eval()
+    out = gcn(graph.x, graph.edge_index, graph.edge_weight).flatten().tolist()
+    a = np.array([[1, 2, 0, 0], [2, 1, 3, 0], [0, 3, 1, 5], [0, 0, 5, 1.0]])
+    root = np.diag(a.sum(1) ** -0.5)
+    near = root @ a @ root  # x W of ones is 1 everywhere, and ReLU leaves what is above 0
+    np.testing.assert_allclose(out, near @ near @ np.ones(4), rtol=1e-5)
+
+
+def test_links_are_passed_over_with_their_weights():
+    n = 40
+    pairs = torch.randint(n, (2, 200), generator=torch.Generator().manual_seed(0))
+    weight = 1.0 + pairs.amin(0) * n + pairs.amax(0)  # which says of what edge it is
+    data = Data(x=torch.eye(n), y=torch.zeros(n).long(), edge_index=pairs, edge_weight=weight)
+    data.train_mask = torch.ones(n) > 0
+    task, local = LinkTask(0.2, 0.2, 1), client_graph_from_data(0, data, weights=True)
+    seen = []
+
+    def forward(given):
+        seen.append(given)
+        return given.x
+
+    placed = task.place(local, torch.device("cpu"))
+    task.judge(forward, placed)
+    for one in (placed, *seen):
+        ends = one.edge_index
+        torch.testing.assert_close(one.edge_weight, 1.0 + ends.amin(0) * n + ends.amax(0))
+    assert placed_on(local, torch.device("cpu")).edge_index.shape != placed.edge_index.shape
+
+
+EACH = [
+    pytest.param(name, marks=() if name == "fedavg" else pytest.mark.slow)
+    for name in ("fedavg", "fedprox", "local", "ditto", "fedproto", "fedgta", "fedpub")
+]
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_methods_use_them_and_say_the_same_of_their_nodes_as_of_newcomers(name, tmp_path):
+    data = valued(90, y=torch.arange(90) % 3)
+    data.edge_weight = 1.0 + torch.arange(data.edge_index.shape[1]) % 9
+    torch.save(data, tmp_path / "graph.pt")
+    data.edge_weight = None
+    torch.save(data, tmp_path / "bare.pt")
+    small = [one for one in METHODS[name].overrides if not one.startswith("data.")]
+    words = (*small, "data.split=auto", "data.features=standardise", "partition.method=metis")
+    words = (*words, "partition.ratios=[0.5,0.25,0.25]", "rounds=3")
+
+    def run(file):
+        setup = Setup(METHODS[name].config, (*words, f"data.name={tmp_path / file}"), 4)
+        return fg.load_run(setup.run(tmp_path / file[:-3], state_dir=None).out)
+
+    ours, bare = run("graph.pt"), run("bare.pt")
+    found, theirs = (one.predictions(0).probability for one in (ours, bare))
+    assert not np.allclose(found, theirs, atol=1e-5)
+    assert ours.data.weights and not bare.data.weights
+    (graph, *_) = method_of(ours.config).graphs(ours.config)
+    x, weight = data.x[graph.nodes], graph.edge_weight
+    said = ours.predict(x, graph.edge_index, client=0, edge_weight=weight).amax(1)
+    place = {node: row for row, node in enumerate(graph.nodes.tolist())}
+    rows = [place[one] for one in ours.predictions(0).node]
+    np.testing.assert_allclose(said[rows], found, atol=1e-4)
+    graph = str(tmp_path / "graph.pt")
+    command = ["predict", str(ours.path), "--client", "0", "--data", graph]
+    assert main([*command, "--out", str(tmp_path / "new.csv")]) == 0

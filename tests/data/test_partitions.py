@@ -1,0 +1,944 @@
+"""Clients cut out of one graph: nodes, edges, splits, public nodes, figures, refusals."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from itertools import chain, pairwise
+from typing import Any
+
+import igraph
+import numpy as np
+import pymetis
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from partition_helpers import EDGES, ONE_WAY, RATIOS, chance, large, mask, roles, same
+from torch import Tensor
+from torch_geometric.utils import k_hop_subgraph, subgraph
+
+from flower_graph.config.common import DataConfig
+from flower_graph.config.partition import PartitionSection
+from flower_graph.data import Graph, csbm, load_graph, to_undirected
+from flower_graph.data.graph import Neighbours
+from flower_graph.data.partition.client_graphs import (
+    DRAWS,
+    LEAST_NODES,
+    ClientGraph,
+    check_client_graph,
+    check_neighbours,
+    cut_out,
+    dirichlet,
+    fewer_trained,
+    joined,
+    louvain,
+    metis,
+    metis_overlapping,
+    partition_graph,
+    random_parts,
+    split_nodes,
+)
+from flower_graph.data.partition.ego_networks import (
+    CHUNK,
+    ego_networks,
+    partition_egos,
+    sample_egos,
+    split_global,
+    split_per_client,
+)
+from flower_graph.data.partition.overlapping import (
+    EVERYBODY,
+    NOBODY,
+    OverlappingGraph,
+    choose_public,
+    deal_nodes,
+    greedy_cover,
+    noisy_labels,
+    overlapping_graphs,
+)
+from flower_graph.data.partition.statistics import (
+    client_statistics,
+    ego_statistics,
+    node_statistics,
+    overlap_statistics,
+)
+from flower_graph.data.splits import (
+    Masks,
+    check_roles,
+    geom_gcn_split,
+    labelled_split,
+    random_split,
+    select_column,
+    stratified_split,
+)
+from flower_graph.errors import ConfigError, DataError
+from flower_graph.strategies.ppfl.config import PartitionConfig
+
+
+def clique(*nodes: int) -> list[tuple[int, int]]:
+    return [(a, b) for a in nodes for b in nodes if a < b]
+
+
+# Four nodes and three nodes, all linked, with one edge between them; 7 has no neighbour.
+CLIQUES = torch.tensor([*clique(0, 2, 4, 6), *clique(1, 3, 5), (5, 6)]).t()
+
+
+Y = torch.tensor([0, 1, 2, 0, 1, -1])  # 5 has no label
+COUNTS = {"train_per_class": 2, "num_val": 3, "num_test": 4}
+
+
+def lists(parts: list[Tensor]) -> list[list[int]]:
+    return [part.tolist() for part in parts]
+
+
+# Parts ------------------------------------------------------------------------------------------
+
+
+def test_the_largest_communities_come_first_of_equal_ones_that_with_the_lowest_node():
+    for clients, found in ((2, [[0, 2, 4, 6], [1, 3, 5]]), (3, [[0, 2, 4, 6], [1, 3, 5], [7]])):
+        assert lists(louvain(CLIQUES, 8, clients=clients, resolution=1.0, seed=0)) == found
+    edges = torch.tensor([*clique(3, 4, 5), *clique(0, 2, 7), *clique(1, 6, 8)]).t()
+    for seed in range(5):
+        equal = louvain(edges, 9, clients=2, resolution=1.0, seed=seed)
+        assert lists(equal) == [[0, 2, 7], [1, 6, 8]]
+
+
+def test_every_node_is_assigned_the_rest_to_the_smallest_client():
+    parts = louvain(CLIQUES, 8, clients=2, resolution=1.0, seed=0, every_node=True)
+    assert lists(parts) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    alone = louvain(CLIQUES, 8, clients=3, resolution=50.0, seed=0, every_node=True)
+    assert lists(alone) == [[0, 3, 6], [1, 4, 7], [2, 5]]
+
+
+NOISY = csbm(600, 4, degree=4.0, features=8, active=2, homophily=0.6, seed=1).edge_index
+
+
+def test_louvain_without_a_resolution_finds_one_at_which_all_have_enough():
+    enough = louvain(CLIQUES, 8, clients=2, resolution=None, seed=0)
+    assert lists(enough) == [[0, 2, 4, 6], [1, 3, 5]]
+    parts = louvain(CLIQUES, 8, clients=6, resolution=None, seed=0, every_node=True)
+    assert len(parts) == 6 and all(part.numel() for part in parts)
+    assert torch.cat(parts).sort().values.tolist() == list(range(8))
+
+    def sizes(least):
+        how = {"clients": 60, "resolution": None, "seed": 0, "every_node": True}
+        fits = {"fits": lambda nodes: nodes.numel() >= least}
+        return [part.numel() for part in louvain(NOISY, 600, **how, **fits)]
+
+    assert min(sizes(0)) < 8 <= min(sizes(8))
+    assert sizes(11) == sizes(0)  # 60 times 11 are more nodes than there are
+
+
+def test_the_seed_alone_decides_and_random_numbers_of_python_and_igraph_stay():
+    random.seed(1)
+    first = lists(louvain(NOISY, 600, clients=6, resolution=1.0, seed=3))
+    random.seed(2)
+    assert lists(louvain(NOISY, 600, clients=6, resolution=1.0, seed=3)) == first
+    assert lists(louvain(NOISY, 600, clients=6, resolution=1.0, seed=4)) != first
+    before = random.getstate()
+    louvain(NOISY, 600, clients=6, resolution=1.0, seed=3)
+    assert random.getstate() == before
+    drawn = []
+    for _ in range(2):
+        random.seed(9)
+        drawn.append(igraph.Graph.Erdos_Renyi(n=50, m=60).get_edgelist())
+    assert drawn[0] == drawn[1]
+
+
+def test_a_part_that_is_too_small_is_joined_to_that_with_most_edges_to_it():
+    parts = [torch.tensor(nodes) for nodes in ([0, 2, 4, 6], [1, 3], [5], [7])]
+
+    def joined_to(least):
+        return lists(joined(parts, CLIQUES, 8, lambda nodes: nodes.numel() >= least))
+
+    assert joined_to(1) == lists(parts)
+    # 5 has two edges to 1 and 3, and one to 6; 7, which has none, joins the smallest
+    assert joined_to(2) == [[0, 2, 4, 6], [1, 3, 5, 7]] == joined_to(4)
+    assert joined_to(5) == [list(range(8))] == joined_to(9)
+
+
+SHARED = csbm(120, 3, degree=6.0, features=8, active=2, homophily=0.8, seed=2).edge_index
+
+
+def drawn_parts(clients: int, **changes: Any) -> list[Tensor]:
+    how: dict[str, Any] = {"draws": 3, "seed": 1} | changes
+    return metis_overlapping(SHARED, 120, clients=clients, **how)
+
+
+def test_metis_cuts_where_there_are_few_edges_and_leaves_nobody_out(monkeypatch):
+    edges = torch.tensor([*clique(0, 2, 4, 6), *clique(1, 3, 5, 7), (5, 6)]).t()
+    parts = sorted(lists(metis(edges, 8, clients=2, seed=0)))
+    assert parts == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    monkeypatch.setattr(pymetis, "part_graph", lambda *_, **__: (0, [0, 0, 2, 2, 2, 2, 2, 2]))
+    with pytest.raises(DataError, match="clients = 4"):
+        metis(edges, 8, clients=4, seed=0)
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    with pytest.raises(DataError, match=r"'flower-graph\[metis\]'"):
+        metis(edges, 8, clients=2, seed=0)
+
+
+def test_half_of_each_part_is_drawn_for_each_of_its_clients():
+    cut = lists(metis(SHARED, 120, clients=2, seed=1))
+    found = lists(drawn_parts(6))
+    assert len({tuple(nodes) for nodes in found}) == len(found) == 6
+    for number, nodes in enumerate(found):
+        assert set(nodes) < set(cut[number // 3])
+        assert len(nodes) == round(0.5 * len(cut[number // 3]))
+        assert nodes == sorted(nodes)
+    assert lists(drawn_parts(6)) == lists(drawn_parts(6)) != lists(drawn_parts(6, seed=2))
+
+
+def test_a_small_alpha_gives_few_classes_and_a_large_one_gives_all():
+    y = torch.arange(2000) % 10
+    few, many = dirichlet(y, 4, 0.05, seed=0), dirichlet(y, 4, 1000.0, seed=0)
+    assert sum(y[part].unique().numel() for part in few) / len(few) < 6
+    for part in many:  # nearly a quarter of each class
+        assert torch.bincount(y[part]).sub(50).abs().max() < 10
+
+
+def test_all_get_enough_nodes_with_and_without_a_label():
+    y = torch.where(torch.arange(100) < 80, torch.arange(100) % 2, -1)
+    found = [dirichlet(y, 4, 0.3, seed=seed) for seed in range(20)]
+    for parts in found:
+        assert sorted(chain(*lists(parts))) == list(range(100))
+        assert min(part.numel() for part in parts) >= LEAST_NODES
+    assert lists(found[0]) == lists(dirichlet(y, 4, 0.3, seed=0)) != lists(found[1])
+    assert all((y[part] < 0).any() for part in dirichlet(y, 4, 10.0, seed=0))
+
+
+@given(st.integers(1, 60), st.integers(1, 8), st.integers(0, 99))
+def test_random_parts_have_every_node_once_and_even_sizes(n, clients, seed):
+    if clients > n:
+        return
+    parts = random_parts(n, clients, seed)
+    assert len(parts) == clients
+    assert sorted(chain(*lists(parts))) == list(range(n))
+    sizes = [part.numel() for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+    assert all(part.tolist() == sorted(part.tolist()) for part in parts)
+    assert lists(parts) == lists(random_parts(n, clients, seed))
+
+
+# Clients ----------------------------------------------------------------------------------------
+
+
+def whole(edges: Any = ONE_WAY, nodes: int = 6, y: list[int] | None = None) -> Graph:
+    labels = torch.arange(nodes) % 3 if y is None else torch.tensor(y)
+    x = torch.eye(nodes) * torch.arange(1, nodes + 1)
+    edge_index = torch.tensor(edges, dtype=torch.int64).reshape(2, -1)
+    return Graph(x, to_undirected(edge_index, nodes), labels, 3)
+
+
+def parts(*nodes: list[int]) -> list[Tensor]:
+    return [torch.tensor(each, dtype=torch.int64) for each in nodes]
+
+
+def settings(**changes: Any) -> PartitionSection:
+    return PartitionSection(**{"method": "random", "clients": 5, "ratios": RATIOS, **changes})
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=30), st.data())
+def test_edges_are_those_of_pygs_subgraph(pairs, data):
+    edges = to_undirected(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t(), 9)
+    whose = torch.tensor(data.draw(st.lists(st.integers(0, 3), min_size=9, max_size=9)))
+    whole = Graph(torch.eye(9), edges, torch.arange(9), 9)
+    cut = [(whose == part).nonzero().flatten() for part in range(3)]  # the fourth part is dropped
+    cut.append((whose > 0).nonzero().flatten())  # parts may share nodes
+    for nodes, client in zip(cut, cut_out(whole, cut), strict=True):
+        expected, _ = subgraph(nodes, edges, relabel_nodes=True, num_nodes=9)
+        assert torch.equal(client.nodes, nodes) and client.edge_index is not None
+        assert torch.equal(client.x, whole.x[nodes]) and torch.equal(client.y, nodes)
+        assert roles(client) == [[], [], []]
+        assert torch.equal(client.edge_index, expected)
+
+
+WAYS = ("louvain", "metis", "dirichlet", "random")
+
+
+def test_every_way_to_cut_gives_clients_that_share_no_node_by_its_settings():
+    def sizes(way, **changes):
+        clients = partition_graph(large(), settings(method=way, **changes), 0.4, seed=0)
+        assert [client.client for client in clients] == list(range(5))
+        nodes = torch.cat([client.nodes for client in clients])
+        assert nodes.unique().numel() == nodes.numel()
+        assert way == "louvain" or nodes.numel() == 200
+        return [client.y.numel() for client in clients]
+
+    found = {way: sizes(way) for way in WAYS}
+    assert max(sizes("louvain", resolution=3.0)) < max(found["louvain"])
+    assert sizes("dirichlet", alpha=100.0) != found["dirichlet"]
+
+
+@pytest.mark.parametrize("method", ["louvain", "metis"])
+def test_communities_that_cannot_be_split_are_joined(method, caplog):
+    y = large().y.clone()
+    y[::2] = -1
+    caplog.set_level(logging.INFO, "flower_graph.data")
+    cut = partition_graph(
+        large(y=y), settings(clients=40, method=method, resolution=30.0), 0.0, seed=0
+    )
+    assert 1 < len(cut) < 40 and [client.client for client in cut] == list(range(len(cut)))
+    assert all(all(role) for role in map(roles, cut))
+    assert f"{len(cut)} clients" in caplog.text
+
+
+def test_fewer_labels_train_and_the_same_nodes_validate_and_test():
+    y = large().y.clone()
+    y[::2] = -1
+    [whole, _] = partition_graph(large(y=y), settings(clients=2), 0.5, seed=0)
+    counts, labelled = [], int((whole.y >= 0).sum())
+    for share in (0.01, 0.1, 0.3, 0.6):
+        [one, _] = partition_graph(large(y=y), settings(clients=2, train_share=share), 0.5, seed=0)
+        assert roles(one)[1:] == roles(whole)[1:]
+        assert {*roles(one)[0]} <= {*roles(whole)[0]}
+        counts.append({*roles(one)[0]})
+        assert len(counts[-1]) == max(1, round(share * labelled))
+    assert all(small < large for small, large in pairwise(counts))
+    assert counts[-1] == {*roles(whole)[0]}
+    assert fewer_trained(whole, None, seed=0) is whole
+    other = fewer_trained(whole, 0.3, seed=1)
+    assert {*roles(other)[0]} != counts[2]
+    one, two = cut_out(large(), [torch.arange(50), torch.arange(50, 100)])
+    ways = ((one, 0), (one, 1), (two, 0))
+    drawn = [split_nodes(graph, RATIOS, seed).train_mask.tolist() for graph, seed in ways]
+    assert drawn[0] not in drawn[1:]  # a split depends on the seed and the client
+
+
+EGOS = {"method": "ego-networks", "hops": 1, "min_nodes": 1}
+
+
+@pytest.mark.parametrize(
+    ("cut", "how"),
+    [
+        (lambda how, seed: partition_graph(large(), settings(**how), 0.4, seed), {}),
+        (lambda how, seed: partition_egos(large(), settings(**how), seed), EGOS),
+        (lambda how, seed: overlapping_graphs(large(), PartitionConfig(**how), seed), {}),
+    ],
+    ids=["parts", "egos", "overlapping"],
+)
+def test_the_seed_of_the_partition_goes_before_that_of_the_run(cut, how):
+    def made(seed, own=None):
+        return cut({"seed": own, **how}, seed)
+
+    assert same(made(3), made(4, own=3)) and same(made(4, own=3), made(5, own=3))
+    assert not torch.equal(made(3)[0].nodes, made(4)[0].nodes)
+
+
+def graphless(ratio: float, seed: int = 0) -> set[int]:
+    clients = partition_graph(large(), settings(clients=8), ratio, seed)
+    return {client.client for client in clients if client.is_graphless}
+
+
+def test_a_larger_ratio_has_the_graphless_clients_of_a_smaller_one():
+    found = [graphless(ratio) for ratio in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    assert [len(each) for each in found] == [0, 2, 4, 6, 8]
+    assert all(small < large for small, large in pairwise(found))
+    assert len({frozenset(graphless(0.5, seed)) for seed in range(5)}) > 1
+
+
+def test_a_graphless_client_hides_its_edges_and_is_the_same_otherwise():
+    all_have = partition_graph(large(), settings(), 0.0, seed=0)
+    none_has = partition_graph(large(), settings(), 1.0, seed=0)
+    for open_one, hidden in zip(all_have, none_has, strict=True):
+        assert hidden.is_graphless and open_one.edge_index is not None
+        assert open_one.edge_index.numel() > 0
+        shown = replace(hidden, edge_index=hidden.hidden_edges, hidden_edges=None)
+        assert same([shown], [open_one])
+
+
+def trainable(**changes: Any) -> ClientGraph:
+    [client] = cut_out(whole(y=Y.tolist()), parts([0, 1, 2, 3, 4]))
+    return replace(split_nodes(client, RATIOS, seed=0), **changes)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
+def test_a_client_that_cannot_train_is_refused():
+    constant = torch.tensor([[0.0, 2.0]]).repeat(5, 1)
+    nearly, nobody = constant.clone(), torch.zeros(5, dtype=torch.bool)
+    nearly[4, 1] = 1
+    check_client_graph(trainable(x=constant))
+    for form in (Tensor.clone, Tensor.to_sparse_csr):
+        check_client_graph(trainable(x=form(nearly), edge_index=None))
+        with pytest.raises(DataError, match=r"client 0.*5"):
+            check_client_graph(trainable(x=form(constant), edge_index=None))
+    for y in (trainable().y, torch.full((5,), -1)):
+        with pytest.raises(DataError, match=r"client 0.*5"):
+            check_client_graph(trainable(y=y, train_mask=nobody))
+    graphs = [trainable(), trainable(client=4, edge_index=None)]
+    check_neighbours(graphs, 4)
+    check_neighbours(graphs[:1], 5)  # whose edges are known
+    with pytest.raises(ConfigError, match=r"graph.neighbours: 5.*client 4"):
+        check_neighbours(graphs, 5)
+
+
+def test_a_node_has_one_role_at_all_clients_that_hold_it():
+    how = settings(method="metis-overlapping", clients=10)
+    found = {}
+    clients = partition_graph(large(), how, 0.5, seed=0)
+    assert sum(one.is_graphless for one in clients) == 5
+    for client in clients:
+        for role, nodes in enumerate(roles(client)):
+            assert nodes and all(found.setdefault(node, role) == role for node in nodes)
+    assert len(found) <= 200 < sum(one.nodes.numel() for one in clients)
+
+
+def test_ego_networks_are_those_of_fedscem_and_overlapping_graphs_those_of_ppfl():
+    """Who holds what, and who trains on what: only the graph's class is another."""
+    graph = csbm(200, 3, degree=6.0, features=8, active=2, seed=1)
+    egos = {"method": "ego-networks", "hops": 1, "min_nodes": 10}
+    ways = [
+        (how := settings(**egos, split=split), partition_egos(graph, how, 4))
+        for split in ("per-client", "global")
+    ]
+    ways.append((settings(method="overlapping", clients=4),
+                 overlapping_graphs(graph, PartitionConfig(ratios=RATIOS), 4)))  # fmt: skip
+    for how, theirs in ways:
+        for pair in zip(partition_graph(graph, how, 0.0, 4), theirs, strict=True):
+            for name in ("client", "nodes", "x", "y", "edge_index", "train_mask", "test_mask"):
+                assert torch.equal(*(torch.as_tensor(getattr(one, name)) for one in pair))
+
+
+# --- splits of one graph
+
+
+def test_random_split_has_the_sizes_that_were_asked_for():
+    y = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 0, 1, 2, 2, 2])
+    masks = random_split(y, 3, **COUNTS, generator=chance())
+    assert torch.bincount(y[masks.train]).tolist() == [2, 2, 2]
+    assert [int(mask.sum()) for mask in masks] == [6, 3, 4]
+    assert int(torch.stack(masks).sum(0).max()) <= 1
+    y = torch.tensor([0, 2] * 10)  # a class without nodes is passed over
+    train = random_split(y, 3, **COUNTS, generator=chance()).train
+    assert torch.bincount(y[train]).tolist() == [2, 0, 2]
+
+
+def test_stratified_split_by_hand():
+    y = torch.tensor([0, 1, 0, 1, 0, 1, 0, -1, 0, 1, 1, 1, 1, 1, 1])
+    train, val, test = stratified_split(y, [0.6, 0.2, 0.2], generator=chance())
+    assert torch.stack([train, val, test]).sum(0).tolist() == [1] * 7 + [0] + [1] * 7
+    assert [torch.bincount(y[mask]).tolist() for mask in (train, val, test)] == [
+        [3, 5],
+        [1, 2],
+        [1, 2],
+    ]
+
+
+def columns() -> Masks:
+    train = torch.eye(4, dtype=torch.uint8)[:, :3]
+    return Masks(train, train.roll(1, 0), torch.tensor([True, False, False, True]))
+
+
+@pytest.mark.parametrize(("seed", "column"), [(2, 2), (4, 1), (3, 0)])
+def test_select_column_chooses_by_the_seed(seed, column):
+    chosen = select_column(columns(), seed)
+    assert all(mask.dtype == torch.bool for mask in chosen)
+    assert chosen.train.nonzero().flatten().tolist() == [column]
+    assert chosen.val.nonzero().flatten().tolist() == [column + 1]
+    assert chosen.test.tolist() == [True, False, False, True]
+    train, val, test = columns()
+    with pytest.raises(DataError, match=r"\[2, 3\]"):
+        select_column(Masks(train, val[:, :2], test), 0)
+
+
+def test_a_split_of_geom_gcn_is_read_or_refused(tmp_path):
+    path, parts = tmp_path / "split.npz", ("train_mask", "val_mask", "test_mask")
+    rows = np.eye(4, dtype=np.uint8)
+    good = dict(zip(parts, (rows[0], rows[1].astype(bool), rows[2]), strict=True))
+    np.savez(path, **good)
+    masks = geom_gcn_split(path, 4)
+    assert [mask.tolist().index(True) for mask in masks] == [0, 1, 2]
+    assert all(mask.dtype == torch.bool for mask in masks)
+    with pytest.raises(DataError, match=r"\(4,\).*\(3,\)"):
+        geom_gcn_split(path, 3)
+    without = {key: good[key] for key in parts[:2]}
+    pickled = good | {"train_mask": np.array([{}] * 4, dtype=object)}
+    for content, words in ((without, "test_mask"), (pickled, "split.npz")):
+        np.savez(path, **content)
+        with pytest.raises(DataError, match=words):
+            geom_gcn_split(path, 4)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(DataError, match=r"split\.npz"):
+        geom_gcn_split(path, 4)
+
+
+# Ego-networks -----------------------------------------------------------------------------------
+
+
+def partition(**changes: Any) -> PartitionSection:
+    return settings(**{"method": "ego-networks", "clients": 3, "min_nodes": 1, **changes})
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=30),
+    st.integers(1, 4),
+    st.permutations(range(10)),
+)
+def test_it_is_what_pyg_gives(pairs, hops, egos):
+    one_way = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t()
+    data = whole(one_way.tolist(), 10)
+    made = ego_networks(replace(data, edge_index=one_way), egos, hops)
+    assert [(one.client, one.ego) for one in made] == [*enumerate(egos)]
+    for ego, network in zip(egos, made, strict=True):
+        nodes, edges, _, _ = k_hop_subgraph(
+            ego, hops, data.edge_index, relabel_nodes=True, num_nodes=10
+        )
+        assert torch.equal(network.nodes, nodes)
+        assert torch.equal(network.x, data.x[nodes]) and torch.equal(network.y, data.y[nodes])
+        assert torch.equal(network.edge_index, to_undirected(edges, nodes.numel()))
+
+
+def test_the_first_of_more_egos_with_enough_nodes_are_drawn():
+    ten = sample_egos(whole([[], []], 50), 10, 1, 1, seed=3)
+    assert torch.equal(ten[:4], sample_egos(whole([[], []], 50), 4, 1, 1, seed=3))
+    assert ten.unique().numel() == 10
+    assert not torch.equal(ten, sample_egos(whole([[], []], 50), 10, 1, 1, seed=4))
+    # Within one hop, 1 and 3 have four nodes, 2 has three, 0 and 4 have two, 5 has one.
+    for least, allowed in ((4, [1, 3]), (3, [1, 2, 3]), (2, [0, 1, 2, 3, 4])):
+        for seed in range(5):
+            egos = sample_egos(whole(), len(allowed), 1, least, seed)
+            assert sorted(egos.tolist()) == allowed
+    ring = torch.arange(3 * CHUNK)  # more than are searched at once
+    circle = whole(torch.stack([ring, ring.roll(-1)]).tolist(), len(ring))
+    networks = ego_networks(circle, ring.flip(0), 1)
+    assert [one.client for one in networks] == ring.tolist()
+    for one in networks[1:-1]:
+        assert one.nodes.tolist() == [one.ego - 1, one.ego, one.ego + 1]
+    # A view would carry the storage of all clients with it when it is saved or sent.
+    for network in networks[:3]:
+        for value in (network.nodes, network.edge_index, network.x, network.y):
+            assert value.untyped_storage().nbytes() == value.numel() * value.element_size()
+    assert ego_networks(whole(), [], hops=1) == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ratios", "sizes"),
+    [
+        (1, RATIOS, [1, 0, 0]),
+        (2, RATIOS, [1, 1, 0]),
+        (5, RATIOS, [3, 1, 1]),
+        (20, RATIOS, [12, 4, 4]),
+        (2, [0.1, 0.5, 0.4], [1, 0, 1]),  # one training node is kept
+        (10, [0.3, 0.2, 0.2], [3, 2, 2]),  # shares below one leave nodes out
+    ],
+)
+def test_shares_within_a_client(nodes, ratios, sizes):
+    hub = whole([[0] * (nodes - 1), list(range(1, nodes))], nodes)
+    (network,) = split_per_client(ego_networks(hub, [0], 1), ratios, seed=1)
+    assert [len(part) for part in roles(network)] == sizes
+    dealt = [node for part in roles(network) for node in part]
+    assert len(set(dealt)) == sum(sizes)
+
+
+def test_nodes_without_a_label_are_in_no_part():
+    data = whole(y=[-1, 2, -1, -1, -1, -1])
+    networks = ego_networks(data, [0, 3, 5], 1)
+    ways = split_per_client(networks, RATIOS, 0), split_global(networks, data.y, RATIOS, 0)
+    for done in ways:
+        assert [roles(network) for network in done] == [[[1], [], []], [[1], [], []], [[], [], []]]
+
+
+def test_a_clients_split_depends_on_the_seed_and_its_number_alone():
+    hub = whole([[0] * 19, list(range(1, 20))], 20)
+    networks = ego_networks(hub, [0, 7, 11], hops=2)
+    done = split_per_client(networks, RATIOS, seed=5)
+    ways = [partition_egos(hub, partition(split=way), 0) for way in ("global", "per-client")]
+    assert [roles(one) == roles(two) for one, two, _ in ways] == [True, False]
+    assert same(done[2:], split_per_client(networks[2:], RATIOS, seed=5))
+    assert roles(done[0]) != roles(done[1])  # the same nodes, another client
+    assert roles(done[0]) != roles(split_per_client(networks, RATIOS, seed=6)[0])
+
+
+@given(st.integers(0, 2**32), st.lists(st.tuples(st.integers(0, 19), st.integers(0, 19))))
+def test_global_roles_are_the_same_at_every_client(seed, pairs):
+    data = whole(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t().tolist(), 20)
+    found = {}
+    for network in split_global(ego_networks(data, range(20), 1), data.y, RATIOS, seed):
+        for role, nodes in enumerate(roles(network)):
+            for node in nodes:
+                assert found.setdefault(node, role) == role
+    assert sorted(found) == list(range(20))
+    assert [list(found.values()).count(role) for role in range(3)] == [12, 4, 4]
+
+
+# What is refused --------------------------------------------------------------------------------
+
+
+def refused(**changes: Any) -> Any:
+    ratio = changes.pop("graphless_ratio", 0.5)
+    return lambda: partition_graph(large(), settings(**changes), ratio, seed=0)
+
+
+def egos_of(**changes: Any) -> Any:
+    return lambda: partition_egos(whole(), partition(**changes), 0)
+
+
+def split_of(*nodes: int, ratios: Sequence[float] = RATIOS) -> Any:
+    return lambda: split_nodes(cut_out(whole(y=Y.tolist()), parts([*nodes]))[0], ratios, seed=0)
+
+
+def drawn(y: list[int], **changes: int) -> Any:
+    return lambda: random_split(torch.tensor(y), 2, **{**COUNTS, **changes}, generator=chance())
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (refused(method="leiden"), "partition.method: 'leiden'"),
+        (refused(clients=7, method="metis-overlapping"), "partition.clients: 7"),
+        (refused(graphless_ratio=1.1), "graphless_ratio: 1.1"),
+        (refused(graphless_ratio=math.nan), "graphless_ratio: nan"),
+        *((refused(clients=201, method=way), "clients: 201") for way in WAYS),
+        (refused(clients=80), r"^client \d+.*80"),
+        (refused(method="metis-overlapping", clients=60, draws=1), r"client \d.*60"),
+        (refused(method="overlapping", clients=10), r"partition.private_share.*0.06"),
+        (lambda: louvain(CLIQUES, 8, clients=4, resolution=1.0, seed=0), "clients = 4"),
+        (lambda: drawn_parts(120, draws=1), "clients = 120"),
+        (lambda: dirichlet(torch.zeros(39).long(), 4, 1e6, seed=0), f"one of 4.*{DRAWS}"),
+        (lambda: dirichlet(torch.zeros(1000).long(), 4, 1e-6, seed=0), f"one of 4.*{DRAWS}"),
+        (split_of(0), "client 0: partition.ratios.*1"),
+        (split_of(5), "client 0: partition.ratios.*0 labelled"),
+        (split_of(0, 1, 5), "client 0: partition.ratios.*2 labelled"),
+        (split_of(0, 1, 2, 3, 4, ratios=[0.8, 0.0, 0.2]), r"ratios = \[0.8, 0.0, 0.2\]"),
+        (lambda: labelled_split(torch.zeros(10), [0.5, 0.01, 0.4], generator=chance()), "10"),
+        (drawn([0, 1] * 5), r"data\.num_test = 7: 6"),
+        (drawn([0, 0, 0, 1, 0, 0, 0, 0, 0, 0]), r"train_per_class = 2: class 1"),
+        (egos_of(clients=7), "partition.clients = 7"),
+        (egos_of(clients=0), "partition.clients: 0"),
+        (egos_of(hops=1, min_nodes=4), "partition.clients = 3.*partition.min_nodes"),
+        (egos_of(split="public"), "partition.split: 'public'"),
+        (egos_of(split="global", ratios=[0.5, 0.2, math.nan]), "partition.ratios"),
+        (lambda: ego_networks(whole(), [0, 6], 1), r"egos \[6\]"),
+        (lambda: ego_networks(whole(), [-1], 1), r"egos \[-1\]"),
+        (lambda: ego_networks(whole(), [2, 0, 2], 1), r"egos \[2\]"),
+        (lambda: ego_networks(whole(), [0], 0), r"partition\.hops: 0"),
+        (lambda: ego_statistics([]), "no clients"),
+        (lambda: client_statistics([], None), "no clients"),
+        (lambda: overlap_statistics([], None), "no clients"),
+    ],
+)
+def test_impossible_settings_are_refused(call, words):
+    with pytest.raises((DataError, ConfigError), match=words):
+        call()
+
+
+# Clients that share public nodes ------------------------------------------------------------------
+
+
+def shares(**changes: Any) -> PartitionConfig:
+    return PartitionConfig(**{"ratios": RATIOS, **changes})
+
+
+PUBLIC_WAYS = ("random", "degree", "cover")
+# 0 is the middle of 1, 2 and 3, which leads on to 4 and 5; 6 has no neighbour.
+MIDDLE = to_undirected(torch.tensor([[0, 0, 0, 3, 4], [1, 2, 3, 4, 5]]), 7)
+
+
+@st.composite
+def drawn_graphs(draw: st.DrawFn, largest: int = 9) -> tuple[Tensor, int]:
+    """Draw the edges of a graph, and its number of nodes."""
+    n = draw(st.integers(2, largest))
+    ends = st.integers(0, n - 1)
+    pairs = draw(st.lists(st.tuples(ends, ends), max_size=2 * n))
+    return to_undirected(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T, n), n
+
+
+def around(edges: Tensor, n: int) -> Neighbours:
+    return Neighbours.of(Graph(torch.empty(n, 0), edges, torch.zeros(n), 1))
+
+
+def plain_cover(edges: Tensor, order: list[int]) -> list[int]:
+    """Choose all nodes as ``greedy_cover`` does, from the definition at every step."""
+    beside = [set(edges[1, edges[0] == node].tolist()) for node in range(len(order))]
+    chosen: list[int] = []
+    while True:
+        counts = {v: len(beside[v] & set(chosen)) for v in order}
+        lacking = [v for v in order if v not in chosen and counts[v] < len(beside[v])]
+        if not lacking:
+            return chosen + [v for v in order if v not in chosen]
+        # Levels follow each other: none is open while a lower one is.
+        level = min(counts[v] for v in lacking)
+        due = {v for v in lacking if counts[v] == level}
+        gains = [len(due & {v, *beside[v]}) if v not in chosen else 0 for v in order]
+        chosen.append(order[gains.index(max(gains))])
+
+
+def test_the_highest_degrees_come_first_and_equal_ones_in_a_random_order():
+    def chosen(count, how, seed=0):
+        return choose_public(around(MIDDLE, 7), count, how, seed).tolist()
+
+    assert chosen(1, "degree") == [0] and chosen(7, "degree")[-1] == 6
+    assert {*chosen(3, "degree")} == {0, 3, 4}
+    assert {chosen(4, "degree", seed)[3] for seed in range(20)} == {1, 2, 5}
+    assert {chosen(1, "random", seed)[0] for seed in range(60)} == {*range(7)}
+
+
+@pytest.mark.parametrize("how", PUBLIC_WAYS)
+@given(count=st.integers(0, 7), seed=st.integers(0, 50))
+def test_fewer_nodes_are_the_first_of_more(how, count, seed):
+    every = choose_public(around(MIDDLE, 7), 7, how, seed).tolist()
+    assert sorted(every) == list(range(7))
+    assert choose_public(around(MIDDLE, 7), count, how, seed).tolist() == every[:count]
+
+
+@given(graph=drawn_graphs(), seed=st.integers(0, 99))
+def test_the_cover_is_that_of_the_definition(graph, seed):
+    edges, n = graph
+    order = torch.randperm(n, generator=chance(seed))
+    assert greedy_cover(around(edges, n), order, n).tolist() == plain_cover(edges, order.tolist())
+
+
+@pytest.mark.parametrize("how", PUBLIC_WAYS)
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("Cora", (1489, 1083, 406)), ("CiteSeer", (1829, 1330, 499))]
+)
+def test_sizes_are_the_papers(name, sizes, how, data_root):
+    graph = load_graph(DataConfig(name=name, root=str(data_root)))
+    for client in overlapping_graphs(graph, shares(public=how), seed=0):
+        nodes, public = client.nodes.numel(), int(client.public.sum())
+        assert (nodes, public, nodes - public) == sizes
+
+
+@given(
+    nodes=st.integers(20, 120),
+    clients=st.integers(1, 6),
+    how=st.sampled_from(PUBLIC_WAYS),
+    parts=st.tuples(st.floats(0.06, 1), st.floats(0, 1)),
+    seed=st.integers(0, 99),
+)
+def test_shares_edges_and_roles_hold_for_any_settings(nodes, clients, how, parts, seed):
+    public, private = parts[0], (1 - parts[0]) / clients * parts[1]
+    private = private if private * nodes >= 1 else 0.0
+    graph = large(nodes, seed)
+    mine = shares(clients=clients, public=how, public_share=public, private_share=private)
+    mine.ratios = [0, 0, 1]
+    made = overlapping_graphs(graph, mine, seed)
+    assert len(made) == clients
+    assert len({tuple(client.nodes[client.public].tolist()) for client in made}) == 1
+    alone = torch.cat([client.nodes[~client.public] for client in made])
+    assert alone.unique().numel() == alone.numel()
+    for client in made:
+        assert int(client.public.sum()) == int(round(public * nodes, 6))
+        assert int((~client.public).sum()) == int(round(private * nodes, 6))
+        assert bool((client.nodes.diff() > 0).all())
+        expected, _ = subgraph(client.nodes, graph.edge_index, relabel_nodes=True, num_nodes=nodes)
+        assert torch.equal(client.edge_index, to_undirected(expected, client.nodes.numel()))
+
+
+def test_what_is_left_over_is_nobodys_and_a_share_that_floats_make_too_small_is_whole():
+    owner = deal_nodes(Neighbours.of(large()), shares(private_share=0.1), seed=0)
+    counts = {value: int((owner == value).sum()) for value in (EVERYBODY, NOBODY, 0, 1, 2, 3)}
+    assert counts == {EVERYBODY: 80, NOBODY: 40, 0: 20, 1: 20, 2: 20, 3: 20}
+    assert 0.29 * 100 < 29
+    owner = deal_nodes(Neighbours.of(large(100)), shares(public_share=0.29), seed=0)
+    assert int((owner == EVERYBODY).sum()) == 29
+
+
+def test_private_nodes_are_dealt_from_one_order_for_all_ways():
+    one, other = (
+        deal_nodes(Neighbours.of(large()), shares(public=how), seed=0)
+        for how in ("degree", "random")
+    )
+    both = (one >= 0) & (other >= 0)
+    earlier = one[both][:, None] < one[both][None, :]
+    later = other[both][:, None] > other[both][None, :]
+    assert earlier.any() and later.any()
+    assert not (earlier & later).any()
+    assert not torch.equal(one, other)
+
+
+def test_a_node_has_one_role_everywhere_and_classes_their_shares():
+    graph = large(300)
+    role = torch.full((300,), -1)
+    for client in overlapping_graphs(graph, shares(ratios=[0.5, 0.2, 0.3]), seed=1):
+        masks = torch.stack([client.train_mask, client.val_mask, client.test_mask])
+        assert masks.sum(0).tolist() == [1] * client.nodes.numel()
+        mine = masks.int().argmax(0)
+        assert bool(((role[client.nodes] == -1) | (role[client.nodes] == mine)).all())
+        role[client.nodes] = mine
+    assert bool((role >= 0).all())
+    for label in range(3):
+        counts = torch.bincount(role[graph.y == label], minlength=3) / (graph.y == label).sum()
+        assert counts.tolist() == pytest.approx([0.5, 0.2, 0.3], abs=0.011)
+
+
+def test_a_role_may_have_no_share_and_a_node_no_label():
+    y = large().y.index_fill(0, torch.arange(50), -1)
+    graphs = overlapping_graphs(replace(large(), y=y), shares(ratios=[0, 0.2, 0.8]), seed=0)
+    for client in graphs:
+        assert not client.train_mask.any()
+        assert torch.equal(client.val_mask | client.test_mask, client.nodes >= 50)
+    masks = Masks(*torch.tensor([[True, False], [False, False], [False, True]]))
+    check_roles(3, masks, [0.5, 0, 0.5])
+    with pytest.raises(DataError, match=r"client 3.*2"):
+        check_roles(3, masks, [0.5, 0.1, 0.4])
+
+
+def test_wrong_labels_are_as_many_as_asked_and_for_training_alone():
+    graphs = overlapping_graphs(large(), shares(label_noise=0.15), seed=0)
+    for client in graphs:
+        wrong = client.train_y != client.y
+        assert int(wrong.sum()) == round(0.15 * int(client.train_mask.sum())) > 0
+        assert not (wrong & ~client.train_mask).any()
+        assert bool((client.train_y >= 0).all()) and int(client.train_y.max()) <= 2
+    for clean in overlapping_graphs(large(), shares(), seed=0):
+        assert torch.equal(clean.train_y, clean.y)
+    # Each client has its own noise.
+    same_nodes = shares(clients=2, private_share=0, label_noise=0.5)
+    first, second = overlapping_graphs(large(), same_nodes, seed=0)
+    assert torch.equal(first.nodes, second.nodes)
+    assert not torch.equal(first.train_y, second.train_y)
+
+    y = torch.full((9000,), 5)  # all other classes are equally likely
+    noisy = noisy_labels(y, y > 0, torch.tensor([1, 4, 5, 6]), 2 / 3, generator=chance())
+    counts = torch.bincount(noisy, minlength=7)
+    assert int(counts[5]) == 3000
+    assert int(counts[[1, 4, 5, 6]].sum()) == 9000
+    assert counts[[1, 4, 6]].tolist() == pytest.approx([2000] * 3, abs=150)  # over 4 deviations
+
+
+def edgeless(nodes: int) -> Graph:
+    none = torch.empty(2, 0, dtype=torch.int64)
+    return Graph(torch.zeros(nodes, 3), none, torch.zeros(nodes, dtype=torch.int64), 1)
+
+
+@pytest.mark.parametrize(
+    ("graph", "changes", "message"),
+    [
+        (large(), {"clients": 0}, "partition.clients: 0"),
+        (large(), {"public": "best"}, "partition.public: 'best'"),
+        (large(), {"private_share": 0.2}, "private_share: 0.2"),
+        (large(), {"public_share": 0.001}, "public_share = 0.001"),
+        (large(), {"private_share": 0.001}, "private_share = 0.001.*0.005"),
+        (large(), {"label_noise": float("nan")}, "partition.label_noise: nan"),
+        (large(y=torch.zeros(200).long()), {"label_noise": 0.5}, "partition.label_noise = 0.5"),
+        (large(y=torch.full((200,), -1)), {"clients": 1, "private_share": 0}, "client 0.*80"),
+        (edgeless(0), {}, "graph.*0"),
+        (edgeless(5), {}, "graph.*5"),
+    ],
+)
+def test_impossible_shares_are_refused(graph, changes, message):
+    with pytest.raises((DataError, ConfigError), match=message):
+        overlapping_graphs(graph, shares(**changes), seed=0)
+
+
+# Figures, by hand ---------------------------------------------------------------------------------
+
+WHOLE = Graph(torch.zeros(6, 7), EDGES, Y, num_classes=3)
+
+
+def with_roles(graph: Any, train: Any, val: Any, test: Any) -> Any:
+    """Give a client masks by the places of nodes."""
+    masks = zip(("train_mask", "val_mask", "test_mask"), (train, val, test), strict=True)
+    return replace(graph, **{name: mask(*own, size=graph.y.numel()) for name, own in masks})
+
+
+def worked_out(figures: str) -> Any:
+    """Read figures by name, with a fraction for each that is no whole number."""
+    pairs = (one.rpartition(" ") for one in " ".join(figures.split()).split(", "))
+    return pytest.approx({name: float(Fraction(value)) for name, _, value in pairs})
+
+
+def test_figures_of_ego_networks_by_hand():
+    first, second, alone = ego_networks(WHOLE, [0, 3, 5], hops=1)  # 0 1, then 1 2 3 4, then 5
+    # The second trains on 1, which the first client tests, and on 2
+    clients = [with_roles(first, [0], [], [1]), with_roles(second, [0, 1], [2], [3]), alone]
+    found = ego_statistics(clients)
+    assert found.figures == worked_out("""
+        clients 3, nodes 6, edges 5, features 7, classes 3, density 5/6, nodes-per-client 7/3,
+        edges-per-client 5/3, classes-per-client 5/3, density-per-client 5/7, fewest-nodes 1,
+        most-nodes 4, clients-per-node 7/6, most-clients-per-node 2, shared-share 1/6,
+        train-per-client 1, val-per-client 1/3, test-per-client 2/3, clients-without-training 1,
+        tested-and-trained-share 1/2""")
+    assert found.distributions == {
+        "nodes per client": {1: 1, 2: 1, 4: 1},
+        "edges per client": {0: 1, 1: 1, 4: 1},
+        "classes per client": {0: 1, 2: 1, 3: 1},
+        "clients per node": {1: 5, 2: 1},
+    }
+
+
+def test_nodes_as_clients_by_hand():
+    x = torch.zeros(6, 4)
+    x[0, 1] = x[0, 2] = x[3, 0] = -1.5
+    train, val = mask(0, 1, size=6), mask(size=6)
+    found = node_statistics(Graph(x, EDGES, Y, 3, train, val, test_mask=mask(2, 3, 4, size=6)))
+    assert found.figures == worked_out("""
+        clients 6, edges 5, features 4, classes 3, density 5/6, neighbours-per-client 10/6,
+        most-neighbours 3, isolated 1, features-per-client 1/2, train 2, val 0, test 3""")
+    assert found.distributions == {
+        "neighbours per client": {0: 1, 1: 2, 2: 1, 3: 2},
+        "classes in train": {0: 1, 1: 1},
+        "classes in val": {},
+        "classes in test": {0: 1, 1: 1, 2: 1},
+    }
+
+
+def test_figures_of_communities_by_hand():
+    whole = Graph(torch.zeros(6, 7), EDGES, torch.tensor([0, 1, 1, 0, 1, -1]), num_classes=3)
+    # The nodes 0 1 2, and 3 5 without their edges; nobody has 4
+    first, second = cut_out(WHOLE, parts([0, 1, 2], [3, 5]))
+    first, second = with_roles(first, [0, 1], [], [2]), with_roles(second, [], [0], [])
+    second = replace(second, edge_index=None, hidden_edges=second.edge_index)
+    found = client_statistics([replace(first, y=whole.y[first.nodes]), second], whole)
+    # 0 - 1 and 1 - 2 at the first client, none at the other, which has no homophily; cut are 2 - 3
+    # and 1 - 3, of all but 3 - 4
+    assert found.figures == worked_out("""
+        clients 2, graphless-clients 1, features 7, classes 2, nodes-per-client 5/2,
+        edges-per-client 1, directed-edges-per-client 2, classes-per-client 3/2,
+        homophily-per-client 1/2, fewest-nodes 2, most-nodes 3, kept-nodes-share 5/6,
+        kept-edges-share 2/5, cut-edges-share 2/4, train-per-client 1, val-per-client 1/2,
+        test-per-client 1/2""")
+    assert found.distributions == {
+        "nodes per client": {2: 1, 3: 1},
+        "edges per client": {0: 1, 2: 1},
+        "classes per client": {1: 1, 2: 1},
+    }
+    # Clients' own graphs are not compared with a whole one
+    second = replace(second, hidden_edges=None)
+    found = client_statistics([first, second], None)
+    assert not {name for name in found.figures if name.endswith("-share")}
+    assert found.figures["edges-per-client"] == 2  # of those whose edges are known
+    assert found.distributions["edges per client"] == {2: 1}
+    unknown = client_statistics([second], None)
+    assert unknown.figures["edges-per-client"] == unknown.figures["homophily-per-client"] == 0
+    # Edges to a node without a label say nothing about homophily.
+    found = client_statistics([replace(first, y=torch.tensor([-1, 1, 1]))], None)
+    assert found.figures["homophily-per-client"] == 1
+
+
+def sharing(number: int, *nodes: int, test: int) -> OverlappingGraph:
+    """Make a client whose first three nodes are a path, and whose nodes 1 and 3 are public."""
+    held, both = torch.tensor(nodes), to_undirected(torch.tensor([[0, 1], [1, 2]]), len(nodes))
+    public, y, nobody = (held == 1) | (held == 3), Y[held], held < 0
+    given = held, public, torch.zeros(len(nodes), 7), y, y, both
+    graph = OverlappingGraph(number, *given, nobody, nobody, nobody)
+    return with_roles(graph, [0], [], [test])
+
+
+def test_figures_of_overlapping_clients_by_hand():
+    first, second = sharing(0, 0, 1, 3, test=1), sharing(1, 1, 3, 4, 5, test=2)
+    found = overlap_statistics([first, second], WHOLE)
+    # Of 0 - 1, 1 - 3 and 3 - 4, kept of five, no two ends have one class. Node 1 has 2 and
+    # 1 neighbours, node 3 has 1 and 2; 0 at the first client is reached, and 4 at the second, not 5
+    assert found.figures == worked_out("""
+        clients 2, features 7, classes 2, nodes-per-client 7/2, public-per-client 2,
+        private-per-client 3/2, edges-per-client 2, homophily-per-client 0, clients-without-edges 0,
+        isolated-share 1/7, neighbours-of-public 3/2, reached-share 2/3, reached-twice-share 0,
+        kept-nodes-share 5/6, lost-edges-share 2/5, degree-of-public 3, train-per-client 1,
+        val-per-client 0, test-per-client 1""")
+    assert found.distributions == {
+        "nodes per client": {3: 1, 4: 1},
+        "edges per client": {2: 2},
+        "public neighbours per private node": {0: 1, 1: 2},
+    }
+    second = replace(second, edge_index=torch.empty(2, 0, dtype=torch.int64))
+    figures = overlap_statistics([first, second], None).figures
+    assert not {"kept-nodes-share", "lost-edges-share", "degree-of-public"} & set(figures)
+    assert figures["clients-without-edges"] == 1
+    assert figures["homophily-per-client"] == 0  # a client without edges has none to count
