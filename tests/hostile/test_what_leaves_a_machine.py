@@ -94,13 +94,6 @@ def test_a_run_config_reads_no_environment(tmp_path: Path, override: str) -> Non
         assert SECRET not in str(caught.value)
 
 
-def test_settings_may_name_each_other() -> None:
-    given: Any = {"config": "quickstart", "overrides": "data.split_seed='${seed}' seed=5"}
-    for at in (configured, configured_client):
-        config, _ = at(Context(1, 2, dict(NODE), RecordDict(), given))
-        assert config.data.split_seed == 5
-
-
 def planetoid(folder: Path) -> Path:
     """Lay a Cora whose files run code when they are read."""
     raw = folder / "Planetoid" / "Cora" / "raw"
