@@ -30,7 +30,7 @@ from flower_graph.config.rules import NOT_NEGATIVE, choice, require
 from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleMethod
 from flower_graph.models import GCN
-from flower_graph.ops.prototypes import class_sums, distance_to_means
+from flower_graph.ops.grouped import class_sums, distance_to_means
 
 APP = "fedproto"
 

@@ -171,9 +171,13 @@ def _audit(args: argparse.Namespace, plans: Sequence[Sequence[tuple[str, RunConf
             say(f"{name}, seed {config.seed}: {spent:.0f} s", to=sys.stderr)
         joined += findings_of(name, results)
         settings.append({"name": name, "seconds": fmean(seconds), "config": to_dict(same[0][1])})
+    words = ["flower-graph", "audit", args.config, *args.overrides]
+    words += ["--seeds", ",".join(map(str, args.seeds))] if args.seeds else []
+    words += ["--rounds", str(args.rounds)] if args.rounds is not None else []
+    words += ["--alone"] if args.alone else ["--epsilon", args.epsilon]
     return {
         "config": args.config,
-        "command": _command(args),
+        "command": shlex.join(words),
         "app": first.app,
         "rounds": first.rounds,
         "seeds": [plan[0][1].seed for plan in plans],
@@ -181,11 +185,3 @@ def _audit(args: argparse.Namespace, plans: Sequence[Sequence[tuple[str, RunConf
         "findings": joined,
         "versions": versions(),
     }
-
-
-def _command(args: argparse.Namespace) -> str:
-    words = ["flower-graph", "audit", args.config, *args.overrides]
-    words += ["--seeds", ",".join(map(str, args.seeds))] if args.seeds else []
-    words += ["--rounds", str(args.rounds)] if args.rounds is not None else []
-    words += ["--alone"] if args.alone else ["--epsilon", args.epsilon]
-    return shlex.join(words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
@@ -51,7 +51,16 @@ def check_command(args: argparse.Namespace) -> int:
         for why, names in refusals.items():
             say(f"{', '.join(names)}\n  cannot     {why}")
         if out is not None:
-            _write(out, args.target, description, configs, tried)
+            from flower_graph.report.plots import plot_counts  # slow to import
+
+            panels = dict(description.distributions)
+            for name, result in tried.items():
+                if counts := result.get("distributions", {}).get("nodes per client"):
+                    panels[f"nodes of a client, {name.partition('/')[0]}"] = counts
+            plot_counts(out / PICTURE, panels, title=args.target)
+            methods = {name: {"config": to_dict(configs[name]), **tried[name]} for name in configs}
+            record = {"target": args.target, **description._asdict(), "methods": methods}
+            write_json(out / JSON, record)
             say(f"written to {out}")
     return 0
 
@@ -114,7 +123,7 @@ def _configs(target: str, overrides: Sequence[str]) -> dict[str, RunConfig]:
     return result
 
 
-def _tried(name: str, config: RunConfig, description: Survey) -> dict[str, object]:
+def _tried(name: str, config: RunConfig, description: Survey) -> Tree:
     method = method_of(config)
     try:
         check_run(config)
@@ -166,22 +175,3 @@ def _shown(description: Survey) -> list[str]:
     named += [("note", note) for note in description.notes]
     named += [("warning", warning) for warning in description.warnings]
     return [f"  {name:9}  {text}" for name, text in named]
-
-
-def _write(
-    out: Path,
-    target: str,
-    description: Survey,
-    configs: Mapping[str, RunConfig],
-    tried: Mapping[str, Tree],
-) -> None:
-    from flower_graph.report.plots import plot_counts  # slow to import
-
-    panels = dict(description.distributions)
-    for name, result in tried.items():
-        for kind, times in result.get("distributions", {}).items():
-            if kind == "nodes per client":
-                panels[f"nodes of a client, {name.partition('/')[0]}"] = times
-    plot_counts(out / PICTURE, panels, title=target)
-    methods = {name: {"config": to_dict(configs[name]), **tried[name]} for name in configs}
-    write_json(out / JSON, {"target": target, **description._asdict(), "methods": methods})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from flower_graph.apps.cli.say import say
 from flower_graph.errors import ConfigError
@@ -28,7 +27,18 @@ def registry_command(args: argparse.Namespace) -> int:
         say(*_lines(Registry.read(args.registry)))
         return 0
     if args.action == "add":
-        registry = _opened(args.registry, args.most_clients)
+        path, most = args.registry, args.most_clients
+        is_new = not path.exists()
+        if is_new and most is None:
+            raise ConfigError(
+                f"registry {path}: is not there; for a new one give --most-clients, the most "
+                "clients that any SuperNode is granted"
+            )
+        registry = Registry({}, most) if is_new else Registry.read(path)
+        if most not in (None, registry.most_clients):
+            raise ConfigError(
+                f"--most-clients {most}: the registry has {registry.most_clients}, which stays"
+            )
         registry = registry.with_party(read_public(args.key), read_numbers(args.clients))
     elif args.action == "rotate":
         registry = Registry.read(args.registry).rotated(args.party, read_public(args.key))
@@ -38,22 +48,6 @@ def registry_command(args: argparse.Namespace) -> int:
     copy = "copy this file to all SuperNodes: those with different versions refuse each other"
     say(*_lines(registry), copy)
     return 0
-
-
-def _opened(path: Path, most: int | None) -> Registry:
-    if not path.exists():
-        if most is None:
-            raise ConfigError(
-                f"registry {path}: is not there; for a new one give --most-clients, the most "
-                "clients that any SuperNode is granted"
-            )
-        return Registry({}, most)
-    registry = Registry.read(path)
-    if most not in (None, registry.most_clients):
-        raise ConfigError(
-            f"--most-clients {most}: the registry has {registry.most_clients}, which stays"
-        )
-    return registry
 
 
 def _lines(registry: Registry) -> list[str]:

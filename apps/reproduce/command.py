@@ -99,15 +99,12 @@ def selected(
         for line in paper.lines
         if all(getattr(line, key) in only.get(key, allowed[key]) for key in KEYS)
     }
-    tables = {
-        key: [changed[line] for line in paper.tables[key] if line in changed]
-        for key in only.get("table", paper.tables)
-    }
-    on_request = () if "table" in only else paper.on_request
-    if not any(tables.values()):
+    tables = {key: paper.tables[key] for key in only.get("table", paper.tables)}
+    chosen = replace(paper, tables=tables).having(changed)
+    if not chosen.lines:
         raise ConfigError("--only: no table has such a line")
-    check(replace(paper, tables=tables))
-    return replace(paper, tables=tables, on_request=on_request)
+    check(chosen)
+    return replace(chosen, on_request=() if "table" in only else paper.on_request)
 
 
 def available(paper: Paper) -> tuple[Paper, list[str]]:
@@ -119,15 +116,12 @@ def available(paper: Paper) -> tuple[Paper, list[str]]:
         except DataError as error:
             left_out.append(line.data)
             print(f"left out: {line.data}: {error}")
-    tables = {
-        key: [line for line in lines if line.data not in left_out]
-        for key, lines in paper.tables.items()
-    }
-    if not any(tables.values()):
+    found = paper.having({line: line for line in paper.lines if line.data not in left_out})
+    if not found.lines:
         raise DataError(f"none of the data sets can be loaded: {', '.join(left_out)}")
     # The whole reason names folders of this machine: not for a page that is passed on.
     why = "not in the data root, and it could not be downloaded"
-    return replace(paper, tables=tables), [f"{data}: {why}" for data in left_out]
+    return found, [f"{data}: {why}" for data in left_out]
 
 
 def write_page(

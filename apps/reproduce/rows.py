@@ -15,6 +15,7 @@ from flower_graph.apps.parallel import loaded, worker_pool
 from flower_graph.apps.reproduce.runs import (
     AXES,
     Curves,
+    Run,
     Store,
     chosen,
     runs_of,
@@ -33,7 +34,6 @@ from flower_graph.apps.reproduce.table import (
     function,
 )
 from flower_graph.errors import ConfigError
-from flower_graph.method.load import load_config
 from flower_graph.privacy.accountant import spent
 from flower_graph.report.significance import correct, differences, paired
 from flower_graph.storage.reading import Tree
@@ -166,23 +166,21 @@ def choices(lines: Sequence[Line], store: Store) -> list[Row]:
 def measured_rows(lines: Sequence[Line]) -> Results:
     """Make the rows that are measured directly, while nothing else is running."""
     results: Results = {}
-    for line in lines:
-        if line.measure:
-            seed, rounds = line.seeds[0], [f"rounds={line.rounds}"] if line.rounds else []
-            settings = [*line.settings, f"seed={seed}", *rounds]
-            with worker_pool(1) as pool:
-                groups = pool.submit(_measure, line.measure, line.config, settings).result()
-            results[line] = [
-                row(line, metric, {seed: value}, line.settings, line.paper.get(metric))
-                | {**line.keys, **keys, **line.also.get(metric, {})}
-                for keys, figures in groups
-                for metric, value in figures.items()
-            ]
+    for line in [line for line in lines if line.measure]:
+        run = Run(line.config, (*line.settings,), line.seeds[0], line.rounds, line.measure)
+        with worker_pool(1) as pool:
+            groups = pool.submit(_measure, run).result()
+        results[line] = [
+            row(line, metric, {run.seed: value}, line.settings, line.paper.get(metric))
+            | {**line.keys, **keys, **line.also.get(metric, {})}
+            for keys, figures in groups
+            for metric, value in figures.items()
+        ]
     return results
 
 
-def _measure(name: str, config: str, overrides: Sequence[str]) -> Any:
-    return function(name)(load_config(config, overrides))
+def _measure(run: Run) -> Any:
+    return function(run.trained)(run.settings)
 
 
 def missing_runs(lines: Sequence[Line], store: Store) -> list[str]:

@@ -44,7 +44,6 @@ class Run(NamedTuple):
 
     @property
     def settings(self) -> RunConfig:
-        """The config with the settings laid over it."""
         return _with_seed(self.config, self.overrides, self.seed, self.rounds)
 
     @property
@@ -109,12 +108,10 @@ class Curves:
 
     @property
     def best_val(self) -> float:
-        """The best validation."""
         return self.validation[self.best_round]
 
     @property
     def test_at_best_val(self) -> float:
-        """Test accuracy in the round of the best validation."""
         return self.test_accuracy[self.best_round]
 
     def ended(self, patience: int) -> bool:

@@ -135,12 +135,10 @@ class Line:
 
     @property
     def wanted(self) -> list[Figure]:
-        """The figures of the line."""
         return [Figure(one) if isinstance(one, str) else one for one in self.figures]
 
     @property
     def words(self) -> str:
-        """The place of the line in words."""
         data, model, method = self.names
         keys = [f"{key} {value}" for key, value in self.keys.items()]
         return ", ".join(filter(None, [self.table, data, model, *keys, method]))
@@ -236,6 +234,11 @@ class Paper:
     def lines(self) -> list[Line]:
         """The lines of all tables, each once."""
         return [*dict.fromkeys(line for lines in self.tables.values() for line in lines)]
+
+    def having(self, lines: Mapping[Line, Line]) -> Paper:
+        """Return the paper with some lines in the place of its own, and without the others."""
+        tables = {k: [lines[one] for one in own if one in lines] for k, own in self.tables.items()}
+        return replace(self, tables=tables)
 
     @property
     def asked(self) -> list[Sequence[Line]]:

@@ -20,12 +20,12 @@ from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.server import KEY_HOLDERS
 from flower_graph.secure.channel import rows_of
 from flower_graph.secure.parties.alignment import MOST_SKIPPED, ProvedUnionRequest
-from flower_graph.secure.parties.messages import ListRequest
 from flower_graph.secure.parties.proofs import public_of
 from flower_graph.secure.parties.server import PartyRound
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
     SEED,
+    ListRequest,
     PrepareRequest,
     UnmaskReply,
     UnmaskRequest,
@@ -166,30 +166,23 @@ class SumDeviation(Deviation):
 
     def lies(self, server: Any, number: int, unmasks: Callable[[int], Any]) -> dict[int, Any]:
         """Return the requests to take masks off, with the story in the place of the truth."""
-        requests = unmasks(number)
+        requests: dict[int, Any] = unmasks(number)
         if not requests:
             return {}
         local = server._rounds[number]
         self.rounds[number] = Opened(local)
-        rows = {node: np.searchsorted(local.parties, one.clients) for node, one in requests.items()}
-        return {
-            node: replace(one, kinds=self.story(local, rows[node]))
-            for node, one in requests.items()
-        }
+        for node, one in requests.items():
+            rows = np.searchsorted(local.parties, one.clients)
+            requests[node] = replace(one, kinds=self.story(local, rows))
+        return requests
 
     def findings(self) -> list[Finding]:
-        """Count the vectors that are open, of all that were sent."""
-        right = [
-            opened.is_open(row)
-            for opened in self.rounds.values()
-            for row in self._targets(opened.round)
-        ]
+        right = list[bool]()
+        for opened in self.rounds.values():
+            sent = np.flatnonzero(opened.round.contributed).tolist()
+            targets = sent[:1] if self.story is only_one_survived else sent  # that it is to open
+            right += map(opened.is_open, targets)
         return [guesses(self.name, right or [False] * max(1, self.clients), 0.0)]
-
-    def _targets(self, local: SumRound) -> list[int]:
-        """Return the clients whose vectors the lie is to open."""
-        sent = np.flatnonzero(local.contributed).tolist()
-        return sent[:1] if self.story is only_one_survived else sent
 
 
 class OwnAnswers(Deviation):
@@ -225,10 +218,8 @@ class OwnAnswers(Deviation):
     # Any: a request for the union, in the form that the run has
     def answered(self, request: Any) -> Any:
         """Replace the key-holders' answers by the server's own."""
-        answers = [
-            ids.multiply(self.blinded[client], self._key(client))
-            for client in request.clients.tolist()
-        ]
+        clients = request.clients.tolist()
+        answers = [ids.multiply(self.blinded[client], self._key(client)) for client in clients]
         self.told += len(answers)
         return replace(request, points=rows_of(chain(*answers), -1, ids.POINT))
 
@@ -240,17 +231,14 @@ class OwnAnswers(Deviation):
         return ids.scalar(b"the server's own", b"key", client)
 
     def findings(self) -> list[Finding]:
-        """Look each candidate up in the table, as each client would have named it."""
         sets = [set(ids.canonical(local, "a client")) for local in self._held]
         candidates = sorted(set().union(*sets))
         points = rows_of([ids.hash_to_group(self._run, one) for one in candidates], -1, ids.POINT)
         is_named = np.zeros((len(sets), len(candidates)))
         for client in range(len(sets)) if self._tokens else ():
-            named = zip(candidates, self.named(points, client), strict=True)
-            is_named[client] = [
-                ids.names(self._run, text, point.tobytes())[0] in self._tokens
-                for text, point in named
-            ]
+            for place, point in enumerate(self.named(points, client)):
+                token = ids.names(self._run, candidates[place], point.tobytes())[0]
+                is_named[client, place] = token in self._tokens
         truth = [[text in local for text in candidates] for local in sets]
         return [ranking(self.name, is_named, truth)]
 
@@ -283,7 +271,6 @@ class ChosenHolders(Deviation):
         aligner._choose, aligner._add_up = choose, add_up
 
     def findings(self) -> list[Finding]:
-        """Count the chosen ones whose answers the alignment used."""
         right = [client in self.answered for client in sorted(self.chosen)] or [False]
         return [guesses(self.name, right, min(self._share, 1.0))]
 
@@ -356,9 +343,8 @@ class OwnProvedAnswers(OwnAnswers):
         return replace(request, keys=keys, points=np.stack(answers))
 
     def named(self, points: ids.Bytes2D, client: int) -> ids.Bytes2D:
-        total = ids.add(
-            [ids.multiply(points, self._share(holder)) for holder in range(KEY_HOLDERS)]
-        )
+        shares = map(self._share, range(KEY_HOLDERS))
+        total = ids.add([ids.multiply(points, share) for share in shares])
         assert total is not None
         return total
 
@@ -376,9 +362,7 @@ class ChosenParties(ChosenHolders):
 
         def choose(count: int) -> list[int]:
             last = set(aligner._draw[KEY_HOLDERS + MOST_SKIPPED :])
-            free = [
-                c for c in aligner._blinded if c not in aligner._dropped | set(aligner._holders)
-            ]
+            free = aligner._blinded.keys() - aligner._dropped - set(aligner._holders)
             chosen = sorted(free, key=lambda c: aligner._party[c] not in last)[:count]
             self.chosen |= {c for c in chosen if aligner._party[c] in last}
             self.told += len(chosen)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, pairwise
 from typing import TypeVar
@@ -31,7 +31,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 WORTH_A_THREAD = 16  # curve operations: 1 ms, several times what starting a thread takes
 KEY_BYTES, COMMITMENT_BYTES, TAG_BYTES = 32, 32, 16
-MAX_AGREEMENTS = 1 << 14  # a few MB; beyond it, those of the last round are kept
 # Public keys with which every agreement is zero (libsodium's list); the top bit is ignored.
 _P = 2**255 - 19
 _ORDER_8 = (
@@ -70,21 +69,6 @@ def agree(private: bytes, publics: Iterable[bytes]) -> list[bytes]:
             raise RefusedError(f"public key {public.hex()} is of low order") from error
 
     return spread(one, list(publics))
-
-
-class Agreements:
-    """Secrets that a channel key agrees on with others', kept for partners that return."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, bytes] = {}
-
-    def look_up(self, private: bytes, publics: Sequence[bytes]) -> list[bytes]:
-        fresh = [public for public in publics if public not in self._known]
-        self._known |= zip(fresh, agree(private, fresh), strict=True)
-        result = [self._known[public] for public in publics]
-        if len(self._known) > MAX_AGREEMENTS:
-            self._known = dict(zip(publics, result, strict=True))
-        return result
 
 
 def context(purpose: bytes, run_id: bytes, *numbers: int) -> bytes:
@@ -127,17 +111,25 @@ def self_mask_key(seed: bytes, run_id: bytes, number: int, client: int, terms: b
     return derive(seed, context(b"self mask", run_id, number, client) + terms)
 
 
-def pair_mask_key(
-    secret: bytes, run_id: bytes, number: int, one: int, other: int, terms: bytes
-) -> bytes:
-    """Return the stream key of the mask between two clients, from their mask keys' secret."""
-    low, high = sorted((one, other))
-    return derive(secret, context(b"pair mask", run_id, number, low, high) + terms)
+def pair_masks(
+    private: bytes,
+    run_id: bytes,
+    number: int,
+    own: int,
+    others: Mapping[int, bytes],
+    terms: bytes,
+) -> list[tuple[bytes, int]]:
+    """Return the stream keys of a client's masks with others, and whether it adds or subtracts.
 
-
-def pair_sign(own: int, other: int) -> int:
-    """Of two clients, the lower number adds their mask and the higher takes it away."""
-    return 1 if own < other else -1
+    ``private`` is its mask key; ``others`` have public ones. Of two clients, the lower number adds
+    their mask and the higher takes it away.
+    """
+    masks = []
+    for other, secret in zip(others, agree(private, others.values()), strict=True):
+        low, high = sorted((own, other))
+        key = derive(secret, context(b"pair mask", run_id, number, low, high) + terms)
+        masks.append((key, 1 if own < other else -1))
+    return masks
 
 
 def packet_context(run_id: bytes, number: int, dealer: int, holder: int) -> bytes:

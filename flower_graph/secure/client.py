@@ -15,12 +15,12 @@ from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.parties.identity import TrustSettings
-from flower_graph.secure.parties.messages import BindRequest
 from flower_graph.secure.ring import RingArray, encode_sum
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import (
     RING,
     SECURE_SUM,
+    BindRequest,
     KeyRequest,
     MaskedReply,
     MaskRequest,
@@ -67,9 +67,7 @@ class MaskingClient(PartyActions):
     def sum_enroll(self, parameters: Parameters, config: Config) -> Answer:
         """Make channel keys, or return those of the run; refused if there is a key of its own."""
         if self.trust is not None:
-            raise RefusedError(
-                "a SuperNode with a key of its own takes part in no trusted server's sum"
-            )
+            raise RefusedError("with a key of its own: no trusted server's sum")
         return [], len(self.clients), self.exchange("sum_enroll", config)
 
     def sum_unmask(self, parameters: Parameters, config: Config) -> Answer:

@@ -65,9 +65,7 @@ class Ring:
             if largest < 1 << (word - 1):
                 return cls(word, fraction_bits, guard_bits, float(limit))
         bits = largest.bit_length() + 1
-        raise ValueError(
-            f"limit {limit:g} needs {bits} bits at resolution {resolution:g}, a word has 64"
-        )
+        raise ValueError(f"limit {limit:g}, resolution {resolution:g}: {bits} bits, a word has 64")
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
@@ -79,9 +77,7 @@ class Ring:
         if not (fits := np.abs(values) <= self.limit).all():
             index = np.unravel_index(int(np.argmin(fits)), values.shape)
             at = tuple(map(int, index))
-            raise OutOfRangeError(
-                f"value {values[index]} at {at} is outside the ring's range, {self.limit:g}"
-            )
+            raise OutOfRangeError(f"value {values[index]} at {at} is above {self.limit:g}")
         steps = np.rint(values * 2.0**self.fraction_bits).astype(SIGNED[64])
         words: RingArray = (steps << self.guard_bits).astype(self.dtype)
         return words

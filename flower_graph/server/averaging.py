@@ -566,9 +566,9 @@ def check_replies(
         clients = rows.get(node, ())
         try:
             _check_whole(came[node], wanted, len(clients) or 1)
-            own: Mapping[int | None, Message] = {clients[0] if clients else None: came[node]}
+            own: dict[int | None, Message] = {clients[0] if clients else None: came[node]}
             if len(clients) > 1:
-                own = dict(split_rows(came[node], clients))
+                own = {c: one for c, one in split_rows(came[node], clients).items()}
         except Exception as error:
             reasons[node] = unreadable(error)
         else:
@@ -710,14 +710,10 @@ def _odd_ones(replies: dict[Place, Message]) -> dict[Place, str]:
         return {}
     ((common, _),) = Counter(forms.values()).most_common(1)
     return {
-        place: f"metrics are not as in the other replies: {_names(common ^ form)}"
+        place: f"metrics are not as in the other replies: {brief(sorted(dict(common ^ form)), 80)}"
         for place, form in forms.items()
         if form != common
     }
-
-
-def _names(form: Form) -> str:
-    return brief(sorted(dict(form)), 80)
 
 
 def _form(reply: Message) -> Form:

@@ -151,11 +151,8 @@ class RoundLoop(Strategy):
     def rejoin(self) -> list[str]:
         """Have the clients load a checkpoint; return why some cannot."""
         # Their enrolment was counted in the first part of the run.
-        ledger = self.session.exchange.ledger
-        before = ledger.state_dict()
-        refused = self.session.rejoin()
-        ledger.load_state_dict(before)
-        return refused
+        with self.session.exchange.uncounted():
+            return self.session.rejoin()
 
     # The loop
 
@@ -544,17 +541,17 @@ class KeptOutputs:
 
     def _ask(self, nodes: Iterable[int], request: KeepRequest) -> set[int]:
         exchange = self._session.exchange
-        connected, before = set(exchange.grid.get_node_ids()), exchange.ledger.state_dict()
-        replies = exchange.send(
-            dict.fromkeys(sorted(connected.intersection(nodes)), request.to_record()),
-            message_type=TYPE,
-            server_round=request.server_round,
-            timeout=self._session.timeout,
-            read=lambda _, content: KeepReply.read(content).not_kept,
-            max_reply_bytes=reply_bytes(),
-            called="no outputs of",
-        )
-        exchange.ledger.load_state_dict(before)
+        connected = sorted(set(exchange.grid.get_node_ids()).intersection(nodes))
+        with exchange.uncounted():
+            replies = exchange.send(
+                dict.fromkeys(connected, request.to_record()),
+                message_type=TYPE,
+                server_round=request.server_round,
+                timeout=self._session.timeout,
+                read=lambda _, content: KeepReply.read(content).not_kept,
+                max_reply_bytes=reply_bytes(),
+                called="no outputs of",
+            )
         for node, why in replies.values.items():
             if why:
                 LOG.warning("outputs of node %d: %s", node, why)

@@ -93,11 +93,9 @@ def load_client(
 
 
 def _is_sealed(path: Path) -> bool:
-    try:
-        with open_regular(path, MOST_TENSORS) as file:
-            return file.read(len(SEALED)) == SEALED
-    except OSError:  # the error has the reason already
-        return False
+    with suppress(OSError), open_regular(path, MOST_TENSORS) as file:
+        return file.read(len(SEALED)) == SEALED
+    return False  # the error has the reason already
 
 
 def _refused(path: Path, why: str, more: str = "") -> CheckpointError:

@@ -88,23 +88,14 @@ def open_regular(path: Path | str, most: int) -> Iterator[BinaryIO]:
     ``OSError`` if it is a pipe, a device or a folder, or larger.
     """
     # A pipe that nobody writes to is opened at once, and refused.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        _check_handle(handle, str(path), most)
-    except OSError:
-        os.close(handle)
-        raise
-    with os.fdopen(handle, "rb") as stream:
+    with open(path, "rb", opener=lambda name, how: os.open(name, how | os.O_NONBLOCK)) as stream:
+        status = os.fstat(stream.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        if status.st_size > most:
+            size = f"{status.st_size:,} bytes"
+            raise OSError(errno.EFBIG, f"it has {size}, at most {most:,} are read", str(path))
         yield stream
-
-
-def _check_handle(handle: int, path: str, most: int) -> None:
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", path)
-    if status.st_size > most:
-        size = f"{status.st_size:,} bytes"
-        raise OSError(errno.EFBIG, f"it has {size}, at most {most:,} are read", path)
 
 
 def read_bytes(path: Path | str, most: int) -> bytes:

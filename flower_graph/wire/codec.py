@@ -98,7 +98,6 @@ class Writing:
 
     config: dict[str, Any] = field(default_factory=dict)  # a Config, and lists
     arrays: dict[str, NDArray[np.generic]] = field(default_factory=dict)
-    records: list[str] = field(default_factory=list)  # records that exist even without arrays
     message: Any = None  # the whole message, for fields that depend on others
 
 
@@ -306,7 +305,7 @@ class Message:
 
     def to_record(self) -> RecordDict:
         written = self._written()
-        arrays: dict[str, dict[str, Array]] = {record: {} for record in written.records}
+        arrays: dict[str, dict[str, Array]] = {}
         for name, values in written.arrays.items():
             record, _, key = name.partition("/")
             arrays.setdefault(record, {})[key] = encode_array(key, values)

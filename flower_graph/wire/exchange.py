@@ -20,6 +20,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Generic, TypeVar
@@ -139,6 +140,13 @@ class Exchange:
         self.failures = Failures(grid)
         # Of earlier exchanges: message id to round, and when it is forgotten (time.monotonic())
         self._unanswered: dict[str, tuple[int, float]] = {}
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Leave the bytes of what is sent in the block out of the ledger."""
+        before = self.ledger.state_dict()
+        yield
+        self.ledger.load_state_dict(before)
 
     def nodes(self, min_nodes: int, timeout: float) -> list[int]:
         """Wait until enough nodes are connected; return the sorted ids of all.

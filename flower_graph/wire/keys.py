@@ -6,15 +6,14 @@ needs the same keys in both directions, so a latent vector and its gradient shar
 """
 
 # Records
-ARRAYS, AVERAGE, CONFIG, METRICS = "arrays", "average", "config", "metrics"
+ARRAYS, CONFIG, METRICS = "arrays", "config", "metrics"
 SERVER_ROUND = "server-round"  # the round, under the key of Flower's FedAvg
 CHECKPOINT = "checkpoint"
 HANDLED = "handled-messages"  # messages that a client has handled; 0 if it has no state of the run
 RUN_TOKEN, NOT_SAVED = "run-token", "not-saved"  # whose checkpoint; why a client could not write it
 # Several methods
 CLIENTS, ROWS, LEFT_OUT = "clients", "rows", "left-out"
-HIDDEN_SIZE, SEED = "hidden-size", "seed"
-NUM_FEATURES, NUM_CLASSES = "num-features", "num-classes"
+SEED = "seed"
 # Methods that average: whether a request's and an answer's arrays have a row for each client
 OWN_ARRAYS, ROW_EACH = "own-arrays", "row-each"
 # Secure sum, and the stage of the alignment that a request is for

@@ -40,11 +40,9 @@ def _value_bytes(value: object) -> int:
     """Count an entry without making objects: a reply may have forty thousand."""
     if isinstance(value, str | bytes):
         return len(value)
-    if not isinstance(value, list):
-        return 1 if isinstance(value, bool) else 8
-    if value and isinstance(value[0], str | bytes):  # Flower allows one type in a list
-        return sum(map(len, value))
-    return len(value) * (1 if value and isinstance(value[0], bool) else 8)
+    if isinstance(value, list):
+        return sum(map(_value_bytes, value))
+    return 1 if isinstance(value, bool) else 8
 
 
 class Traffic(TypedDict):

@@ -24,7 +24,7 @@ from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client
 from flower_graph.server.robust import make_robust
 from flower_graph.strategies.fedgls.config import APP, AVERAGING, FEDGLS, FedGLSConfig
-from flower_graph.strategies.fedgls.kept import called, newcomers_logits
+from flower_graph.strategies.fedgls.modules import called, newcomers_logits
 from flower_graph.strategies.fedgls.networks import (
     KNN,
     LEARNED,

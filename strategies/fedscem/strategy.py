@@ -93,7 +93,6 @@ from flower_graph.strategies.fedscem.messages import (
     union_terms,
 )
 from flower_graph.strategies.fedscem.vector import (
-    Means,
     RoundSum,
     check_counts,
     check_measured,
@@ -178,6 +177,12 @@ class EgoMembership(Membership):
         if answer.handled == 0 and self.begun & set(answer.clients):
             LOG.warning("node %d has lost its state: its clients begin anew", node)
 
+    def note_answers(self, clients: Iterable[int], nodes: Iterable[int]) -> None:
+        """Note who has taken part, and that its SuperNode knows its slots."""
+        self.begun |= set(clients)
+        for node in nodes:
+            self.unsent.pop(node, None)
+
     def begin_epoch(self) -> None:
         """Let the parties of a new epoch be aligned, and nobody else."""
         parties, aligner = self.parties, self.aligner
@@ -208,9 +213,9 @@ class EgoSession(Session):
         *,
         alignment: str,
         aggregation: str,
-        limit: float,
         resolution: float,
-        dropout: float,
+        limit: float = 32.0,
+        dropout: float = 0.3,
         least_holders: int = LEAST_HOLDERS,
         registry: Path | str | None = None,
         differ_by: int = USUAL_DIFFERENCE,
@@ -308,7 +313,7 @@ class EgoSession(Session):
                 server_round,
                 lambda node, content: aligner.take(node, entries_of(content)),
                 message_type="train.align",
-                max_reply_bytes=setup_bytes(self._most_clients)
+                max_reply_bytes=setup_bytes(self.most_clients)
                 + max(count_bytes(content) for content in contents.values()),
             )
 
@@ -325,7 +330,7 @@ class EgoSession(Session):
             server_round,
             partial(self._take_masked, length=length),
             message_type="train.union",
-            max_reply_bytes=reply_bytes(length, self._most_clients),
+            max_reply_bytes=reply_bytes(length, self.most_clients),
         )
         silent += [*replies.rejected, *self.sums.reveal(server_round, None)]
         result = self.sums.result()
@@ -344,7 +349,7 @@ class EgoSession(Session):
         return list(reply.clients.tolist())
 
     @property
-    def _most_clients(self) -> int:
+    def most_clients(self) -> int:
         return max(map(len, self.clients.values()), default=0)
 
     # A round
@@ -385,24 +390,9 @@ class EgoSession(Session):
             for node, clients in chosen.items()
             if clients and node in connected
         }
-        self.asked = {node: request.clients.tolist() for node, request in requests.items()}
         return requests
 
-    def ask(
-        self, server_round: int, requests: Mapping[int, EgoRequest], layout: Layout
-    ) -> dict[int, EgoReply]:
-        replies = self.send(
-            {node: request.to_record() for node, request in requests.items()},
-            server_round,
-            lambda node, content: self._take_vector(node, content, requests[node], layout),
-            max_reply_bytes=reply_bytes(layout.length, self._most_clients),
-        ).values
-        for node in replies:
-            self.members.unsent.pop(node, None)
-        self.members.begun |= set(self.clients_of(replies).tolist())
-        return replies
-
-    def _take_vector(
+    def take_vector(
         self, node: int, content: RecordDict, request: EgoRequest, layout: Layout
     ) -> EgoReply:
         reply = EgoReply.read(content, server_round=request.server_round, L=layout.length)
@@ -540,13 +530,9 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         model_sharing: str = "none",
         alignment: str = "psi",
         aggregation: str = "masked",
-        limit: float = 32.0,
         resolution: float = 2.0**-12,
-        dropout: float = 0.3,
-        least_holders: int = LEAST_HOLDERS,
         registry: Path | str | None = None,
-        differ_by: int = USUAL_DIFFERENCE,
-        **more: object,
+        **more: Any,  # arguments of ``EgoSession``
     ) -> None:
         for name, value, allowed in (
             ("variant", variant, VARIANTS),
@@ -566,12 +552,8 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             EgoSession(
                 alignment=alignment,
                 aggregation=aggregation,
-                limit=limit,
                 resolution=min(resolution, FINE) if shares_model else resolution,
-                dropout=dropout,
-                least_holders=least_holders,
                 registry=registry,
-                differ_by=differ_by,
                 seed=settings.seed,
                 **more,
             )
@@ -601,12 +583,13 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             session.sums.ready(server_round, session.sample(server_round))
         base = self.request(server_round)
         layout = self.layout(base)
-        requests = session.requests(server_round, base, layout.length)
-        self.answers = session.ask(server_round, requests, layout)
-        if requests and not self.answers:  # without requests the round is skipped
+        self._layout, self.requests = layout, session.requests(server_round, base, layout.length)
+        self.answers = self.send(server_round, "train").values
+        session.members.note_answers(session.clients_of(self.answers).tolist(), self.answers)
+        if self.requests and not self.answers:  # without requests the round is skipped
             raise NoClientsError(
-                f"round {server_round}: none of {len(requests)} SuperNodes gave a usable answer "
-                f"within {session.timeout:g} s; the log names the reasons"
+                f"round {server_round}: none of {len(self.requests)} SuperNodes gave a usable "
+                f"answer within {session.timeout:g} s; the log names the reasons"
             )
         silent = list(session.rejected)  # clients that fail after this have sent their vector
         result = session.close(server_round, self.answers)
@@ -614,14 +597,14 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         result.rejected += [{"node": one.node_id, "reason": one.reason} for one in silent]
         asked = sum(map(len, session.asked.values()))
         means = self.take(layout, result, base.ring, self.answers.values(), asked)
-        contrast = 0.0 if math.isnan(means.contrast) else means.contrast
+        loss, contrast = means["cross-entropy"], means["contrast"]
         report = self.report(
             server_round - 1,
             session.became_of(result),
-            means._asdict(),
-            loss=means.cross_entropy + self.settings.mu * contrast,
-            cross_entropy=means.cross_entropy,
-            regulariser=means.contrast,
+            means,
+            loss=loss + self.settings.mu * (0.0 if math.isnan(contrast) else contrast),
+            cross_entropy=loss,
+            regulariser=contrast,
             bytes=self.payload,
             parts=result.parts,
             skipped=result.skipped,
@@ -634,6 +617,12 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         early = [one for one in self._early if (one.get("node"), one.get("client")) not in named]
         report.rejected[:0], self._early = early, []
         return report
+
+    def read(self, node: int, content: RecordDict) -> EgoReply:
+        return self.session.take_vector(node, content, self.requests[node], self._layout)
+
+    def reply_bytes(self) -> int:
+        return reply_bytes(self._layout.length, self.session.most_clients)
 
     def rejoin(self) -> list[str]:
         """Have the clients load a checkpoint, and count its bytes, since it sets up a new run."""
@@ -714,7 +703,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         ring: Ring | None,
         replies: Iterable[EgoReply],
         asked: int,
-    ) -> Means:
+    ) -> dict[str, float]:
         """Keep a sum's embeddings for the next round; return its figures of the last one."""
         self._count(layout, found, asked, 8 if ring is None else ring.word // 8)
         self.sums = self.counts = None

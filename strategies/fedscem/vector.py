@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -253,25 +252,15 @@ class RoundSum:
     parts: dict[str, float] = field(default_factory=dict)  # Seconds of the round's parts
 
 
-class Means(NamedTuple):
-    """Means over clients of their measurements; NaN where no client has any."""
-
-    cross_entropy: float
-    contrast: float
-    train: float
-    val: float
-    test: float
-
-
-def mean_metrics(sums: Mapping[str, float], tau: float) -> Means:
-    """Turn sums over clients of ``measure``'s results into means."""
+def mean_metrics(sums: Mapping[str, float], tau: float) -> dict[str, float]:
+    """Turn sums over clients of ``measure``'s results into means; NaN where no client has any."""
 
     def mean(name: str, count: str) -> float:
         return sums[name] / sums[count] if sums[count] > 0 else math.nan
 
-    contrast = mean("contrast", "has-contrast") * contrast_scale(tau)
-    accuracies = (mean(role, f"has-{role}") for role in ROLES)
-    return Means(mean("cross-entropy", "has-train"), contrast, *accuracies)
+    means = {name: mean(name, f"has-{name}") for name in (*ROLES, "contrast")}
+    means["contrast"] *= contrast_scale(tau)
+    return means | {"cross-entropy": mean("cross-entropy", "has-train")}
 
 
 def measure(judged: Metrics, contrast: Tensor | None, tau: float) -> NDArray[np.float64]:

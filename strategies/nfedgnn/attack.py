@@ -79,47 +79,18 @@ def read(
 ) -> tuple[UserSettings, dict[int, list[Step]]]:
     """Return the users' settings, and what some of them were sent and have answered."""
     steps = {user: list[Step]() for user in users}
-    applied = dict[tuple[str, int], int]()
-
-    def is_new(kind: str, user: int, server_round: int) -> bool:
-        before = applied.get((kind, user), 0)
-        applied[kind, user] = max(before, server_round)
-        return server_round > before
-
+    taken = dict.fromkeys(users, 0)  # the round of the last mean of each
     for request, reply in requests_of(exchanges, RelayRequest):
-        latent, mean, rounds = reply("relay"), request.average, request.gradient_round.tolist()
+        latent, mean = reply("relay"), request.average
         for index, user in enumerate(request.users.tolist()):
-            gradient = request.gradient[index] if is_new("gradient", user, rounds[index]) else None
-            takes = mean is not None and is_new("average", user, request.average_round)
-            step = Step(gradient, mean if takes else None, latent[index], request.learning_rate)
-            if user in steps:
-                steps[user].append(step)
+            if user not in steps:
+                continue
+            gradient = request.gradient[index] if request.gradient_round[index] else None
+            takes = mean is not None and taken[user] < request.average_round
+            taken[user] = request.average_round if takes else taken[user]
+            average = mean if takes else None
+            steps[user].append(Step(gradient, average, latent[index], request.learning_rate))
     return request.settings, {user: local for user, local in steps.items() if local}
-
-
-def attack(
-    exchanges: Sequence[Exchange],
-    x: Floats,
-    rng: np.random.Generator,
-    *,
-    users: int = USERS,
-    sums_to_one: bool = False,
-    is_common: bool = False,
-) -> list[Finding]:
-    """Recover the features of some users, and compare users."""
-    # x [n, f]
-    having = np.flatnonzero((x != 0).any(1))
-    drawn = rng.choice(having, min(users, having.size), replace=False).tolist()
-    if is_common:
-        seen = read_common(exchanges, *x.shape)
-        scores, latents = scores_of(seen, drawn, x.shape[1]), list(seen.latents.values())
-    else:
-        scores = own_scores(exchanges, drawn, x.shape[1], sums_to_one=sums_to_one)
-        request, reply = next(requests_of(exchanges, RelayRequest))
-        latents = [np.zeros((len(x), request.settings.latent_size))]
-        latents[0][request.users] = reply("relay")
-    found = [_measure(f"features, {name}", x, one, rng) for name, one in scores.items()]
-    return [*found, compare(latents, x, rng)]
 
 
 def own_scores(
@@ -249,16 +220,14 @@ def _unexplained(matrix: Floats, target: Floats) -> float:
 # One layer for all ------------------------------------------------------------------------------
 
 
-class CommonSeen(NamedTuple):
-    """The contents of the messages of a run with one layer."""
+def common_scores(
+    exchanges: Sequence[Exchange], drawn: Sequence[int], users: int, features: int
+) -> tuple[Scores, list[Floats]]:
+    """Score users' features by the equations of one round and of all rounds.
 
-    latents: dict[int, Floats]  # [n, h] without dropout, by the round of the layer's last step
-    layers: dict[int, Floats]  # [f, h] the layer of each of these rounds, as the server has it
-    reads_sums: bool  # whether the server has followed the layer, or guesses it
-
-
-def read_common(exchanges: Sequence[Exchange], users: int, features: int) -> CommonSeen:
-    """Follow the layer by the sums, if they can be read, and collect latent vectors."""
+    Follow the layer by the sums, if they can be read; return the rounds' latent vectors, too.
+    """
+    # [n, h] without dropout, by the round of the layer's last step; and what the step was made of
     latents, steps = dict[int, Floats](), dict[int, tuple[Floats, float]]()
     for request, reply in requests_of(exchanges, LatentRequest):
         settings, advance, at = request.settings, request.advance, request.advance.layer_round
@@ -268,30 +237,23 @@ def read_common(exchanges: Sequence[Exchange], users: int, features: int) -> Com
             here = latents.setdefault(at, np.zeros((users, settings.latent_size)))
             here[request.measured] = reply("measured")
     weight = shared_linear_weight(features, settings)
-    adam, layers = Adam([weight], weight_decay=settings.weight_decay), dict[int, Floats]()
+    adam, layers = Adam([weight], weight_decay=settings.weight_decay), list[Floats]()
     for at in sorted(latents):
         if at in steps:
             weight.grad, adam.lr = torch.from_numpy(steps[at][0]), steps[at][1]
             adam.step()
-        layers[at] = weight.numpy().astype(float).copy()
-    return CommonSeen(latents, layers, bool(steps))
-
-
-def scores_of(seen: CommonSeen, users: Sequence[int], features: int) -> Scores:
-    """Score users' features by the equations of one round and of all rounds."""
-    every = sorted(seen.latents)
+        layers.append(weight.numpy().astype(float).copy())
     result: Scores = {}
-    how = "the layer followed" if seen.reads_sums else "the seed's first weights"
-    for name, rounds in (("one round", every[:1]), (f"{len(every)} rounds", every)):
-        bias = np.concatenate([seen.layers[at][features:].sum(0) for at in rounds])
-        matrix = np.concatenate([seen.layers[at][:features] for at in rounds], 1)
-        target = {
-            user: np.concatenate([seen.latents[at][user] for at in rounds]) - bias for user in users
-        }
+    how = "the layer followed" if steps else "the seed's first weights"
+    seen = [latents[at] for at in sorted(latents)]
+    for name, count in (("one round", 1), (f"{len(seen)} rounds", len(seen))):
+        bias = np.concatenate([layer[features:].sum(0) for layer in layers[:count]])
+        matrix = np.concatenate([layer[:features] for layer in layers[:count]], 1)
+        targets = np.concatenate(seen[:count], 1) - bias
         for kind, solve in (("least squares", least_squares), ("sparse", sparse_from_one)):
-            found = {user: solve(value, matrix) for user, value in target.items()}
+            found = {user: solve(targets[user], matrix) for user in drawn}
             result[f"{kind}, {name}, by {how}"] = found
-    return result
+    return result, seen
 
 
 def compare(latents: Sequence[Floats], x: Floats, rng: np.random.Generator) -> Finding:
@@ -339,6 +301,17 @@ class RelayAudit(Audit[NFedGNNConfig, object]):
         return 1
 
     def attack(self, config: NFedGNNConfig, grid: RecordingGrid, method: object) -> list[Finding]:
-        x, sums_to_one = cached_data(config).x.to_dense().numpy(), "row" in config.data.features
-        how = {"sums_to_one": sums_to_one, "is_common": config.strategy.share == SUMMED}
-        return attack(grid.exchanges, x, audit_rng(config), **how)
+        """Recover the features of some users, and compare users."""
+        x, rng = cached_data(config).x.to_dense().numpy(), audit_rng(config)
+        having = np.flatnonzero((x != 0).any(1))
+        drawn = rng.choice(having, min(USERS, having.size), replace=False).tolist()
+        if config.strategy.share == SUMMED:
+            scores, latents = common_scores(grid.exchanges, drawn, *x.shape)
+        else:
+            sums_to_one = "row" in config.data.features
+            scores = own_scores(grid.exchanges, drawn, x.shape[1], sums_to_one=sums_to_one)
+            request, reply = next(requests_of(grid.exchanges, RelayRequest))
+            latents = [np.zeros((len(x), request.settings.latent_size))]
+            latents[0][request.users] = reply("relay")
+        found = [_measure(f"features, {name}", x, one, rng) for name, one in scores.items()]
+        return [*found, compare(latents, x, rng)]

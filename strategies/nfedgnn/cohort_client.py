@@ -187,14 +187,10 @@ class NodeClient(UsersClient):
             more["device"] = "cpu"  # what is read from the disk changes there
             self._file = rows_dir / f"users-{node_name(context)}.rows"
             if more.get("user_model") is not None or state_key(context) is not None:
-                raise ValueError(
-                    f"rows_dir: {rows_dir} is for the paper's linear map, and its file is not "
-                    "encrypted: leave out rows_dir, or user_model and state-key"
-                )
+                raise ValueError("rows_dir: not with user_model, nor with state-key")
         super().__init__(context, x, users, **more)
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Apply the relayed gradients, then answer with latent vectors (steps 2 and 3)."""
         request = RelayRequest.from_numpy(parameters, config)
         with self._updated(request) as (cohort, users):
             reply = RelayReply(request.server_round, cohort.forward(users).cpu().numpy())
@@ -283,31 +279,22 @@ class NodeClient(UsersClient):
                 rows = int((ptr[place + 1] - ptr[place]).sum())
                 count = rows * len(ADAM_TENSORS) * request.settings.latent_size
                 row_file.check_room(self._file, count)
-            self._average(cohort, place, tensors[AVERAGE_ROUND], request)
-            self._step(cohort, place, tensors[GRADIENT_ROUND], request)
+            # The users that have not taken this average yet
+            taken = tensors[AVERAGE_ROUND]
+            due = place[taken[place] < request.average_round]
+            if request.average is not None and due.numel():
+                cohort.set_weights(self._unless_all(due), torch.from_numpy(request.average))
+                taken[due] = request.average_round
+            # The users for which the gradient is new
+            stepped, rounds = tensors[GRADIENT_ROUND], torch.from_numpy(request.gradient_round)
+            fresh = stepped[place] < rounds
+            due = place[fresh]
+            if due.numel():
+                gradient = torch.from_numpy(request.gradient)
+                gradient = gradient if due.numel() == rounds.numel() else gradient[fresh]
+                cohort.step(self._unless_all(due), gradient, request.learning_rate)
+                stepped[due] = rounds[fresh].to(stepped)
             yield cohort, self._unless_all(place)
-
-    def _average(
-        self, cohort: LinearCohort, place: Tensor, seen: Tensor, request: RelayRequest
-    ) -> None:
-        """Replace the weights of the users that have not taken this average yet."""
-        due = place[seen[place] < request.average_round]
-        if request.average is not None and due.numel():
-            cohort.set_weights(self._unless_all(due), torch.from_numpy(request.average))
-            seen[due] = request.average_round
-
-    def _step(
-        self, cohort: LinearCohort, place: Tensor, seen: Tensor, request: RelayRequest
-    ) -> None:
-        """Step the users for which the request's gradient is new."""
-        rounds = torch.from_numpy(request.gradient_round).to(torch.int32)
-        fresh = seen[place] < rounds
-        due = place[fresh]
-        if due.numel():
-            gradient = torch.from_numpy(request.gradient)
-            gradient = gradient if due.numel() == rounds.numel() else gradient[fresh]
-            cohort.step(self._unless_all(due), gradient, request.learning_rate)
-            seen[due] = rounds[fresh]
 
     def _makers(self, settings: UserSettings) -> Makers[Opened]:
         def start() -> Tensors:

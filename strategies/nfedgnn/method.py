@@ -38,7 +38,7 @@ from flower_graph.errors import ConfigError, DataError, RefusedError
 from flower_graph.flower_compat import Mod
 from flower_graph.method import Method, Partition
 from flower_graph.method.permits import ALLOW_TRUST, PLAIN
-from flower_graph.models import PairModel, build_server_model
+from flower_graph.models import PairModel, SplitModel, build_server_model
 from flower_graph.privacy.local import PrivateRows, client_noise
 from flower_graph.rng import seeded
 from flower_graph.storage.files import DATA_FOLDER, PARTITION, PARTITIONS
@@ -53,7 +53,7 @@ from flower_graph.strategies.nfedgnn.config import (
     UserData,
     steadying,
 )
-from flower_graph.strategies.nfedgnn.server_model import HeldLinks
+from flower_graph.strategies.nfedgnn.server_model import held_links
 from flower_graph.strategies.nfedgnn.strategy import RelayStrategy, SplitGradientRelay
 from flower_graph.strategies.nfedgnn.summed import MaskedGradientRelay, SummedGradientRelay
 
@@ -89,14 +89,8 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         else:
             classes = {"num_classes": folder.manifest.classes, "classes": folder.class_names}
             data = SimpleNamespace(**folder.tensors, **classes)
-        split = build_server_model(
-            config.model.name,
-            hidden=config.model.hidden,
-            heads=config.model.heads,
-            classes=row_size(config) if config.task == LINKS else int(data.num_classes),
-            dropout=config.model.dropout,
-            seed=config.seed,
-        )
+        classes = row_size(config) if config.task == LINKS else int(data.num_classes)
+        split = split_model(config, classes)
         model: nn.Module = split
         if config.task == LINKS and config.links.decoder == MLP:
             with seeded(torch.device("cpu"), config.seed, "pair-decoder"):
@@ -107,7 +101,7 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
             "section": config.strategy,
             "seed": config.seed,
             "device": config.device,
-            "links": held_links(config) if config.task == LINKS else None,
+            "links": config.links if config.task == LINKS else None,
             **checkpoint_settings(config, out),
         }
         strategy: AnyRelay
@@ -166,7 +160,7 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         graph = users_graph(config)
         if config.task != LINKS:
             return graph_baselines(graph)
-        split = held_links(config).split(graph.edge_index, graph.num_nodes)
+        split = held_links(graph.edge_index, graph.num_nodes, config.links, config.seed)
         return link_baselines([(graph.x, split)], config.metrics[0])
 
     def least_memory(self, config: NFedGNNConfig) -> int:
@@ -207,10 +201,10 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
 METHOD = NFedGNN()
 
 
-def held_links(config: NFedGNNConfig) -> HeldLinks:
-    """Return which edges are held out."""
-    how = config.links
-    return HeldLinks(how.val, how.test, config.seed if how.seed is None else how.seed)
+def split_model(config: NFedGNNConfig, classes: int) -> SplitModel:
+    """Build the server's part of the network with its first weights."""
+    how = {name: getattr(config.model, name) for name in ("hidden", "heads", "dropout")}
+    return build_server_model(config.model.name, classes=classes, seed=config.seed, **how)
 
 
 def row_size(config: NFedGNNConfig) -> int:
@@ -307,25 +301,19 @@ def _numbers(old: Graph, new: NewGraph, left: Sequence[str]) -> Tensor:
     number = torch.arange(count)
     if old.names is not None and new.names is not None:
         place = {name: user for user, name in enumerate(old.names)}
-        missing = [name for name in place.keys() - set(new.names) if name not in left]
+        missing = place.keys() - {*new.names, *left}
         if missing:
-            raise DataError(
-                f"has no node {min(missing)!r}, who is in the run: give the whole grown graph, or "
-                "name who left in data.remove"
-            )
+            what = "give the whole grown graph, or name users that left in data.remove"
+            raise DataError(f"has no node {min(missing)!r}, a user of the run: {what}")
         old_number = torch.tensor([place.get(name, -1) for name in new.names])
         return torch.where(old_number < 0, n - 1 + (old_number < 0).cumsum(0), old_number)
     if count < n:
-        raise DataError(
-            f"has {count} nodes, the run {n}: give the whole grown graph, old users first"
-        )
+        raise DataError(f"has {count} nodes, the run {n}: give the whole graph, old users first")
     if "x" in new.values:
         other = (new.x[:n] != old.x).any(1)
         if other.any():
-            raise DataError(
-                f"node {int(other.nonzero()[0])} has other features than in the run: old users "
-                "come first, in the order of the run"
-            )
+            node = int(other.nonzero()[0])
+            raise DataError(f"node {node} has other features than in the run, whose users go first")
     return number
 
 

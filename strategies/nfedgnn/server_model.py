@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
+from flower_graph.config.module import LinksSection
 from flower_graph.config.rules import at_least
 from flower_graph.data.description import server_graph
 from flower_graph.errors import DataError, DivergedError
@@ -218,10 +219,8 @@ class RelayServer:
         """Compute the cross-entropy of the training nodes whose users were heard."""
         # logits [n, c], heard [n]
         if logits.shape[1] < self.num_classes:
-            raise DataError(
-                f"y has {self.num_classes - 1}, but the server's model gives {logits.shape[1]} "
-                "classes: flower_graph.data.as_graph(data) numbers classes from 0 on"
-            )
+            text = f"y has {self.num_classes - 1}, the model gives {logits.shape[1]} classes"
+            raise DataError(f"{text}: flower_graph.data.as_graph(data) numbers classes from 0 on")
         train = self.masks["train"] & heard
         # Until a labelled user has answered there is nothing but the regulariser to learn from.
         if not train.any():
@@ -256,7 +255,8 @@ class RelayServer:
         """Return the accuracy over each mask; NaN where a mask is missing or empty."""
         self.judged = self.judge()
         right = self.judged.logits.argmax(1) == self.judged.y
-        return {name: _share(right[mask]) for name, mask in self.judged.masks.items()}
+        shares = {name: right[mask] for name, mask in self.judged.masks.items()}
+        return {k: int(one.sum()) / len(one) if len(one) else math.nan for k, one in shares.items()}
 
     def state_dict(self) -> dict[str, object]:
         average = {"average": self.eval_model.state_dict()} if self._decay else {}
@@ -284,24 +284,13 @@ def first_rows(tensor: Tensor, count: int) -> Tensor:
     return torch.cat([tensor, tensor.new_zeros(more, *tensor.shape[1:])]) if more else tensor
 
 
-def _share(right: Tensor) -> float:
-    return int(right.sum()) / right.numel() if right.numel() else math.nan
-
-
 # Links -------------------------------------------------------------------------------------------
 
 
-class HeldLinks(NamedTuple):
-    """Which shares of the edges are held out, and the seed of the draw."""
-
-    val: float
-    test: float
-    seed: int
-
-    def split(self, edge_index: Tensor, num_nodes: int) -> LinkSplit:
-        """Hold out edges of the whole graph as one client with number 0 would."""
-        rng = generator(self.seed, "links", 0)
-        return split_links(edge_index, num_nodes, self.val, self.test, rng)
+def held_links(edge_index: Tensor, num_nodes: int, links: LinksSection, seed: int) -> LinkSplit:
+    """Hold out edges of the whole graph as one client with number 0 would."""
+    rng = generator(seed if links.seed is None else links.seed, "links", 0)
+    return split_links(edge_index, num_nodes, links.val, links.test, rng)
 
 
 class LinkRelayServer(RelayServer):
@@ -312,14 +301,14 @@ class LinkRelayServer(RelayServer):
     """
 
     # Any: arguments are those of its parent
-    def __init__(self, *data_and_model: Any, links: HeldLinks, **more: Any) -> None:
+    def __init__(self, *data_and_model: Any, links: LinksSection, **more: Any) -> None:
         self.links = links
         super().__init__(*data_and_model, **more)
 
     def take(self, data: Any, left: Sequence[int] = ()) -> None:
         """Take a graph; hold out some of its edges. Labels and masks of nodes play no part."""
         edges, n = server_graph(data).edge_index, int(data.y.shape[0])
-        split = self.links.split(edges, n)
+        split = held_links(edges, n, self.links, self.seed)
         self.split = LinkSplit(*(part.to(self.device) for part in vars(split).values()))
         self.whole = edges.to(self.device)
         super().take(data, left)

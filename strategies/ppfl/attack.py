@@ -21,6 +21,7 @@ from flower_graph.audit.attacks import (
 )
 from flower_graph.audit.deviating import Deviation, of_sums
 from flower_graph.audit.scores import Finding, cosines, ranking
+from flower_graph.config.rules import require
 from flower_graph.data.folders.client_folder import clients_path
 from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.data.sources.datasets import cached_data
@@ -32,6 +33,7 @@ from flower_graph.wire.fields import split_rows
 # Most pairs without an edge that are compared with pairs that have one
 PAIRS = 20_000
 Holders = HoldsGraphs[PPFLConfig, OverlappingGraph]
+Pairs = NDArray[np.int64]  # [e, 2] places of public nodes
 Near = Mapping[int, NDArray[np.float64]]  # cosines of public nodes, [p, p], by client
 
 
@@ -45,20 +47,17 @@ class Graph(NamedTuple):
 
 def last_rows(exchanges: Sequence[Exchange], *, sent: bool) -> dict[int, NDArray[np.floating]]:
     """Return each client's last embeddings, ``[p, d]``, or the last means that it got."""
-    result: dict[int, NDArray[np.floating]] = {}
-    sizes: dict[int, int] = {}
+    result, sizes = dict[int, NDArray[np.floating]](), dict[int, int]()
     for one in of_kind(exchanges, "query"):
         config = config_of(one.reply)
-        sizes |= zip(map(int, config[keys.CLIENTS]), map(int, config[keys.ROWS]), strict=True)
+        sizes |= zip(config[keys.CLIENTS], config[keys.ROWS], strict=True)
     for one in of_kind(exchanges, "train"):
-        content = one.reply if sent else one.request
+        content, asked = one.reply if sent else one.request, config_of(one.request)
         if keys.PUBLIC not in content.array_records.get(keys.ARRAYS, ()):
             continue
-        asked = config_of(one.request)
-        clients = [int(client) for client in asked[keys.CLIENTS]]
         rows = array_of(content, keys.ARRAYS, keys.PUBLIC)
-        parts = split_rows(rows, [sizes[client] for client in clients])
-        chosen = zip(clients, parts, asked[keys.WITH_TARGETS], strict=True)
+        parts = split_rows(rows, [sizes[client] for client in asked[keys.CLIENTS]])
+        chosen = zip(asked[keys.CLIENTS], parts, asked[keys.WITH_TARGETS], strict=True)
         result |= {client: part for client, part, flag in chosen if flag or sent}
     return result
 
@@ -81,8 +80,8 @@ def attack(exchanges: Sequence[Exchange], graph: Graph, rng: np.random.Generator
     name = "between which public nodes a client has a private one (no public one, no edge)"
     linked = [(one, edges, absent) for one in near.values()]
     return [
-        ranking("which public nodes have an edge", *_scored(linked)),
-        ranking(name, *_scored(private)),
+        _ranked("which public nodes have an edge", linked),
+        _ranked(name, private),
         _owners(near, graph),
     ]
 
@@ -111,21 +110,18 @@ def _joined(edges: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return (counts @ counts.T) > 0
 
 
-def _draw(pairs: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    if len(pairs) <= PAIRS:
-        return pairs
-    return pairs[rng.choice(len(pairs), PAIRS, replace=False)]
+def _draw(pairs: Pairs, rng: np.random.Generator) -> Pairs:
+    is_few = len(pairs) <= PAIRS
+    return pairs if is_few else pairs[rng.choice(len(pairs), PAIRS, replace=False)]
 
 
-def _scored(
-    cases: Sequence[tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]],
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    scores, truth = [], []
+def _ranked(name: str, cases: Sequence[tuple[NDArray[np.float64], Pairs, Pairs]]) -> Finding:
+    """Rank pairs by their cosines: of each client the true pairs, and pairs that are not."""
+    scores, truth = list[NDArray[np.float64]](), list[bool]()
     for near, yes, no in cases:
-        for pairs, is_true in ((yes, True), (no, False)):
-            scores.append(near[pairs[:, 0], pairs[:, 1]])
-            truth.append(np.full(len(pairs), is_true))
-    return np.concatenate(scores), np.concatenate(truth)
+        scores += [near[tuple(yes.T)], near[tuple(no.T)]]
+        truth += [True] * len(yes) + [False] * len(no)
+    return ranking(name, np.concatenate(scores), truth)
 
 
 class EmbeddingAudit(Audit[PPFLConfig, Holders]):
@@ -142,11 +138,8 @@ class EmbeddingAudit(Audit[PPFLConfig, Holders]):
     def refuse(self, config: PPFLConfig) -> None:
         if config.strategy.name == LOCAL:
             raise ConfigError(f"strategy.name: {LOCAL} has no audit: its clients send nothing")
-        if clients_path(config.data) is not None:
-            why = "a folder with a graph of each client; the audit judges by the whole graph"
-            raise ConfigError(
-                f"data.name: {config.data.name!r} is {why}; name a data set or a file"
-            )
+        allowed = "a data set or a file: the audit judges by the whole graph"
+        require(clients_path(config.data) is None, "data.name", config.data.name, allowed)
 
     def counterparts(self, config: PPFLConfig, noisy: Sequence[list[str]]) -> list[list[str]]:
         pairs = ["strategy.alignment=pairs"] if config.strategy.alignment == SECURE else []

@@ -42,12 +42,8 @@ class PartitionConfig(OverlapSection):
     """Public and private nodes of the clients, and the split of nodes."""
 
     clients: int = setting(4, at_least(1), help="clients")
-    label_noise: float = setting(
-        0.0, BELOW_ONE, help="share of a client's training nodes whose label is another class's"
-    )
-    seed: int | None = setting(
-        None, SEED, help="of public and private nodes, roles and noise; null: the run's"
-    )
+    label_noise: float = setting(0.0, BELOW_ONE, help="share of wrong labels in training")
+    seed: int | None = setting(None, SEED, help="of nodes, roles and noise; null: the run's")
     ratios: list[float] = setting(
         [0.6, 0.2, 0.2],
         Rule("three shares that add up to at most 1", _are_shares),
@@ -73,42 +69,28 @@ class DeepWalkConfig:
     window: int = setting(5, at_least(1), help="nodes on each side that a node predicts")
     negative: int = setting(5, at_least(1), help="drawn nodes for each predicted one")
     epochs: int = setting(1, at_least(1), help="passes over a round's walks")
-    learning_rate: float = setting(
-        0.025, ABOVE_ZERO, help="step size at the beginning of the first round"
-    )
+    learning_rate: float = setting(0.025, ABOVE_ZERO, help="step size at the first round's start")
     final_learning_rate: float = setting(0.0001, ABOVE_ZERO, help="step size at its end")
-    decay: float = setting(
-        1.0, SHARE, help="what each round's step sizes are of those of the round before"
-    )
+    decay: float = setting(1.0, SHARE, help="factor of the step sizes from round to round")
 
 
 @dataclass
 class GATConfig:
     """The two-layer GAT of ``model.name: gat``, which trains in each round."""
 
-    heads: int = setting(
-        1, at_least(1), help="heads of the hidden layer, which share `model.dimension`"
-    )
+    heads: int = setting(1, at_least(1), help="hidden heads, which share `model.dimension`")
     epochs: int = setting(20, at_least(1), help="epochs in a round")
     learning_rate: float = setting(0.005, ABOVE_ZERO, help="Adam's step size")
     weight_decay: float = setting(5e-4, NOT_NEGATIVE, help="Adam's L2 weight")
     dropout: float = setting(0.6, BELOW_ONE, help="of features, hidden layer and attention")
-    beta: float = setting(
-        1.0,
-        NOT_NEGATIVE,
-        help="weight of the cosine distance to the aligned means; 0: local training",
-    )
+    beta: float = setting(1.0, NOT_NEGATIVE, help="weight of the pull to the means; 0: none")
 
 
 @dataclass
 class ModelConfig:
     """The embedding model."""
 
-    name: str = setting(
-        DEEPWALK,
-        choice(*MODELS),
-        help="what embeds the nodes; `deepwalk` needs the extra of this name",
-    )
+    name: str = setting(DEEPWALK, choice(*MODELS), help="`deepwalk` needs the extra of this name")
     dimension: int = setting(16, at_least(1), help="numbers of an embedding")
 
 
@@ -117,12 +99,8 @@ class JudgeConfig:
     """The evaluation of embeddings: scikit-learn's classifiers, cross-validated at each client."""
 
     folds: int = setting(5, at_least(2), help="folds of the cross-validation")
-    every: int = setting(
-        1, at_least(1), help="rounds from one evaluation to the next; the last round always has one"
-    )
-    mlp: bool = setting(
-        True, help="whether an MLP evaluates too after the last round, which takes the longest"
-    )
+    every: int = setting(1, at_least(1), help="rounds between evaluations; the last has one")
+    mlp: bool = setting(True, help="whether an MLP, too, judges the last round; it takes longest")
 
 
 @dataclass
@@ -132,9 +110,7 @@ class StrategyConfig(OpenedSums):
     name: str = setting(ALIGNED, choice(*METHODS), help="`local`: nothing is shared")
     alignment: str = setting(PAIRS, choice(*FORMS), help="how embeddings are aligned")
     rotations_only: bool = setting(False, help="leave reflections out")
-    absent: str = setting(
-        LEAVE_OUT, choice(*ABSENT), help="what stands for clients that did not answer"
-    )
+    absent: str = setting(LEAVE_OUT, choice(*ABSENT), help="for clients that did not answer")
 
     def validate(self) -> None:
         readable = {

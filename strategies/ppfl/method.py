@@ -67,13 +67,13 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
     ) -> ProcrustesAlignment:
         if folder is None:  # the clients are in this process, too, or in others like it
             require_gensim(config)
-        how, kind, names = config.strategy, ProcrustesAlignment, ("participation",)
+        how = config.strategy
+        kind: type[ProcrustesAlignment] = ProcrustesAlignment
+        names: tuple[str, ...] = ("participation", "alignment", "rotations_only", "absent")
         if how.name == LOCAL:
-            kind = LocalEmbedding
+            kind, names = LocalEmbedding, names[:1]
         elif config.masks_sums:
             kind, names = SecureConsensus, ("rotations_only", "least_holders", *OF_PARTIES)
-        else:
-            names = (*names, "alignment", "rotations_only", "absent")
         given: dict[str, Any] = {name: getattr(how, name) for name in names}
         given |= {"min_nodes": how.fewest_nodes, "seed": config.seed}
         strategy = kind(**given, **checkpoint_settings(config, out))

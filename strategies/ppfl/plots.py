@@ -34,14 +34,14 @@ def save_alignment(path: Path, reports: Sequence[RoundReport], *, title: str) ->
     figure = Figure(figsize=(8.4, 3.6), layout="constrained")
     precision, accuracy = figure.subplots(1, 2)
     rounds = [report.round for report in reports]
-    for name, key in PRECISIONS.items():
-        line(precision, rounds, [report.alignment.get(key, math.nan) for report in reports], name)
-    for name, field in (("validation", "val_accuracy"), ("test", "test_accuracy")):
-        # Clients may evaluate their embeddings in some rounds only.
-        judged = [r for r in reports if math.isfinite(getattr(r, field))]
-        if judged:
-            values = [getattr(report, field) for report in judged]
-            line(accuracy, [report.round for report in judged], values, name)
+    # Clients may evaluate their embeddings in some rounds only: curves bridge the others
+    named = {"validation": "val_accuracy", "test": "test_accuracy"}
+    shares = {n: [one.alignment.get(k, math.nan) for one in reports] for n, k in PRECISIONS.items()}
+    accuracies = {name: [getattr(one, field) for one in reports] for name, field in named.items()}
+    for axes, curves in ((precision, shares), (accuracy, accuracies)):
+        for name, values in curves.items():
+            if any(map(math.isfinite, values)):
+                line(axes, rounds, values, name)
     _finish_share(precision, "alignment precision", legend=True)
     finish(accuracy, "accuracy", legend=bool(accuracy.lines), x_label=X_LABEL)
     figure.suptitle(title, fontsize=11)
@@ -57,11 +57,11 @@ def plot_alignment(path: Path, columns: Mapping[str, Curves]) -> None:
     for index, (title, curves) in enumerate(columns.items()):
         upper, lower = axes[0, index], axes[1, index]
         for number, (name, rows) in enumerate(curves.precision.items()):
-            band(upper, rows, f"{title}, {name}", number, name)
+            band(upper, rows, number, name)
         for name, rows in curves.accuracy.items():
             # Colours of their own: the precisions above have the first three.
             number = len(PRECISIONS) + methods.index(name)
-            band(lower, rows, f"{title}, {name}", number, name)
+            band(lower, rows, number, name)
         if curves.reference is not None:
             lower.axhline(curves.reference, color=GREY, linewidth=1.2, label="full graph")
         upper.set_title(title, fontsize=10)

@@ -124,10 +124,7 @@ def test_committed_tables_come_out_of_the_committed_runs(
         copyfile(folder / file, tmp_path / file)
     store, paper = Store(tmp_path), selected(read_paper(name), {})
     has = {run.config for run in store.kept}
-    tables = {
-        key: [line for line in lines if line.config in has] for key, lines in paper.tables.items()
-    }
-    paper = replace(paper, tables=tables)
+    paper = paper.having({line: line for line in paper.lines if line.config in has})
     measured = {
         line: [
             row
@@ -424,8 +421,9 @@ def small(name: str, **only: list[str]) -> Paper:
     words, settings = SMALL[name]
     paper = selected(read_paper(name), {"data": ["Cora"], **words, **only}, [0], 2)
     more = ["data.name=cora-linqs", *settings]
-    lines = {line: replace(line, settings=[*line.settings, *more]) for line in paper.lines}
-    return replace(paper, tables={k: [lines[one] for one in v] for k, v in paper.tables.items()})
+    return paper.having(
+        {line: replace(line, settings=[*line.settings, *more]) for line in paper.lines}
+    )
 
 
 def small_comparison(name: str, out: Path, **only: list[str]) -> list[dict[str, Any]]:

@@ -5,15 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from numpy.typing import NDArray
 
 from flower_graph.apps.cli.audit import audit_run, settings_of
 from flower_graph.audit.scores import Finding, _guess_variance
-from flower_graph.wire.arrays import encode_array
 
 DATA = """
 data:
@@ -43,17 +37,6 @@ def audited(folder: Path, app: str, *overrides: str) -> dict[str, Finding]:
     name = small_yaml(folder, app)
     ((_, config),) = settings_of(name, overrides, rounds=None, epsilons=[], alone=True)
     return {finding.attack: finding for finding in audit_run(config)[0]}
-
-
-def message(
-    config: Mapping[str, Any], arrays: Mapping[str, Mapping[str, NDArray[Any]]] | None = None
-) -> RecordDict:
-    """Make a message of config entries and arrays by record and key."""
-    content = RecordDict({"config": ConfigRecord(dict(config))})
-    for record, parts in (arrays or {}).items():
-        encoded = {key: encode_array(key, np.asarray(value)) for key, value in parts.items()}
-        content[record] = ArrayRecord(encoded)
-    return content
 
 
 def is_a_guess(finding: Finding) -> bool:

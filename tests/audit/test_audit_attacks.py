@@ -173,14 +173,12 @@ def test_clients_see_through_lies_about_dropouts_and_not_about_an_alignment(
     assert found.success == success
 
 
+UNTRUSTED = ALL["fedscem"].with_("strategy.dropout=0.3", "strategy.trust=malicious-server")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("setup", "lies"),
-    [
-        (ALL["fedscem"].with_("strategy.dropout=0.3", "strategy.trust=malicious-server"), 5),
-        (ALL["deepwalk, secure, untrusted"], 3),
-    ],
-    ids=["fedscem", "deepwalk"],
+    ("setup", "lies"), [(UNTRUSTED, 5), (ALL["deepwalk, secure, untrusted"], 3)]
 )
 def test_clients_that_do_not_trust_the_server_show_it_nothing(setup: Setup, lies: int) -> None:
     """Each lie is told (else `_deviating_run` fails), and opens no vector and no identity."""

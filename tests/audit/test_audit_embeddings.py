@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from audit_helpers import by_words, is_a_guess, message
+from audit_helpers import by_words, is_a_guess
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.audit.attacks import Exchange
 from flower_graph.audit.scores import Finding
 from flower_graph.strategies.ppfl import attack as embeddings
 from flower_graph.strategies.ppfl.attack import Graph
-from flower_graph.wire.arrays import pack_integers
+from flower_graph.wire.arrays import encode_array
 
 PUBLIC = 40
 
@@ -33,16 +34,21 @@ def graph() -> Graph:
     return Graph(edges, np.arange(PUBLIC), owner)
 
 
+def message(config: dict[str, Any], rows: NDArray[Any] | None = None) -> RecordDict:
+    content = RecordDict({"config": ConfigRecord(config)})
+    if rows is not None:
+        public = encode_array("public", rows.astype(np.float32))
+        content["arrays"] = ArrayRecord({"public": public})
+    return content
+
+
 def hello(client: int) -> Exchange:
-    said = {"clients": [client], "rows": [PUBLIC], "nodes": pack_integers(np.arange(PUBLIC))}
-    return Exchange("query", client, message({}), message(said))
+    return Exchange("query", client, message({}), message({"clients": [client], "rows": [PUBLIC]}))
 
 
 def a_round(client: int, down: NDArray[Any], up: NDArray[Any] | None, has: bool) -> Exchange:
-    config = {"clients": [client], "with-targets": [int(has)]}
-    request = message(config, {"arrays": {"public": down.astype(np.float32)}})
-    arrays = None if up is None else {"arrays": {"public": up.astype(np.float32)}}
-    return Exchange("train", client, request, message({}, arrays))
+    request = message({"clients": [client], "with-targets": [int(has)]}, down)
+    return Exchange("train", client, request, message({}, up))
 
 
 def telling(truth: Graph, client: int) -> NDArray[np.float64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -125,10 +124,7 @@ def test_no_reply_leaves_before_it_is_saved(
 
 
 @pytest.mark.parametrize("change", ["one bit", "cut", "empty"])
-def test_a_damaged_file_is_named(
-    tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING)
+def test_a_damaged_file_is_named(tmp_path: Path, change: str) -> None:
     context = context_of(tmp_path, **{"partition-id": 5})
     send(context)
     file = state_file(context)
@@ -136,9 +132,5 @@ def test_a_damaged_file_is_named(
     data = file.read_bytes()
     changed = {"one bit": data[:-9] + bytes([data[-9] ^ 1]) + data[-8:], "cut": data[:-1]}
     file.write_bytes(changed.get(change, b""))
-    said = r"client 5: .*5\.state"
-    with pytest.raises(StateLostError, match=said):
+    with pytest.raises(StateLostError, match=r"client 5: .*5\.state"):
         send(context_of(tmp_path, **{"partition-id": 5}))
-
-
-# Where it lies ----------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ import pytest
 from federation import ALL, EACH, METHODS, Done, Federation, forget_live, good, tried
 from flwr.app import Message
 from safetensors.torch import load_file
-from torch import Tensor
 
 from flower_graph.apps.run import client_app
 from flower_graph.client.state import forget_run
@@ -45,10 +44,9 @@ def assert_same(one: Done, other: Done) -> None:
     first, second = kept(one), kept(other)
     assert first and first.keys() == second.keys()
     for name, values in first.items():
-        if isinstance(values, Tensor) or values.dtype.kind == "f":
-            np.testing.assert_allclose(values, second[name], rtol=0, atol=1e-6, err_msg=name)
-        else:
-            assert np.array_equal(values, second[name]), name
+        numbers = np.asarray(values).dtype.kind == "f"
+        same = np.testing.assert_allclose if numbers else np.testing.assert_array_equal
+        same(values, second[name], **({"rtol": 0, "atol": 1e-6} if numbers else {}))
 
 
 def rounds_kept(done: Done) -> set[int]:
@@ -131,11 +129,9 @@ def test_patience_ends_every_method_and_lasts_over_a_resumed_run(name: str, tmp_
 @pytest.mark.parametrize("name", EACH)
 def test_whoever_starts_a_strategy_can_stop_it(name: str) -> None:
     setup = METHODS[name]
-    config, seen = setup.load(f"rounds={ROUNDS}"), list[int]()
-    grid = Federation(
-        client_app(config, None), num_supernodes=setup.supernodes, state_dir=None, faults=good
-    )
-    reports: list[RoundReport] = []
+    config, seen, reports = setup.load(f"rounds={ROUNDS}"), list[int](), list[RoundReport]()
+    app = client_app(config, None)
+    grid = Federation(app, num_supernodes=setup.supernodes, state_dir=None, faults=good)
 
     def stop(server_round: int, result: Any) -> bool:
         assert list(result.evaluate_metrics_clientapp) == [*seen, server_round]

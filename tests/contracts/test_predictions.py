@@ -35,29 +35,18 @@ def check_accuracies(setup: Setup, left: fg.Run) -> None:
         reported = left.result[f"{role}-accuracy"]
         if reported is None:
             continue
-        assert predictions.of_role(role).accuracy() == pytest.approx(reported, abs=atol, rel=0), (
-            role
-        )
+        found = predictions.of_role(role).accuracy()
+        assert found == pytest.approx(reported, abs=atol, rel=0), role
         compared.append(role)
     assert "test" in compared
     certain = predictions.probability[np.isfinite(predictions.probability)]  # a judge has none
     assert ((certain > 0) & (certain <= 1 + 1e-6)).all()
-    rows = [row for row in table(left.path / "clients.csv") if row["at"] == "last"]
+    with (left.path / "clients.csv").open(encoding="utf-8") as lines:
+        rows = [row for row in csv.DictReader(lines) if row["at"] == "last"]
     assert len({row["client"] for row in rows}) == len(rows) == left.result["clients"]
     for role in compared:
         own = [float(row[f"{role}-accuracy"]) for row in rows if row[f"{role}-accuracy"]]
         assert np.mean(own) == pytest.approx(left.result[f"{role}-accuracy"], abs=2 * atol), role
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    """Read a table of figures by client."""
-    return [*csv.DictReader(path.read_text(encoding="utf-8").splitlines())]
-
-
-def names_of(graph: Any) -> list[str]:
-    """Give what a client's nodes are called."""
-    given = called([graph])
-    return list(map(str, given.tolist() if isinstance(given, torch.Tensor) else given))
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +146,9 @@ def test_saved_models_are_plain_modules(left: tuple[Setup, fg.Run, str], tmp_pat
         for graph in method.graphs(config):
             x = graph.x if graph.x.layout == torch.strided else graph.x.to_dense()
             edges = torch.zeros(2, 0).long() if graph.edge_index is None else graph.edge_index
-            graphs[graph.client] = (x, edges, names_of(graph))
+            names = called([graph])
+            names = names.tolist() if isinstance(names, torch.Tensor) else names
+            graphs[graph.client] = (x, edges, [*map(str, names)])
     else:
         whole = cached_data(config)
         graphs[None] = (None, whole.edge_index, list(range(whole.num_nodes)))
@@ -167,18 +158,11 @@ def test_saved_models_are_plain_modules(left: tuple[Setup, fg.Run, str], tmp_pat
 
 
 @pytest.mark.flwr
-@pytest.mark.parametrize(
-    "name", ["nfedgnn", "fedscem", "fedgls", "gat", "fedgta"]
-)  # of each client
+@pytest.mark.parametrize("name", ["nfedgnn", "fedscem", "fedgls", "gat", "fedgta"])
 def test_predictions_of_a_run_on_ray_make_its_accuracies(name: str, tmp_path: Path) -> None:
     from flower_graph.apps.cli.launch import flwr_run
 
     setup = ALL[name]
-    flwr_run(
-        setup.config,
-        [*setup.overrides, "rounds=2"],
-        tmp_path / "run",
-        supernodes=setup.supernodes,
-        seed=setup.load().seed,
-    )
+    words, how = [*setup.overrides, "rounds=2"], {"supernodes": setup.supernodes}
+    flwr_run(setup.config, words, tmp_path / "run", seed=setup.load().seed, **how)
     check_accuracies(setup, fg.load_run(tmp_path / "run"))

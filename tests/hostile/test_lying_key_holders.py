@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from align_helpers import Alignment
 from party_helpers import settings
 
 from flower_graph.errors import AlignmentError, RefusedError
@@ -66,94 +67,63 @@ def test_without_proofs_a_server_with_keys_of_its_own_opens_all_identities():
 # The verifiable form ------------------------------------------------------------------------------
 
 
-class Setting:
-    """Five parties on as many SuperNodes, of two clients each."""
+class Setting(Alignment):
+    """Five parties of two clients each, on SuperNodes of the same numbers."""
 
     def __init__(self):
-        self.clients = {party: [2 * party, 2 * party + 1] for party in range(5)}
         self._folder = TemporaryDirectory()  # of journals
         self.trusts = settings(5, Path(self._folder.name))
-        registry = self.trusts[0].registry
-        self.server = VerifiedAlignmentServer(RUN, registry)
-        self.server.begin(SEED, self.clients, registry)
-        self.hosts = {party: self.host(party) for party in self.clients}
-        for party, local in self.clients.items():
+        super().__init__(DATA, [], RUN)
+        self.nodes = {party: [2 * party, 2 * party + 1] for party in range(5)}
+        self.server = VerifiedAlignmentServer(RUN, self.trusts[0].registry)
+        self.server.begin(SEED, self.nodes, self.trusts[0].registry)
+        self.hosts = {party: self.host(party) for party in self.nodes}
+        for party, local in self.nodes.items():
             self.server.enroll(party, local)
 
     def host(self, party, state=None):
-        own = {client: DATA[client] for client in self.clients[party]}
+        own = RUN, self.own(party)
         if state is None:
-            host = VerifiedAlignmentClient(RUN, own, self.trusts[party])
+            host = VerifiedAlignmentClient(*own, self.trusts[party])
         else:
-            host = VerifiedAlignmentClient.from_bytes(state, RUN, own, self.trusts[party])
-        host.begin(SEED, self.clients, dict.fromkeys(DATA, 16))
+            host = VerifiedAlignmentClient.from_bytes(state, *own, self.trusts[party])
+        host.begin(SEED, self.nodes, dict.fromkeys(DATA, 16))
         return host
-
-    def reply(self, party, config):
-        self.hosts[party] = self.host(party, self.hosts[party].to_bytes())
-        return self.hosts[party].answer(config)
-
-    def stage(self, answer=None):
-        requests = self.server.requests()
-        for party, request in requests.items():
-            reply = (answer or self.reply)(party, request.to_config())
-            if reply is not None:
-                self.server.take(party, reply)
-        return requests
-
-    def union(self):
-        total, present = np.uint64(0), []
-        for party, request in self.server.union_requests().items():
-            self.reply(party, request.to_config())
-            total = total + self.hosts[party].sketch(request.cells, self.clients[party])
-            present += self.clients[party]
-        assert self.server.take_union(total, present)
-        for party, message in self.server.publications().items():
-            self.reply(party, message.to_config())
-
-    def slots(self):
-        found = {}
-        for host in self.hosts.values():
-            for client, slots in host.slots.by_client.items():
-                for identity, slot in zip(DATA[client], slots.tolist(), strict=True):
-                    assert found.setdefault(identity, slot) == slot
-        return found
 
 
 def test_all_agree_when_nobody_lies():
     setting = Setting()
-    setting.stage()
-    asked = setting.stage()
-    assert sorted(asked) == sorted(drawn(SEED, setting.clients)[:3])
-    assert setting.stage() == {}
-    setting.union()
+    setting.exchange()
+    asked = setting.exchange()
+    assert sorted(asked) == sorted(drawn(SEED, setting.nodes)[:3])
+    assert setting.exchange() == {}
+    setting.align()
     shared = {i for i, slot in setting.slots().items() if slot >= 0}
     assert shared == {*range(1, 10), 100}
 
 
 def test_a_key_holder_that_is_gone_is_replaced_by_the_next_in_the_draw():
     setting, draw = Setting(), drawn(SEED, range(5))
-    setting.stage()
-    setting.stage(lambda party, c: None if party == draw[1] else setting.reply(party, c))
-    assert list(setting.stage()) == [draw[3]]
-    setting.stage()
+    setting.exchange()
+    setting.exchange(lambda party, c: None if party == draw[1] else setting.reply(party, c))
+    assert list(setting.exchange()) == [draw[3]]
+    setting.exchange()
     setting.union()
     assert setting.server.aligned == sorted(DATA)
 
 
 def test_when_more_are_gone_nothing_is_aligned():
     setting, draw = Setting(), drawn(SEED, range(5))
-    setting.stage()
-    gone = draw[:3]
-    setting.stage(lambda party, c: None if party in gone else setting.reply(party, c))
+    setting.exchange()
+    setting.exchange(lambda party, c: None if party in draw[:3] else setting.reply(party, c))
     with pytest.raises(AlignmentError, match="first parties"):
-        setting.stage()
+        setting.exchange()
 
 
 def evaluated():
     setting = Setting()
-    setting.stage()
-    setting.stage()
+    setting.exchange()
+    setting.exchange()
     return setting, setting.server.union_requests()
 
 
@@ -161,11 +131,11 @@ def forged(setting, request, holder_place, sign):
     """Answer in a key-holder's place with a key of the server's own."""
     key = ids.scalar(os.urandom(32), b"liar", 0)
     holder, public = int(request.holders[holder_place]), public_of(key)
-    blocks = [setting.hosts[1]._blocks[client] for client in setting.clients[1]]
+    blocks = [setting.hosts[1]._blocks[client] for client in setting.nodes[1]]
     answers = [ids.multiply(block, key) for block in blocks]
     proofs = [
         prove(key, public, block, answer, proof_context(RUN, 1, holder, client))
-        for client, block, answer in zip(setting.clients[1], blocks, answers, strict=True)
+        for client, block, answer in zip(setting.nodes[1], blocks, answers, strict=True)
     ]
     names = ("keys", "points", "proofs", "signatures")
     changed = {name: getattr(request, name).copy() for name in names}
@@ -198,11 +168,11 @@ LIES = {
     ),
     "one holder thrice": (
         lambda r: {name: getattr(r, name)[[0, 0, 0]] for name in OF_HOLDERS},
-        "at least 3 must be different",
+        "at least 3 must differ",
     ),
     "two holders": (
         lambda r: {name: getattr(r, name)[:2] for name in OF_HOLDERS},
-        "at least 3 must be different",
+        "at least 3 must differ",
     ),
     "a strange holder": (lambda r: {"holders": r.holders + 77}, "of the draw"),
     "no proofs": (lambda r: {"proofs": np.zeros_like(r.proofs)}, "not proved"),
@@ -231,11 +201,11 @@ def guess(setting, client, party, points, signer):
 def test_key_holders_evaluate_no_guesses():
     """Else the server would have H(id) evaluated for all that it wants to try out."""
     setting = Setting()
-    requests = setting.stage()
+    requests = setting.exchange()
     assert len(requests) == 5
     holder = drawn(SEED, range(5))[0]
     points = rows_of([ids.hash_to_group(RUN, b"i:%d" % i) for i in range(16)], -1, 32)
-    setting.stage()
+    setting.exchange()
     for client, party, signer, rows, why in (
         (3, 1, 2, points, "not signed by party 1"),
         (3, 2, 2, points, "may not speak for client 3"),
@@ -251,10 +221,10 @@ def test_key_holders_evaluate_no_guesses():
 def test_a_key_holder_that_was_started_anew_evaluates_no_second_block(state):
     """Else the server has a dictionary of another block's size for each time it does so."""
     setting = Setting()
-    setting.stage()
+    setting.exchange()
     holder = drawn(SEED, range(5))[0]
     before = setting.hosts[holder].to_bytes()
-    setting.stage()
+    setting.exchange()
     setting.hosts[holder] = setting.host(holder, before if state == "put back" else None)
     points = rows_of([ids.hash_to_group(RUN, b"i:%d" % i) for i in range(16)], -1, 32)
     with pytest.raises(RefusedError, match=r"client 4.*1"):
@@ -272,7 +242,7 @@ def test_who_is_not_drawn_and_who_knows_no_seed_evaluates_nothing():
 
 def test_a_wrong_proof_is_refused_by_the_server_and_its_key_holder_replaced():
     setting, draw = Setting(), drawn(SEED, range(5))
-    setting.stage()
+    setting.exchange()
     request = setting.server.requests()[draw[0]]
     reply = setting.reply(draw[0], request.to_config())
     wrong = reply | {"align-proofs": reply["align-proofs"][::-1]}
@@ -280,7 +250,7 @@ def test_a_wrong_proof_is_refused_by_the_server_and_its_key_holder_replaced():
     for party in draw[1:3]:
         setting.server.take(party, setting.reply(party, setting.server._asked[party].to_config()))
     ((client, why),) = setting.server.blamed
-    assert client in setting.clients[draw[0]] and "a wrong proof" in why
-    assert list(setting.stage()) == [draw[3]]
+    assert client in setting.nodes[draw[0]] and "a wrong proof" in why
+    assert list(setting.exchange()) == [draw[3]]
     setting.union()
     assert setting.server.aligned == sorted(DATA)

@@ -25,7 +25,7 @@ from lying_grid import FEDSCEM, SUMS, Lie, LyingGrid, unrefused
 from party_helpers import write_keys
 from public_helpers import ToyModel
 from test_summed import rich_graph
-from test_summing_of_parties import gridded
+from test_summing import gridded
 from told_otherwise import (
     COUNT,
     TIMEOUT,

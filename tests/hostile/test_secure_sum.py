@@ -252,7 +252,7 @@ def test_a_supernode_that_is_told_to_be_alone_sends_no_sum_of_fewer_than_the_min
     keys = np.zeros((0, 32), np.uint8)
     for minimum in (0, 1):
         request = PrepareRequest(bytes(16), 0, 0, minimum, np.array([0]), none, keys)
-        refused("too few for 0 partners", host.prepare, request, error=RefusedError)
+        refused("too few for 0", host.prepare, request, error=RefusedError)
     host.prepare(PrepareRequest(bytes(16), 0, 0, 2, np.array([0]), none, keys))
     packets = np.zeros((0, 82), np.uint8)
     commitments = np.zeros((0, 2, 32), np.uint8)

@@ -15,9 +15,8 @@ from flower_graph.ops.counts import Counts
 from flower_graph.secure.align import plaintext
 from flower_graph.secure.align.blinded import BlindReply, EvaluateReply
 from flower_graph.secure.parties.alignment import ProvedUnionRequest, SignedBlindReply
-from flower_graph.secure.parties.messages import BindReply
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply
+from flower_graph.secure.sum.messages import BindReply, MaskedReply, UnmaskReply
 from flower_graph.strategies.fed_sage import messages as sage
 from flower_graph.strategies.fedgls import messages as structure
 from flower_graph.strategies.fedscem import messages as ego
@@ -181,17 +180,11 @@ def is_number(value: Any) -> bool:
     return isinstance(probe, (int, float)) and not isinstance(probe, bool)
 
 
-def has_arrays(kind: Any) -> bool:
-    return any(isinstance(f, codec.Tensor) for f in fields_of(kind).values())
-
-
 def is_read_alone(kind: Any) -> bool:
     """Whether it is a whole answer; the others are entries among those of other messages."""
-    return (
-        bool(kind.up)
-        and (has_arrays(kind) or kind.__module__.split(".")[1] == "strategies")
-        and (kind is not ego.PlainEnrolment)
-    )
+    has_arrays = any(isinstance(field, codec.Tensor) for field in fields_of(kind).values())
+    is_methods = kind.__module__.split(".")[1] == "strategies" and kind is not ego.PlainEnrolment
+    return bool(kind.up) and (has_arrays or is_methods)
 
 
 def read(kind: Any, content: RecordDict) -> Any:
@@ -254,9 +247,13 @@ ENTRIES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "field"), ENTRIES, ids=lambda v: getattr(v, "key", getattr(v, "__name__", ""))
-)
+def each(pairs: list[Any]) -> Any:
+    """Give a test each pair of a message and a field of it."""
+    name = lambda value: getattr(value, "key", getattr(value, "__name__", ""))  # noqa: E731
+    return pytest.mark.parametrize(("kind", "field"), pairs, ids=name)
+
+
+@each(ENTRIES)
 def test_every_entry_is_checked(kind: Any, field: Any) -> None:
     for bad in (None, "text", b"odd"):
         content = written(instance(kind))
@@ -271,11 +268,7 @@ def test_every_entry_is_checked(kind: Any, field: Any) -> None:
             read(kind, content)
 
 
-@pytest.mark.parametrize(
-    ("kind", "field"),
-    [one for one in ENTRIES if one[1].empty is not None and not one[1].optional],
-    ids=lambda v: getattr(v, "key", getattr(v, "__name__", "")),
-)
+@each([one for one in ENTRIES if one[1].empty is not None and not one[1].optional])
 def test_a_missing_entry_is_an_empty_one_where_there_are_such(kind: Any, field: Any) -> None:
     def outcome(is_there: bool) -> Any:
         content = written(instance(kind))
@@ -313,9 +306,7 @@ def spoil(values: np.ndarray, value: float) -> np.ndarray:
     return wrong
 
 
-@pytest.mark.parametrize(
-    ("kind", "field"), TENSORS, ids=lambda v: getattr(v, "key", getattr(v, "__name__", ""))
-)
+@each(TENSORS)
 @pytest.mark.parametrize(
     ("change", "why"),
     [

@@ -15,16 +15,7 @@ from flower_graph.strategies.fedgls.messages import (
     StructureMeasured,
     StructureTrained,
 )
-from flower_graph.strategies.fedgls.networks import (
-    LEARNED,
-    NONE,
-    OWN,
-    StructureSettings,
-)
-
-
-def settings(graphs: str) -> StructureSettings:
-    return StructureSettings(3, 1, graphs=graphs, hidden=2)
+from flower_graph.strategies.fedgls.networks import LEARNED, NONE, OWN, StructureSettings
 
 
 @pytest.mark.parametrize(
@@ -38,8 +29,9 @@ def settings(graphs: str) -> StructureSettings:
     ],
 )
 def test_models_of_other_settings(graphs: str, shapes: list[tuple[int, ...]], why: str) -> None:
+    settings = StructureSettings(3, 1, graphs=graphs, hidden=2)
     with pytest.raises(ValueError, match=why):
-        SharedModels.of_server([np.zeros(shape, np.float32) for shape in shapes], settings(graphs))
+        SharedModels.of_server([np.zeros(shape, np.float32) for shape in shapes], settings)
 
 
 def test_what_training_says_by_hand() -> None:

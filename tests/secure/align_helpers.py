@@ -34,7 +34,7 @@ class Alignment:
         self.kind, server = FORMS[form]
         self.run = (run_id,) if form == "psi" else ()
         self.data, self.nodes = dict(data), dict(enumerate(nodes, 1))
-        self.hosts = {node: self.kind(*self.run, self.own(node)) for node in self.nodes}
+        self.hosts = {node: self.host(node) for node in self.nodes}
         self.server = server()
         self.received: list[dict[str, Any]] = []
         self.totals: list[Any] = []
@@ -43,10 +43,14 @@ class Alignment:
         """Return the identities of a node's clients."""
         return {client: self.data[client] for client in self.nodes[node]}
 
+    def host(self, node: int, state: bytes | None = None) -> Any:
+        """Make a node's host, new or from its state."""
+        own = (*self.run, self.own(node))
+        return self.kind(*own) if state is None else self.kind.from_bytes(state, *own)
+
     def reply(self, node: int, config: dict[str, Any]) -> dict[str, Any]:
         """Let a host answer, from its state as bytes."""
-        state = self.hosts[node].to_bytes()
-        self.hosts[node] = self.kind.from_bytes(state, *self.run, self.own(node))
+        self.hosts[node] = self.host(node, self.hosts[node].to_bytes())
         return self.hosts[node].answer(config)
 
     def exchange(self, answer: Answer | None = None) -> dict[int, Any]:

@@ -2,7 +2,6 @@ import pytest
 from nacl.bindings import crypto_scalarmult
 
 from flower_graph.errors import RefusedError
-from flower_graph.secure import channel
 from flower_graph.secure.channel import (
     LOW_ORDER,
     agree,
@@ -22,27 +21,6 @@ def test_both_sides_agree_as_in_libsodium():
     with_itself, with_b = agree(a, [public_a, public_b])
     assert agree(b, [public_a]) == [with_b] != [with_itself]
     assert with_b == crypto_scalarmult(a, public_b)
-
-
-def test_agreements_are_worked_out_once(monkeypatch: pytest.MonkeyPatch):
-    private, publics = new_key()[0], [new_key()[1] for _ in range(3)]
-    wanted = agree(private, publics[:2])
-    known = channel.Agreements()
-    assert known.look_up(private, publics[:2]) == wanted
-    counted: list[bytes] = []
-
-    def counting(private: bytes, publics: list[bytes]) -> list[bytes]:
-        counted.extend(publics)
-        return agree(private, publics)
-
-    monkeypatch.setattr(channel, "agree", counting)
-    assert known.look_up(private, publics[1::-1]) == wanted[::-1]
-    assert not counted
-    monkeypatch.setattr(channel, "MAX_AGREEMENTS", 2)
-    known.look_up(private, publics[2:])
-    assert counted == publics[2:]
-    assert known.look_up(private, publics[:2]) == wanted
-    assert len(counted) == 1 + 2
 
 
 def test_keys_of_low_order_are_refused():

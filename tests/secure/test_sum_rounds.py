@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,7 +22,6 @@ from flower_graph.secure.sum.messages import (
     UnmaskReply,
 )
 from flower_graph.secure.sum.round import Cause, Reason, Skipped
-from flower_graph.secure.sum.server import SumServer
 
 
 @pytest.mark.parametrize(
@@ -144,32 +144,10 @@ def test_clients_without_enough_partners_are_pruned(monkeypatch):
     world.check(result, set(range(1, 24)) - dead)
 
 
-def test_less_than_two_clients():
-    world = World.make(2)
-    assert "a sum needs at least 2" in str(world.round(0, clients=[1]).reason)
-    assert "0 clients" in str(world.round(1, clients=[]).reason)
-
-
-@pytest.mark.parametrize("gone", [2, 1])
-def test_a_sum_goes_on_with_however_few_clients_leave_it(gone):
-    """With a share of 0.4 two of six may vanish, one of five, and none of three."""
-    world = World.make(6, dropout=0.4)
-    for number, m in enumerate((6, 5, 4, 3, 2)):
-        lost = range(1000, 1000 + gone)
-        world.check(world.round(2 * number, clients=range(m)), range(m))
-        found = world.round(2 * number + 1, range(m), mask=list(lost))
-        if gone <= {6: 2, 5: 1, 4: 1, 3: 0, 2: 0}[m]:
-            world.check(found, range(gone, m))
-        else:
-            assert f"{m - gone} of {m} clients sent their vectors" in str(found.reason)
-    with pytest.raises(ValueError, match=r"dropout.*0.5"):
-        World.make(6, dropout=0.5)
-
-
-def test_a_sum_needs_two_that_do_not_collude():
+@pytest.mark.parametrize("clients", [[], [1], [0, 1]])
+def test_a_sum_needs_two_that_do_not_collude(clients):
     world = World.make(4, dropout=0.0, corrupt=0.5)
-    reason = world.round(0, clients=[0, 1]).reason
-    assert "2 clients, a sum needs at least 2 that do not" in str(reason)
+    assert "a sum needs at least 2" in str(world.round(0, clients=clients).reason)
     world.check(world.round(1), range(4))
 
 
@@ -183,22 +161,6 @@ def test_participants_may_change_and_the_next_round_is_prepared_early():
     world.mask(1)
     world.unmask(1)
     world.check(world.server.result(1), range(10, 30))
-
-
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
-    "m",
-    [
-        pytest.param(500, marks=pytest.mark.slow),
-        pytest.param(10_000, marks=pytest.mark.release),
-    ],
-)
-def test_many_clients(m):
-    """With three in ten absent at a large host, and 100 clients elsewhere."""
-    world = World.make(m, m - 100, dropout=0.3, corrupt=0.0)
-    absent = np.random.default_rng(0).permutation(m - 100)[: 3 * m // 10].tolist()
-    result = world.round(0, without=absent)
-    world.check(result, sorted(set(range(m)) - set(absent)))
 
 
 # What is refused, at the hosts and at the server, and who is named -------------------------------
@@ -220,6 +182,9 @@ def refused(why, act, *arguments, error=MalformedReplyError):
     """Hold that something is refused, and how."""
     with pytest.raises(error, match=why):
         act(*arguments)
+
+
+host_refuses = partial(refused, error=RefusedError)
 
 
 def tampering(kind, node, change):
@@ -256,58 +221,59 @@ def test_a_round_is_prepared_once_as_it_must_be_and_never_an_older_one():
         "minimum 1": {"minimum": 1},
         "run 0000": {"run_id": NOBODY},
         "client 1 is not the first": {"clients": np.array([1])},
-        "0 channel keys for 1": {"channel_keys": request.channel_keys[:0]},
+        "0 channel keys": {"channel_keys": request.channel_keys[:0]},
         "low order": zeros(request, "channel_keys"),
         "its own partner": {"partners": request.clients[None]},
         "minimum 2": {"minimum": 2, "partners": np.zeros((1, 0), np.int64)},
     }
     for why, change in bad.items():
-        refused(why, host.prepare, replace(request, **change), error=RefusedError)
+        host_refuses(why, host.prepare, replace(request, **change))
     host.prepare(request)  # none of these attempts has used up the round
     for number in (3, 2):
         older = replace(request, server_round=number)
-        refused("not newer than 3", host.prepare, older, error=RefusedError)
+        host_refuses("not newer than 3", host.prepare, older)
 
 
 def test_a_round_is_masked_once_as_it_must_be():
     world = World.make(4, 2)
     node, request = first_mask(world)
     host, total = world.hosts[node], np.zeros(LENGTH, "<u8")
-    refused(
+    host_refuses(
         r"\(7,\)", mask, host, request, [0], np.zeros(LENGTH + 1, "<u8"), TERMS, error=ValueError
     )
     refused("uint32", mask, host, request, [0], np.zeros(LENGTH, "<u4"), TERMS, error=ValueError)
     for present in ([], [3], [0, 0], [0, 1, 2]):
-        refused("present is", mask, host, request, present, total, TERMS, error=RefusedError)
+        host_refuses("present is", mask, host, request, present, total, TERMS)
     fewer = replace(request, packets=request.packets[1:])
-    refused("packets for", mask, host, fewer, [0], total, TERMS, error=RefusedError)
+    host_refuses("packets for", mask, host, fewer, [0], total, TERMS)
     mask(host, request, [0], total, TERMS)
-    refused("masked already", mask, host, request, [0], total, TERMS, error=RefusedError)
+    host_refuses("masked already", mask, host, request, [0], total, TERMS)
 
 
 def test_shares_are_given_once_never_two_of_a_client_and_never_below_the_minimum():
     world = masked_world(20, 5)
     node, request = next(iter(world.server.unmask_requests(0).items()))
     host = world.hosts[node]
-    why = "13 clients, 14 must be: nothing is revealed"
-    refused(why, host.unmask, replace(request, contributors=13), error=RefusedError)
+    with pytest.raises(ValueError, match="no shares"):
+        masked_world(4).server.result(0)
+    why = "13 clients, 14 must be"
+    host_refuses(why, host.unmask, replace(request, contributors=13))
     kinds = np.full_like(request.kinds, MASK_KEY)
-    refused(
+    host_refuses(
         "of our partners are in", host.unmask, replace(request, kinds=kinds), error=RefusedError
     )
-    refused("shape", host.unmask, replace(request, kinds=kinds[:, 1:]), error=RefusedError)
+    host_refuses("shape", host.unmask, replace(request, kinds=kinds[:, 1:]))
     host.unmask(request)
     other = replace(request, kinds=np.where(request.kinds == SEED, MASK_KEY, SEED).astype("u1"))
     for again in (request, other):
-        refused("round 0 is not open", world.restart(node).unmask, again, error=RefusedError)
+        host_refuses("round 0 is not open", world.restart(node).unmask, again)
 
 
 @pytest.mark.parametrize("field", ["packets", "share_commitments"])
 def test_altered_packets_are_refused_and_named(field):
     """One packet is lost to its holder; the sum is still exact, as others hold shares."""
     world = World.make(10)
-    alter = tampering(MaskRequest, 1000, lambda m: {field: flipped(getattr(m, field), 0)})
-    world.tamper = alter
+    world.tamper = tampering(MaskRequest, 1000, lambda m: {field: flipped(getattr(m, field), 0)})
     world.check(world.round(0), range(10))
     [reason] = world.server.blamed
     assert reason.kind is Cause.DISPUTED and "says client 0" in reason.text
@@ -325,7 +291,7 @@ def test_too_few_partners_or_packets_of_an_earlier_round_at_the_host():
     for change in ({"packets": old.packets}, {"live": live} | two):
         few = replace(request, **change)
         why = "fewer than 6 of its partners"
-        refused(why, world.mask_reply, node, few, error=RefusedError)
+        host_refuses(why, world.mask_reply, node, few)
         kept = world.hosts[node]._rounds[1]
         assert not kept.has.any() and not kept.held.any()  # so that nothing can be revealed
 
@@ -442,15 +408,6 @@ def test_wrong_enrolments_are_refused():
     refused("client 9 is not enrolled", server.open_round, 0, [0, 9], error=ValueError)
     twice = replace(good, clients=np.array([0, 0])).to_config()
     refused("twice", KeyReply.from_config, twice)
-
-
-def test_stages_in_order_only():
-    server = masked_world(4).server
-    refused("asked for already", server.mask_requests, 0, LENGTH, 64, TERMS, error=ValueError)
-    refused("not after 0", server.open_round, 0, range(4), error=ValueError)
-    refused("no shares were asked for", server.result, 0, error=ValueError)
-    with pytest.raises(ValueError, match=r"corrupt.*-1"):
-        SumServer(corrupt=-1)
 
 
 def test_new_keys_replace_the_old():

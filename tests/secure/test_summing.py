@@ -1,15 +1,19 @@
 """Sums over Flower messages, in process."""
 
+import logging
 import re
 
 import numpy as np
 import pytest
-from doc_helpers import DOCS, run_blocks
+from doc_helpers import DOCS
+from party_helpers import write_keys
 
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.errors import MembershipError
+from flower_graph.errors import IdentityError, MalformedReplyError, MembershipError
 from flower_graph.secure.client import SecureSumClient
-from flower_graph.secure.sum.round import Cause, Skipped
+from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.parties.server import PartySums
+from flower_graph.secure.sum.round import Cause, Reason, Skipped
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import Exchange
@@ -124,21 +128,165 @@ def test_doubles_that_come_later_are_both_left_out_and_named():
     assert {entry.node_id for entry in secure.rejected} == set(later)
 
 
-def test_that_sums_are_not_kept_apart_is_said_once_when_the_first_begins(caplog):
-    _, secure = make(4, 1)
-    secure.prepare(1)
-    assert [one.getMessage() for one in caplog.records if "subtract the sums" in one.message]
-    caplog.clear()
+# Sums over Flower messages under a server that parties need not trust ----------------------------
+
+
+class Signed(SecureSumClient):
+    def vectors(self, config):
+        # Another one each time, by less than the resolution: a vector enters one sum
+        moved = np.random.default_rng().uniform(0, 1e-9, 2)
+        return {c: np.array([c, 1.0]) + moved for c in self.clients if c != 4}
+
+
+def gridded(count, folder, kind=Signed):
+    """Make SuperNodes with a key each and two clients; return their grid and the registry."""
+    registry, keys = write_keys(count, folder)
+
+    def client_fn(context):
+        place = context.node_config["partition-id"]
+        context.node_config |= {"identity-key": str(keys[place]), "registry": str(registry)}
+        return kind(context, [2 * place, 2 * place + 1])
+
+    return InProcessGrid(make_client_app(client_fn), num_supernodes=count), registry
+
+
+@pytest.fixture
+def parties(tmp_path):
+    return gridded(6, tmp_path)
+
+
+def summing(parties, **options):
+    grid, registry = parties
+    server = PartySums(registry, **options)
+    return grid, SecureSum(Exchange(grid), limit=1000.0, server=server)
+
+
+def test_sums_with_one_exchange_more(parties):
+    grid, secure = summing(parties)
+    sent, push = [], grid.push_messages
+    grid.push_messages = lambda messages: sent.append(messages) or push(messages)
+    for server_round in range(1, 4):
+        sent.clear()
+        summed = secure.sum(server_round, 2)
+        assert len(sent) == 3 or server_round == 1
+        assert summed.contributors.tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11]
+        assert summed.values.tolist() == [62, 11]
+        left_out = Reason(Cause.LEFT_OUT, "no vector, expected (2,)", 4, server_round - 1)
+        assert secure.server.blamed[-1] == left_out
+    assert str(left_out) == "round 2: left out: no vector, expected (2,)"
+
+
+def test_who_has_a_key_refuses_a_server_that_wants_to_be_trusted(parties):
+    secure = SecureSum(Exchange(parties[0]), limit=1000.0)
+    assert isinstance(secure.sum(1, 2), Skipped)
+    assert all("a key of its own" in str(one) for one in secure.rejected)
+
+
+def test_who_joins_begins_an_epoch_and_who_is_back_with_its_keys_does_not(parties):
+    grid, secure = summing(parties)
+    nodes = grid.get_node_ids()
+    seen = []
+    for number, there in enumerate((nodes[:5], nodes, nodes[1:], nodes)):
+        clients = secure.prepare(number, there)
+        seen.append((secure.server.epoch.number, len(clients)))
+        secure.requests(2)
+        assert secure.server.node_of(0) == (nodes[0] if nodes[0] in there else None)
+        assert isinstance(secure.close(number), Skipped)  # nobody sent a vector
+    assert seen[:2] == [(0, 10), (1, 12)] and {epoch for epoch, _ in seen} == {0, 1}
+
+
+def test_nobody_takes_the_place_of_a_party_that_is_there(parties):
+    grid, secure = summing(parties)
+    secure.prepare(1, grid.get_node_ids())
+    with pytest.raises(MalformedReplyError, match="party 2"):
+        secure.server.enroll(99, secure.server.bindings[2])
+
+
+def test_bad_input(parties):
+    with pytest.raises(ValueError, match="dropout"):
+        summing(parties, dropout=0.5)
+    with pytest.raises(IdentityError):
+        summing((parties[0], parties[1].with_name("none.json")))
+
+
+@pytest.mark.parametrize(("count", "dropout"), [(9, 0.2), (5, 0.0), (12, 0.1)])
+def test_a_sum_begins_where_fewer_may_vanish_than_the_registry_allows(tmp_path, count, dropout):
+    _, secure = summing(gridded(count, tmp_path), dropout=dropout)
+    assert secure.sum(1, 2).contributors.tolist() == of(*range(count))
+
+
+# Registries that change in mid-run ----------------------------------------------------------------
+
+
+@pytest.fixture
+def seven(tmp_path):
+    """Seven parties with a copy of the registry each, and the server's."""
+    registry, keys = write_keys(7, tmp_path)
+    copies = [tmp_path / f"registry-{place}.json" for place in range(7)]
+
+    def give(new, places):
+        for path in [copies[place] for place in places]:
+            path.write_text(new.text())
+
+    def client_fn(context):
+        place = context.node_config["partition-id"]
+        context.node_config["identity-key"] = str(keys[place])
+        context.node_config["registry"] = str(copies[place])
+        return Signed(context, [2 * place, 2 * place + 1])
+
+    give(Registry.read(registry), range(7))
+    grid = InProcessGrid(make_client_app(client_fn), num_supernodes=7)
+    secure = SecureSum(Exchange(grid), limit=1000.0, server=PartySums(registry))
+    return secure, registry, give
+
+
+def of(*places):
+    return [client for place in places for client in (2 * place, 2 * place + 1) if client != 4]
+
+
+def test_who_is_revoked_is_out_of_the_next_sum_and_who_has_the_old_version_until_it_has_the_new(
+    seven, caplog
+):
+    secure, path, give = seven
+    assert secure.sum(1, 2).contributors.tolist() == of(*range(7))
+    new = Registry.read(path).without(3)
+    new.write(path)
+    give(new, [0, 1, 2, 3, 4, 6])
+    secure.take_rejected()
+    with caplog.at_level(logging.WARNING):
+        assert secure.sum(2, 2).contributors.tolist() == of(0, 1, 2, 4, 6)
+    assert "with another key: [], revoked: [3]" in caplog.text
+    reasons = " ".join(entry.reason for entry in secure.rejected)
+    assert "party 5: its binding is not signed for this run and version" in reasons
+    assert "the key of party 3 is revoked" in reasons
+    lists = secure.server.lists
+    assert secure.sum(3, 2).contributors.tolist() == of(0, 1, 2, 4, 6)
+    assert secure.server.lists == lists  # who is refused uses up no list of commitments
+    give(new, [5])
+    assert_one_is_left_out(secure.sum(4, 2), 0, 1, 2, 4, 5, 6)
+
+
+def assert_one_is_left_out(summed, *places):
+    """Without it the sum would differ by one SuperNode from that of all seven."""
+    found = {client // 2 for client in summed.contributors.tolist()}
+    assert found < set(places) and len(found) == len(places) - 1
+
+
+def test_sums_are_skipped_while_too_few_have_the_new_version(seven):
+    secure, path, give = seven
     secure.sum(1, 2)
-    secure.sum(2, 2)
-    assert not caplog.records
+    new = Registry.read(path).without(3)
+    new.write(path)
+    give(new, [0, 1, 2])
+    assert "parties, a sum needs 5" in str(secure.sum(2, 2).reason)
+    give(new, range(7))
+    assert_one_is_left_out(secure.sum(3, 2), 0, 1, 2, 4, 5, 6)
 
 
-def test_the_documents_example(capsys):
-    run_blocks(DOC, 1)
-    draws = [np.random.default_rng(client) for client in range(32)]
-    labels = np.concatenate([draw.integers(3, size=10) for draw in draws])
-    measured = np.concatenate([draw.normal(20.0, 2.0, size=10) for draw in draws])
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == f"32 clients, classes {np.bincount(labels)}"
-    assert second == f"mean of 320 measurements: {measured.mean():.3f}"
+def test_a_registry_that_cannot_be_read_is_not_taken(seven, caplog):
+    secure, path, _ = seven
+    secure.sum(1, 2)
+    path.write_text("{")
+    with caplog.at_level(logging.ERROR):
+        assert secure.sum(2, 2).contributors.tolist() == of(*range(7))
+    assert str(path) in caplog.text

@@ -105,13 +105,11 @@ def test_one_that_is_back_is_no_double_of_the_one_that_is_gone() -> None:
 
 
 def test_a_resumed_run_knows_whose_a_number_was() -> None:
-    who = Asked()
-    who.bound = {0: 5, 1: 6}
+    who, renamed = Asked(), Asked()
+    who.bound, renamed.bound = {0: 5, 1: 6}, {0: 5, 1: 6}
     assert who.hear({5: [0], 2: [0, 1], 6: [1]}).keys() == {2}
     assert who.clients == {5: [0], 6: [1]}
-    renamed = Asked()  # without authentication all ids are others
-    renamed.bound = {0: 5, 1: 6}
-    assert renamed.hear({15: [0], 16: [1]}) == {}
+    assert renamed.hear({15: [0], 16: [1]}) == {}  # without authentication all ids are others
 
 
 def test_a_checkpoint_keeps_whose_a_number_was(tmp_path: Path) -> None:
@@ -139,9 +137,7 @@ def test_who_may_speak_for_whom_by_the_list() -> None:
     assert refused.keys() == {6, 7, 8, 9, 10}
     assert who.clients == {5: [0, 1], 4: [2]}
 
-
-def test_a_list_without_ids_decides_no_double() -> None:
-    who = Asked()
+    who = Asked()  # without ids no double is decided
     who.admission = listed(({0}, None), ({1}, None))
     with pytest.raises(MembershipError):
         who.hear({5: [0], 6: [0], 7: [1]})
@@ -222,8 +218,7 @@ def test_a_plain_client_app_beside_others(tmp_path: Path) -> None:
     Run(Simple(**saving), 2, rounds=2, app=Both())
     again = Run(Simple(**saving), 2, rounds=3, app=Both(), resume=True)
     assert [report.round for report in again.reports] == [3]
-    assert again.model == [3, 3]
-    assert again.who[0].answered == {0}
+    assert again.model == [3, 3] and again.who[0].answered == {0}
 
 
 # Who took part -----------------------------------------------------------------------------------

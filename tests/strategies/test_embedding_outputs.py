@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,15 @@ from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.method.load import load_config
 from flower_graph.outputs.client import BEGIN, FINISH, KeepRequest
 from flower_graph.outputs.files import (
-    SavedModels,
-    read_embeddings,
+    Embeddings,
     read_models,
 )
 from flower_graph.strategies.ppfl.cohort_client import PublicNodeClient
-from flower_graph.strategies.ppfl.gat import PublicGAT
-from flower_graph.strategies.ppfl.messages import PublicReply, PublicRequest
+from flower_graph.strategies.ppfl.messages import PublicRequest
 from flower_graph.strategies.ppfl.method import make_member
 
 RUN, WIDTH, CLASSES = "0" * 32, 4, 3
-SETTINGS = ["judge.folds=2", "judge.mlp=false", f"model.dimension={WIDTH}", "gat.epochs=2"]
+SETTINGS = ["judge.folds=2", "judge.mlp=false", f"model.dimension={WIDTH}", "rounds=2"]
 
 
 def graph_of(client: int, nodes: int = 36) -> OverlappingGraph:
@@ -44,44 +41,17 @@ def graph_of(client: int, nodes: int = 36) -> OverlappingGraph:
     return OverlappingGraph(client, ids, place < 18, x, y, y, edges, *masks, called)
 
 
-def config_of(model: str) -> Any:
-    return load_config("ppfl/cora-linqs-gat", [f"model.name={model}", *SETTINGS])
-
-
-def host_of(
-    model: str, out: Path | None, state: RecordDict, *, every: int = 1
-) -> tuple[PublicNodeClient, list[OverlappingGraph]]:
-    config, graphs = config_of(model), [graph_of(0), graph_of(1)]
-    config.judge.every = every
-    members = [make_member(graph, config, CLASSES, ["a", "b", "c"]) for graph in graphs]
-    context = Context(1, 2, {}, state, {})
-    return PublicNodeClient(context, members, output_dir=out), graphs
-
-
-def ask(host: PublicNodeClient, number: int) -> PublicReply:
-    nodes = [member.public for member in host.members.values()]
-    return host.round(PublicRequest(number, [*host.members], nodes, [None, None], WIDTH))
-
-
-def keep(host: PublicNodeClient, action: str, server_round: int) -> str:
-    request = KeepRequest(RUN, server_round, server_round, action)
-    return host.outputs.keep(request, host.snapshot)
-
-
-def left(model: str, out: Path) -> tuple[PublicReply, list[OverlappingGraph], Path]:
-    """Answer two rounds, each in a process of its own as far as memory goes."""
-    state = RecordDict()
-    host, graphs = host_of(model, out, state)
-    keep(host, BEGIN, 0)
-    for number in (1, 2):
-        reply = ask(host_of(model, out, state)[0], number)
-    keep(host_of(model, out, state)[0], FINISH, 2)
-    return reply, graphs, out / "clients" / "0"
-
-
 def test_embeddings_lie_beside_predictions_and_a_deepwalk_has_no_module(tmp_path: Path) -> None:
-    _, graphs, folder = left("deepwalk", tmp_path)
-    found = read_embeddings(folder)
+    config: Any = load_config("ppfl/cora-linqs-deepwalk", SETTINGS)
+    graphs = [graph_of(0), graph_of(1)]
+    members = [make_member(graph, config, CLASSES, ["a", "b", "c"]) for graph in graphs]
+    host = PublicNodeClient(Context(1, 2, {}, RecordDict(), {}), members, output_dir=tmp_path)
+    host.outputs.keep(KeepRequest(RUN, 0, 0, BEGIN), host.snapshot)
+    nodes = [member.public for member in members]
+    host.round(PublicRequest(1, [0, 1], nodes, [None, None], WIDTH))
+    host.outputs.keep(KeepRequest(RUN, 1, 1, FINISH), host.snapshot)
+    folder = tmp_path / "clients" / "0"
+    found = Embeddings.read(folder)
     assert found is not None and read_models(folder) == []
     for graph in graphs:
         own = found.of_client(graph.client)
@@ -89,19 +59,3 @@ def test_embeddings_lie_beside_predictions_and_a_deepwalk_has_no_module(tmp_path
         assert own.number.tolist() == graph.nodes.tolist()
         assert own.public.tolist() == graph.public.tolist()
         assert own.embeddings.shape == (36, WIDTH) and own.embeddings.dtype == np.float32
-
-
-def test_models_of_one_form_are_put_together() -> None:
-    config = config_of("gat")
-    one, two, other = (
-        PublicGAT(
-            replace(graph_of(number), x=graph_of(number).x[:, :width]), config, CLASSES
-        ).saved()
-        for number, width in ((0, 7), (1, 7), (2, 6))
-    )
-    joined = SavedModels.join([one, two, other])
-    assert [each.clients for each in joined] == [[0, 1], [2]]
-    for each in (one, two):
-        (client,) = each.clients
-        for name, value in each.state_dict(client).items():
-            assert torch.equal(joined[0].state_dict(client)[name], value)

@@ -28,24 +28,17 @@ def curves(axes: Axes) -> dict[str, list[float]]:
     return {name: np.asarray(line.get_ydata()).tolist() for name, line in found.items()}
 
 
-def test_a_runs_precision_is_beside_its_accuracy(drawn: list[Axes]) -> None:
-    later = {name: value / 2 for name, value in FIGURES.items()}
-    save_alignment(Path("x.png"), [report(3, FIGURES), report(4, later, 0.75, 0.875)], title="")
-    precision, accuracy = drawn
-    assert curves(precision) == {"P@1": [0.25, 0.125], "P@5": [0.5, 0.25], "P@10": [0.75, 0.375]}
-    assert curves(accuracy) == {"validation": [0.5, 0.75], "test": [0.625, 0.875]}
-    assert all(np.asarray(a.lines[0].get_xdata()).tolist() == [3, 4] for a in drawn)
-
-
-def test_curves_bridge_rounds_without_figures(
+def test_a_runs_precision_is_beside_its_accuracy_and_curves_bridge_rounds_without_figures(
     drawn: list[Axes],
 ) -> None:
-    reports = [report(1, FIGURES), report(2, {}, math.nan, math.nan), report(3, FIGURES, math.nan)]
+    later, none = {name: value / 2 for name, value in FIGURES.items()}, math.nan
+    reports = [report(3, FIGURES), report(4, {}, none, none), report(5, later, none, 0.875)]
     save_alignment(Path("x.png"), reports, title="")
     precision, accuracy = drawn
-    assert curves(precision)["P@1"] == [0.25, 0.25]
-    assert curves(accuracy) == {"validation": [0.5], "test": [0.625, 0.625]}
-    assert np.asarray(accuracy.lines[1].get_xdata()).tolist() == [1, 3]
+    assert curves(precision) == {"P@1": [0.25, 0.125], "P@5": [0.5, 0.25], "P@10": [0.75, 0.375]}
+    assert curves(accuracy) == {"validation": [0.5], "test": [0.625, 0.875]}
+    for line in (precision.lines[0], accuracy.lines[1]):
+        assert np.asarray(line.get_xdata()).tolist() == [3, 5]
 
 
 def test_settings_beside_each_other_are_means_over_seeds(drawn: list[Axes]) -> None:

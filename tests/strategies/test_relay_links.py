@@ -13,12 +13,13 @@ from torch_geometric.data import Data
 
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
+from flower_graph.config.module import LinksSection
 from flower_graph.data.graph import Graph
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config
 from flower_graph.ops.links import both_directions, dot_products, undirected
 from flower_graph.strategies.nfedgnn.config import StrategyConfig
-from flower_graph.strategies.nfedgnn.server_model import HeldLinks, LinkRelayServer
+from flower_graph.strategies.nfedgnn.server_model import LinkRelayServer
 
 N = 70
 LINKS = ("task=links", "metrics=[auc,ap,hits@20,hits@50,mrr,accuracy]", "model.hidden=8")
@@ -46,7 +47,7 @@ def server(model: nn.Module) -> LinkRelayServer:
         data,
         model,
         StrategyConfig(reg_weight=0.0, weight_decay=0.0),
-        links=HeldLinks(0.1, 0.2, 3),
+        links=LinksSection(0.1, 0.2, 3),
         latent_size=4,
         seed=0,
         device=torch.device("cpu"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,6 @@ from scipy.linalg import orthogonal_procrustes as reference
 
 from flower_graph.flower_compat import ClientAppCallable, Mod
 from flower_graph.secure.ring import Ring
-from flower_graph.storage import checkpoint
 from flower_graph.strategies.ppfl.claims import (
     ABSENT,
     common_nodes,
@@ -245,18 +243,6 @@ def test_flowers_own_round_loop_is_refused() -> None:
     for method in (SecureConsensus().configure_train, SecureConsensus().aggregate_train):
         with pytest.raises(RuntimeError, match="start"):
             method(1, [])
-
-
-def test_keys_are_in_no_checkpoint(tmp_path: Path) -> None:
-    strategy = SecureConsensus(checkpoint_dir=tmp_path, checkpoint_every=2)
-    run(toy_members(), rounds=3, supernodes=2, strategy=strategy, checkpoint_dir=tmp_path)
-    names = {
-        name
-        for path in tmp_path.rglob("client-*.safetensors")
-        for name in checkpoint.load_client(path)
-    }
-    kept = {f"{k}.{name}" for k in range(4) for name in ("vectors", "rounds")}
-    assert names == kept | {"clients"} | {f"beside/{k}" for k in range(4)}
 
 
 # Vectors and nodes of a sum ----------------------------------------------------------------------

@@ -18,8 +18,13 @@ from flower_graph.method.load import load_config
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.files import SavedModels
 from flower_graph.strategies.fedgls.cohort import StructureCohort
-from flower_graph.strategies.fedgls.kept import called, models_of, newcomers_logits, predictions_of
 from flower_graph.strategies.fedgls.method import KINDS, METHOD
+from flower_graph.strategies.fedgls.modules import (
+    called,
+    models_of,
+    newcomers_logits,
+    predictions_of,
+)
 from flower_graph.strategies.fedgls.networks import StructureSettings, initial_models
 from flower_graph.strategies.fedgls.strategy import LocalClient
 

@@ -24,7 +24,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib import import_module
@@ -251,14 +251,19 @@ class Worker:
         self._folder, self._socket = Path(folder), Path(folder, name)
         self._listener = socket.socket(fileno=listener)
         self._inode = self._socket.stat().st_ino
-        self._watch = Watch(_owners(owner), self.leave)
+        self._events = select.epoll()
+        try:
+            for process in _owners(owner):
+                self._events.register(os.pidfd_open(process), select.EPOLLIN)
+        except ProcessLookupError:
+            self.leave()
 
     @cached_property
     def _app(self) -> ClientApp:
         return load_app(self._reference)
 
     def serve(self) -> None:
-        self._watch.start()
+        threading.Thread(target=self._leave_when_alone, daemon=True).start()
         _remove_dead(self._folder.parent)
         self._listener.settimeout(self._idle)
         is_over = False
@@ -274,6 +279,10 @@ class Worker:
                     is_over = is_own(connection) and self._serve(connection)
         self._end()
 
+    def _leave_when_alone(self) -> None:
+        self._events.poll()  # a process of the SuperNode is gone, or the one that waits
+        self.leave()
+
     def leave(self) -> Never:
         """End at once, even in the middle of a message; the files on disk stay whole."""
         self._remove()
@@ -285,8 +294,11 @@ class Worker:
         message = message_from_proto(MessageProto.FromString(asked))
         context = context_from_proto(ContextProto.FromString(given))
         before = bool(context.state)
-        with self._watch.caller(connection):
+        self._events.register(connection, select.EPOLLRDHUP)
+        try:
             answer = self._answer(message, context)
+        finally:
+            self._events.unregister(connection)
         is_late = _writes_outputs(message)
         self._listener.settimeout(min(self._idle, LINGER) if is_late else self._idle)
         is_over = before and not context.state  # clients forget what they kept of a run
@@ -318,33 +330,6 @@ class Worker:
             if self._socket.stat().st_ino == self._inode:
                 remove(self._socket)
         remove_empty(self._folder)
-
-
-class Watch(threading.Thread):
-    """Leaves when a process of the SuperNode, or the process that waits for an answer, ends."""
-
-    def __init__(self, owners: Sequence[int], leave: Callable[[], Never]) -> None:
-        super().__init__(daemon=True)
-        self._leave = leave
-        self._events = select.epoll()
-        try:
-            for owner in owners:
-                self._events.register(os.pidfd_open(owner), select.EPOLLIN)
-        except ProcessLookupError:
-            leave()
-
-    def run(self) -> None:
-        self._events.poll()
-        self._leave()
-
-    @contextmanager
-    def caller(self, connection: socket.socket) -> Iterator[None]:
-        """Watch the process that waits for the answer; it goes on waiting during the block."""
-        self._events.register(connection, select.EPOLLRDHUP)
-        try:
-            yield
-        finally:
-            self._events.unregister(connection)
 
 
 def _writes_outputs(message: Message) -> bool:

@@ -188,9 +188,7 @@ class AlignmentClient(AnyAlignmentClient):
 
     def publish(self, message: ids.PublishedTokens) -> SlotTable:
         if message.epoch != self._epoch:
-            raise StateLostError(
-                f"slots of alignment {message.epoch}, but the clients are in {self._epoch}"
-            )
+            raise StateLostError(f"slots of alignment {message.epoch}, here is {self._epoch}")
         before = self._order
         if not np.array_equal(message.tokens[: len(before)], before):
             raise RefusedError("the published tokens change the order of existing slots")
@@ -239,7 +237,6 @@ class AlignmentClient(AnyAlignmentClient):
         return host
 
     def _enter(self, epoch: int) -> None:
-        """Begin a later alignment from scratch; refuse an earlier one."""
         if epoch < self._epoch:
             raise RefusedError(f"alignment {epoch} is over, this is {self._epoch}")
         if epoch > self._epoch:
@@ -251,7 +248,6 @@ class AlignmentClient(AnyAlignmentClient):
                 names.clear()
 
     def _digest(self) -> bytes:
-        """Hash the run and the identities, to recognise the state's origin."""
         whole = hashlib.sha256(self._run_id)
         for client, named in self._identities.items():
             whole.update(b"|%d|%d|" % (client, len(named)))

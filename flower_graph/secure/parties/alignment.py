@@ -261,12 +261,9 @@ class VerifiedAlignmentClient(AlignmentClient):
             raise RefusedError(f"client {client}: {len(block)} points, it may have {most}")
 
     def _check_holders(self, request: ProvedUnionRequest) -> None:
-        """Refuse key-holders that the seed does not draw, and keys that they did not sign."""
         holders, allowed = request.holders.tolist(), self._allowed()
         if len(set(holders)) != len(holders) or len(holders) < KEY_HOLDERS:
-            raise RefusedError(
-                f"key-holders {holders!s:.60}: at least {KEY_HOLDERS} must be different"
-            )
+            raise RefusedError(f"key-holders {holders!s:.60}: at least {KEY_HOLDERS} must differ")
         if strange := [holder for holder in holders if holder not in allowed]:
             raise RefusedError(f"key-holder {strange[0]} is not among {allowed} of the draw")
         for holder, key, signature in zip(
@@ -274,9 +271,7 @@ class VerifiedAlignmentClient(AlignmentClient):
         ):
             parts = self._run_id, b"%d" % request.epoch, key
             if not self._identity.registry.verify(holder, signature, OF_KEY, *parts):
-                raise RefusedError(
-                    f"the key in the name of key-holder {holder} is not signed by it"
-                )
+                raise RefusedError(f"the key of key-holder {holder} is not signed by it")
 
 
 MOST_FAILED = 2  # unions in a row that too few took part in
@@ -345,7 +340,6 @@ class VerifiedAlignmentServer(AlignmentServer):
         return read
 
     def union_failed(self, why: str, absent: Collection[int] = ()) -> None:
-        """Align all anew, without the absent clients."""
         self._failed += 1
         if not absent or self._failed > MOST_FAILED:
             raise AlignmentError(f"no clients could be aligned: {why}")
@@ -419,7 +413,6 @@ class VerifiedAlignmentServer(AlignmentServer):
         self._signatures.clear()
 
     def _choose(self, count: int) -> list[int]:
-        """Take the next parties of the draw, each by its first client that is there."""
         if not self._draw:
             raise AlignmentError("there is no seed yet that key-holders are drawn by")
         used = {self._party[client] for client in (*self._holders, *self._dropped)}
@@ -429,7 +422,5 @@ class VerifiedAlignmentServer(AlignmentServer):
             if party not in used and local and len(chosen) < count:
                 chosen.append(local[0])
         if len(self._holders) + len(chosen) < KEY_HOLDERS:
-            raise AlignmentError(
-                f"too few of the draw's first parties are there: {KEY_HOLDERS} must hold keys"
-            )
+            raise AlignmentError(f"of the draw's first parties {KEY_HOLDERS} must be there")
         return chosen

@@ -49,9 +49,7 @@ def check_difference(parties: int, earlier: Collection[int], differ_by: int) -> 
     """Refuse parties of a sum that are neither those of an earlier sum nor far from all."""
     if parties not in earlier and (near := _near(parties, earlier, differ_by)):
         differ = (parties ^ near[0]).bit_count()
-        raise RefusedError(
-            f"{differ} SuperNodes differ from an earlier sum's; {DIFFER_BY} is {differ_by}"
-        )
+        raise RefusedError(f"{differ} differ from an earlier sum; {DIFFER_BY} is {differ_by}")
 
 
 def choose(

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from flower_graph.errors import IdentityError, RefusedError
 from flower_graph.secure.channel import framed, pieces
 from flower_graph.secure.node_config import FEWEST_PARTIES
-from flower_graph.secure.parties.messages import BindReply, EpochRequest, RevealRequest
 from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.sum.messages import BindReply, EpochRequest, RevealRequest
 from flower_graph.secure.sum.partners import BROKEN, circle, order_by, plan, steps
 from flower_graph.wire.fields import RUN_BYTES, Bytes, Integers
 
@@ -134,9 +134,7 @@ class Epoch:
         """Refuse a list that is too short, or on which a party has too few partners."""
         # present [n]
         if present.shape != self.parties.shape:
-            raise RefusedError(
-                f"the list that {what} has {present.size} entries, not {self.parties.size}"
-            )
+            raise RefusedError(f"a list of {present.size} parties, not {self.parties.size}")
         if (count := int(present.sum())) < self.minimum:
             raise RefusedError(f"{count} parties {what}, at least {self.minimum} must")
         few = present & (self._partners_among(present) < self.threshold)
@@ -184,16 +182,12 @@ def check_list(
     # Commitments [n, 32]; own: number and commitment; minimum: as the server has it
     if minimum < max(least, FEWEST_PARTIES) or parties.size < minimum:
         least = max(least, FEWEST_PARTIES)
-        raise RefusedError(
-            f"a minimum of {minimum} of {parties.size} parties, here at least {least}"
-        )
+        raise RefusedError(f"a minimum of {minimum} of {parties.size}, here {least}")
     if (np.diff(parties) <= 0).any() or commitments.shape[0] != parties.size:
         raise RefusedError("the list of commitments has parties twice, or in another order")
     mine = commitments[parties == own[0]]
     if mine.shape[0] != 1 or mine.tobytes() != own[1]:
-        raise RefusedError(
-            "this SuperNode's own commitment is not on the list that the server shows"
-        )
+        raise RefusedError("our own commitment is not on the list")
 
 
 def check_declared(
@@ -207,9 +201,7 @@ def check_declared(
     over = (points < 1) | (points > block_cap)
     if over.any():
         client, count = declared[np.argmax(over)].tolist()
-        raise RefusedError(
-            f"client {client}: {count} points, here from 1 to {block_cap} (block-cap)"
-        )
+        raise RefusedError(f"client {client}: {count} points, block-cap is {block_cap}")
     listed = dict(declared.tolist())
     if {client: listed[client] for client in hosted if client in listed} != dict(own):
         raise RefusedError("the points that our clients are to bring are not as we declared them")
@@ -224,9 +216,7 @@ def check_work(
     for party, parts in granted.items():
         bounds = [np.searchsorted(declared[:, 0], (part.start, part.stop)) for part in parts]
         if (points := int(sum(ends[last] - ends[first] for first, last in bounds))) > most_points:
-            raise RefusedError(
-                f"party {party}: {points} points, here at most {most_points} (most-points)"
-            )
+            raise RefusedError(f"party {party}: {points} points, most-points is {most_points}")
 
 
 def check_partners(
@@ -236,9 +226,7 @@ def check_partners(
     row = epoch.partners_of(epoch.index(own))
     keys, count = request.channel_keys.shape[0], request.counts.sum()
     if keys != row.size or count != request.clients.size:
-        raise RefusedError(
-            f"{keys} bindings for {row.size} partners, or not as many clients as they count"
-        )
+        raise RefusedError(f"{keys} bindings of {count} clients for {row.size} partners")
     if (request.counts < 1).any():
         raise RefusedError("a partner hosts no clients")
     ends = np.cumsum(request.counts)[:-1]

@@ -182,9 +182,7 @@ class TrustSettings:
         """
         given = {key: node_config[key] for key in SETTINGS if key in node_config}
         if unknown := [key for key in node_config if key.startswith("trust-") and key not in given]:
-            raise ConfigError(
-                f"node-config {unknown[0]}: is unknown; there are {MINIMUM}, {CORRUPT}, {RUNS}"
-            )
+            raise ConfigError(f"node-config {unknown[0]}: there are {MINIMUM}, {CORRUPT}, {RUNS}")
         if not given:
             return None
         for key in (IDENTITY_KEY, REGISTRY):
@@ -203,9 +201,7 @@ class TrustSettings:
         minimum = whole_number(given, MINIMUM, registry.minimum, FEWEST_PARTIES, count)
         corrupt = given.get(CORRUPT, 0.1)
         if isinstance(corrupt, bool | str) or not 0 <= corrupt < 0.5:
-            raise ConfigError(
-                f"node-config {CORRUPT}: {corrupt!r:.60}; must be from 0 to below 0.5"
-            )
+            raise ConfigError(f"node-config {CORRUPT}: {corrupt!r:.60}; from 0 to below 0.5")
         cap = whole_number(given, BLOCK_CAP, MOST_BLOCK, 1, 2**31)
         journal = key_file.with_name(key_file.name + ".journal")
         runs = whole_number(given, RUNS, MOST_BEGUN, 1, 2**31)

@@ -178,31 +178,26 @@ class Registry:
 
 @lru_cache(maxsize=4)
 def _read(data: bytes) -> Registry:
-    """Read a registry; cached, since each message reads the same again."""
     raw = parse_json(data, object_pairs_hook=_once)
     return Registry(*_parsed(raw), hashlib.sha256(data).digest())
 
 
 def _check(registry: Registry) -> None:
-    parties = list(registry.parties.values())
-    if registry.most_clients < 1:
-        raise IdentityError(f"most-clients is {registry.most_clients}, must be at least 1")
+    parties, most = list(registry.parties.values()), registry.most_clients
+    if most < 1:
+        raise IdentityError(f"most-clients is {most}, must be at least 1")
     seen: dict[bytes, int] = {}
     for index, party in enumerate(parties):
         if party.number != index:
             raise IdentityError(f"party {party.number} is at place {index}: numbers are 0, 1, 2 …")
         for key in (party.key, *party.former):
             if len(key) != KEY_BYTES or not is_valid_point(key):
-                raise IdentityError(
-                    f"party {index}: {key.hex()} is no Ed25519 public key, or of low order"
-                )
+                raise IdentityError(f"party {index}: {key.hex()} is no Ed25519 key")
             if key in seen:
                 raise IdentityError(f"party {index}: has a key that party {seen[key]} has or had")
             seen[key] = index
-        if not 1 <= party.count <= registry.most_clients:
-            raise IdentityError(
-                f"party {index}: {party.count} clients, most-clients is {registry.most_clients}"
-            )
+        if not 1 <= party.count <= most:
+            raise IdentityError(f"party {index}: {party.count} clients, most-clients is {most}")
     active = [party for party in parties if not party.revoked]
     grants = sorted((part.start, part.stop, one.number) for one in active for part in one.clients)
     for (_, end, one), (start, _, other) in pairwise(grants):
@@ -211,7 +206,6 @@ def _check(registry: Registry) -> None:
 
 
 def _parsed(raw: Any) -> tuple[dict[int, RegisteredParty], int]:
-    """Read a registry's file; refuse missing, unknown and mistyped entries."""
     _need(raw, HEAD, "the file")
     if raw["format"] != FORMAT:
         raise IdentityError(f"has format {raw['format']}, this version reads {FORMAT}")
@@ -264,9 +258,7 @@ def read_numbers(text: str) -> tuple[range, ...]:
             raise IdentityError(f"clients {text!r:.60}: write numbers and ranges, such as 0-99,200")
         low, high = map(int, words)
         if not end <= low <= high <= MOST_NUMBER:
-            raise IdentityError(
-                f"clients {text!r:.60}: {part} is not ascending, not alone, or above {MOST_NUMBER}"
-            )
+            raise IdentityError(f"clients {text!r:.60}: {part} does not ascend to {MOST_NUMBER}")
         result.append(range(low, high + 1))
         end = high + 1
     return tuple(result)

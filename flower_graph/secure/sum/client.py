@@ -44,16 +44,6 @@ from flower_graph.secure.parties.epoch import (
 )
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.parties.messages import (
-    SEED_BYTES,
-    BindReply,
-    EpochReply,
-    EpochRequest,
-    ListReply,
-    ListRequest,
-    RevealReply,
-    RevealRequest,
-)
 from flower_graph.secure.ring import WORDS, Ring, RingArray, add_streams
 from flower_graph.secure.shamir import SHARE_BYTES, split_secrets
 from flower_graph.secure.state import read_state, write_state
@@ -63,17 +53,26 @@ from flower_graph.secure.sum.messages import (
     NOTHING,
     PACKET_BYTES,
     SEED,
+    SEED_BYTES,
+    BindReply,
+    EpochReply,
+    EpochRequest,
     KeyReply,
+    ListReply,
+    ListRequest,
     MaskedReply,
     MaskRequest,
     PrepareReply,
     PrepareRequest,
+    RevealReply,
+    RevealRequest,
     SumTerms,
     UnmaskReply,
     UnmaskRequest,
 )
 from flower_graph.storage.reading import reading
 from flower_graph.wire.arrays import Config
+from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import Bytes, Integers
 
 # What is saved beside rounds and epoch
@@ -89,6 +88,12 @@ KEPT = (
     "_keys",
     "_last",
 )
+# How exchanges of epochs and lists are answered
+EXCHANGES: dict[str, tuple[type[Message], str]] = {
+    "sum_reveal": (RevealRequest, "reveal"),
+    "sum_epoch": (EpochRequest, "begin"),
+    "sum_list": (ListRequest, "sign_list"),
+}
 
 
 @dataclass
@@ -141,9 +146,7 @@ def check_terms(request: PrepareRequest) -> None:
     k, threshold, minimum = request.partners.shape[1], request.threshold, request.minimum
     fewest, above = min(k, k // 2 + 1), max(threshold, 1)
     if not fewest <= threshold <= k or minimum <= above:
-        raise RefusedError(
-            f"threshold is {threshold} and minimum {minimum}, too few for {k} partners"
-        )
+        raise RefusedError(f"threshold is {threshold} and minimum {minimum}, too few for {k}")
     if np.unique(request.partners).size < k or request.clients[0] in request.partners:
         raise RefusedError("a client is its own partner, or has one twice")
 
@@ -154,13 +157,9 @@ def check_unmask(kept: ClientRound, request: UnmaskRequest) -> None:
     if ((kinds != NOTHING) & ~kept.live).any():
         raise RefusedError("a partner that took no part is asked about: nothing is revealed")
     if (present := int((kinds == SEED).sum())) > request.contributors:
-        raise RefusedError(
-            f"{present} of our partners among {request.contributors} clients: nothing is revealed"
-        )
+        raise RefusedError(f"{present} of our partners among {request.contributors}")
     if present < kept.threshold:
-        raise RefusedError(
-            f"{present} of our partners are in the sum, {kept.threshold} must: nothing is revealed"
-        )
+        raise RefusedError(f"{present} of our partners are in the sum, {kept.threshold} must")
 
 
 class Received(NamedTuple):
@@ -210,7 +209,6 @@ class SumClient:
         self._private, self._public = channel.new_key()
         self._rounds: dict[int, ClientRound] = {}
         self._last = -1  # the newest round that was prepared
-        self._agreed = channel.Agreements()
         # Under a server that may lie
         self._seed = os.urandom(SEED_BYTES)
         self._mark = ""  # of the last sum, as the journal has it
@@ -238,12 +236,10 @@ class SumClient:
             return self.keys().to_config()
         if action == "sum_bind":
             return self.bind().to_config()
-        if action == "sum_reveal":
-            return self.reveal(RevealRequest.from_config(config)).to_config()
-        if action == "sum_epoch":
-            return self.begin(EpochRequest.from_config(config)).to_config()
-        if action == "sum_list":
-            return self.sign_list(ListRequest.from_config(config)).to_config()
+        if action in EXCHANGES:
+            request, method = EXCHANGES[action]
+            reply: Message = getattr(self, method)(request.from_config(config))
+            return reply.to_config()
         answer: Config = {}
         if "unmask-run" in config:
             answer |= self.unmask(UnmaskRequest.from_config(config)).to_config()
@@ -286,9 +282,7 @@ class SumClient:
             shares = f"corrupt is {request.corrupt} and dropout {request.dropout}"
             raise RefusedError(f"{shares}; here at least {trust.corrupt}, and below 0.5")
         if request.differ_by < trust.differ_by:
-            raise RefusedError(
-                f"sums differ by {request.differ_by}, {DIFFER_BY} is {trust.differ_by}"
-            )
+            raise RefusedError(f"{request.differ_by} differ, {DIFFER_BY} is {trust.differ_by}")
         check_declared(request.declared, self.clients, self.points, trust.block_cap)
         parties, registered = request.parties.tolist(), trust.registry.parties
         if strangers := sorted(set(parties) - set(trust.registry.active)):
@@ -329,7 +323,7 @@ class SumClient:
             np.frombuffer(os.urandom(KEY_BYTES), np.uint8),
             np.frombuffer(private, np.uint8),
             np.frombuffer(public, np.uint8),
-            rows_of(self._agreed.look_up(self._private, publics), len(publics), KEY_BYTES),
+            rows_of(channel.agree(self._private, publics), len(publics), KEY_BYTES),
         )
         shares, share_commitments = self._share(kept)
         self._last = kept.number
@@ -362,9 +356,7 @@ class SumClient:
         kept.check_unmasked()
         held, has, refused = self._open(kept, request)
         if has.sum() < kept.threshold:
-            raise RefusedError(
-                f"client {self.party}: fewer than {kept.threshold} of its partners take part"
-            )
+            raise RefusedError(f"fewer than {kept.threshold} of its partners take part")
         if self.epoch is not None:
             self._check_refused(self.epoch, kept, request, refused)
         return Received(kept, request, ring, held, has, refused)
@@ -398,9 +390,7 @@ class SumClient:
         if not chosen or len(set(chosen)) != len(chosen) or not asked.issuperset(chosen):
             raise RefusedError(f"present is {brief(present)}, must be some of the request's")
         if not kept.partners.size and len(chosen) < kept.minimum:
-            raise RefusedError(
-                f"{len(chosen)} clients alone, {kept.minimum} must be in the sum: nothing is sent"
-            )
+            raise RefusedError(f"{len(chosen)} clients alone: nothing is sent")
         _check_total(request, total)
         held_by = kept.minimum
         if (epoch := self.epoch) is not None:
@@ -435,9 +425,7 @@ class SumClient:
         if (listed & ~kept.ready).any():
             raise RefusedError("somebody is on the list that was not ready")
         if not listed[epoch.index(self.party)]:
-            raise RefusedError(
-                f"our vector was sent for round {number}, but we are not on the list"
-            )
+            raise RefusedError(f"round {number}: we are not on the list")
         # If the server rolls our state back and gets us to sign two different lists, it learns
         # both secrets of any party that is on only one of them. From two sums it learns their
         # difference. The journal prevents both.
@@ -458,9 +446,7 @@ class SumClient:
         if self.epoch is not None:
             self._check_signed(self.epoch, kept, request)
         if request.contributors < kept.minimum:
-            raise RefusedError(
-                f"{request.contributors} clients, {kept.minimum} must be: nothing is revealed"
-            )
+            raise RefusedError(f"{request.contributors} clients, {kept.minimum} must be")
         if kept.is_masked:
             check_unmask(kept, request)
             kinds = np.where(kept.has, request.kinds, np.uint8(NOTHING))
@@ -550,35 +536,25 @@ class SumClient:
         if not np.array_equal(request.partners, wanted[None]):
             raise RefusedError("the partners are not those of the epoch's graph")
         if request.threshold != epoch.threshold or request.minimum != epoch.minimum:
-            raise RefusedError(
-                f"threshold {request.threshold} and minimum {request.minimum}, the epoch has others"
-            )
+            raise RefusedError(f"threshold {request.threshold}, minimum {request.minimum}")
         if not np.array_equal(request.channel_keys, self._keys):
             raise RefusedError("a partner's channel key is not the one that it signed")
 
     def _check_prepare(self, request: PrepareRequest) -> None:
         self._check_run(request.run_id, self.sum_run)
         if request.server_round <= self._last:
-            raise RefusedError(
-                f"round {request.server_round} is not newer than {self._last}, the last prepared"
-            )
+            raise RefusedError(f"round {request.server_round} is not newer than {self._last}")
         check_terms(request)
         if request.minimum < self._least:
-            raise RefusedError(
-                f"a sum of {request.minimum} clients, here {LEAST_CLIENTS} is {self._least}"
-            )
+            raise RefusedError(f"minimum {request.minimum}, {LEAST_CLIENTS} is {self._least}")
         self._check_party(request.clients)
         if request.channel_keys.shape[0] != request.partners.shape[1]:
-            raise RefusedError(
-                f"{len(request.channel_keys)} channel keys for {request.partners.shape[1]} partners"
-            )
+            raise RefusedError(f"{len(request.channel_keys)} channel keys")
 
     def _check_ready(self, epoch: Epoch, request: MaskRequest, ring: Ring | None) -> None:
         index, ready = epoch.index(self.party), request.ready
         if ready is None or request.signatures is None:
-            raise RefusedError(
-                "the list of parties that are ready, or their signatures, is missing"
-            )
+            raise RefusedError("mask-ready or mask-signatures is missing")
         if sorted(request.clients.tolist()) != self.clients:
             raise RefusedError("a sum of other clients is asked for than those hosted here")
         epoch.check_present(ready, "are ready")
@@ -587,14 +563,11 @@ class SumClient:
         if request.signatures.shape[0] != request.round_keys.shape[0]:
             raise RefusedError("a partner's round key is not signed")
         if ring is not None and ring.limit != epoch.limit:
-            raise RefusedError(
-                f"limit is {ring.limit}, and all have agreed on {epoch.limit} for this epoch"
-            )
+            raise RefusedError(f"limit is {ring.limit}, the epoch's is {epoch.limit}")
 
     def _check_refused(
         self, epoch: Epoch, kept: ClientRound, request: MaskRequest, refused: Integers
     ) -> None:
-        """Refuse a round key that its partner did not sign, where a packet does not open."""
         # A packet that opens shows that the key beside it is the partner's. One that does not may
         # be the partner's fault or the server's: the partner's signature tells.
         assert request.signatures is not None  # as ``_check_ready`` says
@@ -608,9 +581,7 @@ class SumClient:
     def _check_signed(self, epoch: Epoch, kept: ClientRound, request: UnmaskRequest) -> None:
         """Refuse unless as many listed partners as the threshold signed our own list."""
         if kept.ready is None or (listed := kept.listed) is None:
-            raise RefusedError(
-                f"no list of round {kept.number} was signed here: nothing is revealed"
-            )
+            raise RefusedError(f"no list of round {kept.number} was signed here")
         row = epoch.partners_of(epoch.index(self.party))
         kinds = np.where(listed[row], SEED, np.where(kept.ready[row], MASK_KEY, NOTHING))
         if not ((request.kinds == kinds) | (request.kinds == NOTHING)).all():
@@ -629,14 +600,11 @@ class SumClient:
                 good += self._verify(int(epoch.parties[index]), signature, LIST, parts)
             if good >= epoch.threshold:
                 return
-        raise RefusedError(
-            f"{good} partners signed it, {epoch.threshold} must: others saw something else"
-        )
+        raise RefusedError(f"{good} partners signed it: others saw something else")
 
     # Shares and masks
 
     def _share(self, kept: ClientRound) -> tuple[Bytes, Bytes]:
-        """Split both secrets into shares ``[k, 2, 33]``, and commit to each, ``[k, 2, 32]``."""
         k = kept.partners.size
         if not k:
             return np.zeros((0, 2, SHARE_BYTES), np.uint8), rows_of([], 0, 2, COMMITMENT_BYTES)
@@ -696,18 +664,14 @@ class SumClient:
         number, run_id, party = kept.number, self.sum_run, self.party
         if not kept.partners.size:
             return []
-        masks = [(channel.self_mask_key(kept.seed.tobytes(), run_id, number, party, terms), 1)]
         others = kept.partners[kept.columns(request)].tolist()
-        secrets = channel.agree(kept.private.tobytes(), pieces(request.round_keys))
-        for other, secret in zip(others, secrets, strict=True):
-            key = channel.pair_mask_key(secret, run_id, number, party, other, terms)
-            masks.append((key, channel.pair_sign(party, other)))
-        return masks
+        keys = dict(zip(others, pieces(request.round_keys), strict=True))
+        own = channel.self_mask_key(kept.seed.tobytes(), run_id, number, party, terms)
+        private = kept.private.tobytes()
+        return [(own, 1), *channel.pair_masks(private, run_id, number, party, keys, terms)]
 
 
 def _check_total(request: MaskRequest, total: RingArray) -> None:
     dtype = WORDS.get(request.word)
     if total.shape != (request.length,) or total.dtype != dtype:
-        raise ValueError(
-            f"the sum is {total.dtype} {total.shape}, asked for were {dtype} ({request.length},)"
-        )
+        raise ValueError(f"{total.dtype} {total.shape}, expected {dtype} ({request.length},)")

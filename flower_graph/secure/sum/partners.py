@@ -39,7 +39,7 @@ def check_shares(dropout: float, corrupt: float) -> None:
     # The parties that are left must be more than half of all, plus half of the colluders.
     if 2 * dropout + corrupt >= 1:
         raise ValueError(
-            f"dropout is {dropout} and corrupt {corrupt}: 2 dropout + corrupt must be below 1"
+            f"dropout is {dropout}, corrupt {corrupt}: 2 dropout + corrupt must be below 1"
         )
 
 
@@ -59,15 +59,12 @@ def plan(
     for vanished in range(min(math.floor(dropout * num_parties), num_parties - 2), -1, -1):
         if chosen := _search(num_parties, vanished, colluding, broken):
             return *chosen, vanished
-    raise ValueError(
-        f"corrupt is {corrupt:g}: no choice of partners among {num_parties} stands that"
-    )
+    raise ValueError(f"corrupt is {corrupt:g}: too much for {num_parties} parties")
 
 
 def _search(
     num_parties: int, vanished: int, colluding: int, broken: float
 ) -> tuple[int, int] | None:
-    """Return the number of partners and the threshold that stand so many; None if none do."""
     # The smallest k is taken for which a threshold t exists such that, over the draw of the graph,
     # the chance that any party has fewer than t surviving partners is at most 2^-20, and t is
     # above k/2 plus as many as collude in any k/2 places of the circle in a row but with chance
@@ -125,7 +122,6 @@ def _most(num_parties: int, colluding: int, places: int, broken: float) -> int:
 
 
 def _chances(n: int, marked: int, k: int) -> NDArray[np.float64]:
-    """Return the chances of 0 to k marked ones among k drawn of n (hypergeometric law)."""
     # As scipy.stats has it, which takes longer to import than many a run takes.
     factorials, result = _log_factorials(n), np.arange(max(0, k - (n - marked)), k + 1)
     result = result[result <= marked]

@@ -174,7 +174,7 @@ class SumRound:
         came = reply.packets.shape[0], reply.share_commitments.shape[0]
         if came != (k, k):
             raise MalformedReplyError(
-                f"round {self.number}: {came[0]} packets and commitments to {came[1]}, expected {k}"
+                f"{came[0]} packets and commitments to {came[1]}, expected {k}"
             )
         if channel.is_low_order(reply.round_keys.tobytes()):
             self._convict(row, "its round key is of low order")
@@ -191,8 +191,6 @@ class SumRound:
         """End the first stage; write the second request to each SuperNode that prepared."""
         if self.skipped:
             return {}
-        if self._stage != "prepare":
-            raise ValueError(f"round {self.number}: masks were asked for already")
         self._stage = "mask"
         self.terms = terms.digest(length, word, self.threshold, self.minimum)
         gone = set(out)
@@ -235,17 +233,13 @@ class SumRound:
         checked = pairs[: column.size]  # more are wrong anyway, and not worth the memory
         refused = column[np.isin(self.parties[partners[column]], checked[:, 1])]
         if (checked[:, 0] != self.parties[row]).any() or refused.size != count:
-            raise MalformedReplyError(
-                f"{count} packets do not open, {refused.size} of them were sent"
-            )
+            raise MalformedReplyError(f"{count} do not open, {refused.size} of them were sent")
         return partners[refused], partners.size - 1 - refused
 
     def unmask_requests(self) -> dict[int, UnmaskRequest]:
         """End the second stage; write the third request to each SuperNode of the second."""
         if self.skipped:
             return {}
-        if self._stage != "mask":
-            raise ValueError(f"round {self.number}: no masked sums were asked for, or shares were")
         self._stage = "unmask"
         if not self._enough(self.contributed, "sent their vectors"):
             return {}
@@ -314,7 +308,6 @@ class SumRound:
     def _verify(
         self, dealers: Integers, holder: int, shares: Bytes, promised: Bytes
     ) -> NDArray[np.bool_]:
-        """Check a holder's shares against their commitments, and blame it if one is wrong."""
         name, found = channel.name_bytes(int(self.parties[holder])), []
         for dealer, share in zip(dealers.tolist(), channel.pieces(shares), strict=True):
             heads = channel.share_contexts(self.run_id, self.number, int(self.parties[dealer]))
@@ -325,7 +318,6 @@ class SumRound:
         return good
 
     def _convict(self, row: int, why: str) -> None:
-        """Blame a party whose fault is proven, and its SuperNode."""
         node = next(node for node, at in self._rows.items() if at == row)
         self._blame(Reason(Cause.PROVEN, why, int(self.parties[row]), self.number), node)
 
@@ -337,12 +329,9 @@ class SumRound:
         self.skipped = Reason(Cause.SKIPPED, text, round=self.number)
 
     def _check(self, node: int, reply: StageReply) -> None:
-        """Refuse a reply of another run, round or stage, and a second one."""
-        run_id, number = reply.run_id, reply.server_round
-        if run_id != self.run_id or number != self.number:
-            raise MalformedReplyError(
-                f"run {run_id.hex()}, round {number}; expected {self.run_id.hex()}, {self.number}"
-            )
+        if reply.run_id != self.run_id:
+            raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
+        number = self.number
         if (stage := STAGES[type(reply)]) != self._stage:
             raise MalformedReplyError(f"round {number} is in the stage {self._stage}, not {stage}")
         if node not in self._open:
@@ -406,7 +395,6 @@ class SumRound:
         return np.array(self.parties[[odds.argmax()]])
 
     def _recover(self, row: int) -> bool:
-        """Reconstruct one party's secret; return whether it fits the party's commitment."""
         came = np.flatnonzero(self.has[row])[: self.threshold]
         held = {column + 1: self.shares[row, column].tobytes() for column in came.tolist()}
         if (secret := self.secret_of(row, int(self.kinds[row]), held)) is not None:
@@ -432,9 +420,8 @@ class SumRound:
     def _pair_masks(self, row: int) -> list[tuple[bytes, int]]:
         partners = self.partners[row]
         present = partners[self.contributed[partners]]
-        secrets = channel.agree(self._secrets[row], channel.pieces(self.round_keys[present]))
-        other, masks = int(self.parties[row]), []
-        for local, secret in zip(self.parties[present].tolist(), secrets, strict=True):
-            key = channel.pair_mask_key(secret, self.run_id, self.number, local, other, self.terms)
-            masks.append((key, -channel.pair_sign(local, other)))
-        return masks
+        public = channel.pieces(self.round_keys[present])
+        others = dict(zip(self.parties[present].tolist(), public, strict=True))
+        own = int(self.parties[row])
+        secret, run = self._secrets[row], self.run_id
+        return channel.pair_masks(secret, run, self.number, own, others, self.terms)
