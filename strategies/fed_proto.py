@@ -24,13 +24,13 @@ from torch import Tensor, nn
 
 from flower_graph.client.learner import weighed
 from flower_graph.client.module_client import GraphOnDevice, ModuleClient
-from flower_graph.config.metrics import NODES
+from flower_graph.config.common import NODES
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import NOT_NEGATIVE, choice, require
 from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleMethod
 from flower_graph.models import GCN
-from flower_graph.ops.prototypes import class_sums, distance_to_means
+from flower_graph.ops.grouped import class_sums, distance_to_means
 
 APP = "fedproto"
 

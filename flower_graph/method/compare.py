@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from flower_graph.config.metrics import LINKS
+from flower_graph.config.common import LINKS
 from flower_graph.config.rules import refuse_key
 from flower_graph.errors import OutputError, one_line
 from flower_graph.method.load import flatten

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from flower_graph.config.common import LINKS, NODES
 from flower_graph.config.foreign import CONFIG, DATA, NOBODY, Trust, seed_folders
-from flower_graph.config.metrics import LINKS, NODES
 from flower_graph.data.new_graph import DataForm, NewGraph, new_graph
 from flower_graph.errors import OutputError
 from flower_graph.method.load import load_config

@@ -117,17 +117,8 @@ def adjacency(edge_index: Tensor, value: Tensor, n: int) -> Adjacency:
 
 
 def values_at(edges: Tensor, known: Tensor, value: Tensor, n: int) -> Tensor:
-    """Look up the values of some edges among all edges.
-
-    Parameters
-    ----------
-    edges
-        int64 ``[2, m]``, each among the known edges.
-    known, value
-        ``[2, e]`` in any order, and ``[e]``.
-    n
-        Number of nodes.
-    """
+    """Look up the values of some edges among all edges."""
+    # edges [2, m], each among known [2, e], which are in any order; value [e]
     keys, order = (known[0] * n + known[1]).sort()
     return value[order[torch.searchsorted(keys, edges[0] * n + edges[1])]]
 

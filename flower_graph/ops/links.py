@@ -191,10 +191,15 @@ def _shared(edge_index: Tensor, num_nodes: int, pairs: Tensor, weight: Tensor) -
 
 def auc_of_scores(scores: Tensor, is_edge: Tensor) -> float:
     """Return the area under the ROC curve; ties count half. NaN without edges or without others."""
-    _, place = scores.unique(return_inverse=True)
-    own = torch.bincount(place[is_edge], minlength=int(place.max()) + 1 if len(place) else 0)
-    others = torch.bincount(place[~is_edge], minlength=len(own))
-    return float(area_of(own, others))
+    return float(area_of(*_by_score(scores, is_edge)))
+
+
+def _by_score(scores: Tensor, is_edge: Tensor) -> tuple[Tensor, Tensor]:
+    """Count edges, and other pairs, by score, the lowest first."""
+    place = scores.unique(return_inverse=True)[1]
+    size = int(place.max()) + 1 if len(place) else 0
+    own, others = (torch.bincount(place[kind], minlength=size) for kind in (is_edge, ~is_edge))
+    return own, others
 
 
 def area_of(own: Tensor, others: Tensor) -> Tensor:
@@ -206,10 +211,8 @@ def area_of(own: Tensor, others: Tensor) -> Tensor:
 
 def average_precision(scores: Tensor, is_edge: Tensor) -> float:
     """Return the mean precision at each edge in the order of scores, as scikit-learn has it."""
-    _, place = scores.unique(return_inverse=True)
-    size = int(place.max()) + 1 if len(place) else 0
-    own = torch.bincount(place[is_edge], minlength=size).flip(0)
-    return precision_of(own, torch.bincount(place[~is_edge], minlength=size).flip(0))
+    own, others = _by_score(scores, is_edge)
+    return precision_of(own.flip(0), others.flip(0))
 
 
 def precision_of(own: Tensor, others: Tensor) -> float:

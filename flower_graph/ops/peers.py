@@ -27,10 +27,10 @@ def mixtures(
     """Average all models once for each row of weights, whose sum need not be 1."""
     # weights [rows, models]; sums in float64, results of the arrays' types
     shares = weights / weights.sum(1, keepdims=True)
-    result: list[dict[str, NDArray[np.generic]]] = [{} for _ in shares]
-    for name, values in models[0].items():
-        stacked = np.stack([model[name] for model in models]).astype(np.float64)
-        means = np.tensordot(shares, stacked, 1).astype(values.dtype)
-        for model, mean in zip(result, means, strict=True):
-            model[name] = mean
-    return result
+    means = {
+        name: np.tensordot(shares, np.stack([one[name] for one in models]).astype(float), 1)
+        for name in models[0]
+    }
+    types = {name: values.dtype for name, values in models[0].items()}
+    rows = range(len(shares))
+    return [{name: mean[row].astype(types[name]) for name, mean in means.items()} for row in rows]

@@ -68,8 +68,7 @@ def comparable(e: Rows, similarity: str) -> Rows:
     """Scale the vectors so that products are similarities: to unit length for the cosine."""
     # A distance is a difference of products. It takes float64, or near nodes were all alike.
     if similarity not in SIMILARITIES:
-        allowed = ", ".join(SIMILARITIES)
-        raise ValueError(f"similarity {similarity!r} is unknown: allowed are {allowed}")
+        raise ValueError(f"similarity {similarity!r}: allowed are {', '.join(SIMILARITIES)}")
     if similarity == "euclidean":
         return e._replace(value=e.value.double()) if isinstance(e, SparseRows) else e.double()
     if similarity == "inner":

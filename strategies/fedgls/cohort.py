@@ -37,8 +37,15 @@ from flower_graph.errors import RefusedError
 from flower_graph.ops.contrast import nt_xent
 from flower_graph.ops.graph import Adjacency, leading_block, propagate, replace_block
 from flower_graph.ops.graph_learner import Pattern, edge_agreement, weighted_propagate
-from flower_graph.ops.grouped import group_sizes, group_sum, grouped_add, grouped_linear, one_thread
-from flower_graph.ops.prototypes import class_sums, distance_to_means
+from flower_graph.ops.grouped import (
+    class_sums,
+    distance_to_means,
+    group_sizes,
+    group_sum,
+    grouped_add,
+    grouped_linear,
+    one_thread,
+)
 from flower_graph.rng import generator
 from flower_graph.strategies.fedgls.networks import (
     ENCODER,

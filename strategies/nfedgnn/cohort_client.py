@@ -187,14 +187,10 @@ class NodeClient(UsersClient):
             more["device"] = "cpu"  # what is read from the disk changes there
             self._file = rows_dir / f"users-{node_name(context)}.rows"
             if more.get("user_model") is not None or state_key(context) is not None:
-                raise ValueError(
-                    f"rows_dir: {rows_dir} is for the paper's linear map, and its file is not "
-                    "encrypted: leave out rows_dir, or user_model and state-key"
-                )
+                raise ValueError("rows_dir: not with user_model, nor with state-key")
         super().__init__(context, x, users, **more)
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Apply the relayed gradients, then answer with latent vectors (steps 2 and 3)."""
         request = RelayRequest.from_numpy(parameters, config)
         with self._updated(request) as (cohort, users):
             reply = RelayReply(request.server_round, cohort.forward(users).cpu().numpy())

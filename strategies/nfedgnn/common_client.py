@@ -117,14 +117,12 @@ class CommonLayerClient(UsersClient):
         return reply.to_numpy(request.users.size)
 
     def add_up(self, parameters: Parameters, config: Config) -> Answer:
-        """Add up this round's gradients with respect to the layer's weights."""
         request = GradientRequest.from_numpy(parameters, config)
         layer = self._state.look(self._makers(request.settings))
         layer.settings = self._seeded(request.settings)
         if layer.round != request.layer_round:
-            raise StateLostError(
-                f"the layer is of round {layer.round}, the gradients of {request.layer_round}"
-            )
+            text = f"the layer is of round {layer.round}, the gradients of {request.layer_round}"
+            raise StateLostError(text)
         gradient, place = torch.from_numpy(request.gradient), self._places(request.users)
         total = layer.gradient(place, gradient, request.server_round)
         return self._summed(request, total.cpu().numpy(), config)
@@ -156,9 +154,8 @@ class CommonLayerClient(UsersClient):
         if layer.round == advance.before and (total := self._total(advance)) is not None:
             layer.step(total, advance.layer_round, advance.learning_rate)
         if layer.round != advance.layer_round:
-            raise StateLostError(
-                f"the layer is of round {layer.round}, the others' of {advance.layer_round}"
-            )
+            text = f"the layer is of round {layer.round}, the others' of {advance.layer_round}"
+            raise StateLostError(text)
 
     # What is otherwise where the server is to read no sum and no weight
 
@@ -264,10 +261,8 @@ class MaskedLayerClient(CommonLayerClient, MaskingClient):
             raise RefusedError("a sum of gradients is asked for without masks: nothing is sent")
         mask, ring = MaskRequest.from_config(config), RING.from_config(config)
         if ring.word != WORD or ring.fraction_bits < LEAST_FRACTION_BITS:
-            raise RefusedError(
-                f"words of {ring.word} bits with {ring.fraction_bits} of a fraction; sums of "
-                f"gradients take {WORD} with at least {LEAST_FRACTION_BITS}"
-            )
+            form = f"words of {ring.word} bits with {ring.fraction_bits} of a fraction"
+            raise RefusedError(f"{form}: {WORD} with at least {LEAST_FRACTION_BITS} are needed")
         # A SuperNode that refused a sum that is too long would tell of its users' features.
         total = bounded(total, ring.limit)
         first, *others = self.clients

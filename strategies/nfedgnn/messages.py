@@ -94,17 +94,15 @@ class EnrolmentReply(Message, up="query"):
 
     def check(self, known: Known) -> None:
         users, last = self.users, known["num_nodes"] - 1
-        if users.size == 0:
-            raise MalformedReplyError("it hosts no users")
+        if users.size == 0 or not each_once(users):
+            raise MalformedReplyError("it hosts no users, or one twice")
         if users.min() < 0 or users.max() > last:
             wrong = users.min() if users.min() < 0 else users.max()
             raise MalformedReplyError(f"it hosts user {wrong}, but the graph has nodes 0 to {last}")
-        if not each_once(users):
-            raise MalformedReplyError("it hosts a user twice")
         size = math.prod(self.weight_shape)
         if min(self.weight_shape) < 1 or size > MAX_WEIGHTS:
-            allowed = f"two sizes from 1 on, at most {MAX_WEIGHTS} numbers"
-            raise MalformedReplyError(f"weight-shape: {self.weight_shape}; allowed are {allowed}")
+            given = f"weight-shape: {self.weight_shape}"
+            raise MalformedReplyError(f"{given}; at most {MAX_WEIGHTS} numbers are allowed")
 
 
 @dataclass

@@ -14,8 +14,7 @@ from flwr.app import Context
 from torch import Tensor, nn
 
 from flower_graph.client.trust import trust_of
-from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
-from flower_graph.config.metrics import LINKS
+from flower_graph.config.common import CHECKPOINTS, LINKS, checkpoint_settings
 from flower_graph.config.module import MLP
 from flower_graph.config.rules import require
 from flower_graph.data.baselines import Figures, graph_baselines, link_baselines
@@ -39,7 +38,7 @@ from flower_graph.errors import ConfigError, DataError, RefusedError
 from flower_graph.flower_compat import Mod
 from flower_graph.method import Method, Partition
 from flower_graph.method.permits import ALLOW_TRUST, PLAIN
-from flower_graph.models import PairModel, build_server_model
+from flower_graph.models import PairModel, SplitModel, build_server_model
 from flower_graph.privacy.local import PrivateRows, client_noise
 from flower_graph.rng import seeded
 from flower_graph.storage.files import DATA_FOLDER, PARTITION, PARTITIONS
@@ -90,14 +89,8 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         else:
             classes = {"num_classes": folder.manifest.classes, "classes": folder.class_names}
             data = SimpleNamespace(**folder.tensors, **classes)
-        split = build_server_model(
-            config.model.name,
-            hidden=config.model.hidden,
-            heads=config.model.heads,
-            classes=row_size(config) if config.task == LINKS else int(data.num_classes),
-            dropout=config.model.dropout,
-            seed=config.seed,
-        )
+        classes = row_size(config) if config.task == LINKS else int(data.num_classes)
+        split = split_model(config, classes)
         model: nn.Module = split
         if config.task == LINKS and config.links.decoder == MLP:
             with seeded(torch.device("cpu"), config.seed, "pair-decoder"):
@@ -208,6 +201,12 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
 METHOD = NFedGNN()
 
 
+def split_model(config: NFedGNNConfig, classes: int) -> SplitModel:
+    """Build the server's part of the network with its first weights."""
+    how = {name: getattr(config.model, name) for name in ("hidden", "heads", "dropout")}
+    return build_server_model(config.model.name, classes=classes, seed=config.seed, **how)
+
+
 def row_size(config: NFedGNNConfig) -> int:
     """Return how many numbers the server's model gives a node where links are learnt."""
     return config.model.hidden * (config.model.heads if config.model.name == "gat" else 1)
@@ -304,10 +303,8 @@ def _numbers(old: Graph, new: NewGraph, left: Sequence[str]) -> Tensor:
         place = {name: user for user, name in enumerate(old.names)}
         missing = place.keys() - {*new.names, *left}
         if missing:
-            raise DataError(
-                f"has no node {min(missing)!r}, who is in the run: give the whole grown graph, or "
-                "name who left in data.remove"
-            )
+            what = "give the whole grown graph, or name users that left in data.remove"
+            raise DataError(f"has no node {min(missing)!r}, a user of the run: {what}")
         old_number = torch.tensor([place.get(name, -1) for name in new.names])
         return torch.where(old_number < 0, n - 1 + (old_number < 0).cumsum(0), old_number)
     if count < n:
@@ -315,10 +312,8 @@ def _numbers(old: Graph, new: NewGraph, left: Sequence[str]) -> Tensor:
     if "x" in new.values:
         other = (new.x[:n] != old.x).any(1)
         if other.any():
-            raise DataError(
-                f"node {int(other.nonzero()[0])} has other features than in the run: old users "
-                "come first, in the order of the run"
-            )
+            node = int(other.nonzero()[0])
+            raise DataError(f"node {node} has other features than in the run, whose users go first")
     return number
 
 

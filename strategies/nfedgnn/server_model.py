@@ -219,10 +219,8 @@ class RelayServer:
         """Compute the cross-entropy of the training nodes whose users were heard."""
         # logits [n, c], heard [n]
         if logits.shape[1] < self.num_classes:
-            raise DataError(
-                f"y has {self.num_classes - 1}, but the server's model gives {logits.shape[1]} "
-                "classes: flower_graph.data.as_graph(data) numbers classes from 0 on"
-            )
+            text = f"y has {self.num_classes - 1}, the model gives {logits.shape[1]} classes"
+            raise DataError(f"{text}: flower_graph.data.as_graph(data) numbers classes from 0 on")
         train = self.masks["train"] & heard
         # Until a labelled user has answered there is nothing but the regulariser to learn from.
         if not train.any():
@@ -257,7 +255,8 @@ class RelayServer:
         """Return the accuracy over each mask; NaN where a mask is missing or empty."""
         self.judged = self.judge()
         right = self.judged.logits.argmax(1) == self.judged.y
-        return {name: _share(right[mask]) for name, mask in self.judged.masks.items()}
+        shares = {name: right[mask] for name, mask in self.judged.masks.items()}
+        return {k: int(one.sum()) / len(one) if len(one) else math.nan for k, one in shares.items()}
 
     def state_dict(self) -> dict[str, object]:
         average = {"average": self.eval_model.state_dict()} if self._decay else {}
@@ -283,10 +282,6 @@ def first_rows(tensor: Tensor, count: int) -> Tensor:
     """Return a tensor with so many rows: its own first, then zeros."""
     more = count - tensor.shape[0]
     return torch.cat([tensor, tensor.new_zeros(more, *tensor.shape[1:])]) if more else tensor
-
-
-def _share(right: Tensor) -> float:
-    return int(right.sum()) / right.numel() if right.numel() else math.nan
 
 
 # Links -------------------------------------------------------------------------------------------

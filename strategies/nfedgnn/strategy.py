@@ -98,7 +98,7 @@ class UserTable:
 
     alone = 0  # rounds in which only the last newcomers train
     # How many users the checkpoint has that the run goes on from; None where nobody may come or go
-    before: int | None = None
+    users_before: int | None = None
     is_change = False  # whether users came or went since that checkpoint
 
     def __init__(self, num_users: int, settings: UserSettings) -> None:
@@ -119,7 +119,7 @@ class UserTable:
     def grow(self, count: int, left: Sequence[int], alone: int) -> None:
         self._begin(count)
         self.left[list(left)] = True
-        self.alone, self.before = alone, count
+        self.alone, self.users_before = alone, count
 
     def rows(self) -> dict[str, NDArray[Any]]:
         """Return what a checkpoint has of each user."""
@@ -153,7 +153,7 @@ class UserTable:
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from what ``state_dict`` returned; nothing waits for new or departed users."""
         left, gone, known = self.left, state["left"].numpy(), len(state["left"])
-        if known > self.size or (known < self.size and self.before is None):
+        if known > self.size or (known < self.size and self.users_before is None):
             raise ValueError(f"its num_users is {known}, this run's is {self.size}")
         self.round = int(state["round"])
         self._begin(self.size)
@@ -165,7 +165,7 @@ class UserTable:
         # A checkpoint that was rewritten without departed users names its newcomers already.
         is_new = self.joined == self.round
         self.is_change = bool(is_new.any() or (left & ~self.left).any())
-        self.before = None if self.before is None else int((~is_new).sum())
+        self.users_before = None if self.users_before is None else int((~is_new).sum())
         self.left = left
         self.ledger.load_state_dict(state["ledger"])
 
@@ -198,10 +198,7 @@ class OwnTable(UserTable):
 
     def grow(self, count: int, left: Sequence[int], alone: int) -> None:
         if self.settings.average_over == "all":
-            raise ValueError(
-                "average_over: 'all' moves all users' weights together from the first round on; "
-                "let nobody join or leave, or average over 'holders'"
-            )
+            raise ValueError("average_over: 'all' lets nobody join or leave; 'holders' does")
         super().grow(count, left, alone)
 
     def begin_anew(self, users: NDArray[np.int64]) -> bool:
@@ -320,7 +317,7 @@ class RelayMembership(Membership):
         self.answers: dict[int, Any] = {}  # of SuperNodes that have enrolled
 
     def question(self, resume: Resume) -> RecordDict:
-        before = self.state.before if resume.server_round else None
+        before = self.state.users_before if resume.server_round else None
         return EnrolmentRequest(self.state.settings, resume, before).to_record()
 
     def enrolment_round(self, server_round: int) -> int:
@@ -439,13 +436,11 @@ class RelayStrategy(RoundStrategy[Q, A]):
         return scheduled(how.schedule, how.learning_rate, server_round, self.session.rounds)
 
     def hosted(self, server_round: int) -> dict[int, IntArray]:
-        """Return the users of each SuperNode that is there as a round begins."""
         return self.numbers(
             self.session.gather(server_round, "no SuperNode hosts users of this graph")
         )
 
     def drawn(self, server_round: int) -> IntArray:
-        """Draw the users that a round asks."""
         pool = self.users.pool(server_round)
         return pool[self.session.draw(pool.size, server_round)]
 

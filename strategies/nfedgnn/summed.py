@@ -111,6 +111,7 @@ from flower_graph.wire.ledger import reply_bytes, setup_bytes
 NOBODY: IntArray = np.zeros(0, np.int64)
 T = TypeVar("T")
 NEVER = -1  # the round of no step
+MISSING = "missing from %d SuperNode(s)"
 MOST_STOPPED = 2  # steps that a SuperNode may stop before it is left out
 LOG = logging.getLogger(__name__)
 
@@ -123,10 +124,6 @@ class NoSum:
     nodes: tuple[int, ...] = ()  # SuperNodes that it is for want of, as far as they are known
 
 
-def _missing_from(nodes: Sequence[int]) -> NoSum:
-    return NoSum(f"missing from {len(nodes)} SuperNode(s)", tuple(nodes))
-
-
 class CommonTable(UserTable):
     """Users, the last step of their layer, and which SuperNodes have taken it."""
 
@@ -135,15 +132,11 @@ class CommonTable(UserTable):
         self.last, self.before = 0, NEVER  # rounds of the last two steps; 0: the first weights
         # [f, w] that the last was taken with, or the same under pads
         self.total: FloatArray | HiddenSum | None = None
-        self._learning_rate = 0.0  # of it
+        self.learning_rate = 0.0  # of it
         self.at: dict[int, int] = {}  # round of the last step of each SuperNode's layer
         self.stopped = Counter[int]()  # steps that SuperNodes stopped, by their users
 
     # The last step
-
-    def made(self, server_round: int, total: FloatArray | HiddenSum, learning_rate: float) -> None:
-        self.last, self.before = server_round, self.last
-        self.total, self._learning_rate = total, learning_rate
 
     def can_go_on(self, node: int) -> bool:
         """Whether a SuperNode has the last step, or can take it with the sum."""
@@ -152,18 +145,13 @@ class CommonTable(UserTable):
 
     def go_back(self, nodes: Collection[int]) -> None:
         newest = max(self.at.get(node, 0) for node in nodes)
-        LOG.warning(
-            "nobody who is there has the users' layer of round %d: they go on from that of round "
-            "%d",
-            self.last,
-            newest,
-        )
+        LOG.warning("the layer of round %d is lost: all go on from round %d", self.last, newest)
         self.last, self.before, self.total = newest, NEVER, None
 
     def advance(self, node: int, copied: int = NEVER, copy: Bytes | None = None) -> Advance:
         at = self.at.get(node, 0)
         copy = None if self.can_go_on(node) else copy
-        result = Advance(self.last, self.before, self._learning_rate, copy=copy)
+        result = Advance(self.last, self.before, self.learning_rate, copy=copy)
         if at == self.last or self.before not in (at, copied):
             return result
         if isinstance(self.total, HiddenSum):
@@ -200,7 +188,6 @@ class CommonTable(UserTable):
         return super().state_dict() | {"layer-round": self.last}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Go on from what ``state_dict`` returned: every SuperNode has the last step."""
         super().load_state_dict(state)
         self.last, self.before, self.total = int(state["layer-round"]), NEVER, None
 
@@ -311,7 +298,9 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
             total += bounded(replies.values[node].total, self.section.limit)
             users.added_up(requests[node].users, replies.values[node].total.nbytes)
         missing = [node for node in requests if node not in replies.values]
-        return _missing_from(missing) if missing else total.astype(np.float32)
+        if missing:
+            return NoSum(MISSING % len(missing), tuple(missing))
+        return total.astype(np.float32)
 
     def round(self, server_round: int) -> RoundReport:
         """Run a round: steps 2 to 5, then 1 and 2 of the next."""
@@ -331,7 +320,8 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
             skipped = f"no sum of gradients: {total.text}"
         else:
             self.server.move(server_round, rate)
-            users.made(server_round, total, rate)
+            users.last, users.before = server_round, users.last
+            users.total, users.learning_rate = total, rate
         who = self.took_part(() if skipped else answered, skipped)
         if isinstance(total, NoSum):
             self.members.stopped(total.nodes, answered)
@@ -617,7 +607,7 @@ class MaskedGradientRelay(SummedGradientRelay):
         rejected = sums.take_rejected()
         session.rejected += rejected
         if missing:
-            return _missing_from(missing)
+            return NoSum(MISSING % len(missing), tuple(missing))
         if isinstance(result, Skipped):
             silent = tuple({one.node_id for one in rejected} & requests.keys())
             return NoSum(str(result.reason), silent)

@@ -115,7 +115,6 @@ class LinearCohort:
         return (self.rows, slice(None)) if users is None else take(self.rows, users)
 
     def forward(self, users: Tensor | None) -> Tensor:
-        """Return latent vectors ``[p, h]``."""
         rows, place = self._part(users)
         return project(rows, self._state["weight"][place])
 

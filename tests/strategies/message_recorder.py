@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from federation import ALL, METHODS, Setup, at, good
-from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, RecordDict
 from plain_structure import METHODS as STRUCTURES
 
+from flower_graph.audit.attacks import RecordingGrid
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.sum.service import SecureSum
-from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import Exchange
 
 
@@ -29,44 +29,16 @@ class Entry(NamedTuple):
     kind: str
 
 
-class Recorder:
-    """Makes grids that note what passes them."""
-
-    def __init__(self) -> None:
-        self.seen: set[Entry] = set()
-
-    def grid(self, app: Any, *, num_supernodes: int) -> InProcessGrid:
-        """Make a grid."""
-        return self.watch(InProcessGrid(app, num_supernodes=num_supernodes))
-
-    def watch(self, grid: InProcessGrid) -> InProcessGrid:
-        """Note what a grid carries."""
-        push, pull = grid.push_messages, grid.pull_messages
-
-        def pushed(messages: Iterable[Message]) -> Iterable[str]:
-            found = list(messages)
-            for message in found:
-                self.note(message, "down")
-            return push(found)
-
-        def pulled(message_ids: Iterable[str]) -> Iterable[Message]:
-            found = list(pull(message_ids))
-            for message in found:
-                self.note(message, "up")
-            return found
-
-        grid.push_messages, grid.pull_messages = pushed, pulled  # type: ignore[assignment]
-        return grid
-
-    def note(self, message: Message, way: str) -> None:
-        if not message.has_content():
-            return
-        kind = message.metadata.message_type
-        for name, config in message.content.config_records.items():
-            empty = [key for key, value in config.items() if value in ("", b"", [])]
-            assert not empty, f"{kind} {way}: Flower cannot count the bytes of {name}'s {empty}"
-        for record, key, value in entries(message.content):
-            self.seen.add(Entry(kind, way, record, key, value))
+def seen(exchanged: Iterable[tuple[str, RecordDict, RecordDict]]) -> set[Entry]:
+    """Give all that messages and their replies hold."""
+    found = set[Entry]()
+    for kind, *both in exchanged:
+        for content, way in zip(both, ("down", "up"), strict=True):
+            for name, config in content.config_records.items():
+                empty = [key for key, value in config.items() if value in ("", b"", [])]
+                assert not empty, f"{kind} {way}: Flower cannot count bytes of {name}'s {empty}"
+            found |= {Entry(kind, way, *one) for one in entries(content)}
+    return found
 
 
 def entries(content: RecordDict) -> Iterable[tuple[str, str, str]]:
@@ -94,8 +66,9 @@ class Adder(SecureSumClient):
         return {client: np.ones(3) for client in self.clients}
 
 
-def play(setups: Iterable[Setup], see: Recorder, folder: Path) -> None:
+def play(setups: Iterable[Setup], folder: Path) -> set[Entry]:
     """Run each setup for three rounds, and go on for a fourth."""
+    found = set[Entry]()
     for number, setup in enumerate(setups):
         for rounds in (3, 4):
             words = ("save=none", "checkpoint_every=1", f"rounds={rounds}")
@@ -104,19 +77,25 @@ def play(setups: Iterable[Setup], see: Recorder, folder: Path) -> None:
             faults = at("gone", range(1, 4), "connect") if is_late else good
             how = {"resume": rounds == 4, "faults": faults}
             done = setup.run(folder / str(number), *words, **how)
-            for message, reply in done.grid.exchanged:
-                see.note(message, "down")
-                see.note(reply, "up")
+            found |= seen(
+                (sent.metadata.message_type, sent.content, reply.content)
+                for sent, reply in done.grid.exchanged
+                if reply.has_content()
+            )
+    return found
 
 
-def sums(see: Recorder, folder: Path) -> None:
+def sums(folder: Path) -> set[Entry]:
+    found = set[Entry]()
     for supernodes in (3, 1):  # one SuperNode that hosts all has no partners
 
         def client_fn(context: Context, step: int = supernodes) -> Adder:
             return Adder(context, [*range(int(context.node_config["partition-id"]), 3, step)])
 
-        grid = see.grid(make_client_app(client_fn), num_supernodes=supernodes)
+        grid = RecordingGrid(make_client_app(client_fn), num_supernodes=supernodes)
         SecureSum(Exchange(grid), limit=4.0).sum(1, 3)
+        found |= seen((one.kind, one.request, one.reply) for one in grid.exchanges)
+    return found
 
 
 SUMMED, FEDSCEM = ALL["nfedgnn, summed"], METHODS["fedscem"]
@@ -147,7 +126,7 @@ SETUPS: dict[str, list[Setup]] = {
         ALL["deepwalk, secure, untrusted"],
     ],
 }
-RUNS: dict[str, Callable[[Recorder, Path], None]] = {
+RUNS: dict[str, Callable[[Path], set[Entry]]] = {
     **{name: partial(play, setups) for name, setups in SETUPS.items()},
     "Secure sum": sums,
 }

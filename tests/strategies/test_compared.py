@@ -17,7 +17,7 @@ from flower_graph.client.state import forget_run
 from flower_graph.errors import ConfigError
 from flower_graph.method.registry import method_of
 from flower_graph.models import GCN
-from flower_graph.ops.prototypes import class_sums, distance_to_means
+from flower_graph.ops.grouped import class_sums, distance_to_means
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fed_proto import FedProtoClient, WithPrototypes

@@ -26,7 +26,7 @@ from flwr.serverapp.strategy import (
     Krum,
     Strategy,
 )
-from message_recorder import RUNS, Recorder
+from message_recorder import RUNS
 from plain_structure import FEDGLS
 from relay_helpers import small_graph, strategy_for
 from structure_helpers import client_app as structure_app
@@ -152,17 +152,14 @@ def test_mods_that_measure_around_the_clients_of_every_method(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    plain = Recorder()
-    RUNS[method](plain, tmp_path / "plain")
+    plain = RUNS[method](tmp_path / "plain")
 
     class Sized(client._ActingClientApp):
         def __init__(self, mods: Any = None) -> None:
             super().__init__(mods=[message_size_mod, arrays_size_mod, *mods])
 
     monkeypatch.setattr(client, "_ActingClientApp", Sized)
-    sized = Recorder()
     with caplog.at_level(logging.INFO, "flwr"):
-        RUNS[method](sized, tmp_path / "sized")
-    assert sized.seen == plain.seen
+        assert RUNS[method](tmp_path / "sized") == plain
     sizes = [re.search(r"message size: (\d+) bytes", one.getMessage()) for one in caplog.records]
     assert sum(found is not None for found in sizes) >= 4

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from message_recorder import Entry, Recorder
+from message_recorder import Entry, seen
 
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import client_app, run_server
+from flower_graph.audit.attacks import RecordingGrid
 from flower_graph.client.state import forget_run
 from flower_graph.data.folders.party import server_folder
 from flower_graph.method.load import load_config
 from flower_graph.method.run import latest_in
-from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.keys import CONFIG, MESSAGE_FORMAT, VERSION
 
 DATA = (
@@ -49,15 +49,15 @@ def parties(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def run(folder: Path, out: Path, overrides: list[str]) -> set[Entry]:
     """Run with a folder for each party; give what travelled."""
-    config, see = load_config("fedgta/cora-linqs", overrides), Recorder()
+    config = load_config("fedgta/cora-linqs", overrides)
     own = [{"data-folder": str(one)} for one in sorted((folder / "data").glob("client*"))]
-    grid = InProcessGrid(client_app(config, None), num_supernodes=2, node_configs=own)
+    grid = RecordingGrid(client_app(config, None), num_supernodes=2, node_configs=own)
     there = server_folder(config, str(folder / "data" / "server"))
     try:
-        run_server(config, see.watch(grid), out, engine="in-process", folder=there)
+        run_server(config, grid, out, engine="in-process", folder=there)
     finally:
         forget_run(grid.run.run_id)
-    return see.seen
+    return seen((one.kind, one.request, one.reply) for one in grid.exchanges)
 
 
 def test_clients_keep_what_is_theirs(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from doc_helpers import DOCS
-from message_recorder import RUNS, Entry, Recorder
+from message_recorder import RUNS, Entry
 from test_docs import anchors
 
 from flower_graph.wire import keys
@@ -110,12 +110,11 @@ def matches(sent: Entry, said: Entry) -> bool:
 
 @pytest.mark.parametrize("method", RUNS)
 def test_what_a_method_sends_is_what_the_page_says(method: str, tmp_path: Path) -> None:
-    see, said = Recorder(), list(documented(method))
-    RUNS[method](see, tmp_path)
-    missing = sorted(s for s in see.seen if not any(matches(s, entry) for entry in said))
+    seen, said = RUNS[method](tmp_path), list(documented(method))
+    missing = sorted(s for s in seen if not any(matches(s, entry) for entry in said))
     assert not missing, "\n".join(" ".join(entry) for entry in missing)
     # ... and the page does not tell of messages that nobody sends.
-    kinds = {entry.message for entry in see.seen}
+    kinds = {entry.message for entry in seen}
     assert {entry.message for entry in said} - {"train.save"} <= kinds
     # Nor of entries, but for what only faults bring about, or checkpoints and metrics do.
     # Parties declare points where there is an alignment.
@@ -139,7 +138,7 @@ def test_what_a_method_sends_is_what_the_page_says(method: str, tmp_path: Path) 
         entry
         for entry in said
         if entry.key not in rare
-        and not any(s[:3] == entry[:3] and fnmatch(s.key, entry.key) for s in see.seen)
+        and not any(s[:3] == entry[:3] and fnmatch(s.key, entry.key) for s in seen)
     ]
     assert not unseen, "\n".join(" ".join(entry) for entry in sorted(unseen))
 

@@ -19,6 +19,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
+from flower_graph.strategies.nfedgnn.users import shared_linear_weight
 
 WHOLE, OLD, ROUNDS = small_graph(24), 18, 4
 NEW = list(range(OLD, 24))
@@ -105,8 +106,6 @@ def test_with_all_newcomers_begin_from_the_seed_and_others_go_on(tmp_path: Path)
 
 
 def strategy_start(strategy: SplitGradientRelay) -> Tensor:
-    from flower_graph.strategies.nfedgnn.users import shared_linear_weight
-
     return shared_linear_weight(FEATURES, strategy.users.settings)
 
 
@@ -173,21 +172,18 @@ def test_own_user_models_grow(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("options", "how", "said"),
     [
-        (lambda run: run.strategy.grow(WHOLE, left=[24]), r"left.*\[24\]"),
-        (lambda run: run.strategy.grow(WHOLE, alone=-1), "alone: -1"),
+        ({}, {"left": [24]}, r"left.*\[24\]"),
+        ({}, {"alone": -1}, "alone: -1"),
+        ({"average_every": 1, "average_over": "all"}, {}, "average_over"),
     ],
 )
-def test_impossible_changes_are_refused(change: Any, said: str, tmp_path: Path) -> None:
+def test_impossible_changes_are_refused(
+    options: dict[str, Any], how: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
-        change(Run(tmp_path))
-
-
-def test_a_mean_over_all_users_admits_nobody(tmp_path: Path) -> None:
-    run = Run(tmp_path, average_every=1, average_over="all")
-    with pytest.raises(ValueError, match="together"):
-        run.strategy.grow(WHOLE)
+        strategy_for(WHOLE, **options).grow(WHOLE, **how)
 
 
 @pytest.mark.parametrize(("alone", "away", "answered"), [(2, 0, [6, 6, 24]), (0, 2, [18, 24, 24])])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -58,10 +59,6 @@ def linear_map(settings: UserSettings) -> nn.Linear:
     return layer
 
 
-def module(settings: UserSettings, users: slice | list[int] = slice(None)) -> ModuleCohort:
-    return ModuleCohort(features()[users], linear_map(settings), settings)
-
-
 class Small(nn.Module):
     """A user model that is no linear map: two layers, a scalar, and dropout that must be off."""
 
@@ -75,15 +72,29 @@ class Small(nn.Module):
         return self.scale * self.second(hidden)
 
 
-KINDS: dict[str, Any] = {"linear": linear, "module": module}
+@cache
+def small() -> Small:
+    with seeded(torch.device("cpu"), 0, "test"):
+        return Small()
+
+
+def module(settings: UserSettings, users: slice | list[int] = slice(None)) -> ModuleCohort:
+    return ModuleCohort(features()[users], small(), settings)
+
+
+# Of a cohort, and of the loop over one user's module at a time
+KINDS: dict[str, tuple[Any, Any]] = {
+    "linear": (linear, linear_map),
+    "module": (module, lambda settings: small()),
+}
 
 
 class Loop:
     """The reference: one module and one optimiser per user."""
 
-    def __init__(self, settings: UserSettings, start: nn.Module | None = None) -> None:
+    def __init__(self, settings: UserSettings, kind: str = "linear") -> None:
         self.x = features()
-        self.layers = [copy.deepcopy(start or linear_map(settings)).eval() for _ in range(N)]
+        self.layers = [copy.deepcopy(KINDS[kind][1](settings)).eval() for _ in range(N)]
         how = {"lr": RATE, "weight_decay": settings.weight_decay}
         self.adams = [torch.optim.Adam(layer.parameters(), **how) for layer in self.layers]
 
@@ -97,20 +108,12 @@ class Loop:
             self.adams[user].step()
 
     @torch.no_grad()
-    def average(self, over: str = "all", due: Iterable[int] = range(N)) -> None:
-        """Give `due` the mean over all users, or a feature's row over those that have it."""
-        if over == "all":
-            for group in zip(*(layer.parameters() for layer in self.layers), strict=True):
-                mean = torch.stack(list(group)).mean(0)
-                for user in due:
-                    group[user].copy_(mean)
-            return
-        for k in range(F):
-            holders = [u for u in range(N) if self.x[u, k] != 0]
-            if holders:
-                mean = torch.stack([self.layers[u].weight[:, k] for u in holders]).mean(0)
-                for user in holders:
-                    self.layers[user].weight[:, k] = mean
+    def average(self, due: Iterable[int] = range(N)) -> None:
+        """Give `due` the mean over all users."""
+        for group in zip(*(layer.parameters() for layer in self.layers), strict=True):
+            mean = torch.stack(list(group)).mean(0)
+            for user in due:
+                group[user].copy_(mean)
 
 
 def average(cohorts: list[LinearCohort]) -> Tensor:
@@ -128,7 +131,7 @@ def assert_equal(got: Tensor, want: Tensor) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_a_loop_over_users(kind: str, bias: bool):
     settings = SETTINGS._replace(bias=bias)
-    cohort, loop = KINDS[kind](settings), Loop(settings)
+    cohort, loop = KINDS[kind][0](settings), Loop(settings, kind)
     assert_equal(cohort.forward(None), loop.forward())
     for gradient in gradients(12):
         cohort.step(None, gradient, RATE)
@@ -139,7 +142,7 @@ def test_equals_a_loop_over_users(kind: str, bias: bool):
 @pytest.mark.parametrize("kind", KINDS)
 def test_some_users_step_and_the_others_stay(kind: str):
     settings = SETTINGS._replace(bias=True)
-    cohort, loop = KINDS[kind](settings), Loop(settings)
+    cohort, loop = KINDS[kind][0](settings), Loop(settings, kind)
     turns = [[0, 3, 11], [11, 2, 0], list(range(N)), [5], [5, 4, 3]]
     for users, gradient in zip(turns, gradients(len(turns)), strict=True):
         cohort.step(torch.tensor(users), gradient[users], RATE)
@@ -186,24 +189,12 @@ def test_set_weights_leaves_rows_that_nobody_averaged():
     assert weight[:, 0].tolist() == [7, 8, 3, 7, 5]
 
 
-@pytest.mark.parametrize(
-    ("kind", "over", "bias", "every"),
-    [
-        *(("linear", "holders", bias, 2) for bias in (False, True)),
-        *(
-            (kind, "all", bias, every)
-            for kind in KINDS
-            for bias in (False, True)
-            for every in (1, 3)
-        ),
-    ],
-)
-def test_averages_equal_a_loop(kind: str, over: str, bias: bool, every: int):
-    """CNFGNN is ``all``: there, weight decay also moves the rows that a user does not store."""
-    decay = 0.3 if over == "all" else SETTINGS.weight_decay
-    settings = SETTINGS._replace(bias=bias, average_over=over, weight_decay=decay)
-    build = KINDS[kind]
-    cohorts, loop = [build(settings, slice(0, 5)), build(settings, slice(5, N))], Loop(settings)
+@pytest.mark.parametrize("every", [1, 3])
+def test_averages_of_modules_equal_a_loop(every: int):
+    """Those of linear maps are in ``test_split_gradient_relay.py``."""
+    settings = SETTINGS._replace(average_over="all", weight_decay=0.3)
+    cohorts = [module(settings, slice(0, 5)), module(settings, slice(5, N))]
+    loop = Loop(settings, "module")
     for number, gradient in enumerate(gradients(9), start=1):
         cohorts[0].step(None, gradient[:5], RATE)
         cohorts[1].step(None, gradient[5:], RATE)
@@ -212,13 +203,8 @@ def test_averages_equal_a_loop(kind: str, over: str, bias: bool, every: int):
             mean = average(cohorts)
             for cohort in cohorts:
                 cohort.set_weights(None, mean)
-            loop.average(over)
-            if (kind, over) == ("linear", "all"):
-                assert_equal(mean[:F], loop.layers[0].weight.detach().T)
+            loop.average()
         assert_equal(torch.cat([c.forward(None) for c in cohorts]), loop.forward())
-        if (kind, over) == ("linear", "all"):  # nobody has feature 0: its row is the spare one
-            spare = cohorts[1].tensors()["inactive-weight"]
-            assert_equal(spare[0], loop.layers[-1].weight.detach()[:, 0])
 
 
 def test_a_whole_cohort_named_user_by_user_gives_equal_bits():
@@ -232,17 +218,11 @@ def test_a_whole_cohort_named_user_by_user_gives_equal_bits():
         assert torch.equal(got, want)
 
 
-def test_any_module_equals_a_loop():
-    with seeded(torch.device("cpu"), 0, "test"):
-        start = Small()
-    cohort, loop = ModuleCohort(features(), start, SETTINGS), Loop(SETTINGS, start)
-    assert start.training, "the user's module was changed"
-    for gradient in gradients(5):
-        cohort.step(None, gradient, RATE)
-        loop.step(list(range(N)), gradient)
-        assert_equal(cohort.forward(None), loop.forward())
+def test_a_users_module_stays_as_it_was_given():
+    cohort, loop = module(SETTINGS), Loop(SETTINGS, "module")
+    assert small().training
     total, count = cohort.weight_sum(None)
-    assert total.shape == (sum(p.numel() for p in start.parameters()), 1)
+    assert total.shape == (sum(p.numel() for p in small().parameters()), 1)
     assert count.tolist() == [N] * total.shape[0]
     cohort.set_weights(torch.tensor([1, 2]), (total / N).float())
     loop.average(due=[1, 2])

@@ -13,15 +13,12 @@ from relay_helpers import (
     Dense,
     Outcome,
     asked_users,
-    client_app,
     run,
     small_graph,
 )
 from torch_geometric.data import Data
 
 from flower_graph.models import build_server_model
-from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
 from flower_graph.strategies.nfedgnn.users import UserSettings, shared_linear_weight
 
 # Against the method written densely --------------------------------------------------------------
@@ -103,24 +100,3 @@ def test_bytes_with_participation_by_hand() -> None:
     assert [r.bytes["up"]["latent"] for r in outcome.reports] == [64, 128, 192]
     found = [r.bytes["down"]["gradient"] for r in outcome.reports]
     assert found == [0, 16 * again[1], 16 * (again[1] + again[2])]
-
-
-CNFGNN = {"average_every": 1, "average_over": "all", "reg_weight": 0.0}
-
-
-def uplink_mebibytes(data: Data, model: str, **options: Any) -> float:
-    """MiB that the users send in 200 rounds, from the ledger of two."""
-    server = build_server_model(model, hidden=16, heads=8, classes=7, dropout=0.5, seed=0)
-    strategy = SplitGradientRelay(data, server, latent_size=server.latent_size, **options)
-    grid = InProcessGrid(client_app(data), num_supernodes=1)
-    strategy.start(grid, num_rounds=2, on_round=lambda report: None)
-    return sum(strategy.users.ledger.payload["up"].values()) * 100 / 2**20
-
-
-@pytest.mark.parametrize("model", ["gcn", "gat"])
-def test_uplink_formulas(model: str) -> None:
-    data, h = small_graph(12), {"gcn": 16, "gat": 128}[model]
-    n, f, bias = 12, FEATURES, model == "gcn"
-    assert uplink_mebibytes(data, model) == n * h * 4 * 200 / 2**20
-    cnfgnn = uplink_mebibytes(data, model, user_bias=bias, **CNFGNN)
-    assert cnfgnn == n * (f * h + h * bias + h) * 4 * 200 / 2**20

@@ -11,7 +11,6 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.clientapp.mod import LocalDpMod
 from relay_helpers import CLASSES, FEATURES, asked_users, client_app, run, small_graph, strategy_for
 from torch import Tensor, nn
-from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
 from flower_graph import SplitGradientRelay
@@ -94,38 +93,23 @@ class PygServer(nn.Module):
         return self.conv_2(self.conv_1(x.relu(), edge_index).relu(), edge_index)
 
 
-def own_models(data: Data, supernodes: int, **options: Any) -> list[Any]:
-    torch.manual_seed(0)
-    user_model = nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, 5))
-    reports: list[Any] = []
-    strategy = SplitGradientRelay(
-        data, PygServer(5), latent_size=5, reg_weight=0.01, learning_rate=0.05, **options
-    )
-    grid = InProcessGrid(client_app(data, user_model=user_model), num_supernodes=supernodes)
-    strategy.start(grid, num_rounds=25, on_round=reports.append)
-    return reports
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        *(
-            pytest.param(one, marks=pytest.mark.slow)
-            for one in ({"participation": 0.5}, {"average_every": 3})
-        ),
-        {"average_every": 1},
-    ],
-)
+@pytest.mark.parametrize("options", [{}, {"average_every": 1}])
 def test_own_models_learn_however_dealt(options: dict[str, Any]) -> None:
-    data = small_graph(30)
-    one, three = (own_models(data, k, **options) for k in (1, 3))
+    data, reports = small_graph(30), list[list[Any]]()
+    for supernodes in (1, 3):
+        torch.manual_seed(0)
+        user_model = nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, 5))
+        how = {"latent_size": 5, "reg_weight": 0.01, "learning_rate": 0.05, **options}
+        strategy = SplitGradientRelay(data, PygServer(5), **how)
+        grid = InProcessGrid(client_app(data, user_model=user_model), num_supernodes=supernodes)
+        reports.append([])
+        strategy.start(grid, num_rounds=25, on_round=reports[-1].append)
+    one, three = reports
     assert [r.loss for r in one] == pytest.approx([r.loss for r in three], rel=1e-3)
     assert one[-1].loss < (one[0].loss if options else 0.6 * one[0].loss)
-    assert one[-1].bytes["up"]["latent"] == 25 * one[0].answered * 5 * 4
-    if options == {"average_every": 1}:
-        size = FEATURES * 6 + 6 + 6 * 5 + 5
-        assert one[-1].bytes["up"]["weights"] == 25 * 30 * size * 4
+    assert one[-1].bytes["up"]["latent"] == 25 * 30 * 5 * 4
+    size = FEATURES * 6 + 6 + 6 * 5 + 5
+    assert one[-1].bytes["up"].get("weights") == (25 * 30 * size * 4 if options else None)
 
 
 # Bad arguments -----------------------------------------------------------------------------------
@@ -140,10 +124,7 @@ def test_own_models_learn_however_dealt(options: dict[str, Any]) -> None:
         ({"average_every": 2, "average_over": "all", "participation": 0.5}, "participation: 0.5"),
         ({"latent_size": 0}, "latent_size: 0"),
         ({"reg_weight": -1.0}, "reg_weight: -1.0"),
-        ({"reg_weight": math.nan}, "reg_weight: nan"),
-        ({"learning_rate": 0.0}, "learning_rate: 0.0"),
-        ({"learning_rate": math.inf}, "learning_rate"),
-        ({"weight_decay": -1e-3}, "weight_decay: -0.001"),
+        ({"learning_rate": math.inf}, "learning_rate: inf"),
         ({"checkpoint_every": 5}, "checkpoint_every.*checkpoint_dir"),
         ({"device": "gpu"}, "device: 'gpu'"),
     ],
