@@ -175,7 +175,7 @@ class Permits:
             (HOLDERS, self.least_holders, "sums over nodes that at least {} clients hold"),
             (OF_NODE, self.most_points, "as key-holder at most {} points of one SuperNode"),
             (ALLOW_TRUST, ", ".join(self.allow_trust), "{}"),
-            (DATA, self.data and ", ".join(self.data), "{}"),
+            (DATA, None if self.data is None else ", ".join(self.data), "{}"),
         ]
         return [
             f"{key:13}  {otherwise.get(key, 'any') if limit is None else words.format(limit)}"
