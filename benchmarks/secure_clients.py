@@ -26,25 +26,23 @@ from flower_graph.secure.channel import rows_of
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties.epoch import LIST, ROUND_KEY, Epoch, commit
 from flower_graph.secure.parties.identity import Identity, TrustSettings
-from flower_graph.secure.parties.messages import (
-    BindReply,
-    BindRequest,
-    EpochRequest,
-    ListRequest,
-    RevealRequest,
-    none_declared,
-)
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import (
     RING,
     SECURE_SUM,
     SEED,
+    BindReply,
+    BindRequest,
+    EpochRequest,
     KeyReply,
     KeyRequest,
+    ListRequest,
     MaskRequest,
     PrepareRequest,
+    RevealRequest,
     SumTerms,
     UnmaskRequest,
+    none_declared,
 )
 from flower_graph.secure.sum.partners import plan
 from flower_graph.secure.sum.service import as_record

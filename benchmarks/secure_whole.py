@@ -20,10 +20,10 @@ from benchmarks.measure import Table, duration, say, table
 from benchmarks.secure import TERMS
 from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.secure.parties.differences import STATE_BYTES
-from flower_graph.secure.parties.messages import EpochRequest, RevealReply
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import WORDS
 from flower_graph.secure.sum.client import SumClient
+from flower_graph.secure.sum.messages import EpochRequest, RevealReply
 from flower_graph.secure.sum.partners import plan
 from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import SumServer

@@ -11,6 +11,7 @@ tensor is passed, as ``cached=True`` does in PyG's ``GCNConv``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -260,14 +261,12 @@ def build_server_model(
     name: str, *, hidden: int, heads: int, classes: int, dropout: float, seed: int
 ) -> SplitModel:
     """Build one of the split models with reproducible initial weights."""
+    gat = partial(SplitGAT, heads=heads)
+    kinds: dict[str, Callable[..., SplitModel]] = {"gcn": SplitGCN, "gat": gat, "sage": SplitSAGE}
+    if name not in kinds:
+        raise ValueError(f"model.name: {name!r} is unknown; allowed are 'gcn', 'gat' and 'sage'")
     with seeded(torch.device("cpu"), seed, "server-model"):
-        if name == "gcn":
-            return SplitGCN(hidden, classes, dropout)
-        if name == "gat":
-            return SplitGAT(hidden, heads, classes, dropout)
-        if name == "sage":
-            return SplitSAGE(hidden, classes, dropout)
-    raise ValueError(f"model.name: {name!r} is unknown; allowed are 'gcn', 'gat' and 'sage'")
+        return kinds[name](hidden=hidden, classes=classes, dropout=dropout)
 
 
 class CentralModel(nn.Module):

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from flower_graph.client.learner import weighed
 from flower_graph.client.module_client import GraphOnDevice, ModuleClient
-from flower_graph.config.metrics import NODES
+from flower_graph.config.common import NODES
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import NOT_NEGATIVE, choice, require
 from flower_graph.config.schema import section, setting

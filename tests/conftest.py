@@ -23,13 +23,8 @@ settings.load_profile("quick")
 
 
 # Parts of the names of tests that start processes of Flower's, and which of them wait for another
-ELSEWHERE = {
-    "tests/deployment/": "deployments",
-    "tests/test_existing_app.py": "runs on Ray",
-    "tests/test_launch.py": "runs on Ray",
-    "tests/test_cluster.py": "runs on Ray",
-    "on_ray": "runs on Ray",
-}
+ON_RAY = ("tests/test_existing_app.py", "tests/test_launch.py", "tests/test_cluster.py", "on_ray")
+ELSEWHERE = {"tests/deployment/": "deployments", **dict.fromkeys(ON_RAY, "runs on Ray")}
 
 
 def one_after_another(nodeid: str) -> str | None:

@@ -257,8 +257,7 @@ def at(word: str, rounds: Container[int] | None = None, kind: str = "") -> Fault
 
     def fault(partition: int, server_round: int, message_type: str) -> str:
         is_due = rounds is None or server_round in rounds
-        is_meant = partition == 1 and is_due and kind in ("", message_type)
-        return word if is_meant else "good"
+        return word if partition == 1 and is_due and kind in ("", message_type) else "good"
 
     return fault
 
@@ -267,11 +266,10 @@ class Federation(InProcessGrid):
     """Does to each message what a word for (partition, round, message type) says.
 
     ``silent``: it never reaches the client. ``error``: the client fails. ``lost``: the client does
-    its work and the reply never arrives. ``late``: the reply comes after the deadline, in the next
-    exchange. ``empty``: the reply has no records. ``killed``: the client works in a process of its
-    own, which the kernel ends after ``kill_after`` seconds; files that it was writing stay as they
-    are. ``twice``: the reply comes two times. ``gone``: the SuperNode is not connected (message
-    type ``connect``). A function in a word's place changes the reply.
+    its work and the reply never arrives. ``late``: the reply comes in the next exchange. ``empty``:
+    the reply has no records. ``killed``: the client works in a process of its own, which the kernel
+    ends after ``kill_after`` seconds. ``twice``: the reply comes two times. ``gone``: the SuperNode
+    is not connected (message type ``connect``). A function in a word's place changes the reply.
 
     ``restarts`` says which partitions are started anew once a round is done, that is once its
     message of type ``final`` was sent: memory and context are gone, and with ``new_id`` they get
@@ -348,11 +346,10 @@ class Federation(InProcessGrid):
 
     def _deliver(self, message: Message, word: Word) -> str:
         """Deliver one message; return its number, empty where nobody has this id."""
-        if word == "silent":
-            return self._number(message)
-        if word == "killed":
+        if word in ("silent", "killed"):
             number = self._number(message)
-            self._die(message)
+            if word == "killed":
+                self._die(message)
             return number
         if word == "error":
             return self._fail(message)

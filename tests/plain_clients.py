@@ -15,29 +15,24 @@ from flwr.clientapp import ClientApp
 
 
 def integers(values: Any) -> bytes:
-    """Write bytes (int64)."""
     return np.asarray(values, "<i8").tobytes()
 
 
 def read(data: Any) -> np.ndarray:
-    """Read bytes (int64)."""
     return np.frombuffer(data, "<i8")
 
 
 def record(arrays: dict[str, np.ndarray]) -> ArrayRecord:
-    """Write arrays."""
     return ArrayRecord({name: Array(np.ascontiguousarray(v)) for name, v in arrays.items()})
 
 
 def reply(message: Message, **records: dict[str, Any]) -> Message:
-    """Answer with some records, each given as what is in it."""
     kinds: dict[str, Any] = {"config": ConfigRecord, "metrics": MetricRecord}
     content = {name: kinds.get(name, record)(values) for name, values in records.items()}
     return Message(RecordDict(content), reply_to=message)
 
 
 def here(context: Context) -> int:
-    """The number of this SuperNode, which hosts the client of that number."""
     return int(context.node_config["partition-id"])
 
 

@@ -139,46 +139,33 @@ def run(
     rounds: int = 3,
     supernodes: int | None = None,
     strategy: ProcrustesAlignment | None = None,
-    resume: bool = False,
-    skipped: bool = False,
     **client: Any,
 ) -> Outcome:
     grid = make_grid(members, supernodes or len(members), **client)
-    how = {"rounds": rounds, "resume": resume, "skipped": skipped}
-    return start(grid, strategy or ProcrustesAlignment(), **how)
+    return start(grid, strategy or ProcrustesAlignment(), rounds=rounds)
 
 
 def start(
-    grid: InProcessGrid,
-    strategy: ProcrustesAlignment,
-    *,
-    rounds: int = 4,
-    resume: bool = False,
-    skipped: bool = False,
+    grid: InProcessGrid, strategy: ProcrustesAlignment, *, rounds: int = 4, skipped: bool = False
 ) -> Outcome:
     """Run a strategy over a grid; ``skipped``: all of its rounds are to be skipped."""
     reports = list[RoundReport]()
-    how: dict[str, Any] = {"num_rounds": rounds, "timeout": 5.0, "resume": resume}
     try:
         with pytest.raises(NoClientsError) if skipped else nullcontext():
-            strategy.start(grid, on_round=reports.append, **how)
+            strategy.start(grid, num_rounds=rounds, timeout=5.0, on_round=reports.append)
     finally:
         forget_run(grid.run.run_id)
     return Outcome(reports, strategy.weights(), strategy, grid)
 
 
 def make_distrusting(
-    members: Sequence[EmbeddingClient],
-    supernodes: int,
-    *,
-    saving: dict[str, Any] | None = None,
-    **client: Any,
+    members: Sequence[EmbeddingClient], supernodes: int, **client: Any
 ) -> tuple[InProcessGrid, SecureConsensus]:
     """Make SuperNodes with keys of their own, and a server that they do not trust."""
     grid = make_grid(members, supernodes, secure=True, distrusts=True, **client)
     hosted = [assigned(part, supernodes, len(members)) for part in range(supernodes)]
     registry = throwaway_parties(grid.run.run_id, hosted)
-    return grid, SecureConsensus(registry=registry, min_nodes=5, **(saving or {}))
+    return grid, SecureConsensus(registry=registry, min_nodes=5)
 
 
 def run_secure(
@@ -211,8 +198,8 @@ def bytes_of(content: RecordDict) -> bytes:
             items = value if isinstance(value, list) else [value]
             if isinstance(record, ArrayRecord):
                 items = [value.numpy().tobytes()]
-            elif isinstance(items[0], float):
+            elif items and isinstance(items[0], float):
                 items = [*items, np.array(items).tobytes(), np.array(items, np.float32).tobytes()]
-            items = [key, *items]
+            items = [key, *items, str(value)]
             parts += [one if isinstance(one, bytes) else str(one).encode() for one in items]
     return b"|".join(parts)

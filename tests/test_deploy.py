@@ -19,10 +19,6 @@ from deploy import connection, credentials
 ROOT = Path(credentials.__file__).parents[1]
 
 
-def _mode(file: Path) -> int:
-    return stat.S_IMODE(file.stat().st_mode)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     credentials.make_server_credentials(tmp_path / "made", ["superlink.example", "10.0.0.7"])
@@ -32,10 +28,8 @@ def folder(tmp_path: Path) -> Path:
 def test_the_authority_signs_a_certificate_for_the_names_and_for_the_machine_itself(
     folder: Path,
 ) -> None:
-    ca, server = (
-        x509.load_pem_x509_certificate((folder / f"{name}.crt").read_bytes())
-        for name in ("ca", "server")
-    )
+    read = x509.load_pem_x509_certificate
+    ca, server = (read((folder / f"{name}.crt").read_bytes()) for name in ("ca", "server"))
     server.verify_directly_issued_by(ca)
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["superlink.example", "localhost"]
@@ -52,7 +46,7 @@ def test_private_keys_are_their_owners_alone_whatever_the_umask(tmp_path: Path) 
     finally:
         os.umask(before)
     for file in ("made/ca.key", "made/server.key", "node"):
-        assert _mode(tmp_path / file) == 0o600, file
+        assert stat.S_IMODE((tmp_path / file).stat().st_mode) == 0o600, file
     private = load_ssh_private_key((tmp_path / "node").read_bytes(), None)
     public = load_ssh_public_key((tmp_path / "node.pub").read_bytes())
     assert private.public_key() == public
@@ -95,18 +89,15 @@ def _script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_scripts_start_nothing_with_credentials_that_cannot_be_used(tmp_path: Path) -> None:
     past = datetime.now(UTC) - timedelta(days=1)
     credentials.make_server_credentials(tmp_path / "old", ["a"], expires=past)
-    error = credentials.CredentialsError
-    with pytest.raises(error, match=r"server\.crt"):
+    with pytest.raises(credentials.CredentialsError, match=r"server\.crt"):
         credentials.check(tmp_path / "old" / "server.crt")
     done = _script("superlink.sh", str(tmp_path / "old"), "127.0.0.1")
-    assert done.returncode == 1
-    assert "server.crt: expired at" in done.stderr
+    assert done.returncode == 1 and "server.crt: expired at" in done.stderr
     assert "Starting" not in done.stdout + done.stderr
     credentials.make_node_key(tmp_path / "key")
     files = str(tmp_path / "ca.crt"), str(tmp_path / "key")
     done = _script("supernode.sh", "127.0.0.1:1", *files, ".")
-    assert done.returncode == 1
-    assert "ca.crt: no such file" in done.stderr
+    assert done.returncode == 1 and "ca.crt: no such file" in done.stderr
     assert "usage: deploy/supernode.sh" in _script("supernode.sh", "127.0.0.1:1").stderr
 
 
@@ -115,8 +106,7 @@ def test_a_connection_is_added_to_those_that_are_there(folder: Path, tmp_path: P
     for address in ("old:1", "new:2"):
         connection.write_connection(tmp_path, "mine", address, folder / "ca.crt")
     found = tomllib.loads((tmp_path / "config.toml").read_text())["superlink"]
-    assert found["default"] == "x"
-    assert found["x"] == {"a": 1}
-    assert found["mine"] == {"address": "new:2", "root-certificates": str(folder / "ca.crt")}
+    mine = {"address": "new:2", "root-certificates": str(folder / "ca.crt")}
+    assert found == {"default": "x", "x": {"a": 1}, "mine": mine}
     with pytest.raises(FileNotFoundError, match=r"none\.crt"):
         connection.write_connection(tmp_path, "mine", "new:2", tmp_path / "none.crt")

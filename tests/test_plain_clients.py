@@ -42,12 +42,9 @@ def run(strategy: Any, app: Any, clients: int, rounds: int) -> list[RoundReport]
     return reports
 
 
-def test_they_use_nothing_of_the_library() -> None:
+def test_nfedgnn_learns_with_plain_clients() -> None:
     source = Path(plain_clients.__file__).read_text(encoding="utf-8")
     assert "flower_graph" not in source and "NumPyClient" not in source
-
-
-def test_nfedgnn_learns_with_plain_clients() -> None:
     n, draw = 30, np.random.default_rng(1)
     y = np.arange(n) % 3
     x = (np.eye(3)[y] + 0.3 * draw.normal(size=(n, 3))).astype(np.float32)

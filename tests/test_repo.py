@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import base64
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -26,7 +25,6 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def _tracked() -> list[Path]:
-    """Return what is committed or would be; all files where this is no git checkout."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     try:
         run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -55,22 +53,6 @@ def test_version_is_the_same_wherever_it_stands() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert PYPROJECT["project"]["version"] == flower_graph.__version__ == cited["version"]
     assert cited["authors"] == PYPROJECT["project"]["authors"]
-
-
-def test_the_hook_and_the_workflows_run_what_is_there() -> None:
-    files = [ROOT / ".pre-commit-config.yaml", *sorted((ROOT / ".github").rglob("*.yml"))]
-    hook, ci, release = (yaml.safe_load(path.read_text(encoding="utf-8")) for path in files)
-    steps = [job["steps"] for flow in (ci, release) for job in flow["jobs"].values()]
-    commands = [step["run"] for some in steps for step in some if "run" in step]
-    commands.append(hook["repos"][0]["hooks"][0]["entry"])
-    assert ".ci/run" in commands and os.access(ROOT / ".ci" / "run", os.X_OK)
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
-    called = {command.split()[1] for command in commands if command.startswith("make ")}
-    assert called == {"lint", "dist"} and called <= set(targets)
-    # What the release looks for is how the lines of pyproject.toml are written.
-    lines = (ROOT / "pyproject.toml").read_text(encoding="utf-8").splitlines()
-    assert f'version = "{flower_graph.__version__}"' in lines
-    assert any(line.startswith('repository = "') for line in lines)
 
 
 def test_every_package_is_listed_for_the_wheel() -> None:

@@ -20,12 +20,12 @@ from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.server import KEY_HOLDERS
 from flower_graph.secure.channel import rows_of
 from flower_graph.secure.parties.alignment import MOST_SKIPPED, ProvedUnionRequest
-from flower_graph.secure.parties.messages import ListRequest
 from flower_graph.secure.parties.proofs import public_of
 from flower_graph.secure.parties.server import PartyRound
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
     SEED,
+    ListRequest,
     PrepareRequest,
     UnmaskReply,
     UnmaskRequest,
@@ -166,7 +166,7 @@ class SumDeviation(Deviation):
 
     def lies(self, server: Any, number: int, unmasks: Callable[[int], Any]) -> dict[int, Any]:
         """Return the requests to take masks off, with the story in the place of the truth."""
-        requests = unmasks(number)
+        requests: dict[int, Any] = unmasks(number)
         if not requests:
             return {}
         local = server._rounds[number]

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
-from flower_graph.config import metrics
 from flower_graph.config.partition import PartitionSection
 from flower_graph.config.rules import (
     ABOVE_ZERO,
@@ -23,7 +22,20 @@ from flower_graph.config.rules import (
     require_library,
 )
 from flower_graph.config.schema import check_settings, section, setting
-from flower_graph.wire.keys import ACCURACY
+from flower_graph.wire.keys import (
+    ACCURACY,
+    AP,
+    AUC,
+    CONFUSION,
+    ERRORS,
+    HISTOGRAMS,
+    LINK_SCORES,
+    NODE_SCORES,
+    RANKED,
+    RANKS,
+    SCORES,
+    VALUE_SCORES,
+)
 
 # What a run saves, and of which round
 ALL, ONLY_PREDICTIONS, NOTHING = SAVE = ("all", "predictions", "none")
@@ -42,6 +54,37 @@ WITHHOLD, REPORT = MEASUREMENTS = ("withhold", "report")
 NO_DEFENCE, KRUM, TRIMMED_MEAN, MEDIAN = ROBUST = ("none", "krum", "trimmed-mean", "median")
 CHECKPOINTS = "checkpoints"
 TRACKERS = ("tensorboard", "mlflow", "wandb")  # each also the module, and the extra that has it
+
+
+def some_of(allowed: Sequence[str], *, least: int) -> Rule:
+    """Make the rule of a list of different words."""
+
+    def admits(names: Sequence[str]) -> bool:
+        return least <= len(set(names) & {*allowed}) == len(names)
+
+    return Rule(f"some of {', '.join(allowed)}, none twice", admits)
+
+
+# The metrics that a run reports, and the counts that they need
+NODES, LINKS, VALUES = TASKS = ("nodes", "links", "values")
+
+SOME_METRICS = some_of(SCORES, least=1)
+METRICS_HELP = (
+    "what is reported of predictions; the first decides which round is the best. All but the "
+    "accuracy are those of all clients' predictions together: `flower-graph docs outputs#metrics`"
+)
+WITHHELD = (
+    "clients withhold what they measure; set metrics=[accuracy] or privacy.measurements=report"
+)
+
+
+def counting_of(metrics: Sequence[str]) -> str:
+    """Return the kind of counts for some metrics: none for the accuracy alone."""
+    if set(VALUE_SCORES) & set(metrics):
+        return ERRORS
+    if set(RANKED) & set(metrics):
+        return RANKS
+    return HISTOGRAMS if {AUC, AP} & set(metrics) else CONFUSION if {*metrics} - {ACCURACY} else ""
 
 
 @dataclass
@@ -199,12 +242,6 @@ class PrivacyConfig:
         """Whether clients send no measurements of their own data."""
         return self.is_on and self.measurements == WITHHOLD
 
-    def refuse_checkpoints(self, checkpoint_every: int) -> None:
-        """Refuse checkpoints: repeated rounds would release data a second time."""
-        if self.is_on and checkpoint_every:
-            why = "a resumed run sends rounds again; set checkpoint_every=0"
-            refuse_with("checkpoint_every", checkpoint_every, "privacy.epsilon", why)
-
     def refuse_with(self, setting: str, why: str) -> None:
         """Refuse the budget beside another setting, given as ``key=value``."""
         if self.is_on:
@@ -297,7 +334,7 @@ class RunConfig:
         at_least(0),
         help="rounds without a better validation after which the run ends; 0: never",
     )
-    metrics: list[str] = setting([ACCURACY], metrics.SOME, help=metrics.HELP)
+    metrics: list[str] = setting([ACCURACY], SOME_METRICS, help=METRICS_HELP)
     save: str = setting(
         ALL,
         choice(*SAVE),
@@ -315,10 +352,7 @@ class RunConfig:
     )
     track: list[str] = setting(
         [],
-        Rule(
-            f"some of {', '.join(TRACKERS)}, none twice",
-            lambda names: set(names) <= {*TRACKERS} and len(set(names)) == len(names),
-        ),
+        some_of(TRACKERS, least=0),
         help="trackers that the server shows each round to, of `tensorboard`, `mlflow`, `wandb`, "
         "each an extra of this name: `flower-graph docs using-a-run#trackers`",
     )
@@ -346,14 +380,21 @@ class RunConfig:
         if own := type(self).app:
             choice(own).check("app", self.app)
         check_settings(self)
-        self.privacy.refuse_checkpoints(self.checkpoint_every)
+        if self.privacy.is_on and self.checkpoint_every:
+            # Repeated rounds would release data a second time
+            why = "a resumed run sends rounds again; set checkpoint_every=0"
+            refuse_with("checkpoint_every", self.checkpoint_every, "privacy.epsilon", why)
         if self.every and self.save == NOTHING:
             why = "no figures of clients are kept; set every=0"
             refuse_with("every", self.every, f"save={NOTHING}", why)
-        metrics.refuse_metrics(self.metrics, getattr(self, "task", metrics.NODES))
-        counts = metrics.counting_of(self.metrics) and not self.server_measures
+        task = getattr(self, "task", NODES)
+        allowed = {NODES: NODE_SCORES, LINKS: LINK_SCORES, VALUES: VALUE_SCORES}.get(task, ())
+        for name in self.metrics:
+            words = f"one of {', '.join(allowed)} with task={task}"
+            require(name in allowed, "metrics", name, words)
+        counts = counting_of(self.metrics) and not self.server_measures
         if counts and self.privacy.withholds:
-            self.privacy.refuse_with(f"metrics={self.metrics}", metrics.WITHHELD)
+            self.privacy.refuse_with(f"metrics={self.metrics}", WITHHELD)
 
 
 @dataclass

@@ -27,14 +27,9 @@ LOG = logging.getLogger(__name__)
 CONFIG, DATA = "config.yaml", "data.json"  # of a run's folder: its settings, and its data's form
 RUN_OF = "# run of "  # how the settings that a run keeps begin: the config that it was run with
 # Files that a run writes beside its settings; any of them shows that a folder is a run's
-LEFT = (
-    *("metrics.jsonl", "result.json", DATA, "checkpoints"),
-    *("predictions.npz", "embeddings.npz", "model.json", "models.json", "clients"),
-)
-OTHERWISE = (
-    "Install its package, give its file (--app FILE), or import it first; trust=True "
-    "(--trust-code) imports whatever the folder names: only for a folder whose author you trust"
-)
+OUTPUTS = "metrics.jsonl result.json checkpoints predictions.npz embeddings.npz clients"
+LEFT = (*OUTPUTS.split(), DATA, "model.json", "models.json")
+OTHERWISE = "Install its package, give its file (--app FILE), or trust the run (--trust-code)"
 
 
 def seed_folders(folder: Path) -> dict[int, Path]:
@@ -77,10 +72,8 @@ class Trust:
         if root is None or self.reads or self.code or root == str(data_root(None)):
             return
         # Raw files of data sets are pickles, which run code where they are read.
-        raise ConfigError(
-            f"data.root: {show(root)} may hold pickles, and a run does not choose where they are "
-            f"read from{where}. Name it yourself (data.root=DIR), or trust the run (--trust-code)"
-        )
+        remedy = "name it yourself (data.root=DIR), or trust the run (--trust-code)"
+        raise ConfigError(f"data.root: {show(root)} may hold pickles{where}; {remedy}")
 
 
 NOBODY = Trust()
@@ -146,10 +139,9 @@ def code_of_methods(module: str) -> ModuleType | None:
 
     For an announced method any module of its package; for a given or imported one its module only.
     """
-    if module in GIVEN:
-        return GIVEN[module]
-    if given := next((one for one in GIVEN.values() if one.__name__ == module), None):
-        return given
+    given = {one.__name__: one for one in GIVEN.values()} | GIVEN
+    if module in given:
+        return given[module]
     packages = {one.partition(".")[0] for one in announced().values()} - {"flower_graph"}
     if module in announced().values() or module.partition(".")[0] in packages:
         return import_module(module)

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flower_graph.config.common import CutRunConfig, DataConfig, StrategySection
-from flower_graph.config.metrics import LINKS, NODES, TASKS, VALUES
+from flower_graph.config.common import (
+    LINKS,
+    NODES,
+    TASKS,
+    VALUES,
+    CutRunConfig,
+    DataConfig,
+    StrategySection,
+)
 from flower_graph.config.partition import (
     DIRICHLET,
     LOUVAIN,
@@ -88,8 +95,8 @@ class ModuleRunConfig(CutRunConfig):
 
     def validate(self) -> None:
         super().validate()
-        good = self.task != LINKS or self.partition.method in DISJOINT
-        allowed = f"one of {', '.join(DISJOINT)} with task={LINKS}: no two clients share an edge"
-        require(good, "partition.method", self.partition.method, allowed)
-        good = self.task != VALUES or self.partition.method != DIRICHLET
-        require(good, "partition.method", DIRICHLET, f"of task={VALUES}: it cuts by class")
+        method, of_task = self.partition.method, f"with task={self.task}"
+        good = self.task != LINKS or method in DISJOINT  # no two clients may share an edge
+        require(good, "partition.method", method, f"one of {', '.join(DISJOINT)} {of_task}")
+        good = self.task != VALUES or method != DIRICHLET
+        require(good, "partition.method", method, f"another {of_task}: it cuts by class")

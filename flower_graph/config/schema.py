@@ -147,13 +147,12 @@ def _fields(schema: type) -> list[tuple[str, object, Mapping[str, Any]]]:
     hints = get_type_hints(schema)
     # The common part declares `strategy` early; it is shown after a method's other sections.
     names = sorted((one.name for one in fields(schema)), key=lambda name: name == LAST)
-    return [(name, hints[name], _about(schema, name)) for name in names]
-
-
-def _about(schema: type, name: str) -> Mapping[str, object]:
-    """Find rules and meaning; a subclass that only sets another default keeps its parent's."""
-    result = (vars(kind).get("__dataclass_fields__", {}).get(name) for kind in schema.__mro__)
-    return next((one.metadata for one in result if one is not None and one.metadata), {})
+    # A subclass that only sets another default keeps its parent's rules and meaning
+    about: dict[str, Mapping[str, Any]] = {}
+    for kind in reversed(schema.__mro__):
+        own = vars(kind).get("__dataclass_fields__", {})
+        about |= {name: one.metadata for name, one in own.items() if one.metadata}
+    return [(name, hints[name], about.get(name, {})) for name in names]
 
 
 def _is_optional(hint: object) -> bool:

@@ -98,24 +98,21 @@ class Labelled(NamedTuple):
         return cls(graph.x, y, train_y, masks, getattr(graph, "identities", None), edges)
 
 
-def client_baselines(graphs: Sequence[HeldGraph]) -> Figures:
+def client_baselines(graphs: Sequence[Graph | HeldGraph]) -> Figures:
     """Return the four baselines of a run whose clients hold graphs, by name and by role."""
     parts = [Labelled.of(graph) for graph in graphs]
-    found = _baselines(parts)
-    return {MAJORITY: found.pop(MAJORITY), OWN_MAJORITY: _majority(parts, is_own=True), **found}
+    return {
+        MAJORITY: _majority(parts, is_own=False),
+        OWN_MAJORITY: _majority(parts, is_own=True),
+        REGRESSION: _regression(parts),
+        PROPAGATION: _propagation(parts),
+    }
 
 
 def graph_baselines(graph: Graph | HeldGraph) -> Figures:
     """Return the three baselines of a run on one graph with masks, without clients."""
-    return _baselines([Labelled.of(graph)])
-
-
-def _baselines(parts: Sequence[Labelled]) -> Figures:
-    return {
-        MAJORITY: _majority(parts, is_own=False),
-        REGRESSION: _regression(parts),
-        PROPAGATION: _propagation(parts),
-    }
+    found = client_baselines([graph])
+    return {name: one for name, one in found.items() if name != OWN_MAJORITY}
 
 
 def propagate_all_labels(graph: Graph | HeldGraph) -> dict[str, float]:
@@ -221,17 +218,12 @@ def _propagated(parts: Sequence[Labelled]) -> list[Tensor]:
     start[train, y[train]] = 1
     first = torch.tensor([0, *(part.y.numel() for part in parts)]).cumsum(0).tolist()
     edges = torch.cat([one.edge_index + at for one, at in zip(parts, first, strict=False)], 1)
-    spread = _spread(start, gcn_adjacency(edges, y.numel()).matrix)
-    return [torch.where(rows.sum(1) > 0, rows.argmax(1), fallback) for rows in spread]
-
-
-def _spread(start: Tensor, matrix: Tensor) -> list[Tensor]:
-    result = []  # [n, k] each
+    matrix, result = gcn_adjacency(edges, y.numel()).matrix, []
     for kept in KEPT:
-        rows = start
+        rows = start  # [n, k]
         for _ in range(STEPS):
             rows = kept * (matrix @ rows) + (1 - kept) * start
-        result.append(rows)
+        result.append(torch.where(rows.sum(1) > 0, rows.argmax(1), fallback))
     return result
 
 

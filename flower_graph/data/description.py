@@ -589,7 +589,13 @@ def number_classes(
         y = [one.clamp(min=-1) for one in labels if isinstance(one, Tensor)]
         if declared is None:
             return _compacted(y)
-        _check_declared(y, declared)
+        for one in y:
+            if (one >= declared).any():
+                node = int((one >= declared).nonzero()[0])
+                why = f"not below num_classes = {declared}"
+                raise DataError(f"y[{node}] is {int(one[node])}: {why}")
+        if all(bool((one < 0).all()) for one in y):
+            raise DataError("y: no node has a label")
         return Labels(y, declared, classes, _unlabelled(y))
     words = [_words_of(each) for each in labels]
     every = [word for each in words for word in each if word is not None]
@@ -656,15 +662,6 @@ def check_labels(y: Tensor) -> None:
         raise DataError(f"y[{int(y.argmax())}] is {largest}: must be below {MAX_CLASSES}, or -1")
 
 
-def _check_declared(y: Sequence[Tensor], declared: int) -> None:
-    for one in y:
-        if (one >= declared).any():
-            node = int((one >= declared).nonzero()[0])
-            raise DataError(f"y[{node}] is {int(one[node])}: not below num_classes = {declared}")
-    if all(bool((one < 0).all()) for one in y):
-        raise DataError("y: no node has a label")
-
-
 def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str | None]:
     """Return labels as whole numbers (below 0: none) or as words (None: none)."""
     if not isinstance(y, Tensor):
@@ -725,7 +722,12 @@ def _fractional(node: int, value: object) -> FractionalLabelsError:
 def read_targets(y: object, n: int | None) -> Tensor:
     """Return the numbers that nodes are to learn, float32 ``[n]``; NaN: not known."""
     if not isinstance(y, Tensor):
-        y = [_number(node, one) for node, one in enumerate(listed("y", y))]
+        values = listed("y", y)
+        y = [number_of(value) for value in values]
+        if None in y:
+            value = values[node := y.index(None)]
+            advice = advice_of(value) or "with task=values it is a number"
+            raise DataError(f"y[{node}] is {value!r:.40}: {advice}")
     given = column_of("y", y)
     if given.dim() != 1 or given.is_complex() or (n is not None and len(given) != n):
         raise DataError(f"y is {given.dtype} {list(given.shape)}: must be a real number a node")
@@ -734,14 +736,6 @@ def read_targets(y: object, n: int | None) -> Tensor:
         node = int(wrong.nonzero()[0])
         raise DataError(f"y[{node}] is {given[node].item()}: must be below 3e38, NaN for none")
     return result
-
-
-def _number(node: int, value: Any) -> float:
-    number = number_of(value)
-    if number is None:
-        advice = advice_of(value) or "with task=values it is a number"
-        raise DataError(f"y[{node}] is {value!r:.40}: {advice}")
-    return number
 
 
 def _check_length(y: Tensor | list[str | None], n: int | None) -> None:

@@ -75,7 +75,10 @@ def prepare_features(
         notes.append(f"data.features={given} chose {how}: {why}")
     treatment = Treatment(how, features[0].size(1), columns=columns)
     if look is not None and how == PRESENCE:
-        look.check_presence()
+        why = "negative" if look.least < 0 else "dense"
+        if look.least < 0 or (look.share > SPARSE and not look.is_binary):
+            advice = "set data.features=as-is or auto"
+            raise DataError(f"data.features=presence: features are {why} ({look}); {advice}")
     if how == STANDARDISE:
         treatment, constant = _standardised(treatment, features)
     also = f"; {constant} constant" if constant else ""
@@ -147,12 +150,6 @@ class _Look:
         if is_dense and self.entries <= MOST_DENSE:
             return STANDARDISE, f"{why}; all {self.entries:,} are kept"
         return PRESENCE, why
-
-    def check_presence(self) -> None:
-        if self.least >= 0 and (self.share <= SPARSE or self.is_binary):
-            return
-        why = "negative" if self.least < 0 else "dense"
-        raise DataError(f"data.features=presence: {why} ({self}); set data.features=as-is or auto")
 
 
 def _standardised(treatment: Treatment, features: Sequence[Tensor]) -> tuple[Treatment, int]:

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import COMMA, POINT, REFUSE, DataConfig, RunConfig
-from flower_graph.config.metrics import learns_values
+from flower_graph.config.common import COMMA, POINT, REFUSE, VALUES, DataConfig, RunConfig
 from flower_graph.errors import DataError
 
 MOST_WORDS = 1000  # different ones of a column; with more it is taken for names or free text
@@ -29,7 +28,8 @@ class Uses(NamedTuple):
 
     @classmethod
     def of(cls, config: RunConfig) -> Uses:
-        return cls(learns_values(config), config.takes_edge_weights, config.takes_sparse)
+        learns_values = getattr(config, "task", None) == VALUES
+        return cls(learns_values, config.takes_edge_weights, config.takes_sparse)
 
 
 PLAIN = Uses()

@@ -50,7 +50,11 @@ def _named(value: object, folder: Path, label: object) -> object:
             torch.save(Data.from_dict(_as_read(value, label)), content)
             return str(_saved(content.getvalue(), folder, ".pt"))
         if (listed := _listed(value)) is not None:
-            return str(_saved(_json(listed), folder, ".json"))
+            try:  # NumPy's and PyTorch's numbers have `tolist`
+                text = json.dumps(listed, default=lambda one: one.tolist())
+            except (AttributeError, TypeError, ValueError) as error:
+                raise DataError(f"the graph is not one of numbers and words: {error}") from error
+            return str(_saved(text.encode(), folder, ".json"))
     return value
 
 
@@ -81,13 +85,6 @@ def _listed(graph: Any) -> dict[str, object] | None:
 def _id(node: object) -> object:
     """Return a node as a JSON value; a tuple, such as a grid position, as a word."""
     return node if isinstance(node, int | float) else str(node)
-
-
-def _json(content: object) -> bytes:
-    try:  # NumPy's and PyTorch's numbers have `tolist`
-        return json.dumps(content, default=lambda value: value.tolist()).encode()
-    except (AttributeError, TypeError, ValueError) as error:
-        raise DataError(f"the graph is not one of numbers and words: {error}") from error
 
 
 def _as_read(data: BaseData, label: object) -> dict[str, object]:

@@ -152,40 +152,38 @@ def lines(survey: Survey) -> list[str]:
     isolated, count = f["isolated"], f["components"]
     none = "1 node has none" if isolated == 1 else f"{isolated:,} nodes have none"
     parts = f"{count:,} connected components, the largest with {f['largest-component']:,} nodes"
+    if (v := f.get("values")) is not None:
+        found = v["correlation-of-neighbours"]
+        alike = (
+            "no edge has two ends that differ" if found is None else f"correlated by {found:.2f}"
+        )
+        alike = f"numbers of neighbours: {alike}"
+        learnt = (
+            f"with task=values numbers from {v['least']:.4g} to {v['largest']:.4g} to learn, mean "
+            f"{v['mean']:.4g}, deviation {v['deviation']:.4g}, on {f['labelled']:,} nodes"
+        )
+    else:
+        sizes, total = f["classes"], max(1, f["labelled"])
+        shown = [f"{name}: {_percent(size / total)}" for name, size in [*sizes.items()][:8]]
+        more = f", and {len(sizes) - 8} more" if len(sizes) > 8 else ""
+        listed = f"{len(sizes)} classes ({', '.join(shown)}{more})"
+        learnt, alike = (
+            f"{listed} on {f['labelled']:,} labelled nodes",
+            "no edge has two labelled ends",
+        )
+        if f["homophily"] is not None:
+            chance = _percent(f["homophily-by-chance"])
+            same = _percent(f["homophily"])
+            alike = f"{same} of the edges join nodes of one class ({chance} by chance)"
     return [
         f"{f['nodes']:,} nodes, {f['edges']:,} edges, {f['neighbours']:.1f} neighbours a node "
         f"(at most {f['most-neighbours']:,}; {none}), {parts if count > 1 else 'all connected'}",
         f"{f['features']:,} features from {f['least-feature']:.3g} to {f['largest-feature']:.3g}, "
         f"{_percent(f['non-zero-share'])} of the entries non-zero",
-        *(_value_lines(f) if "values" in f else _class_lines(f)),
+        learnt,
+        alike,
         f"with task=links {f['edges']:,} edges to learn; the ends of "
         f"{_percent(f['closed-edges'])} have a common neighbour",
-    ]
-
-
-def _class_lines(f: Tree) -> list[str]:
-    sizes, alike = f["classes"], "no edge has two labelled ends"
-    total = max(1, f["labelled"])
-    shown = [f"{name}: {_percent(size / total)}" for name, size in [*sizes.items()][:8]]
-    more = f", and {len(sizes) - 8} more" if len(sizes) > 8 else ""
-    if f["homophily"] is not None:
-        alike = (
-            f"{_percent(f['homophily'])} of the edges join nodes of one class "
-            f"({_percent(f['homophily-by-chance'])} by chance)"
-        )
-    return [
-        f"{len(sizes)} classes ({', '.join(shown)}{more}) on {f['labelled']:,} labelled nodes",
-        alike,
-    ]
-
-
-def _value_lines(f: Tree) -> list[str]:
-    v, alike = f["values"], f["values"]["correlation-of-neighbours"]
-    said = "no edge has two ends that differ" if alike is None else f"correlated by {alike:.2f}"
-    return [
-        f"with task=values numbers from {v['least']:.4g} to {v['largest']:.4g} to learn, mean "
-        f"{v['mean']:.4g}, deviation {v['deviation']:.4g}, on {f['labelled']:,} nodes",
-        f"numbers of neighbours: {said}",
     ]
 
 
@@ -203,24 +201,23 @@ def _warnings(f: Tree, x: Tensor) -> list[str]:
             f["nodes"] < LEAST
         ),
     }
-    warnings |= {} if "values" in f else _of_classes(f)
-    return [text for text, is_so in warnings.items() if is_so]
-
-
-def _of_classes(f: Tree) -> dict[str, bool]:
+    if "values" in f:
+        return [text for text, is_so in warnings.items() if is_so]
     name, most = max(f["classes"].items(), key=lambda one: one[1])
     rarest, least = min(f["classes"].items(), key=lambda one: one[1])
     share, is_far_less = most / max(1, f["labelled"]), is_heterophilous(f)
     alike, chance = f["homophily"], f["homophily-by-chance"]
-    weak = alike is not None and alike < 1.2 * chance and not is_far_less
     said_less = f"{_percent(alike or 0.0)} of the edges, {_percent(chance)} by chance"
-    return {
+    warnings |= {
         f"class {name} has {_percent(share)} of the labelled nodes: whoever guesses it is as "
         "often right": share >= DOMINANT,
-        "neighbours are hardly more often of one class than chance: edges may not help": weak,
+        "neighbours are hardly more often of one class than chance: edges may not help": (
+            alike is not None and alike < 1.2 * chance and not is_far_less
+        ),
         f"neighbours are far less often of one class than chance ({said_less}): the graph is "
         "heterophilous, and methods that smooth over edges do poorly": is_far_less,
         f"class {rarest} ({least} labelled nodes) is rare: some clients may have none of it": (
             least < 10
         ),
     }
+    return [text for text, is_so in warnings.items() if is_so]

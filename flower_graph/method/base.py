@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from flwr.app import Context
@@ -189,9 +189,14 @@ class Method(Generic[C, S]):
         """Return the entries of ``result.json`` that are not in the rounds."""
         return {}
 
+    def data(self, config: C) -> Graph | Clients[Any]:
+        """Load the data of all clients, once a process: one graph, or a graph each."""
+        return cached_data(config)
+
     def as_graph(self, config: C) -> Graph:
         """Return the data of all clients as one graph, for the description before a run."""
-        return cached_data(config)
+        data = self.data(config)
+        return data.as_graph() if isinstance(data, Clients) else data
 
     def judged_on(self, config: C) -> str:
         """Return a digest of the test nodes and their labels, by which runs are compared."""
@@ -226,11 +231,14 @@ class Method(Generic[C, S]):
 
     def class_names(self, config: C, folder: RunFolder | None = None) -> Sequence[str] | None:
         """Return the names of the classes, by number; None if the numbers are the names."""
-        return cached_data(config).classes if folder is None else folder.class_names
+        return self.data(config).classes if folder is None else folder.class_names
 
     def data_form(self, config: C) -> DataForm | None:
         """Return the form of a new graph; None if the treatment of features is not known."""
-        return form_of(cached_data(config), config)
+        data = self.data(config)
+        if data.treatment is None:
+            return None
+        return DataForm(data.treatment, data.num_classes, data.classes, Gaps.of(config.data))
 
     def predict(self, config: C, models: SavedModels, graph: NewGraph, client: int) -> Tensor:
         """Predict the classes of nodes that the run has not seen, by one client's saved model.
@@ -292,10 +300,3 @@ def called(module: nn.Module, graph: NewGraph, edges: Tensor) -> Tensor:
     if weight is None or not takes_weights(module):
         return module(graph.x, edges)  # type: ignore[no-any-return]
     return module(graph.x, edges, weight)  # type: ignore[no-any-return]
-
-
-def form_of(data: Graph | Clients[G], config: RunConfig) -> DataForm | None:
-    """Return the form that a new graph must have to fit a run's graph or clients."""
-    if data.treatment is None:
-        return None
-    return DataForm(data.treatment, data.num_classes, data.classes, Gaps.of(config.data))

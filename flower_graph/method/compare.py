@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from flower_graph.config.metrics import LINKS
+from flower_graph.config.common import LINKS
 from flower_graph.config.rules import refuse_key
 from flower_graph.errors import OutputError, one_line
 from flower_graph.method.load import flatten
@@ -264,9 +264,10 @@ class Comparison(Framed):
     def table(self, *, all_settings: bool = False) -> list[tuple[str, ...]]:
         """Make a head and a line for each run, without columns that are empty."""
         most = MOST_SETTINGS if self.is_wide and not all_settings else None
-        shown = self.differing[:most]
-        columns = [self._head(shown), *(self._cells(row, shown) for row in self.rows)]
-        kept = [line for line in zip(*columns, strict=True) if {*line[1:]} != {NONE}]
+        lines = [self._cells(row, self.differing[:most]) for row in self.rows]
+        # Files of others may hold characters that move a terminal's cursor
+        columns = [(name, *(one_line(one[name]) for one in lines)) for name in lines[0]]
+        kept = [column for column in columns if {*column[1:]} != {NONE}]
         return [*zip(*kept, strict=True)]
 
     def to_text(self, *, all_settings: bool = False) -> str:
@@ -311,39 +312,34 @@ class Comparison(Framed):
             raise OutputError(f"{path}: no run has a test metric, so there is nothing to draw")
         plot_intervals(Path(path), panels, label="test, at the best validation")
 
-    def _head(self, shown: Sequence[str]) -> list[str]:
+    def _cells(self, row: Tree, settings: Sequence[str]) -> dict[str, str]:
+        difference, several = row.get("difference"), len(self.rows) > 1
+        alike = [key for key in ("app", "version") if len({one[key] for one in self.rows}) == 1]
+        chance = (difference or {}).get("holm")
         first = "difference" if self.is_wide else f"minus {self.rows[0]['run']}"
-        words = ["run", "app", "version", *shown, "seeds", *self.figures]
-        return [*words, "beats", first, "p"]
-
-    def _cells(self, row: Tree, shown: Sequence[str]) -> list[str]:
-        settings, difference = row["settings"], row.get("difference", {})
-        of_all = {key: len({one[key] for one in self.rows}) == 1 for key in ("app", "version")}
-        chance = difference.get("holm")
-        cells = [
-            row["run"],
-            *(NONE if same and len(self.rows) > 1 else row[key] for key, same in of_all.items()),
-            *(_short(settings[key]) if key in settings else NONE for key in shown),
-            ", ".join(map(str, row["seeds"])),
-            *(_shown(name, row["figures"].get(name)) for name in self.figures),
-            _beaten(row),
-            _shown(f"test-{row['metric']}", difference, "+") if difference else NONE,
-            NONE if chance is None else f"{chance:.2g}",
-        ]
-        # Files of others may hold characters that move a terminal's cursor
-        return [one_line(cell) for cell in cells]
+        given = row["settings"]
+        return {
+            "run": row["run"],
+            **{k: NONE if several and k in alike else row[k] for k in ("app", "version")},
+            **{key: _short(given[key]) if key in given else NONE for key in settings},
+            "seeds": ", ".join(map(str, row["seeds"])),
+            **{name: _shown(name, row["figures"].get(name)) for name in self.figures},
+            "beats": _beaten(row),
+            first: _shown(f"test-{row['metric']}", difference, "+"),
+            "p": NONE if chance is None else f"{chance:.2g}",
+        }
 
     def about(self, *, all_settings: bool = False) -> list[str]:
         """Explain what the table leaves out, and `difference` and `p`; nothing of one run."""
         if len(self.rows) == 1:
             return []
-        only = {k for row in self.rows for k in row["settings"]}
-        common = {k for k in only if all(k in row["settings"] for row in self.rows)}
-        words = f"{len(self.differing)} of {len(only)} settings differ"
+        of_each = [{*row["settings"]} for row in self.rows]
+        known, common = set.union(*of_each), set.intersection(*of_each)
+        words = f"{len(self.differing)} of {len(known)} settings differ"
         if self.is_wide and not all_settings and len(self.differing) > MOST_SETTINGS:
             words += f"; {MOST_SETTINGS} are shown, all with --all-settings, as JSON or CSV"
         lines = [words]
-        if more := len(only) - len(common):
+        if more := len(known - common):
             lines.append(f"{more} settings are of some apps or versions alone; JSON has them")
         reference = next(row["run"] for row in self.rows if row["is-reference"])
         tested = [row["difference"] for row in self.rows if "difference" in row]
@@ -354,13 +350,9 @@ class Comparison(Framed):
                 "deviation" + "; the less of an error, the better" * is_error
             )
             count = sum(one["p"] is not None for one in tested)
-            corrected = f", corrected for {count} (Holm)" if count > 1 else ""
-            lines.append(
-                "p: the chance of a difference at least this large if there is none: paired t test "
-                f"over the seeds{corrected}"
-                if count
-                else "p: needs two seeds"
-            )
+            corrected = f", corrected for {count} (Holm)" * (count > 1)
+            test = "the chance of a difference at least this large if there is none: paired t test"
+            lines.append(f"p: {test} over the seeds{corrected}" if count else "p: needs two seeds")
         if others := len(self.rows) - 1 - len(tested):
             lines.append(
                 f"no difference for {others}: no seed is judged on the same nodes as {reference}, "
@@ -369,16 +361,16 @@ class Comparison(Framed):
         return lines
 
     def _flat(self, row: Tree) -> dict[str, object]:
+        difference, figures = row.get("difference", {}), row["figures"]
         flat = {key: row[key] for key in ("run", "path", "app", "version")}
-        flat["seeds"] = " ".join(map(str, row["seeds"]))
+        flat |= {"seeds": " ".join(map(str, row["seeds"]))}
         flat |= {key: row["settings"].get(key) for key in self.differing}
         for name in self.figures:
-            one = row["figures"].get(name, {})
+            one = figures.get(name, {})
             flat |= {name: one.get("mean"), f"{name} std": one.get("std")}
         flat["beaten"] = f"{len(row['beaten'])} of {len(row['baselines'])}"
-        different = row.get("difference", {})
-        flat |= {"difference": different.get("mean"), "p": different.get("p")}
-        return flat | {"p (Holm)": different.get("holm")}
+        names = {"difference": "mean", "p": "p", "p (Holm)": "holm"}
+        return flat | {name: difference.get(key) for name, key in names.items()}
 
 
 def order(row: Tree, by: str, otherwise: float = -math.inf) -> float:
@@ -406,14 +398,19 @@ def _short(value: object) -> str:
 def _shown(name: str, figure: Tree | None, sign: str = "") -> str:
     if figure is None or not math.isfinite(figure["mean"]):
         return NONE
-    mean, spread, several = figure["mean"], figure["std"], len(figure["values"]) > 1
+    mean = figure["mean"]
     if name in WAYS:
         return format_bytes(mean)
     if name in COSTS:
         return f"{mean:.0f}" if name == ROUNDS else f"{mean:.1f}"
     metric = name.partition("-")[2]  # of test-mse
-    shown = f"{'+' * (bool(sign) and mean >= 0)}{figure_text(metric, mean)}"
-    return shown + (f" ± {figure_text(metric, spread)}" if several else "")
+    return (sign if mean >= 0 else "") + with_spread(figure, metric)
+
+
+def with_spread(figure: Tree, metric: str) -> str:
+    """Write a figure's mean and, of several seeds, the deviation."""
+    mean, spread = (figure_text(metric, figure[key]) for key in ("mean", "std"))
+    return f"{mean} ± {spread}" if len(figure["values"]) > 1 else mean
 
 
 def _beaten(row: Tree) -> str:

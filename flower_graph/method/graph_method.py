@@ -12,12 +12,10 @@ from flower_graph.data.baselines import Figures, client_baselines, own_baselines
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_folder
 from flower_graph.data.folders.party import RunFolder, client_folder, graph_data, graphs_of, share
 from flower_graph.data.gaps import Gaps, Uses
-from flower_graph.data.graph import Graph
-from flower_graph.data.new_graph import DataForm
 from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
 from flower_graph.data.partition.statistics import graphs_held
 from flower_graph.data.sources.datasets import cached_clients, cached_data
-from flower_graph.method.base import C, G, Method, Partition, S, form_of
+from flower_graph.method.base import C, G, Method, Partition, S
 from flower_graph.secure.node_config import FEWEST_PARTIES
 
 if TYPE_CHECKING:
@@ -53,6 +51,9 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         """Load the graphs of all clients, once a process, ordered by the clients' numbers."""
         return cached_clients(self.load_graphs, config)
 
+    def data(self, config: C) -> Clients[G]:
+        return Clients.of(self.graphs(config))
+
     def hosted(self, config: C, context: Context) -> tuple[list[G], RunFolder | None]:
         folder = client_folder(config, context)
         if folder is not None:
@@ -68,16 +69,7 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return len(self.graphs(config)) if folder is None else folder.manifest.num_clients
 
     def num_classes(self, config: C, folder: RunFolder | None = None) -> int:
-        if folder is not None:
-            return folder.manifest.classes
-        return Clients.of(self.graphs(config)).num_classes
-
-    def class_names(self, config: C, folder: RunFolder | None = None) -> Sequence[str] | None:
-        return Clients.of(self.graphs(config)).classes if folder is None else folder.class_names
-
-    def as_graph(self, config: C) -> Graph:
-        """Return all clients' data as one graph: the one that was partitioned, if any."""
-        return Clients.of(self.graphs(config)).as_graph()
+        return self.data(config).num_classes if folder is None else folder.manifest.classes
 
     def class_counts(self, config: C) -> list[list[int]]:
         from flower_graph.data.partition.statistics import class_counts
@@ -85,11 +77,8 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return class_counts(self.graphs(config))
 
     def holdings(self, config: C) -> str:
-        graphs = Clients.of(self.graphs(config))
+        graphs = self.data(config)
         return graphs_held(graphs, self.clients, is_cut=graphs.whole is not None)
-
-    def data_form(self, config: C) -> DataForm | None:
-        return form_of(Clients.of(cached_clients(self.load_graphs, config)), config)
 
     def num_features(self, config: C, folder: RunFolder | None = None) -> int:
         if folder is not None:
@@ -107,7 +96,7 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return own_baselines(graphs_of(folder, self.graph))
 
     def partition(self, config: C, *, true_edges: bool = False) -> Partition:
-        graphs = Clients.of(cached_clients(self.load_graphs, config))
+        graphs = self.data(config)
         data = graph_data(graphs, graphs.num_classes, class_names=graphs.classes)
         figures = self.baselines_of(config, graphs)
         return Partition(self.statistics(config, graphs), data, baselines=figures)

@@ -89,9 +89,7 @@ def load_config(
     """
     layers = [(_located(settings, source), source) for source, settings in read_chain(name_or_path)]
     given = [(_located(read_override(override), ""), "") for override in overrides]
-    runs = {
-        source for _, source in layers if is_of_run(source) or (of_run and source == name_or_path)
-    }
+    runs = {one for _, one in layers if is_of_run(one) or (of_run and one == name_or_path)}
     if not environment:
         for settings, source in (*layers, *given):
             if source not in runs:
@@ -179,10 +177,9 @@ def _located(settings: Tree, source: str) -> dict[str, object]:
 
 
 def _with_task(layers: Sequence[Layer], schema: type[RunConfig]) -> list[Layer]:
-    places = [place for place, (settings, _) in enumerate(layers) if "task" in settings]
-    if not places:
+    place = max((n for n, (settings, _) in enumerate(layers) if "task" in settings), default=None)
+    if place is None:
         return [*layers]
-    place = places[-1]
     task = layers[place][0]["task"]
     while place and not layers[place][1] and not layers[place - 1][1]:  # overrides are one layer
         place -= 1
@@ -304,10 +301,8 @@ def as_overrides(given: Mapping[str, object] | Sequence[str] | None) -> list[str
         return list(given or ())
     try:
         # A JSON value is a YAML value, whatever characters a text has.
-        return [
-            f"{key}={json.dumps(str(value) if isinstance(value, Path) else value)}"
-            for key, value in flatten(dict(given))
-        ]
+        return [f"{k}={json.dumps(str(v) if isinstance(v, Path) else v)}"
+                for k, v in flatten(dict(given))]  # fmt: skip
     except TypeError as error:
         raise ConfigError(f"overrides {given!r:.60}: {error}") from error
 
@@ -328,13 +323,10 @@ def _read_text(name: str) -> str:
     if name not in configs:
         app = name.partition("/")[0]
         own = [config for config in configs if config.startswith(f"{app}/")]
-        if own and app == name:
-            raise ConfigError(f"config {name!r}: a method; its configs are {', '.join(own)}")
         # Suggest no config of another method.
-        close = suggest(name, own or configs, "/")
-        hint = f"did you mean {close}?" if close else "see `flower-graph list`"
-        if own and not close:
-            hint = f"there are {', '.join(own)}"
+        close = "" if own and app == name else suggest(name, own or configs, "/")
+        there = f"there are {', '.join(own)}" if own else "see `flower-graph list`"
+        hint = f"did you mean {close}?" if close else there
         raise ConfigError(
             f"config {name!r}: unknown; {hint} (a file of your own must end in .yaml or .yml)"
         )

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from flower_graph.client.learner import NODES, LinkTask, NodeTask, ValueTask
 from flower_graph.client.module_client import ModuleClient, ModuleSettings, first_module
-from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
-from flower_graph.config.metrics import LINKS, VALUES
+from flower_graph.config.common import CHECKPOINTS, LINKS, VALUES, checkpoint_settings
 from flower_graph.config.module import MLP, ModuleRunConfig, TrainingSection
 from flower_graph.data.baselines import Figures, link_baselines, says_one_class, value_baselines
 from flower_graph.data.folders.party import DATA_FORM, RunFolder, graphs_of

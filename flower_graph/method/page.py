@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
 from flower_graph.config.foreign import has_method
 from flower_graph.config.schema import settings_of
 from flower_graph.errors import OutputError
-from flower_graph.method.compare import ROUNDS, SECONDS, Comparison, compare
+from flower_graph.method.compare import ROUNDS, SECONDS, Comparison, compare, with_spread
 from flower_graph.method.registry import schema_of
 from flower_graph.method.run import METRICS, RESULT, Run
 from flower_graph.outputs.figures import CLIENTS, read_table
@@ -23,38 +22,14 @@ from flower_graph.records.rounds import (
     format_bytes,
     read_reports,
 )
-from flower_graph.report.result import BASELINES, metrics_of, metrics_shown
+from flower_graph.report.result import BASELINES
 from flower_graph.report.trackers import visible
 from flower_graph.storage.reading import Tree, reading
 from flower_graph.wire.keys import ROLES
 
 SECTIONS = 12  # most runs that have pictures of their own
 REASONS = 8  # most reasons of failures that are listed
-STYLE = """
-:root { color-scheme: light; }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 84rem; padding: 1rem; background: #fff; color: #1a1a1a;
-  font: 16px/1.5 system-ui, "DejaVu Sans", Verdana, sans-serif; overflow-wrap: anywhere; }
-h1 { font-size: 1.6rem; line-height: 1.25; margin: 0.5rem 0; }
-h2 { font-size: 1.25rem; margin: 2.5rem 0 0.75rem; border-bottom: 2px solid #0072b2; }
-h3 { font-size: 1rem; margin: 1.5rem 0 0.5rem; }
-p { margin: 0.4rem 0; } .note { color: #555; font-size: 0.9rem; }
-.tiles { display: grid; gap: 0.75rem; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); }
-.tile { border: 1px solid #d8d8d8; border-radius: 6px; padding: 0.5rem 0.75rem; }
-.tile b { display: block; font-size: 1.15rem; } .tile span { color: #555; font-size: 0.85rem; }
-.panels { display: grid; gap: 1rem;
-  grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr)); align-items: start; }
-figure { margin: 0; } figcaption { font-weight: 600; font-size: 0.95rem; }
-svg { display: block; width: 100%; height: auto; max-width: 34rem; }
-svg text { font-family: "DejaVu Sans", Verdana, sans-serif !important; }
-.scroll { overflow-x: auto; max-width: 100%; margin-bottom: 0.75rem; }
-table { border-collapse: collapse; font-size: 0.9rem; }
-th, td { border-bottom: 1px solid #e2e2e2; padding: 0.25rem 0.9rem 0.25rem 0; text-align: left;
-  vertical-align: top; overflow-wrap: normal; }
-td { font-variant-numeric: tabular-nums; }
-.wide td, .wide th { white-space: nowrap; }
-summary { cursor: pointer; }
-"""
+Seeds = Sequence[Sequence[RoundReport]]
 
 
 def page(*runs: Run | Path | str, title: str = "") -> str:
@@ -64,58 +39,56 @@ def page(*runs: Run | Path | str, title: str = "") -> str:
     title is the runs' names. ``OutputError`` if there is no finished run, or a file of one is
     damaged.
     """
+    import jinja2
+
     compared = compare(*runs)
     names = [row["run"] for row in compared.rows]
     heading = title or ", ".join(names[:3]) + (f" and {len(names) - 3} more" * (len(names) > 3))
-    parts = [f"<h1>{escape(heading)}</h1>"]
-    if len(compared.rows) > 1:
-        links = (
-            f'<a href="#run-{k}">{escape(name)}</a>' for k, name in enumerate(names[:SECTIONS])
-        )
-        contents = f"Comparison of all runs, then each by itself: {', '.join(links)}"
-        with reading("runs", OutputError, "cannot be shown beside each other"):
-            parts += [f"<nav><p>{contents}</p></nav>", *_comparison(compared)]
-    for place, row in enumerate(compared.rows[:SECTIONS]):
-        title = f'<h2 id="run-{place}">{escape(row["run"])}</h2>' if len(names) > 1 else ""
+    with reading("runs", OutputError, "cannot be shown beside each other"):
+        comparison = _comparison(compared) if len(names) > 1 else None
+    sections = list[Tree]()
+    for row in compared.rows[:SECTIONS]:
         with reading(row["path"], OutputError, "cannot be shown"):
-            parts += [title, *_section(row)]
-    if (more := len(names) - SECTIONS) > 0:
-        parts.append(f'<p class="note">{more} further runs are in the table alone.</p>')
+            sections.append(_section(row))
+    left_out = list[str]()
     for reason in compared.left_out:
         path, colon, words = reason.partition(": ")
-        name = "/".join(Path(path).parts[-2:])
-        parts.append(f'<p class="note">Left out: {escape(name + colon + words)}</p>')
-    head = (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(heading)}</title><style>{STYLE}</style></head>\n<body>\n"
+        left_out.append("/".join(Path(path).parts[-2:]) + colon + words)
+    source = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string(source).render(
+        heading=heading,
+        comparison=comparison,
+        sections=sections,
+        more=len(names) - SECTIONS,
+        left_out=left_out,
     )
-    return head + "\n".join(part for part in parts if part) + "\n</body></html>\n"
 
 
 # Several runs ------------------------------------------------------------------------------------
 
 
-def _comparison(compared: Comparison) -> list[str]:
+def _comparison(compared: Comparison) -> Tree:
     from flower_graph.report.plots import curves_panel, intervals_panel
 
     by_metric = dict[str, dict[str, tuple[float, float]]]()
-    curves = dict[str, list[list[float]]]()
     for row in compared.rows:
         figure = row["figures"][f"test-{row['metric']}"]
         by_metric.setdefault(row["metric"], {})[row["run"]] = (figure["mean"], figure["std"])
-    for row in compared.rows[:SECTIONS]:
-        curves[row["run"]] = _of_seeds(_reports(row), row["metric"], "test")
+    curves = {
+        row["run"]: _of_seeds(_reports(row), row["metric"], "test")
+        for row in compared.rows[:SECTIONS]
+    }
     pictures = {
         f"Test {metric} at the best validation": intervals_panel("mean ± deviation", figures)
         for metric, figures in by_metric.items()
     }
-    pictures["Test over the rounds"] = curves_panel("test", curves)
-    words = [f'<p class="note">{escape(line)}</p>' for line in compared.about(all_settings=True)]
-    shown, whole = _beside(compared), _beside(compared, all_settings=True)
-    more = f"<details><summary>With all settings</summary>{_table(whole, 'wide')}</details>"
-    parts = ["<h2>Comparison</h2>", _table(shown, "wide"), more * (whole != shown), *words]
-    return [*parts, _panels(pictures)]
+    return {
+        "shown": _beside(compared),
+        "whole": _beside(compared, all_settings=True),
+        "words": compared.about(all_settings=True),
+        "pictures": {**pictures, "Test over the rounds": curves_panel("test", curves)},
+    }
 
 
 def _beside(compared: Comparison, *, all_settings: bool = False) -> list[tuple[str, ...]]:
@@ -129,29 +102,27 @@ def _beside(compared: Comparison, *, all_settings: bool = False) -> list[tuple[s
 # One run -----------------------------------------------------------------------------------------
 
 
-def _section(row: Tree) -> list[str]:
+def _section(row: Tree) -> Tree:
+    """Return what the template shows of a run; of several seeds some parts are of the first."""
     result: Tree = _finished(row)[0].result
-    seeds = _reports(row)
-    config = result["config"]
-    metrics = list(dict.fromkeys([*metrics_of(config), *metrics_shown(config)]))
-    of_first = f", seed {row['seeds'][0]}" if len(row["seeds"]) > 1 else ""
-    return [
-        f"<p>{escape(_what(row, result))}</p>",
-        _tiles(row, result),
-        "<h3>Curves</h3>",
-        _panels(_curves(row, seeds, metrics)),
-        _baselines(row),
-        f"<h3>Who took part{of_first}</h3>",
-        _took_part(seeds[0]),
-        *_by_client(row, result, of_first),
-        *_structure(seeds),
-        *_privacy(result),
-        "<h3>Settings</h3>",
-        _settings(config),
-    ]
+    seeds, config = _reports(row), result["config"]
+    privacy = [[key, _word(value)] for key, value in (result.get("privacy") or {}).items()]
+    return {
+        "name": row["run"],
+        "about": _about(row, result),
+        "tiles": _tiles(row, result),
+        "curves": _curves(row, seeds),
+        "baselines": _baselines(row),
+        "of_first": f", seed {row['seeds'][0]}" if len(row["seeds"]) > 1 else "",
+        **_took_part(seeds[0]),
+        "by_client": _by_client(row, result),
+        "structure": _structure(seeds),
+        "privacy": privacy and [["privacy budget", ""], *privacy],
+        **_settings(config),
+    }
 
 
-def _what(row: Tree, result: Tree) -> str:
+def _about(row: Tree, result: Tree) -> str:
     config, seeds = result["config"], row["seeds"]
     data = visible({"name": config.get("data", {}).get("name")})["name"]
     versions = ", ".join(f"{name} {one}" for name, one in result.get("versions", {}).items() if one)
@@ -162,9 +133,9 @@ def _what(row: Tree, result: Tree) -> str:
     )
 
 
-def _tiles(row: Tree, result: Tree) -> str:
+def _tiles(row: Tree, result: Tree) -> dict[str, str]:
     metric, figures = row["metric"], row["figures"]
-    tiles = {
+    return {
         f"test {metric} at the best validation": _mean(figures[f"test-{metric}"], metric),
         f"best validation {metric}": _mean(figures[f"val-{metric}"], metric),
         "rounds": f"{figures[ROUNDS]['mean']:.0f}",
@@ -173,11 +144,6 @@ def _tiles(row: Tree, result: Tree) -> str:
         "seconds": f"{figures[SECONDS]['mean']:.1f}",
         "memory at most": _bytes(result.get("peak-memory-bytes") or 0),
     }
-    inner = (
-        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
-        for name, value in tiles.items()
-    )
-    return f'<div class="tiles">{"".join(inner)}</div>'
 
 
 def _bytes(number: float) -> str:
@@ -185,37 +151,28 @@ def _bytes(number: float) -> str:
 
 
 def _mean(figure: Tree, metric: str) -> str:
-    if not math.isfinite(figure["mean"]):
-        return "not known"
-    spread = f" ± {figure_text(metric, figure['std'])}" if len(figure["values"]) > 1 else ""
-    return f"{figure_text(metric, figure['mean'])}{spread}"
+    return with_spread(figure, metric) if math.isfinite(figure["mean"]) else "not known"
 
 
-def _curves(
-    row: Tree, seeds: Sequence[Sequence[RoundReport]], metrics: Sequence[str]
-) -> dict[str, str]:
-    from flower_graph.report.plots import bytes_of, bytes_panel, curves_panel
+def _curves(row: Tree, seeds: Seeds) -> dict[str, str]:
+    from flower_graph.report.plots import bytes_of, bytes_panel, curves_panel, losses_of
 
-    losses = {
-        name: [[getattr(one, key) for one in reports] for reports in seeds]
-        for name, key in (("loss", "loss"), ("cross-entropy", "cross_entropy"))
-    }
     levels = {BASELINES.get(key, key): value for key, value in row["baselines"].items()}
-    pictures = {"Loss": curves_panel("loss", losses)}
-    for metric in metrics:
+    pictures = {"Loss": curves_panel("loss", losses_of(seeds))}
+    for metric in [key[5:] for key in row["figures"] if key.startswith("test-")]:
         curves = {role: _of_seeds(seeds, metric, role) for role in ROLES}
         shown = levels if metric == row["metric"] else {}
         pictures[metric.capitalize()] = curves_panel(metric, curves, shown)
     return pictures | {"Bytes of all clients": bytes_panel(bytes_of(seeds))}
 
 
-def _of_seeds(seeds: Sequence[Sequence[RoundReport]], metric: str, role: str) -> list[list[float]]:
+def _of_seeds(seeds: Seeds, metric: str, role: str) -> list[list[float]]:
     return [[one.score(metric, role) for one in reports] for reports in seeds]
 
 
-def _baselines(row: Tree) -> str:
+def _baselines(row: Tree) -> list[list[str]]:
     if not row["baselines"]:
-        return '<p class="note">No baselines are known.</p>'
+        return []
     words = {True: "beaten", False: "not beaten"}
     if not math.isfinite(row["figures"][f"test-{row['metric']}"]["mean"]):
         words = {False: "not known: clients withhold what they measure"}
@@ -223,34 +180,41 @@ def _baselines(row: Tree) -> str:
         [BASELINES.get(key, key), figure_text(row["metric"], value), words[key in row["beaten"]]]
         for key, value in row["baselines"].items()
     ]
-    return "<h3>Baselines</h3>" + _table([["baseline", "test", ""], *lines])
+    return [["baseline", "test", ""], *lines]
 
 
-def _took_part(reports: Sequence[RoundReport]) -> str:
-    from flower_graph.report.plots import curves_panel, participation_panels
+def _took_part(reports: Sequence[RoundReport]) -> Tree:
+    from flower_graph.report.plots import curves_panel, draw_participation, drawn
 
     counts = {
         name: [[float(getattr(one, name)) for one in reports]] for name in ("asked", "answered")
     }
-    panels = {"How many": curves_panel("clients", counts, from_zero=True)}
-    for picture in participation_panels(reports):
-        panels["Who"] = picture
-    refused = sum(len(one.rejected) for one in reports)
-    skipped = sum(bool(one.skipped) for one in reports)
+    is_known = any(report.participation for report in reports)
     reasons = Counter(
         f"{key.replace('-', ' ')}: {entry['reason']}"
         for one in reports
         for key in ("failed", "left-out")
         for entry in cast("list[Tree]", one.participation.get(key, []))
     )
-    lines = [["why clients took no part", "rounds"]]
-    lines += [[reason, str(count)] for reason, count in reasons.most_common(REASONS)]
-    words = f"<p>{refused} answers were refused, and {skipped} rounds skipped.</p>"
-    return _panels(panels) + words + (_table(lines) if reasons else "")
+    return {
+        "participation": {
+            "How many": curves_panel("clients", counts, from_zero=True),
+            "Who": drawn(draw_participation, reports) if is_known else "",
+        },
+        "refused": sum(len(one.rejected) for one in reports),
+        "skipped": sum(bool(one.skipped) for one in reports),
+        "reasons": [["why clients took no part", "rounds"], *reasons.most_common(REASONS)],
+    }
 
 
-def _by_client(row: Tree, result: Tree, of_first: str) -> list[str]:
-    from flower_graph.report.plots import classes_panel, clients_panel, confusion_panel
+def _by_client(row: Tree, result: Tree) -> dict[str, str]:
+    from flower_graph.report.plots import (
+        clients_panel,
+        draw_classes,
+        draw_confusion,
+        drawn,
+        is_drawn,
+    )
 
     path, shown = Run(row["path"]).each[0].path / CLIENTS, dict[str, str]()
     if path.is_file():
@@ -263,17 +227,16 @@ def _by_client(row: Tree, result: Tree, of_first: str) -> list[str]:
             if picture := clients_panel("accuracy", values):
                 shown[f"Test accuracy of each client, the {at} round"] = picture
                 break
-    confusion = result.get("test-confusion-at-best-val") or result.get("test-confusion")
-    if drawn := classes_panel(result.get("class-counts", []), result.get("classes")):
-        shown["Nodes of each class at each client"] = drawn
-    if confusion:
-        shown["Share of each class that was taken for which (%)"] = confusion_panel(
-            confusion, result.get("classes")
-        )
-    return [f"<h3>By client and class{of_first}</h3>", _panels(shown)] if shown else []
+    classes, counts = result.get("classes"), result.get("class-counts", [])
+    if is_drawn(counts):
+        shown["Nodes of each class at each client"] = drawn(draw_classes, counts, classes)
+    if confusion := result.get("test-confusion-at-best-val") or result.get("test-confusion"):
+        picture = drawn(draw_confusion, confusion, classes, height=3.8)
+        shown["Share of each class that was taken for which (%)"] = picture
+    return shown
 
 
-def _structure(seeds: Sequence[Sequence[RoundReport]]) -> list[str]:
+def _structure(seeds: Seeds) -> dict[str, str]:
     from flower_graph.report.plots import curves_panel
 
     pictures = {}
@@ -295,19 +258,10 @@ def _structure(seeds: Sequence[Sequence[RoundReport]]) -> list[str]:
         rest = {name: rows for name, rows in curves.items() if name not in shares}
         pictures[words] = curves_panel("0 to 1", shares)
         pictures[f"{words}: {', '.join(rest)}"] = curves_panel("", rest)
-    shown = {name: picture for name, picture in pictures.items() if picture}
-    return ["<h3>Graphs and spaces</h3>", _panels(shown)] if shown else []
+    return {name: picture for name, picture in pictures.items() if picture}
 
 
-def _privacy(result: Tree) -> list[str]:
-    spent = result.get("privacy")
-    if not spent:
-        return ["<h3>Privacy</h3>", "<p>No privacy budget: clients added no noise.</p>"]
-    lines = [["privacy budget", ""], *([key, _word(value)] for key, value in spent.items())]
-    return ["<h3>Privacy</h3>", _table(lines)]
-
-
-def _settings(config: Tree) -> str:
+def _settings(config: Tree) -> Tree:
     settings = visible(config)
     app = str(config.get("app", ""))
     defaults = dict[str, object]()
@@ -316,12 +270,11 @@ def _settings(config: Tree) -> str:
     head = ["setting", "value"]
     whole = [[key, _word(value)] for key, value in settings.items()]
     changed = [line for line in whole if settings[line[0]] != defaults.get(line[0], ...)]
-    words = "Settings that differ from the method's defaults" if defaults else "All settings"
-    first = _table([head, *changed]) if changed else "<p>None.</p>"
-    return (
-        f"<p>{words}:</p>{first}<details><summary>All {len(settings)} settings</summary>"
-        f"{_table([head, *whole])}</details>"
-    )
+    return {
+        "has_defaults": bool(defaults),
+        "changed": [head, *changed],
+        "settings": [head, *whole],
+    }
 
 
 def _word(value: object) -> str:
@@ -338,22 +291,3 @@ def _finished(row: Tree) -> list[Run]:
 
 def _reports(row: Tree) -> list[list[RoundReport]]:
     return [read_reports(one.path / METRICS) for one in _finished(row)]
-
-
-def _panels(pictures: Mapping[str, str]) -> str:
-    inner = (
-        f"<figure><figcaption>{escape(name)}</figcaption>{picture}</figure>"
-        for name, picture in pictures.items()
-        if picture
-    )
-    return f'<div class="panels">{"".join(inner)}</div>'
-
-
-def _table(lines: Sequence[Sequence[str]], kind: str = "") -> str:
-    head, *rows = lines
-    cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join(
-        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
-    )
-    about = f' class="{kind}"' if kind else ""
-    return f'<div class="scroll"><table{about}><tr>{cells}</tr>{body}</table></div>'

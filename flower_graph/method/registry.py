@@ -76,14 +76,12 @@ def method_named(app: str) -> Method[RunConfig, RoundLoop]:
         return cast("Method[RunConfig, RoundLoop]", import_module(module).METHOD)
     if app in GIVEN:
         return cast("Method[RunConfig, RoundLoop]", GIVEN[app].METHOD)
-    modules = announced()
-    return _read(app, modules.get(app, app), is_announced=app in modules)
+    name = announced().get(app, app)
+    return _method_in(_import(app, name, is_announced=name != app), app)
 
 
 def give_file(path: Path) -> str:
     """Register the method of a user's file; return its name for ``app``."""
-    from flower_graph.method.base import Method
-
     spec = spec_from_file_location(path.stem, path) if path.suffix == ".py" else None
     if spec is None or spec.loader is None or not path.is_file():
         raise ConfigError(f"--app {path}: not a Python file (.py) that is there")
@@ -95,13 +93,12 @@ def give_file(path: Path) -> str:
     sys.modules[path.stem] = module  # where dataclasses look up their annotations
     try:
         spec.loader.exec_module(module)
+        method = _method_in(module, str(path))
     except Exception as error:  # any error of the user's module
         del sys.modules[path.stem]
+        if type(error) is ConfigError:
+            raise
         raise _broken(str(path), path.stem, error) from error
-    method = getattr(module, "METHOD", None)
-    if not isinstance(method, Method):
-        del sys.modules[path.stem]
-        raise ConfigError(f"--app {path}: it has no METHOD that is a flower_graph.method.Method")
     if method.name in SHIPPED:
         raise ConfigError(f"--app {path}: METHOD.name {method.name!r} is a method that ships")
     GIVEN[method.name] = module
@@ -113,16 +110,13 @@ def _shipped(app: str) -> tuple[str, str]:
     return f"flower_graph.strategies.{module}", name
 
 
-def _read(app: str, name: str, *, is_announced: bool) -> Method[RunConfig, RoundLoop]:
+def _method_in(module: ModuleType, app: str) -> Method[RunConfig, RoundLoop]:
     from flower_graph.method.base import Method
 
-    module = _import(app, name, is_announced=is_announced)
     result = getattr(module, "METHOD", None)
     if not isinstance(result, Method):
-        what = "has no METHOD" if result is None else f"has METHOD = {result!r:.60}"
-        raise ConfigError(
-            f"app: {show(app)}: the module {name} {what}; it must be a flower_graph.method.Method"
-        )
+        what = f"the module {module.__name__} has METHOD = {result!r:.60}"
+        raise ConfigError(f"app: {show(app)}: {what}; it must be a flower_graph.method.Method")
     return result
 
 

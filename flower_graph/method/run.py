@@ -5,33 +5,28 @@ Only ``Run.predict``, which uses the run's method, needs Flower.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from flower_graph.config.common import LINKS, NODES
 from flower_graph.config.foreign import CONFIG, DATA, NOBODY, Trust, seed_folders
-from flower_graph.config.metrics import LINKS, NODES
 from flower_graph.data.new_graph import DataForm, NewGraph, new_graph
 from flower_graph.errors import OutputError
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.files import (
-    LINK_ROWS,
     NO_CLIENT,
-    PREDICTIONS,
     SAID,
     Embeddings,
     KnownLinks,
     Predictions,
     Rounds,
     SavedModels,
-    read_embeddings,
-    read_links,
+    listed,
     read_models,
-    read_predictions,
 )
 from flower_graph.records.rounds import read_records
 from flower_graph.storage.reading import Tree, read_json, reading
@@ -46,7 +41,6 @@ __all__ = ["Rounds", "Run", "latest_in", "load_run"]
 RESULT, SUMMARY = "result.json", "summary.json"
 METRICS, CLIENTS, OUTPUTS = "metrics.jsonl", "clients", "outputs"
 T = TypeVar("T", Predictions, Embeddings, KnownLinks)
-SHOWN = 8  # most clients that an error lists
 
 
 class Run:
@@ -101,8 +95,7 @@ class Run:
     @cached_property
     def metrics(self) -> Rounds:
         """The figures of each round, by the keys of ``metrics.jsonl``."""
-        path = self._one().path / METRICS
-        return Rounds(read_records(path))
+        return Rounds(read_records(self._one().path / METRICS))
 
     # What it left
 
@@ -112,17 +105,15 @@ class Run:
         By default of all clients that are here. ``OutputError`` if there are none, of this client
         none, or a file is damaged.
         """
-        return self._rows(Predictions, read_predictions, client)
+        return self._rows(Predictions, client)
 
     @property
     def kept_rounds(self) -> list[int]:
         """The round of predictions and models; several if clients kept different ones."""
-        files = [one / SAID for one in self._places if (one / SAID).is_file()]
-        hint = "the folder is damaged"
         rounds = set()
-        for one in files:
-            with reading(one, OutputError):
-                rounds.add(int(_read_json(one, hint).get("round", 0)))
+        for file in [one / SAID for one in self._places if (one / SAID).is_file()]:
+            with reading(file, OutputError):
+                rounds.add(int(_read_json(file, "").get("round", 0)))
         return sorted(rounds)
 
     def model(self, client: int | None = None) -> nn.Module:
@@ -140,7 +131,7 @@ class Run:
 
         Parameters, rows and errors are those of ``predictions``.
         """
-        return self._rows(Embeddings, read_embeddings, client)
+        return self._rows(Embeddings, client)
 
     def known_links(self, client: int | None = None) -> KnownLinks:
         """Return the links that the run knows, of all clients that are here or of one.
@@ -149,7 +140,7 @@ class Run:
         of its two rows, or ``run.model(client).decoder(rows, pairs)`` with ``links.decoder: mlp``.
         ``OutputError`` as there.
         """
-        return self._rows(KnownLinks, read_links, client)
+        return self._rows(KnownLinks, client)
 
     def predict(
         self,
@@ -194,10 +185,8 @@ class Run:
         """The form of new graphs: features, their treatment, classes."""
         path = self._one().path / DATA
         record = _read_json(path, f"the form of new graphs is not known{self._why_none()}")
-        try:
+        with reading(path, OutputError, "damaged"):
             return DataForm.from_json(record)
-        except Exception as error:  # any error that the file causes
-            raise OutputError(f"{path}: damaged ({type(error).__name__}: {error})") from error
 
     # Helpers
 
@@ -207,23 +196,20 @@ class Run:
             raise OutputError(f"{self.path}: runs of several seeds; name one, such as {one} in it")
         return self
 
-    def _rows(self, kind: type[T], read: Callable[[Path], T | None], client: int | None) -> T:
-        what = "links" if kind is KnownLinks else kind.__name__.lower()
-        parts = [joined for one in self._places if (joined := read(one)) is not None]
+    def _rows(self, kind: type[T], client: int | None) -> T:
+        what = kind.FILE.partition(".")[0]
+        parts = [part for one in self._places if (part := kind.read(one)) is not None]
         if not parts:
-            keeps = kind is Embeddings and any(
-                (one / PREDICTIONS).is_file() for one in self._places
-            )
-            why = f": {self.config.app} makes none to keep" if keeps else self._why_none()
+            has_others = any((one / Predictions.FILE).is_file() for one in self._places)
+            makes_none = f": {self.config.app} makes none to keep"
+            why = makes_none if kind is Embeddings and has_others else self._why_none()
             raise OutputError(f"{self.path}: no {what}{why}")
         joined = kind.join(parts)
         if client is None:
             return joined
         if client not in joined.client:
-            clients = set(joined.client.tolist())
-            whose = (
-                _listed(sorted(clients - {NO_CLIENT})) or "the server, of all nodes: name no client"
-            )
+            clients = {*joined.client.tolist()} - {NO_CLIENT}
+            whose = listed([*clients]) or "the server, of all nodes: name no client"
             raise OutputError(
                 f"client {client}: no {what} of it in {self.path}; there are those of {whose}"
             )
@@ -257,7 +243,7 @@ class Run:
         if client is None and self.are_own:
             raise OutputError(
                 f"{self.path}: each client has a model of its own; say which "
-                f"(client=, --client): {_listed(clients)}"
+                f"(client=, --client): {listed(clients)}"
             )
         if client is None:
             client = NO_CLIENT if NO_CLIENT in clients else clients[0]
@@ -265,7 +251,7 @@ class Run:
             if client in one.clients:
                 return one, client
         raise OutputError(
-            f"client {client}: no model of it in {self.path}; there are those of {_listed(clients)}"
+            f"client {client}: no model of it in {self.path}; there are those of {listed(clients)}"
         )
 
     @property
@@ -279,21 +265,15 @@ class Run:
 
     @property
     def _is_one_model(self) -> bool:
-        first = self._models[0].shared
-        return all(
-            not one.own
-            and one.rows is None
-            and one.shared.keys() == first.keys()
-            and all(bool((value == first[name]).all()) for name, value in one.shared.items())
-            for one in self._models
-        )
+        alone = all(not one.own and one.rows is None for one in self._models)
+        return alone and all(one.is_like(self._models[0]) for one in self._models)
 
     def _why_none(self) -> str:
         try:
             save, task = self.config.save, getattr(self.config, "task", NODES)
         except (OutputError, ValueError):
             return ""
-        if task == LINKS and (self.path / LINK_ROWS).is_file():
+        if task == LINKS and (self.path / KnownLinks.FILE).is_file():
             return ": the run learnt links (`predict --links`, run.embeddings(), run.known_links())"
         if save == "none":
             return ": the run was told to keep none (save=none)"
@@ -348,9 +328,3 @@ def _read_json(path: Path, hint: str) -> Tree:
     if not isinstance(content, dict):
         raise OutputError(f"{path}: damaged (it is no mapping)")
     return content
-
-
-def _listed(clients: list[int]) -> str:
-    numbers = sorted(set(clients))
-    shown = ", ".join(map(str, numbers[:SHOWN]))
-    return shown if len(numbers) <= SHOWN else f"{shown}, ... {numbers[-1]}"

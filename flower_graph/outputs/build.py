@@ -91,7 +91,15 @@ def build_module(saved: SavedModels, client: int | None = None) -> nn.Module:
         if rule is not None and not rule.admits(saved.arguments):
             given = f"the model is a {saved.module} with {saved.arguments!r:.200}"
             raise OutputError(f"{given}; allowed is {rule.words}")
-        _check_known(kind, saved)
+        try:
+            inspect.signature(kind).bind(**saved.arguments)
+        except TypeError as error:
+            raise OutputError(
+                f"the model is a {saved.module}: {error}: not all arguments were saved; let "
+                "`module` return a functools.partial of the class, or give the module that "
+                "`exported` returns a method `saved_as` (`flower-graph docs new-method`); its "
+                "weights alone are `saved.state_dict(client)`"
+            ) from error
         _check_shapes(kind, saved.arguments, state)
         module: nn.Module = kind(**saved.arguments)
         module.load_state_dict(state)
@@ -116,31 +124,17 @@ def _class_of(saved: SavedModels) -> type[torch.nn.Module]:
             is_own = module is not None and getattr(kind, "__module__", "") == module.__name__
             kind = kind if is_own else None
         if kind is None:
-            message = (
-                f"the model is a {saved.module}, which is neither a class that ships nor one of"
-            )
-            refusal = OutputError(f"{message} a method that you have. {OTHERWISE}")
+            why = "which is neither a class that ships nor one of a method that you have"
+            refusal = OutputError(f"the model is a {saved.module}, {why}. {OTHERWISE}")
             saved.trust.admit(saved.module, refusal)
             kind = getattr(import_module(module_name), name)
+    except OutputError:
+        raise
     except (ImportError, ValueError, AttributeError) as error:
-        if isinstance(error, OutputError):
-            raise
         raise OutputError(f"the model is a {saved.module}, which is not there: {error}") from error
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise OutputError(f"the model is a {saved.module}, which is no torch.nn.Module")
     return kind
-
-
-def _check_known(kind: type[torch.nn.Module], saved: SavedModels) -> None:
-    try:
-        inspect.signature(kind).bind(**saved.arguments)
-    except TypeError as error:
-        raise OutputError(
-            f"the model is a {saved.module}: {error}: not all arguments were saved; let `module` "
-            "return a functools.partial of the class, or give the module that `exported` returns a "
-            "method `saved_as` (`flower-graph docs new-method`); its weights alone are "
-            "`saved.state_dict(client)`"
-        ) from error
 
 
 def _check_shapes(

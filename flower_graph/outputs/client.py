@@ -149,11 +149,10 @@ class KeptFolder:
                 missing = f"round {wanted}, the best, is not held; what is kept is of round {last}"
                 LOG.warning("%s: %s", self.folder, missing)
             self._write(self.folder, take())
-        kept: dict[str, object] = {"run": request.run, "round": last if missing else wanted}
-        kept |= {"last-round": last, "best-round": request.best_round}
+        about = {"run": request.run, "round": last if missing else wanted, "last-round": last}
+        about |= {"best-round": request.best_round, "keep": request.keep, "save": request.save}
         with replaced(self.folder / SAID) as stream:
-            text = json.dumps(kept | {"keep": request.keep, "save": request.save}, indent=1)
-            stream.write(f"{text}\n".encode())
+            stream.write(f"{json.dumps(about, indent=1)}\n".encode())
         if not request.protected:  # otherwise the run may be resumed
             remove_folder(self.folder / SNAPSHOTS)
             remove(self.folder / LOG_FILE)
@@ -245,16 +244,9 @@ class ClientOutputs:
     def _begin(self, request: KeepRequest) -> None:
         from flwr.app import ConfigRecord
 
+        self._folder(request.run, request.save).begin(request.server_round)
         settings = {"run": request.run, "keep": request.keep, "save": request.save}
-        before = self._context.state.config_records.get(NAME)
         self._context.state[NAME] = ConfigRecord({**settings, UP: 0, DOWN: 0})
-        try:
-            self._kept.begin(request.server_round)
-        except BaseException:
-            self._context.state.pop(NAME)
-            if before is not None:
-                self._context.state[NAME] = before
-            raise
 
     # Helpers
 
@@ -267,12 +259,15 @@ class ClientOutputs:
 
     @property
     def _kept(self) -> KeptFolder:
-        folder = own_outputs(self._context, self._said("run"))
+        return self._folder(self._said("run"), self._said("save"))
+
+    def _folder(self, run: str, save: str) -> KeptFolder:
+        folder = own_outputs(self._context, run)
         if folder is None:
             if self._shared is None:
                 raise OutputError("no data-folder, no state-dir and no output folder for outputs")
             folder = self._shared / IN_RUN / node_name(self._context)
-        return KeptFolder(folder, self._said("save"))
+        return KeptFolder(folder, save)
 
 
 def own_outputs(context: Context, run: str) -> Path | None:

@@ -9,10 +9,10 @@ Other users cannot read them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ NO_CLIENT = -1  # client number of the server's own rows
 NODE_ROLES = ("none", *ROLES)  # a node may have no role
 SHORT = ("loss", "val-accuracy", "test-accuracy")  # keys of a round that are shown
 SHOWN = 10  # rows and columns of a table in a notebook
+LISTED = 8  # most clients that an error lists
 Numbers = NDArray[Any]
 
 
@@ -63,8 +64,29 @@ class Rounds(Framed, list[dict[str, object]]):
 class Rows:
     """Base of arrays with a row for each node, or edge, of each client."""
 
+    FILE: ClassVar[str]
     client: Numbers
     node: Numbers
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Read the rows of a folder; None if there are none."""
+        path = Path(folder) / cls.FILE
+        if not path.exists():
+            return None
+        with reading(path, OutputError, f"not {path.stem} of a run"):
+            arrays: dict[str, Any] = read_arrays(path)
+            check_columns(arrays)
+            if "classes" in arrays:
+                arrays["classes"] = tuple(arrays["classes"].tolist())
+            return cls(**arrays)
+
+    def write(self, folder: Path) -> None:
+        arrays, classes = self.arrays(), vars(self).get("classes")
+        if classes is not None:
+            arrays["classes"] = np.array(classes, np.str_)
+        with replaced(folder / self.FILE) as stream:
+            np.savez(stream, **arrays)
 
     def arrays(self) -> dict[str, Any]:
         return {name: one for name, one in vars(self).items() if isinstance(one, np.ndarray)}
@@ -112,6 +134,7 @@ class Predictions(Rows, Framed):
         ``[r]`` int64, the fold of the classifier, if several were trained.
     """
 
+    FILE = "predictions.npz"
     predicted: Numbers
     probability: Numbers
     role: Numbers
@@ -226,6 +249,7 @@ class Embeddings(Rows):
         ``[r, d]`` float32.
     """
 
+    FILE = "embeddings.npz"
     number: Numbers
     public: Numbers
     embeddings: Numbers
@@ -243,7 +267,15 @@ class KnownLinks(Rows):
         ``[e]`` the two nodes' names as the user's data have them (str), else numbers (int64).
     """
 
+    FILE = "links.npz"
     other: Numbers
+
+
+def listed(clients: Sequence[int]) -> str:
+    """Write clients' numbers, of many the first and the last."""
+    numbers = sorted(set(clients))
+    shown = ", ".join(map(str, numbers[:LISTED]))
+    return shown if len(numbers) <= LISTED else f"{shown}, ... {numbers[-1]}"
 
 
 def role_of(train: Tensor, val: Tensor, test: Tensor) -> Numbers:
@@ -388,7 +420,7 @@ class SavedModels:
     def state_dict(self, client: int) -> dict[str, Tensor]:
         """Return one client's dense weights, as its module takes them."""
         if client not in self.clients:
-            raise OutputError(f"client {client}: no model of it; there are {_some(self.clients)}")
+            raise OutputError(f"client {client}: no model of it; there are {listed(self.clients)}")
         index = self.clients.index(client)
         state = dict(self.shared) | {name: value[index] for name, value in self.own.items()}
         if self.rows is not None:
@@ -437,33 +469,11 @@ class SavedModels:
         )
 
 
-def saved_models(entries: list[Tree], tensors: dict[str, Tensor]) -> list[SavedModels]:
-    """Join the models of several forms that files have."""
-    parts: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        number, kind, own = name.split("/", 2)
-        parts.setdefault(f"{number}/{kind}", {})[own] = tensor
-    models = []
-    for index, entry in enumerate(entries):
-        shared, local, in_rows = (parts.get(f"{index}/{kind}", {}) for kind in KINDS)
-        rows = None if entry.get("rows") is None else SparseRows(**{**entry["rows"], **in_rows})
-        wanted = entry["module"], entry["arguments"], entry["clients"]
-        models.append(SavedModels(*wanted, shared, local, rows))
-    return models
-
-
-def _some(clients: Sequence[int]) -> str:
-    shown = ", ".join(map(str, clients[:5]))
-    return shown + (", ..." if len(clients) > 5 else "")
-
-
 SERVER = "server"  # how a table names the server
-PREDICTIONS, TABLE = "predictions.npz", "predictions.csv"
+TABLE = "predictions.csv"
 SAID = "outputs.json"  # has the round of the files beside it
-EMBEDDINGS, LINK_ROWS = "embeddings.npz", "links.npz"
 ONE, SEVERAL = "model", "models"
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # how what a spreadsheet computes begins
-T = TypeVar("T", bound=Rows)
 
 
 class Snapshot(NamedTuple):
@@ -505,37 +515,27 @@ def write_outputs(
             write_table(folder / TABLE, table_of(predictions))
         if models:
             _write_models(folder, models)
-        files = {PREDICTIONS: predictions, EMBEDDINGS: embeddings, LINK_ROWS: links}
-        for name, rows in files.items():
+        for rows in (predictions, embeddings, links):
             if rows is not None:
-                _write_rows(folder / name, rows)
-
-
-def _write_rows(path: Path, rows: Rows) -> None:
-    arrays = rows.arrays()
-    if isinstance(rows, Predictions) and rows.classes is not None:
-        arrays["classes"] = np.array(rows.classes, np.str_)
-    with replaced(path) as stream:
-        np.savez(stream, **arrays)
+                rows.write(folder)
 
 
 def table_of(predictions: Predictions) -> Any:  # a data frame of text
     """Return predictions as the table that spreadsheets read."""
-    import pandas as pd
+    table = predictions.to_pandas()
+    table["client"] = table["client"].astype(object).replace(NO_CLIENT, SERVER)
+    names = {"predicted": "class"}
+    if predictions.are_values:
+        del table["probability"]
+        names = {"predicted": "value", "label": "target"}
+    return table.rename(columns=names).map(_cell)
 
-    columns: dict[str, Iterable[str]] = {
-        "client": [SERVER if one == NO_CLIENT else str(one) for one in predictions.client.tolist()],
-        "node": map(as_text, map(str, predictions.node.tolist())),
-    }
-    said, true = ("value", "target") if predictions.are_values else ("class", "label")
-    columns[said] = _cells(predictions.predicted, predictions.classes)
-    if not predictions.are_values:
-        columns["probability"] = _cells(predictions.probability)
-    columns["role"] = np.asarray(NODE_ROLES)[predictions.role]
-    columns[true] = _cells(predictions.label, predictions.classes)
-    if predictions.fold is not None:
-        columns["fold"] = map(str, predictions.fold.tolist())
-    return pd.DataFrame({name: list(cells) for name, cells in columns.items()}, dtype=str)
+
+def _cell(value: object) -> str:
+    if isinstance(value, str):
+        return as_text(value)
+    is_unknown = value is None or value != value or value == -1  # NaN is not itself
+    return "" if is_unknown else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def write_table(path: Path, table: Any) -> None:
@@ -555,13 +555,6 @@ def as_text(text: str) -> str:
     return text  # a number stays one
 
 
-def _cells(values: Numbers, classes: Sequence[str] | None = None) -> list[str]:
-    if values.dtype.kind == "f":
-        return ["" if value != value else f"{value:.6g}" for value in values.tolist()]
-    words = None if classes is None else [as_text(name) for name in classes]
-    return ["" if v < 0 else str(v) if words is None else words[v] for v in values.tolist()]
-
-
 def _write_models(folder: Path, models: Sequence[SavedModels]) -> None:
     clients = [client for one in models for client in one.clients]
     if len(clients) == 1:
@@ -571,18 +564,17 @@ def _write_models(folder: Path, models: Sequence[SavedModels]) -> None:
     else:
         tensors, stem, entries = {}, SEVERAL, []
         for number, one in enumerate(models):
-            tensors |= {f"{number}/shared/{name}": value for name, value in one.shared.items()}
-            tensors |= {f"{number}/own/{name}": value for name, value in one.own.items()}
             entry = {"module": one.module, "arguments": one.arguments, "clients": one.clients}
+            parts = [one.shared, one.own]
             if (rows := one.rows) is not None:
-                tensors |= {f"{number}/rows/{name}": getattr(rows, name)
-                            for name in ("values", "feature", "ptr")}  # fmt: skip
+                parts.append({"values": rows.values, "feature": rows.feature, "ptr": rows.ptr})
                 entry["rows"] = {"name": rows.name, "transposed": rows.transposed}
+            for kind, part in zip(KINDS, parts, strict=False):
+                tensors |= {f"{number}/{kind}/{name}": value for name, value in part.items()}
             entries.append(entry)
-    local = apart(tensors)
     other = SEVERAL if stem == ONE else ONE
     with replaced(folder / f"{stem}.safetensors") as stream:
-        write_tensors(stream, local)
+        write_tensors(stream, apart(tensors))
     with replaced(folder / f"{stem}.json") as stream:
         # On one line, which is written at once: a line for each of many clients takes seconds
         stream.write(f"{json.dumps(entries)}\n".encode())
@@ -604,32 +596,6 @@ def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 # Reading ------------------------------------------------------------------------------------------
 
 
-def read_predictions(folder: Path) -> Predictions | None:
-    """Read predictions; None if there are none."""
-    return _read_rows(Path(folder) / PREDICTIONS, Predictions)
-
-
-def read_embeddings(folder: Path) -> Embeddings | None:
-    """Read embeddings; None if there are none."""
-    return _read_rows(Path(folder) / EMBEDDINGS, Embeddings)
-
-
-def read_links(folder: Path) -> KnownLinks | None:
-    """Read known links; None if there are none."""
-    return _read_rows(Path(folder) / LINK_ROWS, KnownLinks)
-
-
-def _read_rows(path: Path, kind: type[T]) -> T | None:
-    if not path.exists():
-        return None
-    with reading(path, OutputError, f"not {path.stem} of a run"):
-        arrays: dict[str, Any] = read_arrays(path)
-        check_columns(arrays)
-        if "classes" in arrays:
-            arrays["classes"] = tuple(arrays["classes"].tolist())
-        return kind(**arrays)
-
-
 def read_models(folder: Path) -> list[SavedModels]:
     """Read models; an empty list if there are none."""
     folder = Path(folder)
@@ -638,14 +604,26 @@ def read_models(folder: Path) -> list[SavedModels]:
         return []
     path = folder / f"{stem}.json"
     with reading(path, OutputError, "not models of a run"):
-        entry = read_json(path)
+        entries = read_json(path)
         tensors, _ = read_tensors(folder / f"{stem}.safetensors", MOST_RECORD)
         if stem == ONE:
-            models = [
-                SavedModels(entry["module"], entry["arguments"], [entry["client"]], tensors, {})
-            ]
-        else:
-            models = saved_models(entry, tensors)
+            tensors = {f"0/shared/{name}": value for name, value in tensors.items()}
+            entries = [{**entries, "clients": [entries["client"]]}]
+        models = _of_several(entries, tensors)
         for one in models:
             one.check()
         return models
+
+
+def _of_several(entries: list[Tree], tensors: dict[str, Tensor]) -> list[SavedModels]:
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        number, kind, own = name.split("/", 2)
+        parts.setdefault(f"{number}/{kind}", {})[own] = tensor
+    models = []
+    for index, entry in enumerate(entries):
+        shared, own, in_rows = (parts.get(f"{index}/{kind}", {}) for kind in KINDS)
+        rows = None if entry.get("rows") is None else SparseRows(**{**entry["rows"], **in_rows})
+        about = entry["module"], entry["arguments"], entry["clients"]
+        models.append(SavedModels(*about, shared, own, rows))
+    return models

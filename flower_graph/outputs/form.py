@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +17,6 @@ from flower_graph import models
 from flower_graph.data.graph import HeldGraph, called
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.outputs.files import Predictions, SavedModels, role_of
-from flower_graph.storage.reading import Tree
 
 
 class Form(NamedTuple):
@@ -24,13 +24,6 @@ class Form(NamedTuple):
 
     module: str  # its dotted name
     arguments: dict[str, object]
-
-
-@runtime_checkable
-class SavedAs(Protocol):
-    """A module that is saved as another class with the same names of tensors."""
-
-    def saved_as(self) -> Form: ...
 
 
 # The engine's own GCN is saved as one of PyG's layers.
@@ -85,24 +78,16 @@ def form_of(module: nn.Module, make: Callable[[], nn.Module], client: int) -> Sa
         rows = form_of(module.rows, make, client)
         decoder = {f"decoder.{n}": one[None] for n, one in module.decoder.state_dict().items()}
         return SavedModels(f"{GCN}Pairs", rows.arguments, [client], {}, rows.own | decoder)
-    if isinstance(module, SavedAs):
-        return SavedModels(*module.saved_as(), [client], {}, own)
-    arguments = {}
+    saved_as: Callable[[], Form] | None = getattr(module, "saved_as", None)
+    if saved_as is not None:  # another class with the same names of tensors
+        return SavedModels(*saved_as(), [client], {}, own)
+    arguments = dict[str, object]()
     if isinstance(make, partial) and make.func is kind:
-        bound = inspect.signature(kind).bind(*make.args, **make.keywords)
-        arguments = _plain(dict(bound.arguments), inspect.signature(kind)) or {}
+        names = [
+            one.name for one in inspect.signature(kind).parameters.values()
+            if one.kind == inspect.Parameter.POSITIONAL_OR_KEYWORD
+        ]  # fmt: skip
+        with suppress(TypeError, ValueError):  # what JSON cannot say, or has no name
+            named = {**dict(zip(names[: len(make.args)], make.args, strict=True)), **make.keywords}
+            arguments = json.loads(json.dumps(named, allow_nan=False))
     return SavedModels(f"{kind.__module__}.{kind.__qualname__}", arguments, [client], {}, own)
-
-
-def _plain(bound: Tree, signature: inspect.Signature) -> Tree | None:
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    named = dict[str, object]()
-    for name, value in bound.items():
-        if signature.parameters[name].kind == variadic[0]:
-            return None
-        named |= value if signature.parameters[name].kind == variadic[1] else {name: value}
-    try:
-        plain: dict[str, object] = json.loads(json.dumps(named, allow_nan=False))
-    except (TypeError, ValueError):
-        return None
-    return plain

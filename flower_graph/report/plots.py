@@ -8,9 +8,9 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -69,20 +69,16 @@ def save_curves(
     """Draw a run: loss, accuracies beside grey lines for its baselines, bytes, over the rounds."""
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     loss, accuracy, traffic = figure.subplots(1, 3)
-    rounds = [report.round for report in reports]
-    line(loss, rounds, [report.loss for report in reports], "loss")
-    line(loss, rounds, [report.cross_entropy for report in reports], "cross-entropy")
     # Errors have units of their own: the first, by which the best round is chosen, is drawn alone
     errors = [name for name in reports[-1].scores if name in VALUE_SCORES]
     first = errors[0] if errors else ACCURACY
-    for role, name in (("val", "validation"), ("test", "test")):
-        line(accuracy, rounds, [report.score(first, role) for report in reports], name)
-    for name in () if errors else reports[-1].scores:
-        line(accuracy, rounds, [report.score(name, "test") for report in reports], f"test {name}")
-    draw_levels(accuracy, baselines or {}, 2)
+    scores = {"validation": (first, "val"), "test": (first, "test")}
+    scores |= {} if errors else {f"test {name}": (name, "test") for name in reports[-1].scores}
+    curves = {name: [[r.score(*one) for r in reports]] for name, one in scores.items()}
+    draw_curves(loss, losses_of([reports]))
+    draw_curves(accuracy, curves, baselines)
     label, sent = in_unit(bytes_of([reports]))
-    for name, (values,) in sent.items():
-        line(traffic, rounds, values, name)
+    draw_curves(traffic, sent)
     finish(loss, "loss", legend=True)
     finish(accuracy, "metrics" if reports[-1].scores and not errors else first, legend=True)
     finish(traffic, label, legend=True)
@@ -90,6 +86,14 @@ def save_curves(
     loss.set_ylim(bottom=0)
     traffic.set_ylim(bottom=0)
     save(figure, path, title)
+
+
+def losses_of(seeds: Sequence[Sequence[RoundReport]]) -> dict[str, list[list[float]]]:
+    """Return loss and cross-entropy of each round, ``[seeds][rounds]``."""
+    return {
+        "loss": [[one.loss for one in reports] for reports in seeds],
+        "cross-entropy": [[one.cross_entropy for one in reports] for reports in seeds],
+    }
 
 
 def bytes_of(seeds: Sequence[Sequence[RoundReport]]) -> dict[str, list[list[float]]]:
@@ -127,11 +131,7 @@ def draw_confusion(
         is_short = max(map(len, names)) <= 3
         axes.set_xticks(range(len(names)), names, rotation=0 if is_short else 60, fontsize=8)
         axes.set_yticks(range(len(names)), names, fontsize=8)
-        for (row, column), share in np.ndenumerate(shares):
-            if share >= 0.005:
-                colour = "white" if share > 0.6 else "black"
-                text = f"{100 * share:.0f}"
-                axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=7)
+        annotate(axes, np.where(shares < 0.005, np.nan, 100 * shares), shares > 0.6, "{:.0f}", 7)
     else:
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(nbins=6, integer=True))
@@ -139,30 +139,36 @@ def draw_confusion(
     axes.set_ylabel("class")
 
 
+def annotate(
+    axes: Axes, values: NDArray[np.float64], is_dark: NDArray[np.bool_], form: str, size: int
+) -> None:
+    """Write the finite numbers into the cells of an image, in white where cells are dark."""
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            colour = "white" if is_dark[row, column] else "black"
+            how: Any = {"ha": "center", "va": "center", "color": colour, "fontsize": size}
+            axes.text(column, row, form.format(value), **how)
+
+
 def save_participation(path: Path, reports: Sequence[RoundReport], *, title: str) -> None:
     """Draw which clients, and how many, answered, failed or were left out in each round."""
-    clients = known_clients(report.participation for report in reports)
-    if not clients.size:
-        raise ValueError("reports: no round says who took part; at least one must")
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     who, how_many = figure.subplots(1, 2, width_ratios=(2, 1))
     rounds = [report.round for report in reports]
-    result, counts = cells_of(reports, clients)
-    draw_cells(who, result, rounds, clients)
+    counts = draw_participation(who, reports)
     for state, name in NAMES.items():
         line(how_many, rounds, counts[:, state].tolist(), name)
         how_many.lines[-1].set_color(COLOUR[state])
     finish(how_many, "clients", legend=True)
-    how_many.set_ylim(0, 1.05 * clients.size)
+    how_many.set_ylim(0, 1.05 * np.nanmax(counts.sum(1)))
     save(figure, path, title)
 
 
-def cells_of(
-    reports: Sequence[RoundReport], clients: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the cells, ``[rows, rounds]``, and clients by state, ``[rounds, 4]``."""
+def draw_participation(axes: Axes, reports: Sequence[RoundReport]) -> NDArray[np.float64]:
+    """Draw each client's state in each round; return the clients by state, ``[rounds, 4]``."""
     # A cell is a state, or, if clients share rows, the share of them that answered; NaN in a
     # round that does not say.
+    clients = known_clients(report.participation for report in reports)
     rows = min(clients.size, MOST_ROWS)
     starts = np.arange(rows) * clients.size // rows
     width = np.diff([*starts, clients.size])
@@ -174,18 +180,11 @@ def cells_of(
         counts[index] = np.bincount(result, minlength=4)
         shared = np.add.reduceat(result == ANSWERED, starts, dtype=np.int64) / width
         cells[:, index] = result if rows == clients.size else shared
-    return cells, counts
-
-
-def draw_cells(
-    axes: Axes, cells: NDArray[np.float64], rounds: Sequence[int], clients: NDArray[np.int64]
-) -> None:
-    """Draw the cells: by the client's state, or by the share that answered."""
 
     def number(at: float, _: object) -> str:
         return str(clients[int(at)]) if 0 <= at < clients.size else ""
 
-    edges = (rounds[0] - 0.5, rounds[-1] + 0.5, clients.size - 0.5, -0.5)
+    edges = (reports[0].round - 0.5, reports[-1].round + 0.5, clients.size - 0.5, -0.5)
     if len(cells) == clients.size:
         colours = PALETTE[np.nan_to_num(cells).astype(int)]
         axes.imshow(colours, aspect="auto", extent=edges)
@@ -198,13 +197,13 @@ def draw_cells(
     axes.grid(visible=False)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(number))
+    return counts
 
 
 # Figures beside each other -----------------------------------------------------------------------
 
 
-@dataclass
-class CurveSet:
+class CurveSet(NamedTuple):
     """One method's curves: a row for each seed, a column for each round."""
 
     accuracy: Sequence[Sequence[float]]  # seeds x rounds, 0 to 1
@@ -221,8 +220,8 @@ def plot_grid(
     figure, axes = panels_of(columns, (3.6, 3.1), 0.6, rows=2)
     for upper, lower, (data, curves) in zip(*axes, columns.items(), strict=True):
         for name, curve in curves.items():
-            band(upper, curve.accuracy, f"{data}, {name}", names.index(name), name)
-            band(lower, curve.loss, f"{data}, {name}", names.index(name), name)
+            band(upper, curve.accuracy, names.index(name), name)
+            band(lower, curve.loss, names.index(name), name)
         upper.set_title(data, fontsize=11)
         if reference and data in reference:
             upper.axhline(reference[data], color=GREY, linewidth=1.2, label="centralised")
@@ -264,8 +263,6 @@ def panels_of(
     same_y: bool = False,
 ) -> tuple[Figure, Any]:
     """Make a figure with a column for each entry, ``[rows, columns]`` axes of a size in inches."""
-    if not columns:
-        raise ValueError("panels: empty; at least one is needed")
     width, height = size
     figure = Figure((width * len(columns) + margin, height * rows), layout="constrained")
     return figure, figure.subplots(rows, len(columns), squeeze=False, sharey=same_y)
@@ -274,10 +271,8 @@ def panels_of(
 # Parts of pictures -------------------------------------------------------------------------------
 
 
-def band(axes: Axes, rows: Sequence[Sequence[float]], what: str, place: int, name: str) -> None:
+def band(axes: Axes, rows: Sequence[Sequence[float]], place: int, name: str) -> None:
     """Draw several seeds' curves as their mean, with a band of one deviation."""
-    if not rows or not all(rows):
-        raise ValueError(f"{what}: a curve without rounds; each needs at least one")
     rounds = max(map(len, rows))
     mean_band(axes, range(1, rounds + 1), staying(rows, rounds), place, name)
 
@@ -312,9 +307,11 @@ def mean_band(
         )
 
 
-def draw_levels(axes: Axes, levels: Mapping[str, float], first: int) -> None:
-    """Draw figures without rounds as grey lines, with the dashes of curves from a place on."""
-    for place, (name, level) in enumerate(levels.items(), start=first):
+def draw_curves(axes: Axes, curves: Curves, levels: Mapping[str, float] | None = None) -> None:
+    """Draw curves over the rounds, and figures without rounds as grey lines with other dashes."""
+    for place, (name, rows) in enumerate(curves.items()):
+        band(axes, rows, place, name)
+    for place, (name, level) in enumerate((levels or {}).items(), start=len(curves)):
         dashes: Any = DASHES[place % len(DASHES)]
         axes.axhline(level, color=GREY, linestyle=dashes, linewidth=1.2, zorder=1, label=name)
 
@@ -403,8 +400,6 @@ class Interval(NamedTuple):
 
 def plot_intervals(path: Path, panels: Mapping[str, Mapping[str, Interval]], *, label: str) -> None:
     """Draw points with intervals by method, a panel for each data set; diamonds are the paper's."""
-    if not any(panels.values()):
-        raise ValueError("panels: empty; at least one figure is needed")
     names = list(dict.fromkeys(name for figures in panels.values() for name in figures))
     figure, (row,) = panels_of(panels, (3.2, 0.32 * len(names) + 1.6), 1.6, same_y=True)
     row[0].set_yticks(range(len(names)), names, fontsize=9)
@@ -450,11 +445,8 @@ def plot_matrices(
         low = -high
     for cell, (name, values) in zip(axes, zip(panels, every, strict=True), strict=True):
         image = cell.imshow(values, cmap=colours, vmin=low, vmax=high, aspect="auto")
-        for (y, x), value in np.ndenumerate(values):
-            if np.isfinite(value):
-                is_dark = abs(value) > 0.6 * high if low < 0 else value > (low + high) / 2
-                colour = "white" if is_dark else "black"
-                cell.text(x, y, f"{value:.3f}", ha="center", va="center", color=colour, fontsize=9)
+        is_dark = np.abs(values) > 0.6 * high if low < 0 else values > (low + high) / 2
+        annotate(cell, values, is_dark, "{:.3f}", 9)
         cell.set_xticks(range(len(columns[1])), [f"{v:g}" for v in columns[1]])
         cell.set_yticks(range(len(rows[1])), [f"{v:g}" for v in rows[1]])
         cell.set_xlabel(columns[0])
@@ -469,8 +461,6 @@ def plot_points(
     panels: Mapping[tuple[str, str], Mapping[str, Sequence[tuple[float, float]]]],
 ) -> None:
     """Draw points joined by lines, both axes logarithmic."""
-    if not panels:
-        raise ValueError("panels: empty; at least one is needed")
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(4.2 * columns, 3.2 * rows + 0.4), layout="constrained")
@@ -585,10 +575,6 @@ def plot_budgets(
     # Below a single panel the legend is wider than the panel.
     figure, (row,) = panels_of(panels, (max(4.6, 7.2 / (len(panels) or 1)), 3.9))
     for cell, (title, panel) in zip(row, panels.items(), strict=True):
-        if not panel.budgets or not all(
-            map(len, [*panel.budgets.values(), *panel.levels.values()])
-        ):
-            raise ValueError(f"{title}: every budget and level needs at least one accuracy")
         epsilons = sorted(panel.budgets)
         means, spread = zip(*(_percent(panel.budgets[one]) for one in epsilons), strict=True)
         cell.errorbar(epsilons, means, spread, color=COLOURS[0], marker="o", capsize=3, label=noisy)
@@ -611,8 +597,6 @@ def _percent(values: Values) -> tuple[float, float]:
 
 def save_audit(path: Path, findings: Sequence[Tree], *, title: str) -> None:
     """Draw one bar for each attack and setting, and a line for a guess."""
-    if not findings:
-        raise ValueError("findings: empty; at least one attack is needed")
     attacks = list(dict.fromkeys(one["attack"] for one in findings))
     settings = list(dict.fromkeys(one["setting"] for one in findings))
     step = len(settings) * BAR + GAP
@@ -662,16 +646,11 @@ def curves_panel(
 
     Empty if no curve has a number.
     """
-    stacked = {
-        name: staying(rows, max(map(len, rows))) for name, rows in curves.items() if any(rows)
-    }
-    drawn = {name: values for name, values in stacked.items() if np.isfinite(values).any()}
+    drawn = {name: rows for name, rows in curves.items() if np.isfinite([*chain(*rows)]).any()}
     if not drawn:
         return ""
     figure, axes = panel()
-    for place, (name, values) in enumerate(drawn.items()):
-        mean_band(axes, range(1, values.shape[1] + 1), values, place, name)
-    draw_levels(axes, levels or {}, len(drawn))
+    draw_curves(axes, drawn, levels)
     finish(axes, label, legend=False)
     if from_zero:
         axes.set_ylim(0, 1.1 * axes.dataLim.y1 or 1)  # also where nothing was sent
@@ -682,17 +661,6 @@ def curves_panel(
 def bytes_panel(curves: Curves) -> str:
     """Draw bytes over the rounds, in the unit that fits."""
     return curves_panel(*in_unit(curves), from_zero=True)
-
-
-def participation_panels(reports: Sequence[RoundReport]) -> list[str]:
-    """Draw which clients answered in each round; nothing if no round says so."""
-    clients = known_clients(report.participation for report in reports)
-    if not clients.size:
-        return []
-    figure, axes = panel()
-    cells, _ = cells_of(reports, clients)
-    draw_cells(axes, cells, [report.round for report in reports], clients)
-    return [svg(figure)]
 
 
 def clients_panel(label: str, values: Mapping[int, float]) -> str:
@@ -723,13 +691,6 @@ def clients_panel(label: str, values: Mapping[int, float]) -> str:
     return svg(figure)
 
 
-def confusion_panel(nodes: Sequence[Sequence[float]], classes: Sequence[str] | None) -> str:
-    """Draw a confusion matrix, as shares of each class."""
-    figure, axes = panel(height=3.8)
-    draw_confusion(axes, nodes, classes)
-    return svg(figure)
-
-
 def intervals_panel(label: str, figures: Mapping[str, tuple[float, float]]) -> str:
     """Draw mean and deviation of each run beside each other."""
     known = {name: Interval(*one, None) for name, one in figures.items() if np.isfinite(one[0])}
@@ -743,19 +704,10 @@ def intervals_panel(label: str, figures: Mapping[str, tuple[float, float]]) -> s
     return svg(figure)
 
 
-def classes_panel(counts: Counts, classes: Sequence[str] | None) -> str:
-    """Draw a dot for each client and class, sized by its nodes; empty if unreadable."""
-    if not is_drawn(counts):
-        return ""
-    figure, axes = panel()
-    _draw_classes(axes, counts, classes)
-    return svg(figure)
-
-
 def plot_classes(path: Path, counts: Counts, classes: Sequence[str] | None, *, title: str) -> None:
-    """Draw the same as a PNG."""
+    """Draw a dot for each client and class, as a PNG."""
     figure = Figure(figsize=(7.0, 3.6), layout="constrained")
-    _draw_classes(figure.subplots(), counts, classes)
+    draw_classes(figure.subplots(), counts, classes)
     save(figure, path, title)
 
 
@@ -764,7 +716,8 @@ def is_drawn(counts: Counts) -> bool:
     return 1 < len(counts) <= MOST_CLIENTS and len(counts[0]) > 1
 
 
-def _draw_classes(axes: Axes, counts: Counts, classes: Sequence[str] | None) -> None:
+def draw_classes(axes: Axes, counts: Counts, classes: Sequence[str] | None) -> None:
+    """Draw a dot for each client and class, sized by its nodes."""
     nodes = np.array(counts, np.float64)  # [clients, classes]
     client, label = nodes.nonzero()
     # Dots do not cover those of the next client
@@ -780,6 +733,13 @@ def _draw_classes(axes: Axes, counts: Counts, classes: Sequence[str] | None) -> 
         axes.set_yticks(places, [str(one)[:LETTERS] for one in (classes or places)], fontsize=8)
     axes.set_xlabel(f"client; the largest dot is {nodes.max():,.0f} nodes")
     axes.set_ylabel("class")
+
+
+def drawn(draw: Callable[..., object], *given: object, height: float = SIZE[1]) -> str:
+    """Draw a panel by one of the functions ``draw_...``, as an SVG element."""
+    figure, axes = panel(height)
+    draw(axes, *given)
+    return svg(figure)
 
 
 def panel(height: float = SIZE[1]) -> tuple[Figure, Axes]:

@@ -19,25 +19,20 @@ from flower_graph.storage.files import plain, write_json
 from flower_graph.storage.reading import Tree
 from flower_graph.wire.keys import ACCURACY, MSE, VALUE_SCORES
 
-# The keys of `baselines`, in words
-GUESSES = {
+# The keys of `baselines`, in words, and words for several together
+BASELINES = {
     "majority": "commonest class",
     "majority-per-client": "each client's own commonest class",
+    "logistic-regression": "logistic regression on features alone",
+    "label-propagation": "label propagation",
+    "common-neighbours": "common neighbours",
+    "adamic-adar": "Adamic-Adar",
+    "feature-product": "dot product of features",
+    "mean": "mean of the training nodes",
+    "linear-regression": "linear regression on features alone",
 }
-REGRESSION = "logistic regression on features alone"
-PROPAGATION = "label propagation"
-MEAN, LINEAR = "mean of the training nodes", "linear regression on features alone"
-STRUCTURE, FEATURES = ("common neighbours", "Adamic-Adar"), "dot product of features"
-BASELINES = {
-    **GUESSES,
-    "logistic-regression": REGRESSION,
-    "label-propagation": PROPAGATION,
-    "common-neighbours": STRUCTURE[0],
-    "adamic-adar": STRUCTURE[1],
-    "feature-product": FEATURES,
-    "mean": MEAN,
-    "linear-regression": LINEAR,
-}
+TOGETHER = dict.fromkeys(("majority", "majority-per-client"), "guessing")
+TOGETHER |= dict.fromkeys(("common-neighbours", "adamic-adar"), "structure alone")
 # The settings that the grids of docs/results/own-graph.md vary for every method. Of 130 grids,
 # 97 validate best at one of these rates, and 97 with one of these forms of the features
 WORTH_TRYING: dict[str, tuple[object, ...]] = {
@@ -240,26 +235,25 @@ def _tested(result: Mapping[str, object], key: str) -> str:
 
 
 def tested(result: Tree) -> dict[str, float]:
-    """Return the known test accuracies of the baselines, by their names in words."""
+    """Return the known test accuracies of the baselines, by their keys."""
     given = result.get("baselines") or {}
-    means = {name: _mean(given.get(key, {}).get("test")) for key, name in BASELINES.items()}
-    return {name: value for name, value in means.items() if math.isfinite(value)}
+    means = {key: _mean(given.get(key, {}).get("test")) for key in BASELINES}
+    return {key: value for key, value in means.items() if math.isfinite(value)}
 
 
 def baseline_figures(baselines: Tree) -> list[str]:
     """Describe the baselines' test accuracies, and why one is missing, if known."""
     reached = tested({"baselines": baselines})
-    metric = MSE if MEAN in reached else ACCURACY  # an error has a unit of its own
-    figures = [f"{name} {figure_text(metric, value)}" for name, value in reached.items()]
-    of_sample = baselines.get("logistic-regression", {})
-    if "sample" in of_sample:
-        count, whole = (_mean(of_sample[key]) for key in ("sample", "training-nodes"))
-        place = [*reached].index(REGRESSION)
-        figures[place] += f" (on a sample: {count:,.0f} of {whole:,.0f} training nodes)"
-    for key, name in BASELINES.items():
-        if why := baselines.get(key, {}).get("skipped"):
-            figures.append(f"{name} skipped: {why}")
-    return figures
+    metric = MSE if "mean" in reached else ACCURACY  # an error has a unit of its own
+    figures = {key: f"{BASELINES[key]} {figure_text(metric, v)}" for key, v in reached.items()}
+    regression = baselines.get("logistic-regression", {})
+    if "sample" in regression:
+        count, whole = (_mean(regression[key]) for key in ("sample", "training-nodes"))
+        of_sample = f" (on a sample: {count:,.0f} of {whole:,.0f} training nodes)"
+        figures["logistic-regression"] += of_sample
+    whys = {name: baselines.get(key, {}).get("skipped") for key, name in BASELINES.items()}
+    skipped = (f"{name} skipped: {why}" for name, why in whys.items() if why)
+    return [*figures.values(), *skipped]
 
 
 def describe_baselines(result: Tree) -> list[str]:
@@ -269,25 +263,14 @@ def describe_baselines(result: Tree) -> list[str]:
     if not reached:
         return []
     figures = baseline_figures(result["baselines"])
-    # Equal means over clients may differ in their last digits.
     metric = ACCURACY
-    if {*STRUCTURE, MEAN} & reached.keys() and "config" in result:  # in the metric that decides
-        metric = metrics_of(result["config"])[0]
-    reached = {name: merit(metric, value) for name, value in reached.items()}
-    accuracy = merit(metric, _mean(result.get(f"test-{metric}-at-best-val"))) - 1e-9
-    words = [
-        f"not better than {what}"
-        for what, names in (
-            ("guessing", [*GUESSES.values()]),
-            (REGRESSION, [REGRESSION]),
-            (PROPAGATION, [PROPAGATION]),
-            ("structure alone", STRUCTURE),
-            (FEATURES, [FEATURES]),
-            (MEAN, [MEAN]),
-            (LINEAR, [LINEAR]),
-        )
-        if any(accuracy <= reached[name] for name in names if name in reached)
-    ]
+    if {"common-neighbours", "adamic-adar", "mean"} & reached.keys() and "config" in result:
+        metric = metrics_of(result["config"])[0]  # which decides
+    # Equal means over clients may differ in their last digits.
+    own = merit(metric, _mean(result.get(f"test-{metric}-at-best-val"))) - 1e-9
+    beaten_by = [key for key, value in reached.items() if own <= merit(metric, value)]
+    names = dict.fromkeys(TOGETHER.get(key, BASELINES[key]) for key in beaten_by)
+    words = [f"not better than {name}" for name in names]
     tries = worth_trying(result.get("config", {}))
     if words and tries:
         words.append(f"try {' or '.join(tries)}")

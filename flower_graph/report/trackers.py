@@ -9,10 +9,9 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from flower_graph.errors import OutputError, one_line
 from flower_graph.records.rounds import WAYS, RoundReport
@@ -26,7 +25,7 @@ IDS = "trackers.json"  # in a run's folder: the names that trackers gave to the 
 FOLDER = "tensorboard"  # in a run's folder: TensorBoard's event files
 SECRET = ("data.root", "strategy.registry")  # where files of this machine lie
 PLAIN = ("loss", "cross_entropy", "regulariser", "train_accuracy", "val_accuracy", "test_accuracy")
-COUNTS = ("asked", "answered", "seconds")
+PLAIN += ("asked", "answered", "seconds")
 DEFAULTS = {
     # A server that is away holds up one round by seconds, not each by minutes; files need none.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -38,8 +37,7 @@ DEFAULTS = {
 MOST_PARAMS = 100  # that MLflow takes at once
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(NamedTuple):
     """The run that a tracker shows."""
 
     out: Path  # its folder
@@ -62,7 +60,7 @@ class Tracker(Protocol):
     def log(self, server_round: int, figures: Mapping[str, float]) -> None: ...
 
     def finish(self, final: Mapping[str, float] | None) -> None:
-        """End the record, with the run's final figures; None if the run stopped early."""
+        """End the record, with the final figures, ``final/NAME``; None if the run stopped early."""
 
 
 class TensorBoard:
@@ -87,7 +85,7 @@ class TensorBoard:
     def finish(self, final: Mapping[str, float] | None) -> None:
         """End the record; the tab HPARAMS compares settings and final figures of runs."""
         if final is not None:
-            self._writer.add_hparams(self._settings, _as_final(final), run_name=".")
+            self._writer.add_hparams(self._settings, final, run_name=".")
         self._writer.close()
 
 
@@ -130,7 +128,7 @@ class MLflow:
 
     def finish(self, final: Mapping[str, float] | None) -> None:
         if final is not None:
-            self.log(0, _as_final(final))
+            self.log(0, final)
         self._client.set_terminated(self.identity, "KILLED" if final is None else "FINISHED")
 
 
@@ -172,7 +170,7 @@ class WeightsAndBiases:
 
     def finish(self, final: Mapping[str, float] | None) -> None:
         if final is not None:
-            self._run.summary.update(_as_final(final))
+            self._run.summary.update(final)
         self._run.finish(exit_code=int(final is None))
 
 
@@ -201,7 +199,9 @@ class Trackers:
             self._guarded(name, partial(tracker.log, report.round, shown))
 
     def finish(self, result: Mapping[str, object] | None) -> None:
-        final = None if result is None else _finite(result)
+        final = None
+        if result is not None:
+            final = {f"final/{name}": value for name, value in _finite(result).items()}
         for name, tracker in list(self._active.items()):
             self._guarded(name, partial(tracker.finish, final))
         self._active = {}
@@ -209,7 +209,10 @@ class Trackers:
     def _start(self, first_round: int) -> None:
         for name, value in DEFAULTS.items():
             os.environ.setdefault(name, value)
-        known = _read_identities(self._out / IDS) if first_round > 1 else {}
+        known, path = dict[str, str](), self._out / IDS
+        if first_round > 1 and path.is_file():
+            with reading(path, OutputError, "not the identities of trackers"):
+                known = {str(name): str(identity) for name, identity in read_json(path).items()}
         # `flower-graph run --seeds` makes a folder `seed-N` for each seed.
         is_one_of_several = self._out.name == f"seed-{self._config.get('seed')}"
         top = self._out.parent if is_one_of_several else self._out
@@ -224,33 +227,24 @@ class Trackers:
             self._guarded(name, partial(start, name))
         identities = {name: one.identity for name, one in self._active.items() if one.identity}
         if identities:
-            write_json(self._out / IDS, {**known, **identities})
+            write_json(path, {**known, **identities})
 
     def _guarded(self, name: str, action: Callable[[], None]) -> None:
         """Call a tracker; if it fails, warn and drop it for this run."""
         try:
             action()
         except Exception as error:
-            LOG.warning("track: %s failed and is left out from here on: %s", name, _said(error))
+            words = one_line(str(error))
+            if "@" in words:  # an address, perhaps with a password
+                words = ""
+            words = f"{type(error).__name__}: {words}".removesuffix(": ")
+            LOG.warning("track: %s failed and is left out from here on: %s", name, words)
             self._active.pop(name, None)
-
-
-def _said(error: Exception) -> str:
-    """Return an error's words, unless they may hold an address with a password."""
-    words = one_line(str(error))
-    return type(error).__name__ + (f": {words}" if words and "@" not in words else "")
-
-
-def _read_identities(path: Path) -> dict[str, str]:
-    if not path.is_file():
-        return {}
-    with reading(path, OutputError, "not the identities of trackers"):
-        return {str(name): str(identity) for name, identity in read_json(path).items()}
 
 
 def figures_of(report: RoundReport) -> dict[str, float]:
     """Return the measured figures of a round by name, without clients' names and errors."""
-    names = {name.replace("_", "-"): getattr(report, name) for name in (*PLAIN, *COUNTS)}
+    names = {name.replace("_", "-"): getattr(report, name) for name in PLAIN}
     names["rejected"] = len(report.rejected)
     names |= {f"bytes/{way}": sum(report.bytes.get(way, {}).values()) for way in WAYS}
     for group in ("structure", "alignment", "privacy"):
@@ -258,10 +252,6 @@ def figures_of(report: RoundReport) -> dict[str, float]:
     for metric, by_role in report.scores.items():
         names |= {f"{metric}/{role}": value for role, value in by_role.items()}
     return _finite(names)
-
-
-def _as_final(figures: Mapping[str, float]) -> dict[str, float]:
-    return {f"final/{name}": value for name, value in figures.items()}
 
 
 def _finite(figures: Mapping[str, object]) -> dict[str, float]:

@@ -18,7 +18,7 @@ from flower_graph.data.new_graph import DataForm
 from flower_graph.errors import CheckpointError, OutputError
 from flower_graph.outputs.figures import IN_RUN
 from flower_graph.records.rounds import RoundReport, read_reports
-from flower_graph.report.result import best_round, make_result, metrics_of, tested
+from flower_graph.report.result import BASELINES, best_round, make_result, metrics_of, tested
 from flower_graph.storage.files import (
     FolderLock,
     append_line,
@@ -100,7 +100,7 @@ class RunWriter:
         if state:
             _write_weights(self.out / "weights.safetensors", state)
         write_json(self.out / RESULT, result)
-        self._draw(tested(result))
+        self._draw({BASELINES[key]: value for key, value in tested(result).items()})
         self.close()
         return result
 
@@ -116,22 +116,21 @@ class RunWriter:
 
     def _draw(self, baselines: Mapping[str, float]) -> None:
         """Draw the pictures; one round alone is no curve, and has those of a round only."""
-        title = _title(self.config)
-        best = best_round(self.reports, metrics_of(self.config)[0]) or self.reports[-1]
+        out, reports, title = self.out, self.reports, _title(self.config)
+        best = best_round(reports, metrics_of(self.config)[0]) or reports[-1]
         if self._draw_more is not None:
-            self._draw_more(self.out, self.reports, title)
-        if len(self.reports) < 2 and not best.confusion:
+            self._draw_more(out, reports, title)
+        if len(reports) < 2 and not best.confusion:
             return
         # Imported here: it takes as long as a short run, and these do without.
         from flower_graph.report.plots import save_confusion, save_curves, save_participation
 
         if best.confusion:
-            save_confusion(self.out / "confusion.png", best, title=title)
-        if len(self.reports) < 2:
-            return
-        save_curves(self.out / "curves.png", self.reports, title=title, baselines=baselines)
-        if any(report.participation for report in self.reports):
-            save_participation(self.out / "participation.png", self.reports, title=title)
+            save_confusion(out / "confusion.png", best, title=title)
+        if len(reports) > 1:
+            save_curves(out / "curves.png", reports, title=title, baselines=baselines)
+        if len(reports) > 1 and any(report.participation for report in reports):
+            save_participation(out / "participation.png", reports, title=title)
 
     def _take_over(self) -> None:
         """Write the settings, and cut a resumed run's files back to its checkpoint."""
@@ -148,25 +147,19 @@ class RunWriter:
 
     def _warn_of_loss(self, report: RoundReport) -> None:
         """Warn once if the loss rises tenfold or is not a number; name settings to change."""
-        if self._has_warned:
-            return
-        advice = f"; lower {self._steadying}" if self._steadying else ""
-        earlier = [one.loss for one in self.reports if math.isfinite(one.loss)]
+        earlier, words, when = [one.loss for one in self.reports if math.isfinite(one.loss)], "", ""
         if not math.isfinite(report.loss):
-            # Under a privacy budget clients may withhold their losses.
-            self._has_warned = not report.privacy
-            if self._has_warned:
-                text = "round %d: the loss is %s; files have null for it%s"
-                LOG.warning(text, report.round, report.loss, advice)
+            if not report.privacy:  # under a budget clients may withhold their losses
+                words = f"is {report.loss}; files have null for it"
         elif earlier and report.loss > max(earlier[0], RISE * min(earlier)):
-            self._has_warned = True
-            # The first steps may overshoot and come back, as those of `nfedgnn/cora` do.
-            text = "round %d: the loss rose to %.4g from %.4g in round %d"
             first = self.reports[0].round
-            advice = f"; if it does not fall again, lower {self._steadying}"
-            LOG.warning(
-                text + advice * bool(self._steadying), report.round, report.loss, earlier[0], first
-            )
+            words = f"rose to {report.loss:.4g} from {earlier[0]:.4g} in round {first}"
+            # The first steps may overshoot and come back, as those of `nfedgnn/cora` do.
+            when = "if it does not fall again, "
+        if words and not self._has_warned:
+            self._has_warned = True
+            advice = f"; {when}lower {self._steadying}" if self._steadying else ""
+            LOG.warning("round %d: the loss %s%s", report.round, words, advice)
 
 
 def write_config(folder: Path, config: Mapping[str, object], title: str = "") -> None:

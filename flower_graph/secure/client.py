@@ -15,12 +15,12 @@ from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.parties.identity import TrustSettings
-from flower_graph.secure.parties.messages import BindRequest
 from flower_graph.secure.ring import RingArray, encode_sum
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import (
     RING,
     SECURE_SUM,
+    BindRequest,
     KeyRequest,
     MaskedReply,
     MaskRequest,

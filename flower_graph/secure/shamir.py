@@ -60,7 +60,6 @@ def combine_shares(holders: Sequence[int], shares: Sequence[bytes]) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _weights_at_zero(holders: tuple[int, ...]) -> tuple[int, ...]:
-    """Return Lagrange's weights for the value at zero; many secrets have the same holders."""
     if len(set(holders)) != len(holders) or not all(0 < x <= MOST_HOLDERS for x in holders):
         raise ValueError(f"holders are {holders}, must be from 1, each there once")
     # Were 1 to n all there, they would be binomial coefficients. For each that is missing, a factor

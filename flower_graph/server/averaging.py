@@ -566,9 +566,9 @@ def check_replies(
         clients = rows.get(node, ())
         try:
             _check_whole(came[node], wanted, len(clients) or 1)
-            own: Mapping[int | None, Message] = {clients[0] if clients else None: came[node]}
+            own: dict[int | None, Message] = {clients[0] if clients else None: came[node]}
             if len(clients) > 1:
-                own = dict(split_rows(came[node], clients))
+                own = {c: one for c, one in split_rows(came[node], clients).items()}
         except Exception as error:
             reasons[node] = unreadable(error)
         else:

@@ -25,8 +25,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from flower_graph.config.common import BEST, KEEP, LAST, NOTHING, SAVE
-from flower_graph.config.metrics import SOME, counting_of
+from flower_graph.config.common import BEST, KEEP, LAST, NOTHING, SAVE, SOME_METRICS, counting_of
 from flower_graph.config.rules import at_least, choice
 from flower_graph.errors import CheckpointError, LegacyAppError, NoClientsError
 from flower_graph.ops.counts import Counts, Errors
@@ -244,7 +243,7 @@ class RoundLoop(Strategy):
         rounds = self.usual_rounds if num_rounds is None else num_rounds
         at_least(1).check("num_rounds", rounds)
         at_least(0).check("patience", patience)
-        SOME.check("metrics", metrics)
+        SOME_METRICS.check("metrics", metrics)
         self.metrics, self.counting = tuple(metrics), counting_of(metrics)
         if self.counting and not self.num_classes:
             raise ValueError(f"metrics: {[*metrics]}: {type(self).__name__} counts no predictions")

@@ -331,16 +331,16 @@ class Rows:
         slots = reply_slots(names[0], incoming, len(parts[0][0]))
         records: dict[str, Any] = {ARRAYS: ArrayRecord()}
         for index, (record, key) in enumerate(slots):
-            values = np.stack([part[0][index] for part in parts])
-            records.setdefault(record, ArrayRecord())[key] = encode_array(key, values)
-        values: dict[str, list[Any]] = {key: [] for key in entries[0]}
-        for key, joined in values.items():
+            rows = np.stack([part[0][index] for part in parts])
+            records.setdefault(record, ArrayRecord())[key] = encode_array(key, rows)
+        metrics: dict[str, list[Any]] = {key: [] for key in entries[0]}
+        for key, joined in metrics.items():
             for value in (entry[key] for entry in entries):
-                joined += value if isinstance(value, list) else [value]
-        numbers_of = metric_records({NUM_EXAMPLES: [part[1] for part in parts]}, values)
-        if [*numbers_of] != [METRICS]:
+                joined += value if isinstance(value, list | tuple) else [value]
+        measured = metric_records({NUM_EXAMPLES: [part[1] for part in parts]}, metrics)
+        if [*measured] != [METRICS]:
             raise TypeError("beside its arrays a client's answer in rows has numbers alone")
-        records |= numbers_of
+        records |= measured
         beside = RowsBeside(np.array(numbers, np.int64), dict(self.left_out)).to_config()
         return RecordDict(records | {CONFIG: ConfigRecord(beside)})
 

@@ -36,20 +36,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from flwr.app import Array, ArrayRecord, MetricRecord
 from torch import Tensor
 
-from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
-from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.engine.graph_batch import check_sizes, count_batch
-from flower_graph.engine.machine import resolve_device
-from flower_graph.flower_compat import NumPyClient
-from flower_graph.outputs.client import ClientOutputs
+from flower_graph.client.cohort_client import CohortClient
+from flower_graph.engine.graph_batch import count_batch
 from flower_graph.outputs.files import Snapshot
 from flower_graph.server.averaging import Combined, ReportedFedAvg
 from flower_graph.strategies.fedgls.cohort import StructureCohort, Trained
@@ -63,8 +58,7 @@ from flower_graph.strategies.fedgls.messages import (
 from flower_graph.strategies.fedgls.modules import snapshot_of
 from flower_graph.strategies.fedgls.networks import OWN, StructureSettings, initial_models
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
-from flower_graph.wire.averaging import Asked, ClientReply, Enrolment, RoundRequest, Rows, mean_of
-from flower_graph.wire.fields import Resume
+from flower_graph.wire.averaging import Asked, ClientReply, RoundRequest, Rows, mean_of
 from flower_graph.wire.keys import ARRAYS
 
 NOT_FINITE = "weights are not finite"
@@ -73,7 +67,7 @@ NOBODYS = torch.zeros(0)  # losses of no client
 # Client ------------------------------------------------------------------------------------------
 
 
-class StructureClient(NumPyClient):
+class StructureClient(CohortClient[StructureCohort]):
     """The clients of one SuperNode: usually one, in a simulation any number.
 
     Parameters
@@ -93,35 +87,11 @@ class StructureClient(NumPyClient):
         Names of the classes, for predictions.
     """
 
+    cohort = StructureCohort
     has_mean = True  # whether clients classify with the server's models
 
-    def __init__(
-        self,
-        context: Context,
-        graphs: Sequence[ClientGraph],
-        settings: StructureSettings,
-        *,
-        device: str = "cpu",
-        checkpoint_dir: Path | None = None,
-        output_dir: Path | None = None,
-        classes: Sequence[str] | None = None,
-    ) -> None:
-        check_graphs(graphs)
-        self.graphs, self.settings = list(graphs), settings
-        for graph in graphs:
-            check_sizes(graph, settings.num_features, settings.num_classes)
-        self._device, self._classes = resolve_device(device), classes
-        self.outputs = ClientOutputs(context, output_dir)
-        self._clients = [graph.client for graph in self.graphs]
-        self._makers = Makers(self._start, self._build)
-        self._state = CohortState[StructureCohort](
-            context, "structure-client", self._clients, checkpoint_dir
-        )
-
-    def get_properties(self, config: Config) -> Config:
-        self._state.restore(Resume.from_config(config), self._makers)
-        nodes = sum(graph.x.shape[0] for graph in self.graphs)
-        return Enrolment(self._clients, self._state.processed(self._makers), nodes).to_config()
+    def most_examples(self) -> int:
+        return sum(graph.x.shape[0] for graph in self.graphs)
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train from the server's models; return the clients' mean models (steps 2 to 4)."""
@@ -188,15 +158,6 @@ class StructureClient(NumPyClient):
     def opened(self) -> AbstractContextManager[StructureCohort]:
         """Work with the cohort; keep changes only if the block ends without an error."""
         return self._state.opened(self._makers)
-
-    def _start(self) -> Tensors:
-        return StructureCohort(self.graphs, self.settings, device=self._device).tensors()
-
-    def _build(self, tensors: Tensors) -> tuple[StructureCohort, Tensors]:
-        # Steps are counted on the CPU, as Adam requires.
-        to = self._device
-        placed = {k: one if k.endswith("step") else one.to(to) for k, one in tensors.items()}
-        return StructureCohort(self.graphs, self.settings, placed, self._device), placed
 
 
 class LocalClient(StructureClient):

@@ -47,9 +47,8 @@ from flower_graph.strategies.fedscem.messages import (
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 from flower_graph.strategies.fedscem.vector import mean_metrics, measure
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
-from flower_graph.wire.averaging import Asked, Enrolment, Rows
+from flower_graph.wire.averaging import Asked, Rows
 from flower_graph.wire.counts import CountReply
-from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import (
     ARRAY_NAMES,
     CLIENTS,
@@ -87,11 +86,6 @@ class EgoModelClient(EgoCohortClient):
         As of ``EgoNetworkClient``; the context keeps Adam's moments.
     """
 
-    def get_properties(self, config: Config) -> Config:
-        self._kept.restore(Resume.from_config(config), self._makers)
-        handled = self._kept.processed(self._makers)
-        return Enrolment(self._clients, handled, len(self._clients)).to_config()
-
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train the model on the clients that are asked; return their mean weights (steps 2, 3)."""
         with self._trained(parameters, config) as clients:
@@ -105,7 +99,7 @@ class EgoModelClient(EgoCohortClient):
     @contextmanager
     def _trained(self, parameters: Parameters, config: Config) -> Iterator[EgoCohort]:
         asked = Asked.from_config(config).chosen(self._clients)
-        with self._kept.opened(self._makers) as cohort:
+        with self._state.opened(self._makers) as cohort:
             # Flower's FedProx sends the weight.
             proximal = float(config.get("proximal-mu", 0.0))
             cohort.settings = self.settings._replace(proximal=proximal)
@@ -116,18 +110,18 @@ class EgoModelClient(EgoCohortClient):
             yield clients
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
-        with self._kept.opened(self._makers) as clients:
+        with self._state.opened(self._makers) as clients:
             clients.start_from(model_of(parameters))
             logits = clients.classify(clients.embed())
             judged = evaluate(clients.batch, logits)
         self._measured(int(config.get(SERVER_ROUND, 0)), clients, judged, judged.loss)
         measured = measure(judged, None, 1.0).mean(0)
         metrics: dict[str, Any] = dict(zip(METRIC_NAMES, measured.tolist(), strict=True))
-        good, counting = torch.ones(len(self.egos)) > 0, str(config.get(COUNTING, ""))
+        good, counting = torch.ones(len(self._clients)) > 0, str(config.get(COUNTING, ""))
         counts = count_batch(clients.batch, logits, good, counting)
         metrics |= CountReply(counts).to_config()
-        answer = metrics["cross-entropy"], len(self.egos), metrics
-        return self._kept.save_if_asked(config, answer, self._makers)
+        answer = metrics["cross-entropy"], len(self._clients), metrics
+        return self._state.save_if_asked(config, answer, self._makers)
 
     def _taken(self, chosen: EgoCohort) -> Snapshot:
         model = chosen.begun()

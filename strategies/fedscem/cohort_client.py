@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,13 @@ import torch
 from flwr.app import ConfigRecord, Context
 from torch import Tensor
 
-from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
+from flower_graph.client.cohort_client import CohortClient
+from flower_graph.client.state import Tensors
 from flower_graph.config.rules import choice
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.engine.graph_batch import Metrics, check_sizes, evaluate
-from flower_graph.engine.machine import resolve_device
+from flower_graph.engine.graph_batch import Metrics, evaluate
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import OutOfRangeError, RefusedError, StateLostError, UnreadableSumError
-from flower_graph.flower_compat import NumPyClient
-from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.blinded import UnionRequest
@@ -35,9 +32,8 @@ from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.parties.alignment import ProvedUnionRequest, VerifiedAlignmentClient
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.parties.messages import BindReply
 from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.messages import KeyReply, MaskRequest
+from flower_graph.secure.sum.messages import BindReply, KeyReply, MaskRequest
 from flower_graph.storage.files import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.fedscem.cohort import (
     EgoCohort,
@@ -83,7 +79,6 @@ LOG = logging.getLogger(__name__)
 # For each client: the last round that it trained for, and the last whose means it used. A repeated
 # message, or a resumed run, does neither a second time.
 TRAINED, FUSED = "trained-round", "fused-round"
-COUNTERS = (TRAINED, FUSED, "step")  # these stay on the CPU
 FUSIONS, TABLE = b"fusions", b"table of tokens"  # in the journal
 PLAIN = "plain"  # the form of alignment in which the server learns identities
 Identities = Mapping[int, Sequence[object]]
@@ -94,31 +89,13 @@ NAME = "ego-secrets"  # in Context.state
 _LIVE: dict[tuple[int, int], tuple[str, Kept]] = {}
 
 
-class EgoCohortClient(NumPyClient):
+class EgoCohortClient(CohortClient[EgoCohort]):
     """The models of one SuperNode's clients; parameters as of ``EgoNetworkClient``."""
 
-    def __init__(
-        self,
-        context: Context,
-        egos: Sequence[EgoNetwork],
-        settings: EgoSettings,
-        *,
-        device: str = "cpu",
-        checkpoint_dir: Path | None = None,
-        output_dir: Path | None = None,
-        classes: Sequence[str] | None = None,
-    ) -> None:
-        check_graphs(egos, all_train=False)
-        for ego in egos:
-            check_sizes(ego, settings.num_features, settings.num_classes)
-        self.egos, self.settings, self._device = list(egos), settings, resolve_device(device)
-        self._classes, self.outputs = classes, ClientOutputs(context, output_dir)
-        self._clients = [ego.client for ego in egos]
-        self._kept = CohortState[EgoCohort](context, "ego-client", self._clients, checkpoint_dir)
-        self._makers = Makers(self._start, self._build)
+    cohort, all_train = EgoCohort, False
 
     def snapshot(self) -> Snapshot:
-        return self._taken(self._kept.look(self._makers))
+        return self._taken(self._state.look(self._makers))
 
     def _taken(self, cohort: EgoCohort) -> Snapshot:
         return Snapshot(predictions_of(cohort, self._classes), [own_models(cohort)])
@@ -131,13 +108,8 @@ class EgoCohortClient(NumPyClient):
         self.outputs.measured(server_round, chosen.batch.clients, **figures)
 
     def _start(self) -> Tensors:
-        never = torch.zeros(len(self.egos), dtype=torch.int32)
-        cohort = EgoCohort(self.egos, self.settings, device=self._device)
-        return cohort.tensors() | {TRAINED: never, FUSED: never.clone()}
-
-    def _build(self, tensors: Tensors) -> tuple[EgoCohort, Tensors]:
-        placed = {k: t if k in COUNTERS else t.to(self._device) for k, t in tensors.items()}
-        return EgoCohort(self.egos, self.settings, placed, self._device), placed
+        never = torch.zeros(len(self.graphs), dtype=torch.int32)
+        return super()._start() | {TRAINED: never, FUSED: never.clone()}
 
 
 class EgoNetworkClient(EgoCohortClient, PartyActions):
@@ -185,18 +157,18 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         super().__init__(context, egos, settings, **more)
         identities = {ego.client: ego.identities for ego in egos}
         self.trust, self.secrets = trust, EgoSecrets(context, identities, trust)
-        self._state = context.state
+        self._records = context.state
         self._noise, self._masked, self._alignment = noise, masked, alignment
 
     def get_properties(self, config: Config) -> Config:
         enrolment = EgoEnrolment.from_config(config)
         if enrolment.alignment == PLAIN != self._alignment:
             raise RefusedError(f"identities are asked for, the run's config has {self._alignment}")
-        if self._kept.store.is_due(enrolment.resume):
+        if self._state.store.is_due(enrolment.resume):
             self.secrets.refuse_going_back()
-        had_state = bool(self._kept.store.version)
-        self._kept.restore(enrolment.resume, self._makers)
-        handled = self._kept.processed(self._makers)
+        had_state = bool(self._state.store.version)
+        self._state.restore(enrolment.resume, self._makers)
+        handled = self._state.processed(self._makers)
         if had_state and not handled:
             self.secrets.drop()  # clients without their state are aligned again
         reply = self.secrets.begin(enrolment.run_id, enrolment.alignment)
@@ -242,11 +214,11 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
             return entries
 
     def save(self, parameters: Parameters, config: Config) -> Answer:
-        why = self._kept.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]), self._makers)
+        why = self._state.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]), self._makers)
         return [], 1, {NOT_SAVED: why} if why else {}
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
-        self._kept.drop()
+        self._state.drop()
         self.secrets.drop()
         return [], 1, {}
 
@@ -267,7 +239,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
                 check_request(request, aligner)
             if request.mask is not None:
                 came = host.receive(request.mask, request.ring)
-            with self._kept.opened(self._makers) as cohort:
+            with self._state.opened(self._makers) as cohort:
                 chosen = cohort.part(request.clients.tolist())
                 if request.model is not None:
                     self._start_from(chosen, number, request.model)
@@ -291,7 +263,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
                 measured = measure(judged, contrast, settings.tau)
             not_saved = ""
             if request.checkpoint:
-                not_saved = self._kept.save(number - 1, request.run, self._makers)
+                not_saved = self._state.save(number - 1, request.run, self._makers)
             trained = time.perf_counter()
             table, sum_round = aligner.slots, request.mask.server_round if request.mask else number
             checked = self.trust is not None
@@ -300,7 +272,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
             writing = VectorEncoding(layout, table, request.ring, pads, sum_round)
             if self._noise is not None:
                 clients = chosen.batch.clients
-                h, measured = add_noise(self._noise, self._state, h, measured, writing, clients)
+                h, measured = add_noise(self._noise, self._records, h, measured, writing, clients)
                 logits = None if self._noise.withholds else logits
             measured = np.pad(measured, ((0, 0), (0, 1)), constant_values=float(is_unread))
             total, present, left_out = add_up(chosen, h, measured, writing, logits)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flower_graph.config.common import DataConfig, RunConfig
-from flower_graph.config.metrics import LINKS, NODES
+from flower_graph.config.common import LINKS, NODES, DataConfig, RunConfig
 from flower_graph.config.module import TASK_HELP, LinksSection
 from flower_graph.config.rules import (
     ABOVE_ZERO,

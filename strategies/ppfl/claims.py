@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -41,6 +41,7 @@ from flower_graph.wire.keys import ROLES
 Held = Mapping[int, IntArray]  # of each client of a SuperNode, the ids of its public nodes
 NOBODYS = np.zeros(0, np.int64)
 PURPOSE = b"public-nodes"
+UNSIGNED = "its claim of public nodes is not signed with its key"
 MEANS = "PPFL-GNN means"  # the purpose of the sums
 DIGEST = hashlib.sha256().digest_size
 ABSENT = -1  # slot of a node that is not in a sum
@@ -58,10 +59,9 @@ def sign_claim(identity: Identity, run_id: int, held: Held) -> Bytes:
     return np.frombuffer(signature, np.uint8)
 
 
-def check_claim(registry: Registry, party: int, run_id: int, held: Held, signature: Bytes) -> None:
-    """Refuse a claim without its SuperNode's signature."""
-    if not registry.verify(party, signature.tobytes(), PURPOSE, *_parts(run_id, held)):
-        raise RefusedError(f"party {party}: its claim of public nodes is not signed with its key")
+def is_signed(registry: Registry, party: int, run_id: int, held: Held, signature: Bytes) -> bool:
+    """Tell whether a party has signed that its clients hold these public nodes."""
+    return registry.verify(party, signature.tobytes(), PURPOSE, *_parts(run_id, held))
 
 
 def fewest_parties(parties: int) -> int:
@@ -131,10 +131,10 @@ class Claims(Message, down="train"):
     ] = field(default_factory=lambda: NOT_TOLD[1])
 
     @classmethod
-    def of(cls, held: Mapping[int, Held], signatures: Mapping[int, Bytes]) -> Claims:
-        every = {client: nodes for of in held.values() for client, nodes in of.items()}
-        signed = rows_of([signatures[one].tobytes() for one in held], -1, SIGNATURE_BYTES)
-        return cls(list(every), list(every.values()), signed)
+    def of(cls, answers: Iterable[EmbeddingEnrolment]) -> Claims:
+        every = {client: nodes for one in answers for client, nodes in one.held.items()}
+        signed = [one.signature.tobytes() for one in answers if one.signature is not None]
+        return cls(list(every), list(every.values()), rows_of(signed, -1, SIGNATURE_BYTES))
 
     def check_mean(self, mean: FloatArray | None, slots: IntArray) -> None:
         """Refuse means for a client, ``[p, d]``, that differ from the means shown to all."""
@@ -154,35 +154,32 @@ class Claims(Message, down="train"):
         for party, signature in zip(sorted(parties), self.signatures, strict=True):
             granted = registry.parties[party]
             result[party] = {c: nodes for c, nodes in every.items() if granted.may_host([c])}
-            check_claim(registry, party, run_id, result[party], signature)
+            if not is_signed(registry, party, run_id, result[party], signature):
+                raise RefusedError(f"party {party}: {UNSIGNED}")
         if sum(map(len, result.values())) != len(self.clients):
             raise RefusedError("claim-clients: one is there twice, or of no party of the sums")
         return result
 
 
-class SignedClaims:
-    """The server's collection of claims, which it shows to all."""
+class SignedClaims(dict[int, EmbeddingEnrolment]):
+    """The server's collection of claims, by party, which it shows to all."""
 
     def __init__(self, registry: Registry, run_id: Callable[[], int]) -> None:
+        super().__init__()
         self.registry, self._run_id = registry, run_id  # Flower's, once there is a run
-        self.signatures: dict[int, Bytes] = {}  # by party
-        self._held: dict[int, Held] = {}
 
     def take(self, answer: EmbeddingEnrolment) -> str:
-        held = dict(zip(answer.clients, answer.nodes, strict=True))
         parties = [self.registry.parties[number] for number in self.registry.active]
-        party = next((one.number for one in parties if one.may_host(held)), None)
+        party = next((one.number for one in parties if one.may_host(answer.held)), None)
         if party is None or answer.signature is None:
             return "its claim of public nodes is not signed, or no party may host all its clients"
-        try:
-            check_claim(self.registry, party, self._run_id(), held, answer.signature)
-        except RefusedError as error:
-            return str(error)
-        self._held[party], self.signatures[party] = held, answer.signature
+        if not is_signed(self.registry, party, self._run_id(), answer.held, answer.signature):
+            return f"party {party}: {UNSIGNED}"
+        self[party] = answer
         return ""
 
-    def of(self, parties: Collection[int]) -> dict[int, Held]:
-        return {party: self._held[party] for party in sorted(parties) if party in self._held}
+    def of(self, parties: Collection[int]) -> dict[int, EmbeddingEnrolment]:
+        return {party: self[party] for party in sorted(parties) if party in self}
 
 
 def check_layout(

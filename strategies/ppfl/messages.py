@@ -75,6 +75,10 @@ class EmbeddingEnrolment(Message, up="query"):
         Block("claim-signature", "of clients and ids (Ed25519)", shape="64", optional=True),
     ] = None
 
+    @property
+    def held(self) -> dict[int, IntArray]:
+        return dict(zip(self.clients, self.nodes, strict=True))
+
     def check(self, known: Known) -> None:
         clients = self.clients
         if not clients or len(set(clients)) != len(clients) or min(clients) < 0:
@@ -124,11 +128,10 @@ class Rows(Field[Sequence[FloatArray | None]]):
             to.arrays[self.key] = np.concatenate([z if x is None else x for x, z in parts])
 
     def read(self, name: str, reading: Reading) -> object:
-        request, asked = reading.known.get("request"), reading.values
+        request, own = reading.known.get("request"), reading.values
+        asked: Known = own if request is None else vars(request)
         if request is None:
-            asked["dimension"] = 0
-        else:
-            asked = vars(request)
+            own["dimension"] = 0
         marks, sizes = self.marks.required(name, reading), [ids.size for ids in asked["nodes"]]
         if not set(marks) <= {0, 1}:
             raise self.marks.refuse("0 or 1", marks)
@@ -140,7 +143,7 @@ class Rows(Field[Sequence[FloatArray | None]]):
         else:
             reading.sizes["n"] = sum(sizes)
             rows = take(keys.PUBLIC, "n d", reading)
-            asked["dimension"] = rows.shape[1]
+            own["dimension"] = rows.shape[1]
         with np.errstate(over="ignore"):
             parts = split_rows(rows.astype(np.float32), sizes)
         return [part if mark else None for part, mark in zip(parts, marks, strict=True)]

@@ -67,7 +67,8 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
     ) -> ProcrustesAlignment:
         if folder is None:  # the clients are in this process, too, or in others like it
             require_gensim(config)
-        how, kind = config.strategy, ProcrustesAlignment
+        how = config.strategy
+        kind: type[ProcrustesAlignment] = ProcrustesAlignment
         names: tuple[str, ...] = ("participation", "alignment", "rotations_only", "absent")
         if how.name == LOCAL:
             kind, names = LocalEmbedding, names[:1]

@@ -57,11 +57,11 @@ def plot_alignment(path: Path, columns: Mapping[str, Curves]) -> None:
     for index, (title, curves) in enumerate(columns.items()):
         upper, lower = axes[0, index], axes[1, index]
         for number, (name, rows) in enumerate(curves.precision.items()):
-            band(upper, rows, f"{title}, {name}", number, name)
+            band(upper, rows, number, name)
         for name, rows in curves.accuracy.items():
             # Colours of their own: the precisions above have the first three.
             number = len(PRECISIONS) + methods.index(name)
-            band(lower, rows, f"{title}, {name}", number, name)
+            band(lower, rows, number, name)
         if curves.reference is not None:
             lower.axhline(curves.reference, color=GREY, linewidth=1.2, label="full graph")
         upper.set_title(title, fontsize=10)

@@ -249,8 +249,8 @@ class SecureConsensus(ProcrustesAlignment):
             holders, fewest = len(ready), fewest_holders(len(ready), self.mean.dropout, self._least)
             nodes = common_nodes([self.clients.ids[client] for client in ready], fewest)
         else:
-            held = signed.of(self._parties.members)
-            claims = Claims.of(held, signed.signatures)
+            shown = signed.of(self._parties.members)
+            claims, held = Claims.of(shown.values()), {n: one.held for n, one in shown.items()}
             holders, fewest = len(held), max(self._least, fewest_parties(len(held)))
             nodes = agreed_nodes(held, self._least) if held else self.mean.nodes
         if holders > 1 and not nodes.size:

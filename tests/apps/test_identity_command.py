@@ -7,7 +7,7 @@ from flower_graph.apps.cli.main import main
 from flower_graph.errors import IdentityError
 from flower_graph.secure.channel import new_key
 from flower_graph.secure.parties.identity import TrustSettings
-from flower_graph.secure.parties.messages import BindReply
+from flower_graph.secure.sum.messages import BindReply
 
 PARTIES = 6
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,13 +102,8 @@ def test_a_temporary_folder_goes_with_a_process_that_is_killed(tmp_path: Path) -
         "print(folder.path, flush=True); sys.stdin.read()"
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as process:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes) as process:
         assert process.stdout is not None
         folder = Path(process.stdout.readline().strip())
         assert (folder / "file").exists()

@@ -125,13 +125,9 @@ def test_what_is_measured_is_the_mean_over_clients():
     net.load_state_dict({n: torch.as_tensor(v) for n, v in strategy.weights().items()})
     net.eval()
     for role in ("train", "val", "test"):
-        shares = []
-        for graph in GRAPHS:
-            mask = getattr(graph, f"{role}_mask")
-            right = called(net, graph).argmax(1) == graph.y
-            if mask.any():
-                shares.append(float(right[mask].double().mean()))
-        wanted = sum(shares) / len(shares)
+        masks = [(graph, getattr(graph, f"{role}_mask")) for graph in GRAPHS]
+        right = [(called(net, g).argmax(1) == g.y)[mask] for g, mask in masks if mask.any()]
+        wanted = sum(float(one.double().mean()) for one in right) / len(right)
         assert getattr(reports[0], f"{role}_accuracy") == pytest.approx(wanted)
     assert reports[0].asked == reports[0].answered == len(GRAPHS)
 
@@ -203,9 +199,8 @@ def test_flowers_own_mean_is_one_of_those_who_have_such_a_number():
     graphs = [replace(GRAPHS[0], test_mask=torch.zeros_like(GRAPHS[0].test_mask)), *GRAPHS[1:]]
 
     def client_fn(context: Context) -> ModuleClient:
-        return ModuleClient(
-            context, graphs[context.node_config["partition-id"] :: 3], Net, SETTINGS
-        )
+        own = graphs[int(context.node_config["partition-id"]) :: 3]
+        return ModuleClient(context, own, Net, SETTINGS)
 
     ours, theirs = ModuleFedAvg(Net, SETTINGS), FedAvg(evaluate_metrics_aggr_fn=client_means)
     found, reports = list[Any](), list[RoundReport]()

@@ -43,17 +43,11 @@ def test_each_supernode_of_a_simulation_finds_the_key_of_its_partition(registry:
     assert stat.S_IMODE(registry.parent.stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize(
-    ("partition", "run_id"), [(len(HOSTED), RUN), (0, RUN + 1), ("../parties/0", RUN), ("", RUN)]
-)
 @pytest.mark.usefixtures("registry")
-def test_a_supernode_without_a_key_takes_no_part(partition: int | str, run_id: int) -> None:
-    with pytest.raises(RefusedError, match=r"identity-key.*registry"):
-        trust_of(context(partition, run_id))
-
-
-@pytest.mark.usefixtures("registry")
-def test_keys_of_a_simulation_go_with_the_run() -> None:
+def test_a_supernode_without_a_key_takes_no_part_and_keys_go_with_the_run() -> None:
+    for partition, run in ((len(HOSTED), RUN), (0, RUN + 1), ("../parties/0", RUN), ("", RUN)):
+        with pytest.raises(RefusedError, match=r"identity-key.*registry"):
+            trust_of(context(partition, run))
     forget_run(RUN)
     assert not [*default_folder().rglob("*")]
 

@@ -424,7 +424,7 @@ def test_what_cannot_be_read_is_named(folder):
         with pytest.raises(DataError, match=one.name):
             open_folder(folder, SETTINGS, CLIENTS)
         one.mkdir()  # root may read every file, but not a folder as one
-        with pytest.raises(DataError, match=f"{one.name}.*{os.getuid()}"):
+        with pytest.raises(DataError, match=rf"{one.name}: cannot"):
             open_folder(folder, SETTINGS, CLIENTS)
 
 

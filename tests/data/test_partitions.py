@@ -304,6 +304,10 @@ def test_fewer_labels_train_and_the_same_nodes_validate_and_test():
     assert fewer_trained(whole, None, seed=0) is whole
     other = fewer_trained(whole, 0.3, seed=1)
     assert {*roles(other)[0]} != counts[2]
+    one, two = cut_out(large(), [torch.arange(50), torch.arange(50, 100)])
+    ways = ((one, 0), (one, 1), (two, 0))
+    drawn = [split_nodes(graph, RATIOS, seed).train_mask.tolist() for graph, seed in ways]
+    assert drawn[0] not in drawn[1:]  # a split depends on the seed and the client
 
 
 EGOS = {"method": "ego-networks", "hops": 1, "min_nodes": 1}

@@ -213,7 +213,7 @@ def test_what_was_downloaded_is_found_again_without_a_network(cache, root, tmp_p
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (PygName("WikiCS", "extra"), "'extra'"),
+        (PygName("WikiCS", "extra"), "WikiCS/extra"),
         (PygName("Airports", None), "Airports"),
         (PygName("FakeDataset", None), "generated"),
         (PygName("MixHopSyntheticDataset", None), "homophily"),

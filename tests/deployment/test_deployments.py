@@ -2,58 +2,266 @@
 
 Each method gives what the simulation gives, to rounding: nFedGNN and FedGLS while SuperNodes and
 the server die (in-process: ``tests/contracts``). What was set up wrongly is said: which file, key
-or client, and what to do.
+or client, and what to do. `make deploy-demo` runs the demo whole.
 """
 
 from __future__ import annotations
 
 import http.server
+import json
+import os
+import re
+import shutil
+import signal
 import sqlite3
 import ssl
+import subprocess
+import sys
+import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
-from deployment_helpers import (
-    CASES,
-    TIMEOUT,
-    Case,
-    Prepared,
-    check_equal,
-    check_kept,
-    check_one_layer,
-    check_outputs,
-    prepare,
-    rounds_of,
-    start_nodes,
-)
+import torch
 from federation import who_of
+from lying_grid import FEDSCEM, REPEATED, unrefused
 from psutil import NoSuchProcess, Process
+from safetensors.torch import load_file
+from torch_geometric.data import Data
 
 from deploy.credentials import make_server_credentials
-from deploy.loopback import HOST, Loopback
+from deploy.loopback import HOST, ROOT, Loopback, remove
+from flower_graph.apps.cli.launch import end_processes, marked_processes
+from flower_graph.apps.cli.main import main as cli
+from flower_graph.apps.run import run
+from flower_graph.method.load import load_config
+from flower_graph.method.run import latest_in
+from flower_graph.outputs.files import Predictions
 
-pytestmark = pytest.mark.usefixtures("pictures")  # those of a simulation are compared
+pytestmark = [
+    pytest.mark.usefixtures("pictures"),  # those of a simulation are compared
+    pytest.mark.deployment,
+    pytest.mark.timeout(900),  # several processes start for each message
+]
+MARK = "FLOWER_GRAPH_TEST_MARK"
 CLIENT, SERVER = "flwr-clientapp", "flwr-serverapp"
 WORKER = "flower_graph.client.resident"
-TWO = Case("nfedgnn/cora", ("rounds=1", "model.hidden=4"), 2, nodes=6)
 NODE = {"partition-id": 0, "num-partitions": 2}
+OUTPUTS = {"config.yaml", "metrics.jsonl", "result.json"}
+# What a simulation has in its output folder, and clients of a deployment in places of their own or,
+# where it takes true edges of clients that have none, nobody
+AT_CLIENTS = {"clients", "clients.csv", "data.json", "embeddings", "structure.png"}
+TIMEOUT = 700.0  # seconds that one run may take on a busy machine
 
 
-# FedGLS, and nFedGNN of two: below, while something dies; FedSCem also in test_registered_keys.py
-@pytest.mark.parametrize(
-    "app",
-    [
-        pytest.param("fedscem", marks=pytest.mark.release),
-        "fedgta",
-        "nfedgnn-masked",
-        "ppfl",
-    ],
-)
+@dataclass(frozen=True)
+class Case:
+    """One method on a small graph."""
+
+    config: str
+    overrides: tuple[str, ...]
+    supernodes: int
+    nodes: int = 60  # of the graph
+
+
+def case(config: str, settings: str, **how: Any) -> Case:
+    return Case(config, tuple(settings.split()), 2, **how)
+
+
+TWO = "partition.method=random partition.clients=2"
+EGOS = "rounds=1 partition.min_nodes=6 partition.hops=1 partition.clients"
+CASES = {
+    "nfedgnn": case("nfedgnn/cora", "rounds=3 model.hidden=4 checkpoint_every=1", nodes=6),
+    "nfedgnn-masked": case(
+        "nfedgnn/cora-summed", "rounds=1 model.hidden=4 strategy.aggregation=masked", nodes=6
+    ),
+    "fedgls": case("fedgls/cora", f"rounds=5 graph.neighbours=3 {TWO}"),
+    "fedscem": case("fedscem/cora", f"{EGOS}=3 strategy.alignment=plain"),
+    "fedgta": case("fedgta/cora", f"rounds=2 checkpoint_every=1 {TWO}"),  # a model of each client
+    "ppfl": case(
+        "ppfl/cora-gat",
+        "rounds=1 partition.clients=2 judge.folds=2 judge.mlp=false",
+        nodes=150,
+    ),
+}
+
+
+@dataclass
+class Prepared:
+    """A case with its data assigned: what a run of it needs."""
+
+    case: Case
+    folder: Path
+    overrides: list[str]
+    simulated: dict[str, Any]
+
+    def clients(self) -> list[Path]:
+        return sorted((self.folder / "data").glob("client*"))
+
+    def settings(self, out: str = "deployed", *more: str, **others: Any) -> dict[str, str | bool]:
+        """Return the run config."""
+        return {
+            "config": self.case.config,
+            "overrides": " ".join([*self.overrides, *more]),
+            "output-dir": str(self.folder / out),
+            "server-folder": str(self.folder / "data" / "server"),
+            **others,
+        }
+
+
+def small_graph(nodes: int) -> Data:
+    """Three classes on a ring with chords; every class has nodes of every role."""
+    place = torch.arange(nodes)
+    y = place % 3
+    x = torch.rand(nodes, 12, generator=torch.Generator().manual_seed(1)).round()
+    x[place, y] = 1.0
+    steps = (1, 3, 6) if nodes > 6 else (3,)
+    edges = [torch.stack([place, (place + step) % nodes]) for step in steps]
+    masks = {
+        f"{name}_mask": place * 3 // nodes == part
+        for part, name in enumerate(("train", "val", "test"))
+    }
+    return Data(x=x, y=y, edge_index=torch.cat(edges, dim=1), **masks)
+
+
+def prepare(case: Case, folder: Path, *more: str) -> Prepared:
+    """Simulate the case, deal its data, and remove the graph, so that nobody can read it whole."""
+    folder.mkdir(parents=True)
+    graph = folder / "graph.pt"
+    torch.save(small_graph(case.nodes), graph)
+    overrides = [*case.overrides, f"data.name={graph}", "seed=2", *more]
+    overrides += [f"strategy.min_nodes={case.supernodes}"]
+    simulated = run(
+        load_config(case.config, overrides), folder / "simulated", supernodes=case.supernodes
+    )
+    command = ["partition", case.config, *overrides, "--out", str(folder / "data")]
+    assert cli([*command, "--supernodes", str(case.supernodes)]) == 0
+    graph.unlink()
+    return Prepared(case, folder, overrides, simulated)
+
+
+def until(condition: Callable[[], object], what: object, timeout: float = 200.0) -> None:
+    """Wait for a condition; looking through all processes of the machine takes time itself."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.2)
+
+
+def start_nodes(deployment: Loopback, prepared: Prepared, keys: list[Path]) -> list[str]:
+    """Start one SuperNode for each data folder; return their names."""
+    names = []
+    for number, (key, data) in enumerate(zip(keys, prepared.clients(), strict=False)):
+        names.append(f"{prepared.folder.name}-{number}")
+        deployment.start_node(names[-1], {"data-folder": str(data)}, key=key)
+    return names
+
+
+def rounds_of(out: Path) -> list[dict[str, Any]]:
+    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def check_equal(prepared: Prepared, rounds: int | None = None) -> None:
+    """Hold the first rounds of the deployment, or all, against those of the simulation."""
+    here, there = (rounds_of(prepared.folder / out)[:rounds] for out in ("deployed", "simulated"))
+    assert [one["round"] for one in here] == [one["round"] for one in there]
+    near = dict.fromkeys(("loss", "cross-entropy", "regulariser"), 1e-4)
+    near |= dict.fromkeys(("train-accuracy", "val-accuracy", "test-accuracy"), 0.0)
+    for deployed, simulated in zip(here, there, strict=True):
+        for key, rel in near.items():
+            said = simulated[key]  # None: not measured, in neither
+            close = said if said is None else pytest.approx(said, rel=rel, abs=1e-6)
+            assert deployed[key] == close, key
+        for key in ("asked", "answered", "rejected", "bytes"):
+            assert deployed[key] == simulated[key], key
+
+
+def check_outputs(prepared: Prepared) -> dict[str, Any]:
+    """Hold the files of the deployment against those of the simulation; return the result."""
+    out = prepared.folder / "deployed"
+    simulated = {path.name for path in (prepared.folder / "simulated").iterdir()}
+    # Of nFedGNN's users the server itself knows what it predicts: their table is its own.
+    at_clients = AT_CLIENTS - ({"clients.csv"} if "nfedgnn" in prepared.case.config else set())
+    expected = simulated - at_clients
+    found = {path.name for path in out.iterdir()}
+    assert found == expected, found ^ expected
+    assert expected >= OUTPUTS
+    result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    assert (result["engine"], result["clients"]) == ("flwr", prepared.simulated["clients"])
+    return result
+
+
+def check_kept(prepared: Prepared) -> None:
+    """Hold what clients predict, where they live, against the accuracies that the server has."""
+    result = json.loads((prepared.folder / "deployed" / "result.json").read_text("utf-8"))
+    runs = [latest_in(folder) for folder in prepared.clients()]
+    found = Predictions.join([one.predictions() for one in runs])
+    assert all(one.model(one.predictions().client[0]) is not None for one in runs)
+    for role in ("val", "test"):
+        accuracy = found.of_role(role).accuracy()
+        assert accuracy == pytest.approx(result[f"{role}-accuracy"], abs=1e-12), role
+
+
+def check_one_layer(prepared: Prepared) -> None:
+    """Hold the users' layers, where they live, against each other, and the server's vectors."""
+    kept = [latest_in(folder) for folder in prepared.clients()]
+    first, second = (one.model(one.clients[0]).state_dict() for one in kept)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    x, latent = small_graph(prepared.case.nodes).x, prepared.folder / "deployed/weights.safetensors"
+    # The config's features sum to one. A run has a key of its own, from which first weights and
+    # what is dropped come: its losses are not those of another run.
+    expected = x / x.sum(1, keepdim=True) @ first["linear.weight"].T
+    assert load_file(latent)["latent"].numpy() == pytest.approx(expected.numpy(), abs=1e-5)
+
+
+# It ends with the file's tests: a SuperLink that waits takes a tenth of a core.
+@pytest.fixture(scope="module")
+def deployment() -> Iterator[Loopback]:
+    """A SuperLink with TLS and registered keys; nothing of it is left afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="deployment-"))
+    try:
+        with Loopback(folder) as running:
+            yield running
+        assert running.left() == []
+    finally:
+        remove(folder)
+
+
+@pytest.fixture(scope="module")
+def keys(deployment: Loopback) -> list[Path]:
+    """Private keys of three registered SuperNodes."""
+    return [deployment.register(f"key-{number}") for number in range(3)]
+
+
+@pytest.fixture(autouse=True)
+def ended_nodes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No SuperNode and no run of one test reaches the next."""
+    if "deployment" not in request.fixturenames:
+        yield
+        return
+    deployment: Loopback = request.getfixturevalue("deployment")
+    yield
+    for name, process in list(deployment.processes.items()):
+        if name != "superlink" and process.poll() is None:
+            deployment.end(name)
+
+
+# Runs ---------------------------------------------------------------------------------------------
+
+
+RELEASED = pytest.param("fedscem", marks=pytest.mark.release)  # also in test_registered_keys.py
+
+
+# FedGLS, and nFedGNN of two: below, while something dies
+@pytest.mark.parametrize("app", [RELEASED, "fedgta", "nfedgnn-masked", "ppfl"])
 def test_each_method_gives_what_the_simulation_gives(
     deployment: Loopback, keys: list[Path], tmp_path: Path, app: str
 ) -> None:
@@ -76,13 +284,6 @@ def test_each_method_gives_what_the_simulation_gives(
 # Parties that are restarted or killed in mid-run -------------------------------------------------
 
 
-def _until(condition: Callable[[], object], what: str, timeout: float = 200.0) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)  # looking through all processes of the machine takes time itself
-
-
 def _rounds_done(prepared: Prepared) -> int:
     out = prepared.folder / "deployed"
     return len(rounds_of(out)) if (out / "metrics.jsonl").exists() else 0
@@ -94,27 +295,22 @@ def _held(deployment: Loopback, node: str) -> Iterator[None]:
 
     One that is there already may have answered: it would hold nothing up.
     """
-    before = {process.pid for process in deployment.processes_of(node, CLIENT)}
+    before = deployment.processes_of(node, CLIENT)
     found: list[Process] = []
 
     def starts() -> bool:
-        there = deployment.processes_of(node, CLIENT)
-        found.extend(process for process in there if process.pid not in before)
+        found.extend(p for p in deployment.processes_of(node, CLIENT) if p not in before)
         return bool(found)
 
-    _until(starts, "no ClientApp")
+    until(starts, "no ClientApp")
     found[0].suspend()
     yield
     with suppress(NoSuchProcess):
         found[0].resume()
 
 
-def _replies(deployment: Loopback, node: str) -> int:
-    return deployment.log(node).count("Sent successfully")
-
-
-def _received(deployment: Loopback, node: str) -> int:
-    return deployment.log(node).count("Received successfully")
+def _replies(deployment: Loopback, node: str, word: str = "Sent") -> int:
+    return deployment.log(node).count(f"{word} successfully")
 
 
 def _open_messages(deployment: Loopback) -> int:
@@ -143,18 +339,18 @@ def test_a_supernode_is_restarted_and_later_killed(
     prepared = prepare(CASES["fedgls"], tmp_path / "faults")
     first, other = start_nodes(deployment, prepared, keys)
     deployment.start_run("faults", prepared.settings("deployed", "strategy.min_nodes=1"))
-    _until(lambda: _rounds_done(prepared) >= 1, "no round")
+    until(lambda: _rounds_done(prepared) >= 1, "no round")
 
     # The other one is held back, so that nothing is asked of the first while it is away.
     with _held(deployment, other):
         sent = _replies(deployment, other)
-        _until(lambda: _replies(deployment, first) > sent, "the first has no reply")
+        until(lambda: _replies(deployment, first) > sent, "the first has no reply")
         # Flower drops a reply whose SuperNode has gone before the ServerApp fetched it.
-        _until(lambda: _open_messages(deployment) == 1, "the reply is not fetched")
+        until(lambda: _open_messages(deployment) == 1, "the reply is not fetched")
         deployment.end(first)
         again = _come_back(deployment, prepared, keys[0], "restarted")
         assert _replies(deployment, other) == sent
-    _until(lambda: _rounds_done(prepared) >= 2, "no second round")
+    until(lambda: _rounds_done(prepared) >= 2, "no second round")
     assert _replies(deployment, first) >= 1
     assert _replies(deployment, again) >= 1
 
@@ -162,14 +358,14 @@ def test_a_supernode_is_restarted_and_later_killed(
         done = _rounds_done(prepared)
         assert len(deployment.processes_of(again, WORKER)) == 1
         deployment.processes[again].kill()  # the SuperNode alone: its worker notices
-        _until(lambda: not deployment.processes_of(again, WORKER), "its worker stays", 10.0)
+        until(lambda: not deployment.processes_of(again, WORKER), "its worker stays", 10.0)
         deployment.kill(again)
-    _until(lambda: _rounds_done(prepared) > done, "the SuperLink does not notice")
+    until(lambda: _rounds_done(prepared) > done, "the SuperLink does not notice")
     with _held(deployment, other):  # the last round waits until the killed one is back
         _come_back(deployment, prepared, keys[0], "killed")
     deployment.wait("faults", TIMEOUT)
 
-    _until(lambda: not deployment.processes_of(other, WORKER), "a worker outlives its run", 60.0)
+    until(lambda: not deployment.processes_of(other, WORKER), "a worker outlives its run", 60.0)
     assert list((deployment.folder / "state").rglob("resident-*")) == []
     check_equal(prepared, rounds=2)  # its optimiser and its learnt graph were where they had been
     rounds = rounds_of(prepared.folder / "deployed")
@@ -186,7 +382,7 @@ def _come_back(deployment: Loopback, prepared: Prepared, key: Path, after: str) 
     """Start the first SuperNode again, with its key and its data folder; return its name."""
     name = f"{after}-came-back"
     deployment.start_node(name, {"data-folder": str(prepared.clients()[0])}, key=key)
-    _until(lambda: "SuperNode ID" in deployment.log(name), "it did not come back")
+    until(lambda: "SuperNode ID" in deployment.log(name), "it did not come back")
     return name
 
 
@@ -196,9 +392,11 @@ def test_a_killed_serverapp_is_resumed_and_ends_where_the_undisturbed_run_ends(
     prepared = prepare(CASES["nfedgnn"], tmp_path / "resumed")
     names = start_nodes(deployment, prepared, keys)
     deployment.start_run("killed-server", prepared.settings())
-    _until(lambda: _rounds_done(prepared) >= 2, "no two rounds")
+    until(lambda: _rounds_done(prepared) >= 2, "no two rounds")
     # The query, and three rounds: a SuperNode that is still fetching a message waits for a minute.
-    _until(lambda: all(_received(deployment, name) == 4 for name in names), "no third round")
+    until(
+        lambda: all(_replies(deployment, name, "Received") == 4 for name in names), "no third round"
+    )
     (server,) = deployment.processes_of("superlink", SERVER)
     server.kill()
     deployment.kill("killed-server")
@@ -214,7 +412,6 @@ def test_a_killed_serverapp_is_resumed_and_ends_where_the_undisturbed_run_ends(
 
 
 def _ended(deployment: Loopback, name: str) -> str:
-    """Wait for a SuperNode that gives up; return what it said."""
     assert deployment.processes[name].wait(timeout=90) != 0
     return deployment.log(name)
 
@@ -239,10 +436,9 @@ def test_a_supernode_without_the_right_credentials_ends_and_says_why(
 ) -> None:
     make_server_credentials(tmp_path / "other", [HOST])
     none, other = tmp_path / "none.crt", tmp_path / "other" / "ca.crt"
-    unknown = deployment.make_key("unknown")
     deployment.start_node("missing", NODE, key=keys[0], authority=none)
     deployment.start_node("other-ca", NODE, key=keys[0], authority=other)
-    deployment.start_node("unregistered", NODE, key=unknown)
+    deployment.start_node("unregistered", NODE, key=deployment.make_key("unknown"))
     to_it = ["--superlink", expired[0]]
     deployment.start_node("late", NODE, key=keys[0], authority=expired[1], options=to_it)
     # These are Flower's own words; docs/deployment.md says what they mean.
@@ -255,7 +451,7 @@ def test_a_supernode_without_the_right_credentials_ends_and_says_why(
 @pytest.fixture
 def twins(deployment: Loopback, keys: list[Path], tmp_path: Path) -> Prepared:
     """Two SuperNodes that were both given the first client's folder."""
-    prepared = prepare(TWO, tmp_path / "twins")
+    prepared = prepare(case("nfedgnn/cora", "rounds=1 model.hidden=4", nodes=6), tmp_path / "twins")
     first = str(prepared.clients()[0])
     for number in range(2):
         # Each keeps its state apart, as on a machine of its own.
@@ -268,26 +464,181 @@ def test_wrong_folders_and_missing_supernodes_are_named(
     deployment: Loopback, twins: Prepared
 ) -> None:
     """Two SuperNodes with the same users; too few SuperNodes; folders of another run."""
-    deployment.start_run("same-users", twins.settings())
-    log = deployment.wait("same-users", TIMEOUT)
+
+    def log_of(name: str, settings: dict[str, str | bool]) -> str:
+        deployment.start_run(name, settings)
+        return deployment.wait(name, TIMEOUT)
+
+    log = log_of("same-users", twins.settings())
     assert "client 0 is claimed by node" in log
     assert "give each SuperNode a partition-id or a data-folder of its own" in log
     assert not (twins.folder / "deployed" / "result.json").exists()
 
     more = ["strategy.min_nodes=3", "strategy.timeout=8"]
-    deployment.start_run("too-few", twins.settings("few", *more))
-    log = deployment.wait("too-few", TIMEOUT)
+    log = log_of("too-few", twins.settings("few", *more))
     assert "waiting for 3 SuperNodes, 2 connected" in log
     assert "2 of at least 3 nodes connected within 8 s (strategy.min_nodes" in log
 
     # The server reads bundled data; the SuperNodes have folders of the small graph.
     whole = {"config": "nfedgnn/cora", "overrides": "data.name=cora-linqs rounds=1"}
     out = {"output-dir": str(twins.folder / "other")}
-    deployment.start_run("other-run", whole | out)
-    log = deployment.wait("other-run", TIMEOUT)
+    log = log_of("other-run", whole | out)
     assert "data-folder" in log
     assert "data folder of another run: data.name" in log
-    other = twins.settings("other-server", "data.features=as-is")
-    deployment.start_run("other-server", other)
-    log = deployment.wait("other-server", TIMEOUT)
+    log = log_of("other-server", twins.settings("other-server", "data.features=as-is"))
     assert f"server-folder {twins.folder / 'data' / 'server'}: data folder of another run" in log
+
+
+# Keys of their own, and a server that lies --------------------------------------------------------
+
+
+PARTIES = 6  # one may be missing
+# A server that tries its lies on clients between the honest messages of a run
+LIAR = """
+import json
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from lying_grid import FEDSCEM, LyingGrid
+
+from flower_graph.apps.client_app import app
+from flower_graph.apps.server_app import main
+
+client_app = app
+server_app = ServerApp()
+
+
+class Enough(BaseException):
+    pass
+
+
+class Short(LyingGrid):
+    # Ends the run once so many lies were told
+
+    def push_messages(self, messages):
+        if len(self.said) >= self.most:
+            raise Enough
+        return super().push_messages(messages)
+
+
+@server_app.main()
+def lie(grid: Grid, context: Context) -> None:
+    lying = Short(grid, FEDSCEM)
+    lying.most = context.run_config["lies"]
+    try:
+        main(lying, context)
+    except Enough:
+        pass
+    finally:
+        Path(context.run_config["said"]).write_text(json.dumps(lying.said))
+"""
+ABOUT = """
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "liar"
+version = "1.0.0"
+description = "A server that lies"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "flower-graph"
+
+[tool.flwr.app.components]
+serverapp = "liar:server_app"
+clientapp = "liar:client_app"
+
+[tool.flwr.app.config]
+config = ""
+overrides = ""
+output-dir = ""
+server-folder = ""
+said = ""
+lies = 0
+"""
+
+
+def make_registry(prepared: Prepared) -> Path:
+    """Make an identity for each client, and the registry of all."""
+    registry = prepared.folder / "registry.json"
+    for number, data in enumerate(prepared.clients()):
+        identity = prepared.folder / f"identity-{number}"
+        assert cli(["identity", "new", str(identity)]) == 0
+        (client,) = json.loads((data / "manifest.json").read_text("utf-8"))["clients"]
+        most = ["--most-clients", "1"] if number == 0 else []
+        added = ["registry", "add", str(registry), f"{identity}.pub", "--clients", str(client)]
+        assert cli([*added, *most]) == 0
+    return registry
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("lies", [5, pytest.param(10**6, marks=pytest.mark.release)])
+def test_a_server_that_lies_is_refused_and_the_run_goes_on_without_its_lies(
+    lies: int, deployment: Loopback, tmp_path: Path
+) -> None:
+    """Five lies: an alignment and the list of parties. All: a hundred messages, a process each."""
+    app = tmp_path / "liar"
+    app.mkdir()
+    (app / "pyproject.toml").write_text(ABOUT)
+    (app / "liar.py").write_text(LIAR)
+    shutil.copy(Path(__file__).parents[1] / "hostile" / "lying_grid.py", app)
+    six = Case("fedscem/cora", tuple(f"{EGOS}=6".split()), PARTIES)
+    prepared = prepare(six, tmp_path / "parties", "strategy.trust=malicious-server")
+    registry, said = make_registry(prepared), prepared.folder / "said.json"
+    names = [f"party-{lies}-{number}" for number in range(PARTIES)]
+    for number, (name, data) in enumerate(zip(names, prepared.clients(), strict=True)):
+        own = {"identity-key": str(prepared.folder / f"identity-{number}")}
+        node = {"data-folder": str(data), "registry": str(registry), **own}
+        deployment.start_node(name, node, key=deployment.register(f"key-of-{name}"))
+    words = {"said": str(said), "lies": lies}
+    settings = prepared.settings("deployed", f"strategy.registry={registry}", **words)
+    deployment.start_run(f"lying-{lies}", settings, app)
+    log = deployment.wait(f"lying-{lies}", 2 * TIMEOUT)
+    assert said.is_file(), log
+    found = json.loads(said.read_text())
+    if lies == 5:
+        told = [lie for lie in FEDSCEM if lie.kind in found]
+        assert len(told) == len(found) >= lies, log  # some lies are told in one message
+        for lie in told:
+            assert re.search(lie.says, found[lie.kind] or ""), (lie.kind, found[lie.kind])
+        return
+    assert unrefused(found, FEDSCEM) == {}, log
+    logs = "\n".join(map(deployment.log, names))
+    for says in (*(one[-1] for one in REPEATED), *(lie.says for lie in FEDSCEM)):
+        assert re.search(says, logs), says
+    # The honest messages between them made the run that a simulation makes.
+    (here,), (there,) = (rounds_of(prepared.folder / out) for out in ("deployed", "simulated"))
+    assert here["loss"] == pytest.approx(there["loss"], rel=1e-4)
+    assert (here["answered"], there["answered"]) == (PARTIES, PARTIES)
+
+
+# The demo -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.release)],
+)
+def test_an_interrupted_demo_ends_its_processes_and_removes_its_folder(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    mark = uuid.uuid4().hex
+    (tmp_path / "temporary").mkdir()
+    environment = os.environ | {MARK: mark, "TMPDIR": str(tmp_path / "temporary")}
+    log, command = tmp_path / "log", [sys.executable, str(ROOT / "deploy" / "demo.py")]
+    with log.open("wb") as out:
+        demo = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
+    try:
+        until(lambda: "PPFL-GNN: 4 SuperNodes" in log.read_text() or demo.poll(), log, 300)
+        assert len(marked_processes(MARK, mark)) >= 6  # the SuperLink, four SuperNodes, theirs
+        demo.send_signal(number)
+        assert demo.wait(timeout=90) == code
+        assert [one for one in marked_processes(MARK, mark) if one.pid != demo.pid] == []
+        assert list((tmp_path / "temporary").iterdir()) == []
+    finally:
+        end_processes(MARK, mark)
+        demo.wait(timeout=30)

@@ -5,11 +5,9 @@
 All runs of a tree (``runs.py``) are done in one child process, which enters the project only by
 its command line and ``flower_graph.simulation.InProcessGrid``, so that it works on both sides of a
 refactoring. Against the file, floats may differ by 1e-5 and hashes are left out, because other
-machines round otherwise: PyTorch takes the vector instructions that a processor has, and with
-``ATEN_CPU_CAPABILITY=default`` nFedGNN's losses move by 1e-7 and a finding of its audit by 0.01.
-Runs in which rounding decides more (``runs.DECIDED_BY_ROUNDING``) are held loosely. Against a
-checkout everything is compared to the bit. The runs of a ``--write`` replace those of the same
-names in the file.
+processors round otherwise; runs in which rounding decides more (``runs.DECIDED_BY_ROUNDING``) are
+held loosely. Against a checkout everything is compared to the bit. ``--write`` replaces runs of the
+same names.
 """
 
 from __future__ import annotations
@@ -42,20 +40,10 @@ FILE = Path(__file__).resolve().with_name("frozen.json.xz")
 TOLERANCE = 1e-5
 LOOSELY = 0.1  # for runs that rounding sends another way: five times what has been seen
 CHOSEN = re.compile(r"best|beats-chance")  # figures of a round, or a word, that a small one decides
-DIGITS = 8  # of a float in the file
-HASH = "sha256"
 # What another time, machine or folder changes
 UNSTABLE = re.compile(r"seconds|time|memory|version|^parts$|^config$|^path$|^out$|^folder$|^run$")
-EMPTY: tuple[Any, ...] = ("", [], {})
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "PYTHONHASHSEED": "0",
-    "MPLBACKEND": "Agg",
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
-
-# In the child ------------------------------------------------------------------------------------
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "MPLBACKEND": "Agg", "PYTHONDONTWRITEBYTECODE": "1"}
+ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class Messages:
@@ -66,67 +54,47 @@ class Messages:
         self.keys: dict[str, dict[str, set[str]]] = {}
 
     def record(self) -> dict[str, Any]:
-        """Give the sums as plain data, sorted."""
-        sizes = {name: dict(sorted(one.items())) for name, one in sorted(self.sizes.items())}
         keys = {
-            name: {place: sorted(known) for place, known in sorted(records.items())}
-            for name, records in sorted(self.keys.items())
+            name: {place: sorted(known) for place, known in records.items()}
+            for name, records in self.keys.items()
         }
-        return {"sizes": sizes, "keys": keys}
+        return {"sizes": self.sizes, "keys": keys}
 
-    def note(self, message: Any, side: str) -> None:
-        """Add a request or a reply."""
-        about = message.metadata
-        if about.message_type == "query.keep":  # what is kept for use is no part of a method
-            return
-        sums = self.sizes.setdefault(f"{about.message_type} {about.group_id}", Counter())
-        if message.has_error():
-            sums["errors"] += 1
-            return
-        sums[side] += 1
-        keys = self.keys.setdefault(f"{about.message_type} {side}", {})
-        for name, record in message.content.items():
-            place = f"{name} ({type(record).__name__})"
-            sums[f"{side}-bytes"] += _size(record)
-            known = keys.setdefault(place, set())
-            known |= {f"{_any_number(key)}: {_kind(record[key])}" for key in record}
+    def note(self, messages: Iterable[Any], side: str) -> list[Any]:
+        """Add requests or replies, and return them."""
+        noted = list(messages)
+        for message in noted:
+            about = message.metadata
+            if about.message_type == "query.keep":  # what is kept for use is no part of a method
+                continue
+            sums = self.sizes.setdefault(f"{about.message_type} {about.group_id}", Counter())
+            if message.has_error():
+                sums["errors"] += 1
+                continue
+            sums[side] += 1
+            keys = self.keys.setdefault(f"{about.message_type} {side}", {})
+            for name, record in message.content.items():
+                sums[f"{side}-bytes"] += sum(len(key) + _size(record[key]) for key in record)
+                known = keys.setdefault(f"{name} ({type(record).__name__})", set())
+                known |= {f"{_any_number(key)}: {_kind(record[key])}" for key in record}
+        return noted
 
     def listen(self, grid: Any) -> None:
         """Hear all messages of all grids from now on."""
         push, pull = grid.push_messages, grid.pull_messages
-
-        def push_messages(self_: Any, messages: Iterable[Any]) -> Any:
-            given = list(messages)
-            for message in given:
-                self.note(message, "request")
-            return push(self_, given)
-
-        def pull_messages(self_: Any, message_ids: Iterable[str]) -> Any:
-            replies = pull(self_, message_ids)
-            for reply in replies:
-                self.note(reply, "reply")
-            return replies
-
-        grid.push_messages, grid.pull_messages = push_messages, pull_messages
+        grid.push_messages = lambda self_, messages: push(self_, self.note(messages, "request"))
+        grid.pull_messages = lambda self_, numbers: self.note(pull(self_, numbers), "reply")
 
 
-def _size(record: Any) -> int:
-    """Count the bytes of a record's names and values."""
-    return sum(len(key) + _value_size(record[key]) for key in record)
-
-
-def _value_size(value: Any) -> int:
+def _size(value: Any) -> int:
     if isinstance(value, list):
-        return sum(_value_size(one) for one in value)
-    if isinstance(value, bytes):
-        return len(value)
-    if isinstance(value, str):
-        return len(value.encode())
+        return sum(map(_size, value))
+    if isinstance(value, str | bytes):
+        return len(value.encode() if isinstance(value, str) else value)
     return len(value.data) if hasattr(value, "data") else 8  # an array, or a number
 
 
 def _kind(value: Any) -> str:
-    """Name the type of a wire value: an array's dtype and number of dimensions, or Python's."""
     if hasattr(value, "dtype"):
         return f"{value.dtype} {len(value.shape)}d"
     if isinstance(value, list):
@@ -141,25 +109,19 @@ def _any_number(key: str) -> str:
 def child(names: Sequence[str], out: Path) -> None:
     """Do runs in the tree that ``PYTHONPATH`` names, and write what they gave."""
     tree = Path(os.environ["PYTHONPATH"])
-    main = _entry(tree)
-    messages = Messages()
-    _settle(messages)
-    given: dict[str, Any] = {}
-    for run in [*in_process(), *on_ray()]:
-        if run.name in names:
-            messages.sizes, messages.keys = {}, {}
-            with tempfile.TemporaryDirectory(prefix="frozen-") as folder:
-                given[run.name] = _give(run, main, Path(folder) / "out", messages)
-    out.write_text(json.dumps(given))
-
-
-def _entry(tree: Path) -> Any:
-    """Find the command's function by the tree's ``pyproject.toml``."""
     project = tomllib.loads((tree / "pyproject.toml").read_text())["project"]
     module, _, function = project["scripts"]["flower-graph"].partition(":")
     found = importlib.import_module(module)
     assert Path(found.__file__ or "").resolve().is_relative_to(tree.resolve()), found.__file__
-    return getattr(found, function)
+    messages, given = Messages(), dict[str, Any]()
+    _settle(messages)
+    for run in [*in_process(), *on_ray()]:
+        if run.name in names:
+            messages.sizes, messages.keys = {}, {}
+            with tempfile.TemporaryDirectory(prefix="frozen-") as folder:
+                main = getattr(found, function)
+                given[run.name] = _give(run, main, Path(folder) / "out", messages)
+    out.write_text(json.dumps(given))
 
 
 def _settle(messages: Messages) -> None:
@@ -174,23 +136,20 @@ def _settle(messages: Messages) -> None:
     seed = np.random.seed
     # Noise of differential privacy is drawn after NumPy got whole arrays of the system's entropy.
     np.random.seed = lambda value=None: seed(0 if np.size(value) > 1 else value)
-    FigureCanvasAgg.print_png = lambda self, file, *_, **__: (
-        None if hasattr(file, "write") else Path(file).write_bytes(b"")
-    )
+    FigureCanvasAgg.print_png = lambda *_, **__: None
 
 
 def _give(run: Run, main: Any, out: Path, messages: Messages) -> dict[str, Any]:
-    """Do one run and collect what it gave."""
-    words = run.words()
-    if run.command != "show":
-        words += ["--out", str(out)]
-    given: dict[str, Any] = {"exit": None}
-    given["exit"], said = _call(main, words)
-    if run.again and given["exit"] == 0:
+    words = run.words() + (["--out", str(out)] if run.command != "show" else [])
+    code, said = _call(main, words)
+    given: dict[str, Any] = {}
+    if run.again and code == 0:
         given["checkpoint"] = _lose_the_last(out)
-        given["exit"], said = _call(main, ["run", "--resume", str(out), *_nodes(run)])
-    if given["exit"] != 0:
-        print(f"{run.name}: exit {given['exit']}\n{said}", file=sys.stderr)
+        resume = ["run", "--resume", str(out), "--supernodes", str(run.supernodes)]
+        code, said = _call(main, resume)
+    given["exit"] = code
+    if code != 0:
+        print(f"{run.name}: exit {code}\n{said}", file=sys.stderr)
         # Its last line is what a user reads; folders are others each time.
         given["error"] = re.sub(r"/\S*/", "", said.strip().splitlines()[-1])
     if run.command == "show":
@@ -200,12 +159,7 @@ def _give(run: Run, main: Any, out: Path, messages: Messages) -> dict[str, Any]:
     return {**given, **_written(out)}
 
 
-def _nodes(run: Run) -> list[str]:
-    return ["--supernodes", str(run.supernodes)]
-
-
 def _call(main: Any, words: list[str]) -> tuple[Any, str]:
-    """Call the command; give its exit status and what it said."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         try:
@@ -224,16 +178,16 @@ def _lose_the_last(out: Path) -> dict[str, Any]:
     shutil.rmtree(folders[-1])
     (out / "result.json").unlink()
     files = (file for file in folders[-2].rglob("*") if file.is_file())
-    names = Counter(_any_number(file.name) for file in files)
-    return {"rounds": [folder.name for folder in folders], "files": dict(sorted(names.items()))}
+    return {"rounds": [folder.name for folder in folders], "files": _counted(f.name for f in files)}
+
+
+def _counted(names: Iterable[str]) -> Counter[str]:
+    return Counter(map(_any_number, names))
 
 
 def _written(out: Path) -> dict[str, Any]:
-    """Collect what lies in an output folder."""
-    given: dict[str, Any] = {}
     files = sorted(path for path in out.rglob("*") if path.is_file())
-    names = Counter(_any_number(str(path.relative_to(out))) for path in files)
-    given["files"] = dict(sorted(names.items()))
+    given: dict[str, Any] = {"files": _counted(str(path.relative_to(out)) for path in files)}
     clients = hashlib.sha256()
     for path in files:
         name = str(path.relative_to(out))
@@ -242,11 +196,10 @@ def _written(out: Path) -> dict[str, Any]:
             clients.update(json.dumps([name, summary]).encode())
         elif summary is not None:
             given[name] = summary
-    return {**given, f"clients-{HASH}": clients.hexdigest()}
+    return {**given, "clients-sha256": clients.hexdigest()}
 
 
 def _summary(path: Path) -> dict[str, Any] | None:
-    """Sum up a file of figures or tensors; None for what is neither."""
     if path.suffix == ".jsonl":
         lines = path.read_text().splitlines()
         return _columns([_stable(json.loads(line)) for line in lines])
@@ -257,16 +210,14 @@ def _summary(path: Path) -> dict[str, Any] | None:
 
 
 def _stable(value: Any) -> Any:
-    """Leave out what another time or machine changes."""
     if isinstance(value, dict):
         return {key: _stable(one) for key, one in value.items() if not UNSTABLE.search(key)}
     return [_stable(one) for one in value] if isinstance(value, list) else value
 
 
 def _columns(rounds: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Turn rounds with figures into figures with one value a round; leave out what is empty."""
     flat = [dict(_leaves(one)) for one in rounds]
-    keys = dict.fromkeys(key for one in flat for key, value in one.items() if value not in EMPTY)
+    keys = dict.fromkeys(k for one in flat for k, v in one.items() if v not in ("", [], {}))
     return {key: [one.get(key, "absent") for one in flat] for key in keys}
 
 
@@ -279,7 +230,6 @@ def _leaves(value: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def _tensors(path: Path) -> dict[str, Any]:
-    """Sum up a file of weights: names, sizes, one norm and one hash for all of them."""
     import numpy as np
     from safetensors.numpy import load_file
 
@@ -290,14 +240,10 @@ def _tensors(path: Path) -> dict[str, Any]:
         digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
         squares += float(np.square(array.astype(np.float64)).sum())
         kinds[f"{_any_number(name)} {array.dtype} {array.ndim}d"] += array.size
-    return {"numbers": dict(kinds), "norm": math.sqrt(squares), HASH: digest.hexdigest()}
-
-
-# In the parent -----------------------------------------------------------------------------------
+    return {"numbers": dict(kinds), "norm": math.sqrt(squares), "sha256": digest.hexdigest()}
 
 
 def collect(tree: Path, runs: Sequence[Run]) -> dict[str, Any]:
-    """Do runs in a child process that imports the given tree."""
     with tempfile.TemporaryDirectory(prefix="frozen-") as folder:
         out = Path(folder) / "given.json"
         names = "\n".join(run.name for run in runs)
@@ -323,42 +269,33 @@ def differences(old: Any, new: Any, *, tolerance: float, place: str = "") -> Ite
             yield from differences(before, after, tolerance=tolerance, place=there)
     elif tolerance == LOOSELY and CHOSEN.search(place):
         return
-    elif not _same(old, new, tolerance):
+    elif tolerance and {type(old), type(new)} in ({float}, {float, int}):
+        if not math.isclose(old, new, rel_tol=tolerance, abs_tol=tolerance):
+            yield f"{place}: {old!r} -> {new!r}"
+    elif type(old) is not type(new) or old != new:
         yield f"{place}: {old!r} -> {new!r}"
-
-
-def _same(old: Any, new: Any, tolerance: float) -> bool:
-    if tolerance and {type(old), type(new)} in ({float}, {float, int}):
-        return math.isclose(old, new, rel_tol=tolerance, abs_tol=tolerance)
-    return type(old) is type(new) and bool(old == new)
 
 
 def write(given: dict[str, Any]) -> None:
     """Put runs into the file, in the place of those of the same names; drop runs that are gone."""
-    frozen = read()
-    known = [run.name for run in [*in_process(), *on_ray()]]
-    frozen = {name: {**frozen, **given}[name] for name in known if name in {**frozen, **given}}
+    known, frozen = [run.name for run in [*in_process(), *on_ray()]], {**read(), **given}
+    frozen = {name: frozen[name] for name in known if name in frozen}
     FILE.write_bytes(lzma.compress(json.dumps(_for_file(frozen)).encode()))
 
 
 def read() -> dict[str, Any]:
-    """Read the file, if there is one."""
-    frozen: dict[str, Any] = json.loads(lzma.decompress(FILE.read_bytes())) if FILE.exists() else {}
+    frozen: dict[str, Any] = json.loads(lzma.decompress(FILE.read_bytes()))
     return frozen
 
 
 def _for_file(value: Any) -> Any:
-    """Round floats, and leave out hashes."""
-    if isinstance(value, dict):
-        return {key: _for_file(one) for key, one in value.items() if not _is_hash(one)}
+    if isinstance(value, dict):  # SHA-256s are compared to the bit or not at all
+        is_hash = re.compile("[0-9a-f]{64}").fullmatch
+        kept = {k: v for k, v in value.items() if not (isinstance(v, str) and is_hash(v))}
+        return {key: _for_file(one) for key, one in kept.items()}
     if isinstance(value, list):
         return [_for_file(one) for one in value]
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
-
-
-def _is_hash(value: Any) -> bool:
-    """Tell a SHA-256, which is compared to the bit or not at all."""
-    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+    return float(f"{value:.8g}") if isinstance(value, float) else value
 
 
 def compare(runs: Sequence[Run], *, against: Path | None = None, tree: Path = TREE) -> list[str]:
@@ -366,23 +303,21 @@ def compare(runs: Sequence[Run], *, against: Path | None = None, tree: Path = TR
     new = collect(tree, runs)
     if against is not None:
         return list(differences(collect(against.resolve(), runs), new, tolerance=0))
-    frozen, new = read(), _for_file(new)
-    found = []
+    frozen, new, found = read(), _for_file(new), list[str]()
     for run in runs:
-        old = {run.name: frozen[run.name]} if run.name in frozen else {}
-        tolerance = LOOSELY if DECIDED_BY_ROUNDING.search(run.name) else TOLERANCE
-        found += differences(old, {run.name: new[run.name]}, tolerance=tolerance)
+        name, tolerance = run.name, LOOSELY if DECIDED_BY_ROUNDING.search(run.name) else TOLERANCE
+        found += differences(frozen.get(name, {}), new[name], tolerance=tolerance, place=name)
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 0 if nothing changed."""
-    parser = argparse.ArgumentParser(description="Compare runs with what is frozen.")
-    help_against = "another checkout, compared to the bit"
-    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help=help_against)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--against", type=Path, help="another checkout, compared to the bit")
     parser.add_argument("--write", action="store_true", help="freeze anew")
     parser.add_argument("--ray", action="store_true", help="the runs on Ray, and only these")
-    parser.add_argument("--only", default="", metavar="REGEX", help="runs whose name has this")
+    parser.add_argument(
+        "--only", default="", help="runs whose name has this (a regular expression)"
+    )
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.child is not None:

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import pytest
 from compare import LOOSELY, compare, read
-from runs import COMPARED, DECIDED_BY_ROUNDING, METHODS, in_process, on_ray
-
-# The run of the same settings in this process; on Ray there are two rounds and other SuperNodes
-HERE = {
-    "nfedgnn": "nfedgnn/gcn",
-    "fedscem": "fedscem/full",
-    "fedgls": "fedgls/attentive-cosine",
-    "deepwalk": "deepwalk/pairs",
-    "gat": "gat/pairs",
-}
+from runs import COMPARED, DECIDED_BY_ROUNDING, METHODS, Run, in_process, on_ray
 
 
 @pytest.mark.slow
@@ -24,24 +15,23 @@ def test_every_fifth_run_in_process_and_all_that_show_settings() -> None:
 
 
 @pytest.mark.release
-@pytest.mark.timeout(1200)
-def test_runs_in_process() -> None:
-    assert compare(in_process()) == []
-
-
-# Besides: tests/test_launch.py and tests/contracts/test_predictions.py
-@pytest.mark.release
-@pytest.mark.flwr
 @pytest.mark.timeout(1800)
-def test_runs_on_ray() -> None:
-    assert compare(on_ray()) == []
+@pytest.mark.parametrize(
+    "runs", [in_process(), pytest.param(on_ray(), marks=pytest.mark.flwr)], ids=["here", "on_ray"]
+)
+def test_all_runs(runs: list[Run]) -> None:
+    assert compare(runs) == []
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in COMPARED])
 def test_what_is_frozen_is_the_same_on_ray_and_in_this_process(method: str) -> None:
     frozen = read()
     ray = frozen[f"ray/{method}"]["metrics.jsonl"]
-    here = frozen[HERE.get(method, f"{method}/plain")]["metrics.jsonl"]
+    # The same settings in this process; on Ray there are two rounds and other SuperNodes
+    _, small, nodes = METHODS[method]
+    like = (run for run in in_process() if run[3:] == (small, (), nodes, False))
+    (name,) = (run.name for run in like if run.name.startswith(f"{method}/"))
+    here = frozen[name]["metrics.jsonl"]
     tolerance = LOOSELY if DECIDED_BY_ROUNDING.search(f"ray/{method}") else 1e-5
     assert ray["round"] == [1, 2]
     for key in ("loss", "test-accuracy", "participation/answered"):

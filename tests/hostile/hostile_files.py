@@ -44,7 +44,6 @@ from flower_graph.outputs.files import (
     Embeddings,
     SavedModels,
     SparseRows,
-    read_embeddings,
     read_models,
     write_outputs,
 )
@@ -151,7 +150,7 @@ def make_all(place: Path) -> list[Target]:
                and one.suffix != ".csv" and "1" not in one.parts]  # fmt: skip
     targets += [Target(several / f"models.{end}", lambda: use_models(several))
                 for end in ("json", "safetensors")]  # fmt: skip
-    targets.append(Target(several / "embeddings.npz", lambda: read_embeddings(several)))
+    targets.append(Target(several / "embeddings.npz", lambda: Embeddings.read(several)))
     for file in make_graphs(place / "graphs"):
         targets.append(Target(file, lambda file=file: load_file(file)))  # type: ignore[misc]
     tables = place / "graphs" / "tables"

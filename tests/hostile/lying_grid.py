@@ -19,17 +19,15 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.channel import new_key
 from flower_graph.secure.parties.alignment import ProvedEvaluateRequest, ProvedUnionRequest
-from flower_graph.secure.parties.messages import (
-    EpochRequest,
-    ListRequest,
-    RevealRequest,
-)
 from flower_graph.secure.parties.proofs import public_of
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
+    EpochRequest,
     KeyRequest,
+    ListRequest,
     MaskRequest,
     PrepareRequest,
+    RevealRequest,
     UnmaskRequest,
 )
 from flower_graph.secure.sum.service import entries_of

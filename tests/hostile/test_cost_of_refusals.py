@@ -40,7 +40,7 @@ from flower_graph.strategies.fedscem.cohort import EgoSettings
 from flower_graph.strategies.fedscem.cohort import initial_weights as first_of
 from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment
 from flower_graph.wire.arrays import decode_array, read_array
-from flower_graph.wire.averaging import Enrolment, Trained
+from flower_graph.wire.averaging import Trained
 from flower_graph.wire.exchange import MAX_NAMED, Gathering, Rejected, few, log_rejected
 from flower_graph.wire.ledger import ENROLMENT, ROOM, count_bytes, reply_bytes, setup_bytes, size_of
 
@@ -146,18 +146,6 @@ def test_a_value_is_quoted_without_writing_all_of_it(kind: str) -> None:
     assert 0 < len(said) <= 60
     if kind in ("text", "list"):
         assert said == repr(value[:100])[:60]
-
-
-@pytest.mark.parametrize("value", ["a", b"b", 3, 2.5, None, [1, "a"], (1, 2), {"a": [1]}, [], True])
-def test_a_small_value_is_quoted_as_it_is(value: object) -> None:
-    assert brief(value) == repr(value)
-
-
-@pytest.mark.parametrize("value", ["x" * (60 * MB), ["x"] * (5 * MB), b"x" * (60 * MB + 1)])
-def test_messages_quote_briefly(value: Any) -> None:
-    content = RecordDict({"config": ConfigRecord({"clients": value})})
-
-    assert "clients" in cheap(lambda: Enrolment.read(content))
 
 
 def test_who_is_there_has_a_limit() -> None:
@@ -271,14 +259,6 @@ def _is_safe(call: ast.Call) -> bool:
     if name in ("np.load", "numpy.load"):
         return "allow_pickle" in given
     return name != "torch.load" or given.get("weights_only") == "True"
-
-
-@pytest.mark.parametrize("load", ["np.load(f)", "torch.load(f)"])
-@pytest.mark.parametrize("given", ["", ", allow_pickle=True", ", weights_only=False"])
-def test_the_search_for_unsafe_calls_finds_them(load: str, given: str) -> None:
-    call = ast.parse(load.replace("(f", f"(f{given}"), mode="eval").body
-    assert isinstance(call, ast.Call)
-    assert not _is_safe(call)
 
 
 def test_every_exchange_bounds_its_replies() -> None:

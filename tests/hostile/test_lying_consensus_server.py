@@ -17,8 +17,8 @@ from flower_graph.client.trust import trust_of
 from flower_graph.errors import NoClientsError
 from flower_graph.method.registry import method_of
 from flower_graph.secure.sum.service import entries_of
-from flower_graph.strategies.ppfl.claims import sign_claim
-from flower_graph.strategies.ppfl.messages import IntArray
+from flower_graph.strategies.ppfl.claims import SignedClaims, sign_claim
+from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment, IntArray
 from flower_graph.strategies.ppfl.secure_consensus import CommonMean, Floats, SecureConsensus
 from flower_graph.wire.keys import CONFIG, PUBLIC
 
@@ -155,18 +155,19 @@ def test_a_claim_that_is_replayed_from_another_run_is_refused() -> None:
     context = next(c for c in grid.contexts.values() if c.node_config["partition-id"] == 1)
     held = {1: toy_members(COUNT)[1].public}
     old = sign_claim(trust_of(context).identity, grid.run.run_id + 1, held)
-    strategy.clients.claims.signatures = Replayed({1: old})
+    strategy.clients.claims = Replayed(strategy.clients.claims.registry, lambda: grid.run.run_id)
+    strategy.clients.claims[1] = EmbeddingEnrolment([1], [held[1]], [3], None, old)
     outcome = start(grid, strategy, rounds=1, skipped=True)
     reasons = {entry["reason"] for entry in outcome.reports[0].rejected}
     assert any("party 1: its claim of public nodes is not signed" in why for why in reasons)
     assert outcome.strategy.contributors == []
 
 
-class Replayed(dict[int, Any]):
-    """Signatures that what comes later does not replace."""
+class Replayed(SignedClaims):
+    """Claims that what comes later does not replace."""
 
-    def __setitem__(self, party: int, signature: Any) -> None:
-        self.setdefault(party, signature)
+    def __setitem__(self, party: int, claim: EmbeddingEnrolment) -> None:
+        self.setdefault(party, claim)
 
 
 class LaidApart(CommonMean):

@@ -115,8 +115,7 @@ def test_a_key_holder_that_is_gone_is_replaced_by_the_next_in_the_draw():
 def test_when_more_are_gone_nothing_is_aligned():
     setting, draw = Setting(), drawn(SEED, range(5))
     setting.exchange()
-    gone = draw[:3]
-    setting.exchange(lambda party, c: None if party in gone else setting.reply(party, c))
+    setting.exchange(lambda party, c: None if party in draw[:3] else setting.reply(party, c))
     with pytest.raises(AlignmentError, match="first parties"):
         setting.exchange()
 

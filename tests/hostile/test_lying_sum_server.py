@@ -34,10 +34,6 @@ from flower_graph.secure.parties.differences import (
 )
 from flower_graph.secure.parties.epoch import LIST, MOST_LISTS
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.parties.messages import (
-    ListRequest,
-    RevealRequest,
-)
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.shamir import SHARE_BYTES, combine_shares
 from flower_graph.secure.sum.client import SumClient
@@ -45,9 +41,11 @@ from flower_graph.secure.sum.messages import (
     MASK_KEY,
     NOTHING,
     SEED,
+    ListRequest,
     MaskRequest,
     PrepareReply,
     PrepareRequest,
+    RevealRequest,
     UnmaskRequest,
 )
 from flower_graph.secure.sum.round import Skipped
@@ -340,23 +338,6 @@ def test_another_run_is_counted_too(world):
     with pytest.raises(RefusedError, match=r"3 times.*24"):
         world.begin_run(b"4")
         world.round(0)
-
-
-def test_epochs_of_newcomers_are_not(tmp_path):
-    world = PartyWorld.make(12, tmp_path)
-    for party in world.hosts.values():
-        party.trust = replace(party.trust, runs=1)
-    late = world.hosts.pop(1011)
-    world.begin()
-    world.check(world.round(0), range(11))
-    world.hosts[1011] = late
-    world.begin()
-    there = set()
-    for number in (1, 2):  # one is left out in turn: all twelve differ from the eleven by one
-        found = world.round(number).contributors.tolist()
-        assert len(found) == 11
-        there.update(found)
-    assert there == set(range(12))
 
 
 def stories(partners: np.ndarray, threshold: int) -> dict[int, np.ndarray]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
@@ -246,13 +245,6 @@ def test_every_listed_key_is_there() -> None:
     known |= {key.partition(".")[0] + "." for key in known if "." in key}
     listed = {word for keys in OTHERS.values() for word in keys.split()} | FLOORED
     assert listed <= known
-
-
-def test_the_page_names_what_each_promise_depends_on() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "limits.md").read_text("utf-8")
-    table = page.partition("## Floors")[2].partition("\n## ")[0]
-    named = set(re.findall("`([^`]+)`", table))
-    assert {*PROMISES, *FLOORED} <= named
 
 
 @pytest.mark.parametrize("floor", ["most-epsilon", "least-noise", "most-clip", "most-delta"])

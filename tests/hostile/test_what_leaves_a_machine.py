@@ -23,7 +23,7 @@ from federation import ALL, Federation
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from hostile_grid import evil
 from party_helpers import PartyWorld
-from public_helpers import toy_members
+from public_helpers import bytes_of, toy_members
 
 from flower_graph.apps.client_app import app
 from flower_graph.apps.run import client_app
@@ -92,13 +92,6 @@ def test_a_run_config_reads_no_environment(tmp_path: Path, override: str) -> Non
         with pytest.raises(ConfigError) as caught:
             at(Context(1, 2, dict(NODE), RecordDict(), dict(given)))
         assert SECRET not in str(caught.value)
-
-
-def test_settings_may_name_each_other() -> None:
-    given: Any = {"config": "quickstart", "overrides": "data.split_seed='${seed}' seed=5"}
-    for at in (configured, configured_client):
-        config, _ = at(Context(1, 2, dict(NODE), RecordDict(), given))
-        assert config.data.split_seed == 5
 
 
 def planetoid(folder: Path) -> Path:
@@ -221,16 +214,6 @@ def test_what_is_wrong_with_a_node_is_told_without_its_config(
     assert "module" in said or "no such" not in said  # nor whether a file is there
 
 
-def sent(content: RecordDict) -> bytes:
-    values = [(record, value) for record in content.values() for value in record.values()]
-    return b"|".join(
-        value.numpy().tobytes()
-        if isinstance(record, ArrayRecord)
-        else (value if isinstance(value, bytes) else repr(value).encode())
-        for record, value in values
-    )
-
-
 def written(values: torch.Tensor) -> list[bytes]:
     flat = values.numpy()
     types = ("<f4", "<f8") if flat.dtype.kind == "f" else ("<i8", "<i4", "<u1")
@@ -244,7 +227,7 @@ def test_no_features_labels_or_edges_leave_a_client(name: str) -> None:
     method = method_of(config)
     grid = Federation(client_app(config, None), num_supernodes=setup.supernodes)
     method.build_strategy(config, None).start(grid, num_rounds=2, timeout=5.0)
-    came = b"|".join(sent(reply.content) for _, reply in grid.exchanged)
+    came = b"|".join(bytes_of(reply.content) for _, reply in grid.exchanged)
     private = [row for row in method.as_graph(config).x if row.any()]
     if name == "fedgls":
         for graph in method.graphs(config):
@@ -254,7 +237,8 @@ def test_no_features_labels_or_edges_leave_a_client(name: str) -> None:
     assert len(private) > 10
     for values in private:
         assert not any(way in came for way in written(values))
-    there = sent(RecordDict({"arrays": ArrayRecord([private[0].numpy()])}))  # what is sent is found
+    # What is sent is found
+    there = bytes_of(RecordDict({"arrays": ArrayRecord([private[0].numpy()])}))
     assert any(way in there for way in written(private[0]))
 
 

@@ -40,7 +40,6 @@ from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.secure.align import blinded
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties import alignment
-from flower_graph.secure.parties import messages as of_parties
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.server import PartyRound, PartySums
 from flower_graph.secure.ring import SIGNED, Ring
@@ -466,7 +465,7 @@ class World:
 
     @staticmethod
     def _below() -> set[str]:
-        below = entries_of_requests((of_sums, of_parties))
+        below = entries_of_requests((of_sums,))
         return {one.key for one in below.values()}
 
     @classmethod
@@ -789,7 +788,7 @@ def sums_app(kind: int, keys: Path | None) -> Any:
 class Sums(World):
     """A sum of vectors whose server may lie."""
 
-    modules = (of_sums, of_parties)
+    modules = (of_sums,)
     app, server = staticmethod(sums_app), Summing
     # What a trusted server says, and what an alignment has besides
     never = frozenset({"KeyRequest.sum-run", "RevealRequest.reveal-declared"})
@@ -805,17 +804,23 @@ class Sums(World):
 
 
 class TrustedSums(Sums):
+    """Likewise, where the server is trusted: nothing is signed."""
+
     trusted = True
-    modules = (of_sums,)
-    # What is signed where the server may lie
     never = frozenset(
-        f"{request}-{key}"
-        for request, keys in {
-            "MaskRequest.mask": ("ready", "signatures"),
-            "UnmaskRequest.unmask": ("columns", "signatures"),
-        }.items()
-        for key in keys
+        {
+            "MaskRequest.mask-ready",
+            "MaskRequest.mask-signatures",
+            "UnmaskRequest.unmask-columns",
+            "UnmaskRequest.unmask-signatures",
+        }
     )
+
+    @classmethod
+    def requests(cls) -> dict[str, Entry]:
+        of_parties = "BindRequest", "RevealRequest", "EpochRequest", "ListRequest"
+        found = super().requests()
+        return {name: found[name] for name in found if name.split(".")[0] not in of_parties}
 
 
 WORLDS = {

@@ -8,7 +8,7 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score, roc_auc_score
 from torch import Tensor
 
-from flower_graph.config.metrics import counting_of
+from flower_graph.config.common import counting_of
 from flower_graph.ops.counts import (
     Counts,
     auc,

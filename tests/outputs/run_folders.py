@@ -20,10 +20,10 @@ GRAPH: dict[str, Any] = {
     "x": torch.tensor([[2.0, 0, 0], [0, 1, 3], [0, 4, 0]]),
     "edge_index": torch.tensor([[0, 1], [1, 2]]),
 }
+MODEL = "flower_graph.outputs.modules.GCN", {"features": 3, "hidden": 4, "classes": 2}
 
 
 def weights(seed: int) -> dict[str, torch.Tensor]:
-    """Draw a model's weights."""
     torch.manual_seed(seed)
     return GCN(3, 4, 2).state_dict()
 
@@ -43,16 +43,7 @@ def make_run(
         nodes = [f"anna-{client}", "b,c"] if names else [2 * client, 2 * client + 1]
         logits = torch.tensor([[0.0, 1], [2, 0]])
         said = Predictions.of(logits, client, nodes, [1, 3], [1, -1], CLASSES)
-        state = weights(client if own else 0)
-        module, arguments = (
-            "flower_graph.outputs.modules.GCN",
-            {
-                "features": 3,
-                "hidden": 4,
-                "classes": 2,
-            },
-        )
-        saved = SavedModels(module, arguments, [client], state, {})
+        saved = SavedModels(*MODEL, [client], weights(client if own else 0), {})
         write_outputs(out / "clients" / str(client), said, [saved] if models else [])
     return out
 

@@ -18,11 +18,13 @@ from flower_graph.apps.cli.main import main
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.report.significance import holm
 
+OURS, THEIRS = (0.80, 0.82, 0.81), (0.70, 0.75, 0.71)
+
 
 def leave(folder: Path, seed: int, test: float | None, **more: Any) -> None:
-    """Write what a run leaves, as far as it is compared."""
-    model = {"hidden": more.get("hidden", 16)}
-    config = {"app": more.get("app", "fedgta"), "seed": seed, "rounds": 5, "model": model}
+    """Write what a run leaves, as far as it is compared; ``result``: further entries."""
+    config = {"app": more.get("app", "fedgta"), "seed": seed, "rounds": 5}
+    config |= {"model": {"hidden": more.get("hidden", 16)}, **more.get("config", {})}
     config["data"] = {"name": more.get("data", "cora-linqs"), "root": f"/home/{seed}"}
     result = {
         "config": config,
@@ -36,12 +38,18 @@ def leave(folder: Path, seed: int, test: float | None, **more: Any) -> None:
         "baselines": {"majority": {"test": 0.3}, "label-propagation": {"test": 0.75}},
     }
     folder.mkdir(parents=True)
-    (folder / "result.json").write_text(json.dumps(result))
+    (folder / "result.json").write_text(json.dumps(result | more.get("result", {})))
 
 
-def leave_seeds(folder: Path, *tests: float, **more: Any) -> None:
+def leave_seeds(folder: str, *tests: float, on: str | None = None, **more: Any) -> None:
+    """Leave a run of several seeds; ``on``: the nodes that each is judged on."""
     for seed, test in enumerate(tests):
-        leave(folder / f"seed-{seed}", seed, test, **more)
+        judged = {} if on is None else {"judged-on": f"{on}-{seed}"}
+        leave(Path(folder, f"seed-{seed}"), seed, test, result=judged, **more)
+
+
+def compared_to_first(*runs: str) -> list[str]:
+    return [row["run"] for row in fg.compare(*runs).rows if "difference" in row]
 
 
 @pytest.fixture(autouse=True)
@@ -49,19 +57,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-OURS, THEIRS = (0.80, 0.82, 0.81), (0.70, 0.75, 0.71)
-
-
-def test_the_less_of_an_error_the_better(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_less_of_an_error_the_better() -> None:
     for name, error in (("far", 9.0), ("near", 4.0)):
         for seed in (0, 1):
-            folder = Path("runs") / name / f"seed-{seed}"
-            leave(folder, seed, None, hidden=len(name))
-            result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-            result["config"]["metrics"] = ["mse", "mae"]
-            result |= {"best-val-mse": error + seed, "test-mse-at-best-val": error}
+            result = {"best-val-mse": error + seed, "test-mse-at-best-val": error}
             result["baselines"] = {"mean": {"test": 8.0}, "linear-regression": {"test": 3.0}}
-            (folder / "result.json").write_text(json.dumps(result))
+            config = {"metrics": ["mse", "mae"]}
+            leave(Path("runs", name, f"seed-{seed}"), seed, None, result=result, config=config)
     compared = fg.compare("runs")
     near, far = compared.rows  # of one folder, the best by validation first
     assert (near["run"], far["run"]) == ("near", "far")
@@ -73,9 +75,9 @@ def test_the_less_of_an_error_the_better(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_runs_are_held_against_the_first_seed_by_seed() -> None:
-    leave_seeds(Path("a"), *THEIRS)
-    leave_seeds(Path("b"), *OURS, hidden=32)
-    leave_seeds(Path("c"), *OURS[1:], app="ditto")
+    leave_seeds("a", *THEIRS)
+    leave_seeds("b", *OURS, hidden=32)
+    leave_seeds("c", *OURS[1:], app="ditto")
     compared = fg.compare("a", Path("b"), fg.load_run("c"))
     first, second, third = compared.rows
     assert [row["run"] for row in compared.rows] == ["a", "b", "c"]
@@ -91,60 +93,37 @@ def test_runs_are_held_against_the_first_seed_by_seed() -> None:
     assert third["difference"]["seeds"] == [0, 1]
 
 
-def test_what_has_no_seed_or_data_in_common_is_not_tested() -> None:
+def test_what_has_no_seed_or_data_or_nodes_in_common_is_not_tested() -> None:
     leave(Path("a"), 0, 0.5)
     leave(Path("other-seed"), 1, 0.6)
     leave(Path("other-data"), 0, 0.6, data="PubMed")
     leave(Path("no-number"), 0, None)
     leave(Path("same"), 0, 0.6)
-    rows = fg.compare("a", "other-seed", "other-data", "no-number", "same").rows
-    assert [row["run"] for row in rows if "difference" in row] == ["same"]
-    assert rows[-1]["difference"]["p"] is None  # one seed tells no chance
+    assert compared_to_first("a", "other-seed", "other-data", "no-number", "same") == ["same"]
+    assert fg.compare("a", "same").rows[1]["difference"]["p"] is None  # one seed tells no chance
     assert "difference" not in json.loads(fg.compare("same", "no-number").to_json())["runs"][1]
+    # Where nobody knows all nodes, what says how they are drawn must be the same
+    for name, on, clients in (
+        *(("b", "these", 3), ("as-b", "these", 4), ("other", "those", 3)),
+        *(("c", None, 3), ("as-c", None, 3), ("otherwise", None, 4)),
+    ):
+        leave_seeds(name, 0.5, 0.6, on=on, config={"partition": {"clients": clients}})
+    assert compared_to_first("b", "as-b", "other") == ["as-b"]
+    assert "no difference for 1" in fg.compare("b", "as-b", "other").to_text()
+    assert compared_to_first("c", "as-c", "otherwise", "b") == ["as-c"]
 
 
-def judged(folder: str, *tests: float, on: str | None, **partition: Any) -> None:
-    """Leave a run of two seeds that says which nodes it is judged on."""
-    leave_seeds(Path(folder), *tests)
-    for path in Path(folder).glob("*/result.json"):
-        result = json.loads(path.read_text(encoding="utf-8"))
-        result["config"]["partition"] = partition
-        if on is not None:
-            result["judged-on"] = f"{on}-{result['seed']}"
-        path.write_text(json.dumps(result), encoding="utf-8")
-
-
-def test_runs_that_are_judged_on_other_nodes_are_not_tested_against_each_other() -> None:
-    judged("a", 0.5, 0.6, on="these", clients=3)
-    judged("as-a", 0.6, 0.8, on="these", clients=4)
-    judged("other", 0.6, 0.8, on="those", clients=3)
-    compared = fg.compare("a", "as-a", "other")
-    assert [row["run"] for row in compared.rows if "difference" in row] == ["as-a"]
-    assert "no difference for 1" in compared.to_text()
-    # In a deployment nobody knows all nodes: what says how they are drawn must be the same
-    judged("b", 0.5, 0.6, on=None, clients=3)
-    judged("as-b", 0.6, 0.8, on=None, clients=3)
-    judged("otherwise", 0.6, 0.8, on=None, clients=4)
-    compared = fg.compare("b", "as-b", "otherwise", "a")
-    assert [row["run"] for row in compared.rows if "difference" in row] == ["as-b"]
-
-
-def test_eight_settings_have_a_column_and_all_if_asked_for(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_eight_settings_have_a_column_and_all_if_asked_for() -> None:
     for number in range(4):
-        judged(f"runs/{number}", 0.5, 0.6, on=None, **{f"key{k}": number for k in range(12)})
-    assert main(["compare", "runs"]) == 0
-    text = capsys.readouterr().out
-    assert text.partition("\n")[0].count("partition.key") == 8 and "12 of" in text
-    assert main(["compare", "runs", "--all-settings"]) == 0
-    assert capsys.readouterr().out.partition("\n")[0].count("partition.key") == 12
-    judged("one", 0.5, 0.6, on=None)
+        settings = {f"key{k}": number for k in range(12)}
+        leave_seeds(f"runs/{number}", 0.5, 0.6, config={"partition": settings})
+    compared = fg.compare("runs")
+    assert " ".join(compared.table()[0]).count("partition.key") == 8
+    assert " ".join(compared.table(all_settings=True)[0]).count("partition.key") == 12
     assert "partition.key11" in fg.compare("runs/0", "runs/1").to_text()  # a line each
 
 
 def test_a_folder_of_runs_is_a_table_that_can_be_sorted() -> None:
-    """Single runs that differ by the seed alone are one row, the best by validation the first."""
     for hidden in range(20):
         for seed in range(3):
             test = 0.5 + 0.01 * hidden + 0.001 * seed
@@ -166,19 +145,16 @@ def test_a_folder_of_runs_is_a_table_that_can_be_sorted() -> None:
 def test_runs_that_cannot_be_read_are_named_and_left_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    leave_seeds(Path("runs/good"), 0.5, 0.6)
+    leave_seeds("runs/good", 0.5, 0.6)
     Path("runs/good/seed-2").mkdir()
-    for name, text in (("cut", '{"a": '), ("other", "[1]"), ("no-seed", '{"config": {}}')):
+    leave(Path("runs/wrong"), 0, 0.5, result={"bytes": {"up": 3}})
+    files = {"cut": '{"a": ', "other": "[1]", "no-seed": '{"config": {}}', "unfinished": ""}
+    for name, text in files.items():
         Path("runs", name).mkdir()
-        Path("runs", name, "result.json").write_text(text)
-    leave(Path("runs/wrong"), 0, 0.5)
-    wrong = json.loads(Path("runs/wrong/result.json").read_text()) | {"bytes": {"up": 3}}
-    Path("runs/wrong/result.json").write_text(json.dumps(wrong))
-    Path("runs/unfinished").mkdir()
-    Path("runs/unfinished/metrics.jsonl").touch()
+        Path("runs", name, "result.json" if text else "metrics.jsonl").write_text(text)
     assert main(["compare", "runs"]) == 0
     shown = capsys.readouterr()
-    named = ("good/seed-2", "cut", "other", "no-seed", "wrong", "unfinished")
+    named = ("good/seed-2", "wrong", *files)
     assert [name for name in named if f"runs/{name}" not in shown.err] == []
     assert len(shown.err.splitlines()) == len(named) and "0.550 ± 0.071" in shown.out
     for folder in ("runs/cut", "nowhere"):
@@ -189,8 +165,8 @@ def test_runs_that_cannot_be_read_are_named_and_left_out(
 def test_the_command_prints_text_csv_and_json_and_draws(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    leave_seeds(Path("a"), *THEIRS)
-    leave_seeds(Path("b"), *OURS, hidden=32)
+    leave_seeds("a", *THEIRS)
+    leave_seeds("b", *OURS, hidden=32)
     assert main(["compare", "a", "b", "--by", "test", "--picture", "both.png"]) == 0
     text = capsys.readouterr().out
     assert re.search(r"^model.hidden +32 +16$", text, re.MULTILINE)

@@ -1,16 +1,23 @@
-"""A run's folder that somebody else made runs no code and reads no environment variable."""
+"""A run's folder that somebody else made or spoiled: no code runs, every error is named."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import random
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from run_folders import GRAPH, make_run
+from hostile_files import in_json, in_lines
+from matplotlib.figure import Figure
+from run_folders import GRAPH, MODEL, make_run
 
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
@@ -18,47 +25,39 @@ from flower_graph.config import foreign
 from flower_graph.config.foreign import Trust
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.method import registry
+from flower_graph.method.compare import Comparison
 from flower_graph.method.load import load_config
 from flower_graph.method.run import latest_in
-from flower_graph.outputs.build import DECLARED, build_module
-from flower_graph.outputs.files import read_models
+from flower_graph.outputs.build import build_module
+from flower_graph.outputs.files import Predictions, as_text, read_models, table_of
+from flower_graph.records.participation import MOST_CLIENTS, check_records
+from flower_graph.records.rounds import RoundReport, read_reports
+from flower_graph.report.plots import curves_panel, draw_confusion, drawn, save
+from flower_graph.report.writer import RunWriter
 
 EVIL = """
 from pathlib import Path
-
 from torch import nn
-
 Path({marker!r}).touch()
-
-
 class Thing(nn.Module):
     pass
 """
 OWN = """
 from dataclasses import dataclass
-
-from torch import nn
 from torch_geometric.nn import Sequential
-
 from flower_graph.config.module import ModuleRunConfig
 from flower_graph.method.module_method import ModuleMethod
 from flower_graph.outputs.modules import GCN
 
-BORROWED = Sequential
-
-
 class Mine(GCN):
     pass
-
 
 @dataclass
 class Settings(ModuleRunConfig):
     app: str = "mine.of_mine"
 
-
 class Method(ModuleMethod):
     name, schema = "mine.of_mine", Settings
-
 
 METHOD = Method()
 """
@@ -88,32 +87,23 @@ def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Give a run whose clients have one model in common."""
     return make_run(tmp_path / "run", own=False)
 
 
 def say(folder: Path, **changes: Any) -> None:
-    """Change what the models' files say."""
     for path in folder.glob("clients/*/model.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def configure(folder: Path, **changes: Any) -> None:
-    """Change lines of the run's settings."""
     path = folder / "config.yaml"
-    lines = [
-        line for line in path.read_text().splitlines() if line.partition(":")[0] not in changes
-    ]
-    settings = {key: json.dumps(value) for key, value in changes.items()}
-    path.write_text("\n".join([*lines, *(f"{key}: {value}" for key, value in settings.items())]))
+    lines = [one for one in path.read_text().splitlines() if one.partition(":")[0] not in changes]
+    path.write_text("\n".join([*lines, *(f"{k}: {json.dumps(v)}" for k, v in changes.items())]))
 
 
-def model(folder: Path) -> None:
-    fg.load_run(folder).model(0)
-
-
-def predicted(folder: Path) -> None:
-    fg.load_run(folder).predict(**GRAPH, client=0)
+def commanded(*words: object) -> None:
+    if code := main([*map(str, words)]):
+        raise ConfigError(f"exit {code}")
 
 
 def at_a_client(folder: Path) -> None:
@@ -123,22 +113,48 @@ def at_a_client(folder: Path) -> None:
     latest_in(home.parent).model()
 
 
-def commanded(folder: Path) -> None:
-    graph = folder.parent / "graph.pt"
-    torch.save(GRAPH, graph)
-    code = main(["predict", str(folder), "--client", "0", "--data", str(graph)])
-    if code:
-        raise OutputError(str(code))
+def predict_command(folder: Path) -> None:
+    torch.save(GRAPH, folder.parent / "graph.pt")
+    commanded("predict", folder, "--client", "0", "--data", folder.parent / "graph.pt")
 
 
-DOORS = (model, predicted, at_a_client, commanded)
+def config_as_parent(folder: Path) -> None:
+    (folder.parent / "mine.yaml").write_text("defaults: run/config.yaml\nrounds: 3\n")
+    load_config(str(folder.parent / "mine.yaml"))
 
 
-@pytest.mark.parametrize("door", DOORS)
+def resumed_without_traces(folder: Path) -> None:
+    for one in folder.iterdir():
+        if one.is_file() and one.name != "config.yaml":
+            one.unlink()
+    (folder / "clients").rename(folder.parent / "elsewhere")
+    commanded("run", "--resume", folder)
+
+
+# All that reads a run's models, and its settings
+MODELS: dict[str, Callable[[Path], object]] = {
+    "model": lambda run: fg.load_run(run).model(0),
+    "predict": lambda run: fg.load_run(run).predict(**GRAPH, client=0),
+    "files alone": lambda run: build_module(*read_models(run / "clients" / "0")),
+    "at a client": at_a_client,
+    "command": predict_command,
+}
+SETTINGS: dict[str, Callable[[Path], object]] = {
+    "read": lambda run: fg.load_run(run).config,
+    "given": lambda run: load_config(str(run / "config.yaml")),
+    "parent": config_as_parent,
+    "resumed": lambda run: commanded("run", "--resume", run),
+    "resumed without traces": resumed_without_traces,
+    "run again": lambda run: commanded("run", run / "config.yaml", "--out", run.parent / "out"),
+    "shown": lambda run: commanded("show", run / "config.yaml"),
+    "predict": MODELS["predict"],
+    "command": predict_command,
+}
+
+
+@pytest.mark.parametrize("door", MODELS)
 @pytest.mark.parametrize("which", ["import", "hints", "file"])
-def test_a_models_class_runs_no_code(
-    door: Callable[[Path], None], which: str, folder: Path, marker: Path
-) -> None:
+def test_a_models_class_runs_no_code(door: str, which: str, folder: Path, marker: Path) -> None:
     hint = f"x -> __import__('pathlib').Path({str(marker)!r}).touch()"
     sequential = {"input_args": hint, "modules": []}
     if which == "import":
@@ -147,72 +163,35 @@ def test_a_models_class_runs_no_code(
         say(folder, module="torch_geometric.nn.Sequential", arguments=sequential)
     else:  # a class that ships makes others' in no way
         say(folder, module="flower_graph.outputs.modules.nn.Module", arguments={})
+    with pytest.raises((OutputError, ConfigError)):
+        MODELS[door](folder)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden": 10**12},
+        {"hidden": 2**20},  # allowed, but not the weights'
+        {"hidden": True},
+        {"dropout": "0.5"},
+        {"dropout": 7},
+        {"classes": [2]},
+        {"other": 1},
+    ],
+    ids=str,
+)
+def test_arguments_of_classes_that_ship_are_checked(changes: dict[str, Any], folder: Path) -> None:
+    say(folder, arguments=MODEL[1] | changes)
     with pytest.raises(OutputError):
-        door(folder)
-    assert not marker.exists()
+        MODELS["model"](folder)
 
 
-def config_read(folder: Path) -> None:
-    _ = fg.load_run(folder).config
-
-
-def config_given(folder: Path) -> None:
-    load_config(str(folder / "config.yaml"))
-
-
-def config_as_parent(folder: Path) -> None:
-    (folder.parent / "mine.yaml").write_text("defaults: run/config.yaml\nrounds: 3\n")
-    load_config(str(folder.parent / "mine.yaml"))
-
-
-def told(*words: str) -> None:
-    if main(list(words)):
-        raise ConfigError("refused")
-
-
-def resumed(folder: Path) -> None:
-    told("run", "--resume", str(folder))
-
-
-def resumed_without_traces(folder: Path) -> None:
-    for one in folder.iterdir():
-        if one.is_file() and one.name != "config.yaml":
-            one.unlink()
-    (folder / "clients").rename(folder.parent / "elsewhere")
-    resumed(folder)
-
-
-def run_again(folder: Path) -> None:
-    told("run", str(folder / "config.yaml"), "--out", str(folder.parent / "out"))
-
-
-def shown(folder: Path) -> None:
-    told("show", str(folder / "config.yaml"))
-
-
-SETTINGS = (config_read, config_given, config_as_parent, resumed, resumed_without_traces)
-
-
-@pytest.mark.parametrize("door", [*SETTINGS, run_again, shown, predicted, commanded])
-def test_settings_import_no_method(
-    door: Callable[[Path], None], folder: Path, marker: Path
-) -> None:
+@pytest.mark.parametrize("door", SETTINGS)
+def test_settings_import_no_method(door: str, folder: Path, marker: Path) -> None:
     configure(folder, app="evil")
-    with pytest.raises(ConfigError if door is not commanded else OutputError):
-        door(folder)
-    assert not marker.exists()
-
-
-def test_a_table_over_a_runs_settings_imports_no_method(
-    folder: Path, marker: Path, tmp_path: Path
-) -> None:
-    configure(folder, app="evil")
-    table = tmp_path / "table.yaml"
-    table.write_text(
-        f"title: T\nconfig: {folder}/config.yaml\nonly: []\nseeds: [0]\npage: []\n"
-        "tables: {a: [{table: a, rows: [test-accuracy-last]}]}\n"
-    )
-    assert main(["reproduce", str(table), "--out", str(tmp_path / "out")]) != 0
+    with pytest.raises(ConfigError):
+        SETTINGS[door](folder)
     assert not marker.exists()
 
 
@@ -227,14 +206,12 @@ def test_interpolation_is_text(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
             assert config.data.name == text
     configure(folder, rounds="${oc.env:SECRET}")
     with pytest.raises(ConfigError, match="rounds") as refused:
-        _ = fg.load_run(folder).config
+        SETTINGS["read"](folder)
     assert "swordfish" not in str(refused.value)
-
-
-def test_ones_own_yaml_is_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUNDS", "7")
-    (tmp_path / "config.yaml").write_text("app: fedgta\nrounds: ${oc.env:ROUNDS}\n")
-    assert load_config(str(tmp_path / "config.yaml")).rounds == 7
+    own = folder.parent / "config.yaml"  # a person's own file is filled in
+    own.write_text("app: fedgta\nrounds: ${oc.env:ROUNDS}\n")
+    assert load_config(str(own)).rounds == 7
 
 
 def test_a_run_does_not_choose_where_raw_data_lie(
@@ -252,81 +229,45 @@ def test_a_run_does_not_choose_where_raw_data_lie(
     assert load_config(str(path)).data.root == str(root)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"hidden": 10**12},
-        {"hidden": 2**20},  # allowed, but not the weights'
-        {"hidden": True},
-        {"dropout": "0.5"},
-        {"dropout": 7},
-        {"classes": [2]},
-        {"other": 1},
-    ],
-    ids=str,
-)
-def test_arguments_of_classes_that_ship_are_checked(changes: dict[str, Any], folder: Path) -> None:
-    arguments = {"features": 3, "hidden": 4, "classes": 2}
-    say(folder, arguments=arguments | changes)
-    with pytest.raises(OutputError):
-        model(folder)
-
-
-def test_every_class_that_is_saved_is_declared() -> None:
-    root = Path(fg.__file__).parent
-    for path in [*root.glob("outputs/modules.py"), *root.parent.glob("strategies/*/modules.py")]:
-        place = f"flower_graph.{'.'.join(path.relative_to(path.parents[2]).parts)}"
-        place = place.removesuffix(".py").replace("flower_graph.flower_graph", "flower_graph")
-        __import__(place)
-        for name in sys.modules[place].__dict__["__all__"]:
-            if name not in ("NeighbourGenerator",):  # a part of another
-                assert getattr(sys.modules[place], name) in DECLARED
-
-
-def test_trust_is_said_before_anything_is_imported(folder: Path, marker: Path) -> None:
+def test_trust_is_said_before_anything_is_imported(
+    folder: Path, marker: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     seen: list[bool] = []
     trust = Trust(code=True, say=lambda text: seen.append("evil" in text and not marker.exists()))
     say(folder, module="evil.Thing", arguments={})
     with pytest.raises(OutputError):  # of other weights
         fg.load_run(folder, trust=trust).model(0)
     assert seen == [True] and marker.exists()
-
-
-def test_the_commands_flag_trusts(
-    folder: Path, marker: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    marker.unlink()
+    del sys.modules["evil"]
     configure(folder, app="evil")
     assert main(["run", "--resume", str(folder), "--trust-code"]) == 2  # evil has no METHOD
     assert marker.exists() and "evil" in caplog.text
 
 
-def test_a_method_of_ones_own_is_given_by_file(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "of_mine.py").write_text(OWN)
-    (folder / "config.yaml").write_text("app: mine.of_mine\n")
-    say(folder, module="mine.of_mine.Mine")
-    with pytest.raises(OutputError):
-        model(folder)
-    assert main(["show", str(folder / "config.yaml"), "--app", str(tmp_path / "of_mine.py")]) == 0
-    assert fg.load_run(folder).config.app == "mine.of_mine"
-    assert type(fg.load_run(folder).model(0)).__name__ == "Mine"
-    say(folder, module="mine.of_mine.Sequential", arguments={})  # not its own
-    with pytest.raises(OutputError):
-        model(folder)
-
-
-def test_a_method_that_is_imported_already_needs_no_trust(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("how", ["given by file", "imported"])
+def test_a_method_of_ones_own_needs_no_trust(
+    how: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "of_mine.py").write_text(OWN)
-    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "mine" / "of_mine.py"
+    file.parent.mkdir()
+    file.write_text(OWN)
     (folder / "config.yaml").write_text("app: mine.of_mine\n")
     say(folder, module="mine.of_mine.Mine")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(OutputError):
+        MODELS["model"](folder)
     with pytest.raises(ConfigError):
-        _ = fg.load_run(folder).config
-    __import__("mine.of_mine")
+        SETTINGS["read"](folder)
+    if how == "imported":
+        __import__("mine.of_mine")
+    else:
+        commanded("show", folder / "config.yaml", "--app", file)
     run = fg.load_run(folder)
     assert run.config.app == "mine.of_mine" and type(run.model(0)).__name__ == "Mine"
+    say(folder, module="mine.of_mine.Sequential", arguments={})  # not its own
+    with pytest.raises(OutputError):
+        MODELS["model"](folder)
 
 
 @pytest.mark.parametrize("text", ["x = 1\n", "METHOD = 3\n", "raise OSError\n", None])
@@ -339,9 +280,213 @@ def test_a_file_that_is_no_method(text: str | None, tmp_path: Path) -> None:
     assert "of_mine" not in sys.modules
 
 
-def test_models_that_are_read_by_themselves_are_foreign(folder: Path, marker: Path) -> None:
-    say(folder, module="evil.Thing", arguments={})
-    (saved,) = read_models(folder / "clients" / "0")
+# Spoiled ------------------------------------------------------------------------------------------
+
+
+SMALL = {
+    **dict.fromkeys(("strategy.local_epochs", "rounds"), 2),
+    "data": {"name": "csbm", "nodes": 120, "classes": 3, "num_features": 40},
+    "data.ratios": [0.4, 0.3, 0.3],
+    "partition": {"clients": 2, "method": "random"},
+    "model.hidden": 4,
+    "metrics": ["accuracy", "macro-f1"],
+    "checkpoint_every": 1,
+    "graph.neighbours": 3,
+}
+LINES, RESULT = "metrics.jsonl", "result.json"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("honest") / "run"
+    fg.run("fedgls/cora-linqs", SMALL, out=folder, quiet=True)
+    return folder
+
+
+@pytest.fixture
+def honest(made: Path, tmp_path: Path) -> Path:
+    shutil.copytree(made, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def spoil(folder: Path, draw: random.Random) -> str:
+    name = draw.choice([LINES, LINES, LINES, RESULT, RESULT, "data.json"])
+    change = in_lines if name == LINES else in_json
+    (folder / name).write_bytes(change((folder / name).read_bytes(), draw))
+    return name
+
+
+LATER = [pytest.param(seed, marks=[pytest.mark.slow, pytest.mark.release]) for seed in range(1, 30)]
+
+
+@pytest.mark.parametrize("seed", [0, *LATER])
+def test_commands_that_read_a_spoiled_run_end_in_a_page_or_a_named_error(
+    seed: int, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw = random.Random(seed)
+    for number in range(8):
+        folder = tmp_path / f"run-{number}"
+        shutil.copytree(made, folder)
+        done = [spoil(folder, draw) for _ in range(draw.choice([1, 1, 2]))]
+        run = str(folder)
+        commands = [
+            ["report", run, "--out", str(tmp_path / "page.html")],
+            ["compare", run, run],
+            ["predict", run, "--client", "0"],
+        ]
+        resume = ["run", "--resume", run, "--quiet"]
+        command = commands[number % 3] if draw.random() < 0.9 else resume
+        assert main(command) in (0, 1, 2), (command[0], done)
+        capsys.readouterr()
+
+
+HALF = MOST_CLIENTS // 2
+GOOD = (["0-5,7", "6,8-9"], [f"0-{HALF - 1}", f"{HALF}-{2 * HALF - 1}"])
+GOOD += ([str(2**62), f"{2**63 - 2}-{2**63 - 1}"],)  # claimed by a SuperNode
+BAD = ("1-", "a", "3,2", "1-1", " 1", "1,,2", "0-" + "9" * 30, f"0-{2**63 - 1}", str(2**63))
+
+
+@pytest.mark.parametrize(
+    "texts", [*GOOD, *([one] for one in BAD), [f"0-{HALF}", f"{HALF}-{2 * HALF}"]]
+)
+def test_many_clients_in_many_rounds_are_counted_together(texts: list[str], tmp_path: Path) -> None:
+    records = [{"asked": t, "answered": t, "failed": [], "left-out": []} for t in texts]
+    if texts in GOOD:
+        check_records([*records, {}])
+        return
+    with pytest.raises(ValueError):
+        check_records(records)
+    report = RoundReport(1, 0.5, 0.5, 0.0, 1.0, 1.0, 1.0, 2, 2).to_record()
+    lines = [json.dumps(report | {"participation": one}) for one in records]
+    (tmp_path / LINES).write_text("\n".join(lines) + "\n")
+    with pytest.raises(OutputError, match=LINES):  # no memory is taken for such a file
+        read_reports(tmp_path / LINES)
+
+
+PLANTED = [
+    ".probe", ".running", ".partial-result.json", ".partial-metrics.jsonl", ".config.yaml.1",
+    "checkpoints", "clients", "rows", "rows/users-0.rows", "metrics.jsonl", "weights.safetensors",
+    "checkpoints/round-000001", "checkpoints/round-000002/server.safetensors", "seed-0",
+    "tensorboard",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_foreign_run_that_is_resumed_writes_nothing_elsewhere(
+    name: str, honest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever its author has made a link: the command names it, and its target stays."""
+    home = tmp_path / "home"
+    (home / "inner").mkdir(parents=True)
+    (home / ".bashrc").write_text("mine")
+    (honest / RESULT).unlink()
+    link = honest / name
+    shutil.rmtree(link) if link.is_dir() else link.unlink(missing_ok=True)
+    link.parent.mkdir(exist_ok=True)
+    is_folder = name in ("checkpoints", "clients", "rows", "seed-0", "tensorboard")
+    link.symlink_to(home / "inner" if is_folder or "round-000001" in name else home / ".bashrc")
+    assert main(["run", "--resume", str(honest), "--quiet", "rounds=3"]) == 2
+    assert name.partition("/")[0] in capsys.readouterr().err
+    assert (home / ".bashrc").read_text() == "mine" and not [*(home / "inner").iterdir()]
+    assert sorted(path.name for path in home.iterdir()) == [".bashrc", "inner"]
+
+
+# Names of data, classes and nodes are text: in tables, in pictures and on a terminal -------------
+
+NAMES = ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(1)", "\t=1", "fine"]
+ESCAPES = "\x1b[2J\x1b]0;owned\x07"
+
+
+def test_tables_have_no_formulas() -> None:
+    assert [as_text(one)[0] for one in NAMES] == ["'"] * 5 + ["f"]
+    for number in ("-1", "+1.5", "-1e-9", "0", "", "-inf"):
+        assert as_text(number) == number
+    numbers = np.arange(6)
+    predictions = Predictions(
+        client=np.full(6, -1), node=np.array(NAMES), predicted=numbers,
+        probability=np.full(6, 0.5, np.float32), role=np.zeros(6, np.int8), label=numbers,
+        classes=tuple(NAMES),
+    )  # fmt: skip
+    text = table_of(predictions).to_csv(index=False)
+    for line in list(csv.reader(io.StringIO(text)))[1:]:
+        assert len(line) == 6
+        assert not any(cell[:1] in ("=", "+", "-", "@", "\t") and cell for cell in line), line
+    figure = {"mean": -0.5, "std": 0.0, "values": [-0.5]}
+    row = {
+        "run": "=HYPERLINK(1)", "path": "@x", "app": "+a", "version": "-v", "seeds": [0],
+        "settings": {"data.name": "=1+1"}, "figures": {"test-accuracy": figure},
+        "metric": "accuracy", "baselines": {}, "beaten": [],
+    }  # fmt: skip
+    other = row | {"settings": {"data.name": "b"}}
+    first, _ = csv.DictReader(io.StringIO(Comparison([row, other], []).to_csv()))
+    words = {key: first[key] for key in ("run", "path", "app", "version", "data.name")}
+    assert all(word.startswith("'") for word in words.values()), words
+    assert first["test-accuracy"] == "-0.5"
+
+
+@pytest.mark.parametrize("name", ["a$b$c", "$\\frac$", "$x$", "$$", "a $ b"])
+def test_two_dollar_signs_make_no_formula(name: str, tmp_path: Path) -> None:
+    figure = Figure()
+    axes = figure.subplots()
+    axes.plot([1, 10, 100], [1, 2, 3], label=name)
+    axes.set_yticks([1, 2], [name, "b"])
+    axes.set_xscale("log")
+    axes.set_xlabel(name)
+    figure.suptitle(name)
+    axes.legend()
+    save(figure, tmp_path / "a.png")
+    shown = [one.get_text() for one in axes.get_xticklabels()]
+    assert any("mathdefault" in one for one in shown), "powers are matplotlib's own formulas"
+    assert drawn(draw_confusion, [[1, 0], [0, 1]], [name, "b"]).startswith("<svg")
+    assert name in curves_panel("x", {name: [[1.0, 2.0]]})
+
+
+@pytest.mark.usefixtures("pictures")
+def test_a_result_is_there_before_its_pictures(tmp_path: Path) -> None:
+    def draw(*_: object) -> None:
+        raise OutputError("no room for pictures")
+
+    def report(number: int) -> RoundReport:
+        return RoundReport(number, 1.0, 1.0, 0.0, 0.5, 0.5, 0.5, 2, 2, confusion=[[1, 0], [0, 1]])
+
+    config = {"seed": 0, "data": {"name": "a$\\frac$b"}, "metrics": ["accuracy"]}
+    writer = RunWriter(tmp_path, config, draw=draw)
+    writer.write_round(report(1))
+    writer.write_round(report(2))
     with pytest.raises(OutputError):
-        build_module(saved)
-    assert not marker.exists()
+        writer.finish({}, {"w": np.ones(3)})
+    writer.close()
+    assert {"result.json", "weights.safetensors"} <= {path.name for path in tmp_path.iterdir()}
+    again = RunWriter(tmp_path, config, resume_round=1)
+    again.write_round(report(2))
+    again.finish({})
+    assert (tmp_path / "curves.png").exists() and (tmp_path / "confusion.png").exists()
+
+
+def lay_data(folder: Path) -> Path:
+    folder.mkdir()
+    rows = [f"{node},{node % 2}.5,{'ab'[node % 2]}{ESCAPES}" for node in range(40)]
+    (folder / "nodes.csv").write_text("\n".join(["id,x,label", *rows]) + "\n")
+    edges = [f"{node},{(node + 2) % 40}" for node in range(40)]
+    (folder / "edges.csv").write_text("\n".join(["source,target", *edges]) + "\n")
+    return folder
+
+
+def test_names_move_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown, data = lay_data(tmp_path / f"mine{ESCAPES}"), lay_data(tmp_path / "mine")
+    run, people = str(tmp_path / "run"), tmp_path / "people.csv"
+    given = [f"data.name={data}", "data.split=random", "data.ratios=[0.4,0.3,0.3]", "rounds=1"]
+    given += ["partition.clients=2", "partition.method=random", "model.hidden=4"]
+    given += ["data.features=as-is"]
+    for command in (
+        ["check", str(data)],
+        ["run", "fedgta/cora-linqs", *given, "--out", run],
+        ["predict", run, "--client", "0", "--out", str(people)],
+        ["predict", str(shown)],
+        ["check", "fedgta/cora-linqs", *given],
+    ):
+        code = main(command)
+        said = capsys.readouterr()
+        assert "\x1b" not in said.out + said.err and "\x07" not in said.out + said.err, command
+        assert code == (2 if command[1] == str(shown) else 0), said.err
+    assert ESCAPES in people.read_text()  # a file has the names as they are

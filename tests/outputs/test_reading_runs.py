@@ -1,9 +1,12 @@
-"""What a run left is read back; a new graph is treated as the run's was."""
+"""What a run left is read back, in Python and by ``flower-graph predict``; what is refused."""
 
 from __future__ import annotations
 
+import csv
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +14,17 @@ import torch
 from run_folders import CLASSES, GRAPH, by_hand, make_run, weights
 
 import flower_graph as fg
+from flower_graph.apps.cli.main import main
 from flower_graph.data.features import prepare_features
 from flower_graph.data.graph import Treatment
 from flower_graph.errors import OutputError
 from flower_graph.method.run import latest_in
+from flower_graph.outputs.files import Predictions, write_outputs
 
 ROW = torch.tensor([[1.0, 0, 0], [0, 0.25, 0.75], [0, 1, 0]])
 
 
-def test_a_run_is_read_back(tmp_path: Path) -> None:
+def test_a_run_is_read_back_and_a_new_graph_is_treated_as_its_own(tmp_path: Path) -> None:
     run = fg.load_run(make_run(tmp_path / "run"))
     assert (run.result["test-accuracy"], run.config.app, list(run.seeds)) == (0.5, "fedgta", [0])
     assert run.metrics == [{"round": 1, "bytes": {"up": {"weights": 8}}}]  # the second is cut short
@@ -32,10 +37,6 @@ def test_a_run_is_read_back(tmp_path: Path) -> None:
     state = run.model(client=1).state_dict()
     assert all(torch.equal(state[name], value) for name, value in weights(1).items())
     assert not run.model(client=1).training
-
-
-def test_a_new_graph_is_treated_as_the_runs(tmp_path: Path) -> None:
-    run = fg.load_run(make_run(tmp_path / "run"))
     said = run.predict(**GRAPH, client=1)
     np.testing.assert_allclose(said.numpy(), by_hand(1, ROW), atol=1e-6)
     with pytest.raises(OutputError):
@@ -54,7 +55,7 @@ def test_what_was_done_to_features_is_done_to_others(how: str) -> None:
     assert torch.equal(read.apply(x[2:3]), made[2:3])
 
 
-def test_several_seeds(tmp_path: Path) -> None:
+def test_several_seeds_and_a_data_folders_last_run(tmp_path: Path) -> None:
     for seed in (3, 10):
         make_run(tmp_path / f"seed-{seed}", f"seed={seed}")
     (tmp_path / "summary.json").write_text('{"test-accuracy": {"mean": 0.5}}')
@@ -63,13 +64,133 @@ def test_several_seeds(tmp_path: Path) -> None:
     assert run.result == {"test-accuracy": {"mean": 0.5}}
     with pytest.raises(OutputError, match=r"seeds.*seed-3"):
         run.predictions()
-
-
-def test_a_data_folders_last_run(tmp_path: Path) -> None:
-    for number, token in enumerate(("b", "a")):
-        source = make_run(tmp_path / f"run-{token}") / "clients" / str(number)
-        shutil.copytree(source, tmp_path / "data" / "outputs" / token)
-    import os
-
-    os.utime(tmp_path / "data" / "outputs" / "b", (1, 1))
+    outputs = tmp_path / "data" / "outputs"
+    shutil.copytree(tmp_path / "seed-3" / "clients" / "0", outputs / "b")
+    shutil.copytree(tmp_path / "seed-3" / "clients" / "1", outputs / "a")
+    os.utime(outputs / "b", (1, 1))
     assert latest_in(tmp_path / "data").predictions().client.tolist() == [1, 1]
+
+
+def column(text: str, name: str) -> list[str]:
+    return [row[name] for row in csv.DictReader(text.splitlines())]
+
+
+def saved(folder: Path, **changes: Any) -> str:
+    content = {key: value for key, value in (GRAPH | changes).items() if value is not None}
+    torch.save(content, folder / "new.pt")
+    return str(folder / "new.pt")
+
+
+def test_predictions_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "run", names=True)
+    assert main(["predict", str(run), "--client", "1"]) == 0
+    text = capsys.readouterr().out
+    found = {name: column(text, name) for name in ("node", "class", "role", "label")}
+    assert found == {
+        "node": ["anna-1", "b,c"],
+        "class": ["dog", "cat"],
+        "role": ["train", "test"],
+        "label": ["dog", ""],
+    }
+    write_outputs(run, Predictions.of(torch.eye(2), -1, ["u", "v"], [1, 3], [0, 1]), [])
+    assert main(["predict", str(run), "--out", str(tmp_path / "all.csv")]) == 0
+    named = ["server", "server", "0", "0", "1", "1"]
+    assert column((tmp_path / "all.csv").read_text(), "client") == named
+    assert (run / "predictions.csv").read_text().splitlines()[1].startswith("server,u,")
+
+
+def test_what_is_right_is_said_by_role(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    # By client, role and predicted class; the label is 1: of client 0 one of three test nodes is
+    # right, of client 1 the only one; a node in no part is wrong, and one has no label.
+    rows = {0: [(1, 1), (3, 1), (3, 0), (3, 0)], 1: [(3, 1), (0, 0), (2, 1)]}
+    for client, own in rows.items():
+        roles, guesses = zip(*own, strict=True)
+        labels = [-1 if role == 2 else 1 for role in roles]
+        found = Predictions.of(torch.eye(2)[[*guesses]], client, range(len(own)), roles, labels)
+        write_outputs(run / "clients" / str(client), found, [])
+        (run / "clients" / str(client) / "outputs.json").write_text('{"round": 7}')
+    (run / "config.yaml").write_text("app: fedgta\n", encoding="utf-8")
+    assert main(["predict", str(run), "--out", str(tmp_path / "all.csv")]) == 0
+    said = capsys.readouterr().err
+    assert "7 predictions of round 7" in said
+    assert all(part in said for part in ("train 1.000 of 1", "test 0.667 of 4", "0.000 of 1 "))
+
+
+def test_a_new_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, out = make_run(tmp_path / "run"), tmp_path / "out.csv"
+    words = ["predict", str(run), "--client", "1", "--out", str(out), "--data"]
+    assert main([*words, saved(tmp_path, y=["cat", None, "dog"], names=["a", "b", "c"])]) == 0
+    expected, text = by_hand(1, ROW), out.read_text()
+    assert column(text, "node") == ["a", "b", "c"]
+    assert column(text, "class") == [["cat", "dog"][k] for k in expected.argmax(1)]
+    chances = column(text, "probability")
+    np.testing.assert_allclose([*map(float, chances)], expected.max(1), atol=1e-5)
+    right = np.mean([expected[0].argmax() == 0, expected[2].argmax() == 1])
+    assert f"{right:.3f} of the 2 " in capsys.readouterr().err
+    tables = tmp_path / "people"  # without labels
+    tables.mkdir()
+    (tables / "nodes.csv").write_text("name,a,b,c\nu,2,0,0\nv,0,1,3\nw,0,4,0\n")
+    (tables / "edges.csv").write_text("source,target\nu,v\nv,w\n")
+    assert main([*words, str(tables)]) == 0
+    assert column(out.read_text(), "probability") == chances
+
+
+X = GRAPH["x"]
+NAN = X.clone()
+NAN[1, 2] = torch.nan
+ONE = ["--client", "1"]
+# A new graph, or None; files of the run that are gone, or with ! cut short; options; what is said
+REFUSED: list[tuple[dict[str, Any] | None, str, list[str], str]] = [
+    ({"x": X[:, :2]}, "", ONE, "x has 2"),
+    ({"x": None}, "", ONE, "no x"),
+    ({"edge_index": None}, "", ONE, "no edges"),
+    ({"edge_index": torch.zeros(2, 0).long()}, "", ONE, "has no edges"),
+    ({"edge_index": torch.tensor([[0], [3]])}, "", ONE, "edge_index["),
+    ({"x": NAN}, "", ONE, "x[1, 2]"),
+    ({"y": ["cat", "cow", None]}, "", ONE, "'cow'"),
+    ({"y": torch.tensor([0, 2, -1])}, "", ONE, "y has 2"),
+    ({}, "", ["--client", "7"], "client 7: no model of it in"),
+    ({}, "", [], "--client"),
+    (None, "", ["--client", "7"], "there are those of 0, 1"),
+    (None, "!predictions.npz", [], "not predictions of a run"),
+    (None, "predictions.npz", [], "no predictions"),
+    ({}, "model.safetensors", ONE, "not models of a run"),
+    ({}, "model.*", ONE, "no models"),
+    ({}, "config.yaml", ONE, "config.yaml"),
+    ({}, "data.json", ONE, "data.json:"),
+]
+
+
+@pytest.mark.parametrize(("changes", "lost", "options", "why"), REFUSED)
+def test_what_is_refused_is_said_in_a_line_and_nothing_is_written(
+    changes: dict[str, Any] | None,
+    lost: str,
+    options: list[str],
+    why: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = make_run(tmp_path / "run")
+    for path in run.rglob(lost.lstrip("!")) if lost else ():
+        path.write_bytes(path.read_bytes()[:20]) if lost.startswith("!") else path.unlink()
+    words = ["predict", str(run), "--out", str(tmp_path / "out.csv"), *options]
+    words += [] if changes is None else ["--data", saved(tmp_path, **changes)]
+    before = sorted(tmp_path.rglob("*"))
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1 and why in said
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["none", "empty", "save=none"])
+@pytest.mark.parametrize("words", [[], ["--data-folder"]])
+def test_folders_without_outputs(
+    words: list[str], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for path in make_run(tmp_path / "save=none", "save=none").glob("clients/*/*"):
+        path.unlink()
+    assert main(["predict", *words, str(tmp_path / name)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1 and name in said

@@ -25,14 +25,12 @@ def test_what_is_written_is_read_back_by_us_and_by_flower(values: np.ndarray) ->
     array = encode_array("x", values)
     assert array.data == Array(values).data  # byte for byte what numpy.save writes
     for back in (decode_array("x", array), array.numpy()):
-        assert back.dtype == values.dtype
-        assert back.shape == values.shape
+        assert (back.dtype, back.shape) == (values.dtype, values.shape)
         np.testing.assert_array_equal(back, values)
 
 
-@given(st.sampled_from([(3, 4), (2, 3, 4)]))
-def test_any_memory_order_is_carried(shape: tuple[int, ...]) -> None:
-    values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+def test_any_memory_order_is_carried() -> None:
+    values = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     for view in (values.T, values[::2], values[..., ::-1]):
         np.testing.assert_array_equal(encode_array("x", view).numpy(), view)
         # Flower keeps Fortran order in the bytes.
@@ -92,17 +90,14 @@ def read(values: np.ndarray, limit: float | None = MAX_NUMBER) -> np.ndarray:
     return read_array(content, "arrays", "x", (3,), limit=limit)
 
 
-@pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8", "<i4", "<i8", "<u8", "|u1"])
-def test_numbers_of_other_types_are_read(dtype: str) -> None:
-    assert read(np.ones(3, dtype)).tolist() == [1, 1, 1]
-
-
-@pytest.mark.parametrize("value", [1e9, -1e9, 2**20 + 1, 2**63 - 1, -(2**63)])
-def test_a_number_that_is_too_large_is_refused_but_not_a_word_of_a_ring(value: float) -> None:
-    values = np.array([-MAX_NUMBER, 0, value])
-    with pytest.raises(MalformedReplyError, match="most 1"):
-        read(values)
-    assert (read(values, None) == values).all()
+def test_a_number_that_is_too_large_is_refused_but_not_a_word_of_a_ring() -> None:
+    for dtype in ("<f2", "<f4", "<f8", "<i4", "<i8", "<u8", "|u1"):
+        assert read(np.ones(3, dtype)).tolist() == [1, 1, 1]
+    for value in (1e9, -1e9, 2**20 + 1, 2**63 - 1, -(2**63)):
+        values = np.array([-MAX_NUMBER, 0, value])
+        with pytest.raises(MalformedReplyError, match="most 1"):
+            read(values)
+        assert (read(values, None) == values).all()
     assert read(np.full(3, -MAX_NUMBER)).tolist() == [-(2.0**20)] * 3
 
 

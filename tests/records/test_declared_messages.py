@@ -15,9 +15,8 @@ from flower_graph.ops.counts import Counts
 from flower_graph.secure.align import plaintext
 from flower_graph.secure.align.blinded import BlindReply, EvaluateReply
 from flower_graph.secure.parties.alignment import ProvedUnionRequest, SignedBlindReply
-from flower_graph.secure.parties.messages import BindReply
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply
+from flower_graph.secure.sum.messages import BindReply, MaskedReply, UnmaskReply
 from flower_graph.strategies.fed_sage import messages as sage
 from flower_graph.strategies.fedgls import messages as structure
 from flower_graph.strategies.fedscem import messages as ego

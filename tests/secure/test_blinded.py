@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from nacl import bindings as sodium
 
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.blinded import MAX_CLIENTS, cells_for, insert, order_tokens, peel
-from flower_graph.secure.align.slots import SlotTable, open_table, slot_table
+from flower_graph.secure.align.slots import SlotTable, slot_table
 
 RUN = b"run"
 SECRETS = [bytes([i]) * 32 for i in (1, 2, 3)]
@@ -155,13 +154,11 @@ def test_as_many_clients_as_are_allowed() -> None:
     assert {bytes(token) for token in union[0]} == {bytes(token) for token in own}
 
 
-def test_too_small_a_table_is_seen_and_the_next_size_is_read_in_a_second() -> None:
+def test_too_small_a_table_is_seen_and_the_next_size_is_read() -> None:
     many = tokens(10_000)
     assert peel(insert(many, cells_for(5_000))) is None
     total = insert(many, cells_for(10_000))
-    start = time.process_time()
     union = peel(total)
-    assert time.process_time() - start < 1
     assert union is not None
     assert len(union[0]) == 10_000
 
@@ -208,13 +205,6 @@ def test_slots_by_hand() -> None:
     assert np.array_equal(table.keys, keys(3, 1))
 
 
-def test_no_clients_and_no_slots() -> None:
-    empty = slot_table(NONE, {1: rows(A)}, {1: keys(1)}, b"g" * 32)
-    assert empty.by_client[1].tolist() == [-1]
-    assert empty.pads(RUN, 1, 4).shape == (0, 4)
-    assert slot_table(rows(A), {}, {}, b"").held.size == 0
-
-
 def test_pads_are_shake_of_the_context_and_the_key_wherever_the_holder_is() -> None:
     both = two_clients()
     context = b"flower-graph/pad/2/\0\0\0\3run\0\0\0\4slot"
@@ -227,18 +217,14 @@ def test_pads_are_shake_of_the_context_and_the_key_wherever_the_holder_is() -> N
     assert np.array_equal(one.group_pad(RUN, 5, 9), both.group_pad(RUN, 5, 9))
 
 
-def test_pads_of_two_lengths_have_nothing_in_common() -> None:
-    table = two_clients()
-    assert not (table.pads(RUN, 1, 8)[:, :4] == table.pads(RUN, 1, 4)).any()
-    assert not (table.group_pad(RUN, 1, 8)[:4] == table.group_pad(RUN, 1, 4)).any()
-
-
 def test_pads_differ_by_run_round_slot_and_purpose() -> None:
     table = two_clients()
     streams = [table.pads(run, number, 8) for run in (RUN, b"other") for number in (1, 2)]
     streams += [table.group_pad(run, 1, 8)[None] for run in (RUN, b"other")]
     everything = np.concatenate(streams)
     assert np.unique(everything, axis=0).shape == (10, 8)
+    assert not (table.pads(RUN, 1, 8)[:, :4] == table.pads(RUN, 1, 4)).any()  # nor by length
+    assert not (table.group_pad(RUN, 1, 8)[:4] == table.group_pad(RUN, 1, 4)).any()
 
 
 def test_a_sum_under_pads_comes_out_exactly() -> None:
@@ -255,12 +241,3 @@ def test_a_sum_under_pads_comes_out_exactly() -> None:
     padded = (total - np.uint64(contributors) * group) >> np.uint64(guard)
     ring = np.uint64(2 ** (64 - guard) - 1)
     assert ((padded - np.uint64(holders) * pad) & ring).tolist() == [12, 2**40 + 1]
-
-
-def test_clear_alignments_have_no_pads() -> None:
-    table = open_table(3, {1: np.array([2, -1]), 0: np.array([0, 2])})
-    assert table.held.tolist() == [0, 2]
-    with pytest.raises(ValueError, match="keys"):
-        table.pads(RUN, 1, 4)
-    with pytest.raises(ValueError, match="common"):
-        table.group_pad(RUN, 1, 4)

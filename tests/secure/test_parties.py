@@ -13,8 +13,8 @@ from benchmarks import secure_whole
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError, StateLostError
 from flower_graph.secure.parties.epoch import Epoch
 from flower_graph.secure.parties.identity import Identity
-from flower_graph.secure.parties.messages import none_declared
 from flower_graph.secure.sum.client import SumClient
+from flower_graph.secure.sum.messages import none_declared
 from flower_graph.secure.sum.round import Skipped
 
 MANY = pytest.param(120, marks=pytest.mark.slow)  # more than anybody's partners

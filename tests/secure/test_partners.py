@@ -1,11 +1,9 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_graph.secure.sum.partners import _most, partners, plan
+from flower_graph.secure.sum.partners import partners, plan
 
 
 @given(m=st.integers(2, 60), seed=st.integers(0, 1000), data=st.data())
@@ -80,24 +78,6 @@ def test_half_of_the_partners_and_those_who_collude_in_the_other_half_are_too_fe
         assert (
             k // 2 + max(bad[:, : k // 2].sum(1).max(), bad[:, k // 2 :].sum(1).max()) < threshold
         )
-
-
-def test_the_page_has_the_plan():
-    page = Path(__file__).parents[2].joinpath("docs", "reference", "protocol.md").read_text()
-    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in page.split("\n")]
-    table = {
-        row[0]: [int(cell.replace(",", "")) for cell in row[1:]]
-        for row in rows
-        if row and row[0].split(",")[0] in ("SuperNodes", "partners", "threshold")
-    }
-    for who, corrupt in (("with a tenth colluding", 0.1), ("without", 0.0)):
-        pairs = zip(table[f"partners, {who}"], table[f"threshold, {who}"], strict=True)
-        assert list(pairs) == [plan(m, 0.3, corrupt)[:2] for m in table["SuperNodes"]]
-
-
-def test_most_who_collude_by_hand():
-    """Among 4 clients 2 collude: two places in a row hold both with chance 1/6, one with 5/6."""
-    assert [_most(4, 2, 2, broken) for broken in (4.0, 0.7, 4 / 6 - 1e-9)] == [0, 1, 2]
 
 
 def test_bad_input():

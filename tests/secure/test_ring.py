@@ -116,9 +116,3 @@ def test_is_the_ciphers_stream_in_one_piece(dtype, length):
     assert np.array_equal(
         total, stream(KEY, dtype, length) * total.dtype.type(2) - stream(OTHER, dtype, length)
     )
-
-
-@pytest.mark.usefixtures("threads")
-def test_a_key_of_another_length_is_refused():
-    with pytest.raises(ValueError, match="size"):
-        add_streams(np.zeros(BLOCK, "<u8"), [(KEY, 1), (KEY[1:], 1)])

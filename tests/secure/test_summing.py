@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from doc_helpers import DOCS, run_blocks
+from doc_helpers import DOCS
 from party_helpers import write_keys
 
 from flower_graph.client.adaptor import make_client_app
@@ -126,26 +126,6 @@ def test_doubles_that_come_later_are_both_left_out_and_named():
     for number in (2, 3):
         assert secure.sum(number, 2).contributors.tolist() == [0, 1, 2]
     assert {entry.node_id for entry in secure.rejected} == set(later)
-
-
-def test_that_sums_are_not_kept_apart_is_said_once_when_the_first_begins(caplog):
-    _, secure = make(4, 1)
-    secure.prepare(1)
-    assert [one.getMessage() for one in caplog.records if "subtract the sums" in one.message]
-    caplog.clear()
-    secure.sum(1, 2)
-    secure.sum(2, 2)
-    assert not caplog.records
-
-
-def test_the_documents_example(capsys):
-    run_blocks(DOC, 1)
-    draws = [np.random.default_rng(client) for client in range(32)]
-    labels = np.concatenate([draw.integers(3, size=10) for draw in draws])
-    measured = np.concatenate([draw.normal(20.0, 2.0, size=10) for draw in draws])
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == f"32 clients, classes {np.bincount(labels)}"
-    assert second == f"mean of 320 measurements: {measured.mean():.3f}"
 
 
 # Sums over Flower messages under a server that parties need not trust ----------------------------

@@ -193,5 +193,3 @@ def test_many_clients_share_rows(drawn: list[Axes]) -> None:
     cells = np.ma.filled(drawn[0].images[0].get_array(), np.nan)
     assert cells.shape == (MOST_ROWS, 2) and np.isnan(cells[:, 1]).all()
     assert set(np.round(cells[:, 0], 6)) == {round(1 / 3, 6), 0.5, round(2 / 3, 6)}
-    with pytest.raises(ValueError, match="round"):
-        save_participation(Path("x.png"), [report(1, {})], title="")

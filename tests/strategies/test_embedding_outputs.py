@@ -13,7 +13,7 @@ from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.method.load import load_config
 from flower_graph.outputs.client import BEGIN, FINISH, KeepRequest
 from flower_graph.outputs.files import (
-    read_embeddings,
+    Embeddings,
     read_models,
 )
 from flower_graph.strategies.ppfl.cohort_client import PublicNodeClient
@@ -51,7 +51,7 @@ def test_embeddings_lie_beside_predictions_and_a_deepwalk_has_no_module(tmp_path
     host.round(PublicRequest(1, [0, 1], nodes, [None, None], WIDTH))
     host.outputs.keep(KeepRequest(RUN, 1, 1, FINISH), host.snapshot)
     folder = tmp_path / "clients" / "0"
-    found = read_embeddings(folder)
+    found = Embeddings.read(folder)
     assert found is not None and read_models(folder) == []
     for graph in graphs:
         own = found.of_client(graph.client)

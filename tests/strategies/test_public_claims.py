@@ -162,7 +162,7 @@ def claims(parties: list[TrustSettings]) -> Claims:
         signature = sign_claim(trust.identity, 5, HELD[party])
         answer = EmbeddingEnrolment([party], [*HELD[party].values()], [3], None, signature)
         assert signed.take(EmbeddingEnrolment.from_config(answer.to_config())) == ""
-    return Claims.from_config(Claims.of(signed.of(range(6)), signed.signatures).to_config())
+    return Claims.from_config(Claims.of(signed.of(range(6)).values()).to_config())
 
 
 def test_all_find_the_same_nodes(parties: list[TrustSettings], claims: Claims) -> None:

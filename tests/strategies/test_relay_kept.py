@@ -16,7 +16,7 @@ from torch.nn import functional
 from flower_graph import NodeClient, SplitGradientRelay
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.outputs.build import build_module
-from flower_graph.outputs.files import read_embeddings, read_models, read_predictions, write_outputs
+from flower_graph.outputs.files import Embeddings, Predictions, read_models, write_outputs
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.nfedgnn.server_model import server_models
 
@@ -79,7 +79,7 @@ def test_users_halves_give_the_servers_latent_vectors(
 ) -> None:
     x = small_graph(24).x
     keeping(tmp_path, 5, user_bias=user_bias, **averaging)
-    kept = read_embeddings(tmp_path / "out")
+    kept = Embeddings.read(tmp_path / "out")
     assert kept is not None and len(kept.number) == 24
     models = [read_models(path)[0] for path in sorted((tmp_path / "out" / "clients").glob("*"))]
     assert len(models) == 3, "one file a SuperNode"
@@ -114,7 +114,7 @@ def test_who_left_is_in_no_output(tmp_path: Path) -> None:
     folders = [out, *out.glob("snapshots/*"), *out.glob("clients/*"), *out.glob("clients/*/*/*")]
     there = set[int]()
     for folder in folders:
-        predictions, embeddings = read_predictions(folder), read_embeddings(folder)
+        predictions, embeddings = Predictions.read(folder), Embeddings.read(folder)
         there |= set() if predictions is None else set(predictions.node.tolist())
         there |= set() if embeddings is None else set(embeddings.number.tolist())
         there |= {user for one in read_models(folder) for user in one.clients}

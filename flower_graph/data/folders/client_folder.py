@@ -444,7 +444,10 @@ def load_overlapping_folder(
     holders, offered = [], []
     for client, (file, ids) in enumerate(zip(files, every_id, strict=True)):
         with saying(file.where):
-            public = _checked_public(file.values, ids.numel())
+            n, public = ids.numel(), getattr(file.values, "public", None)
+            public = read_mask("public", public, n, [])
+            if public is not None and public.dim() > 1:
+                raise DataError(f"public is of several splits: must be bool [{n}]")
             graph = _overlapping(client, file.found, ids, words)
         holders.append(_Holder.of(file, graph, graph.nodes))
         offered.append(None if public is None else public[ids.argsort()])
@@ -493,13 +496,6 @@ def _overlapping(client: int, found: Described, ids: Tensor, words: list[str]) -
     return OverlappingGraph(client, *held, train, val, test, called)
 
 
-def _checked_public(values: SimpleNamespace, n: int) -> Tensor | None:
-    public = read_mask("public", getattr(values, "public", None), n, [])
-    if public is not None and public.dim() > 1:
-        raise DataError(f"public is of several splits: must be bool [{n}]")
-    return public
-
-
 def _publics(
     path: Path | str,
     holders: Sequence[_Holder[OverlappingGraph]],
@@ -534,7 +530,15 @@ def _common_roles(holders: Sequence[_Holder[G]], ratios: Sequence[float], seed: 
     places = [torch.searchsorted(every, holder.ids) for holder in holders]
     role, y = torch.full(every.shape, NO_ROLE), torch.full(every.shape, -1)
     for holder, rows in zip(holders, places, strict=True):
-        _note_roles(role, rows, holder)
+        for number, mask in enumerate(holder.masks or ()):
+            before = role[rows[mask]]
+            clash = (before != NO_ROLE) & (before != number)
+            if clash.any():
+                row, other = int(mask.nonzero().flatten()[clash][0]), int(before[clash][0])
+                node = (holder.graph.called or holder.ids.tolist())[row]
+                both = f"{ROLE_WORDS[number]}, and {ROLE_WORDS[other]} at an earlier client"
+                raise DataError(f"{holder.where}: node {node!r} has two roles: {both}")
+            role[rows[mask]] = number
     for holder, rows in zip(holders, places, strict=True):
         if holder.masks is None:
             # Drawn by the label that the first client gives the node.
@@ -546,18 +550,6 @@ def _common_roles(holders: Sequence[_Holder[G]], ratios: Sequence[float], seed: 
         one.masks or Masks(*((role[rows] == number) & (one.graph.y >= 0) for number in range(3)))
         for one, rows in zip(holders, places, strict=True)
     ]
-
-
-def _note_roles(role: Tensor, rows: Tensor, holder: _Holder[G]) -> None:
-    for number, mask in enumerate(holder.masks or ()):
-        before = role[rows[mask]]
-        clash = (before != NO_ROLE) & (before != number)
-        if clash.any():
-            row, other = int(mask.nonzero().flatten()[clash][0]), int(before[clash][0])
-            node = (holder.graph.called or holder.ids.tolist())[row]
-            both = f"{ROLE_WORDS[number]}, and {ROLE_WORDS[other]} at an earlier client"
-            raise DataError(f"{holder.where}: node {node!r} has two roles: {both}")
-        role[rows[mask]] = number
 
 
 # Files of clients ---------------------------------------------------------------------------------

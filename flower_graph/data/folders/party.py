@@ -10,10 +10,8 @@ import csv
 import hashlib
 import io
 import json
-import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path, PurePath
@@ -25,8 +23,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from flower_graph import __version__
-from flower_graph.config.common import POINT, RunConfig
-from flower_graph.config.metrics import VALUES
+from flower_graph.config.common import POINT, VALUES, RunConfig
 from flower_graph.config.partition import keys_of_others
 from flower_graph.data.graph import PARTS, Graph, HeldGraph, take_rows
 from flower_graph.data.sources.generators import SIGNAL
@@ -335,7 +332,7 @@ def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFol
         error = DataError(f"{label}: there is no such folder; {HINT[role]}")
         raise told(error, f"{KEY[role]}: cannot be used")
     file = path / MANIFEST
-    with _reading(file, f"{label}: {HINT[role]}"):
+    with reading(file, DataError, f"cannot be used; {HINT[role]}"):
         manifest = Manifest.from_json(parse_json(read_bytes(file, 4 * MOST_RECORD)))
     if manifest.role != role:
         raise DataError(f"{label}: it is for {KEY[manifest.role]}; {HINT[role]}")
@@ -347,27 +344,12 @@ def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFol
         raise told(error, f"{KEY[role]}: data folder of another run: {', '.join(differing)}")
     tensors: Tensors = {}
     for name, digest in manifest.files.items():
-        with _reading(path / name, "the manifest names it; copy the whole folder again"):
+        with reading(path / name, DataError, "cannot be used; copy the whole folder again"):
             content = read_bytes(path / name, MOST_TENSORS)
             if hashlib.sha256(content).hexdigest() != digest:
                 raise ValueError("its SHA-256 is not that of the manifest")
             tensors |= load_tensors(content)[0]
     return RunFolder(path, manifest, tensors)
-
-
-@contextmanager
-def _reading(file: Path, advice: str) -> Iterator[None]:
-    """Turn whatever a file's bytes bring about into an error that names it."""
-    try:
-        with reading(file, DataError, "is damaged; copy the whole folder again"):
-            yield
-    except DataError as error:
-        if isinstance(error.__cause__, FileNotFoundError):
-            raise DataError(f"{file}: there is no such file; {advice}") from error
-        if isinstance(error.__cause__, OSError):
-            remedy = f"make it readable for the user {os.getuid()} that this process runs as"
-            raise DataError(f"{error}; {remedy}") from error
-        raise
 
 
 # Tensors ----------------------------------------------------------------------------------------

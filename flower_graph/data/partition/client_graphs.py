@@ -148,10 +148,16 @@ def partition_graph(
     graphless = graphless_clients(len(cut), graphless_ratio, seed)
     if partition.method in WITH_COMMON_ROLES:  # drawn for the whole graph, class by class
         roles = stratified_split(data.y, partition.ratios, generator=generator(seed, "roles"))
+    targets, weight = getattr(data, "targets", None), getattr(data, WEIGHT, None)
     graphs = []
     try:
         for graph in cut:
-            graph = _with_values(graph, data)
+            if targets is not None:
+                graph = replace(graph, targets=targets[graph.nodes])
+            if weight is not None and graph.edge_index is not None:
+                ends = graph.nodes[graph.edge_index]
+                own = values_at(ends, data.edge_index, weight, int(data.y.numel()))
+                graph = replace(graph, edge_weight=own)
             graph = without_edges(graph) if graph.client in graphless else graph
             graph = graph if is_split else split_nodes(graph, partition.ratios, seed, roles)
             graph = fewer_trained(graph, partition.train_share, seed)
@@ -168,18 +174,6 @@ def graphless_clients(count: int, ratio: float, seed: int) -> set[int]:
     # The order in which clients lose their edges as the share grows
     order = torch.randperm(count, generator=generator(seed, "graphless")).tolist()
     return set(order[: round(ratio * count)])
-
-
-def _with_values(graph: ClientGraph, data: WholeGraph) -> ClientGraph:
-    """Give a client its nodes' targets and its edges' weights, if the whole graph has some."""
-    targets, weight = getattr(data, "targets", None), getattr(data, WEIGHT, None)
-    if targets is not None:
-        graph = replace(graph, targets=targets[graph.nodes])
-    if weight is not None and graph.edge_index is not None:
-        ends = graph.nodes[graph.edge_index]
-        own = values_at(ends, data.edge_index, weight, int(data.y.numel()))
-        graph = replace(graph, edge_weight=own)
-    return graph
 
 
 def without_edges(graph: ClientGraph) -> ClientGraph:

@@ -93,7 +93,10 @@ def ego_networks(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> l
     ``ConfigError``. Edges count in both directions.
     """
     at_least(1).check("partition.hops", hops)
-    neighbours, egos = Neighbours.of(data), _checked_egos(egos, int(data.y.numel()))
+    neighbours, egos, n = Neighbours.of(data), torch.as_tensor(egos).long(), int(data.y.numel())
+    values, counts = torch.unique(egos, return_counts=True)
+    if wrong := values[(values < 0) | (values >= n) | (counts > 1)].tolist():
+        raise DataError(f"egos {wrong[:5]}: must be different nodes, 0 to {n - 1}")
     nodes = (nodes for chunk in egos.split(CHUNK) for nodes in _each(neighbours, chunk, hops))
     cut = zip(egos.tolist(), cut_parts(data, neighbours, nodes), strict=True)
     return [EgoNetwork(ego=ego, **part) for ego, part in cut]
@@ -147,11 +150,3 @@ def _each(neighbours: Neighbours, egos: Tensor, hops: int) -> list[Tensor]:
     sizes = torch.bincount(members // nodes, minlength=egos.numel()).tolist()
     # Copies: a view would keep the whole chunk in memory, and in every message that carries it.
     return [local.clone() for local in (members % nodes).split(sizes)]
-
-
-def _checked_egos(egos: Sequence[int] | Tensor, num_nodes: int) -> Tensor:
-    egos = torch.as_tensor(egos, dtype=torch.int64)
-    values, counts = torch.unique(egos, return_counts=True)
-    if wrong := values[(values < 0) | (values >= num_nodes) | (counts > 1)].tolist():
-        raise DataError(f"egos {wrong[:5]}: must be different nodes, 0 to {num_nodes - 1}")
-    return egos

@@ -37,7 +37,12 @@ def ego_statistics(networks: Sequence[EgoNetwork]) -> PartitionStatistics:
     result = _common(networks)
     figures = result.figures
     del figures["homophily-per-client"]
-    networks = _numbered(networks)
+    # Numbers of identities, which are the same at all clients
+    of: dict[int | str, int] = {}
+    networks = [
+        replace(one, nodes=torch.tensor([of.setdefault(i, len(of)) for i in one.identities]))
+        for one in networks
+    ]
     nodes, holders = torch.cat([one.nodes for one in networks]).unique(return_counts=True)
     edges = _distinct_edges(networks)
     trained, tested = (
@@ -182,15 +187,6 @@ def class_counts(graphs: Sequence[HeldGraph]) -> list[list[int]]:
     """Count each client's labelled nodes by class."""
     classes = _classes(torch.cat([graph.y for graph in graphs]))
     return [g.y[g.y >= 0].bincount(minlength=classes).tolist() for g in graphs]
-
-
-def _numbered(networks: Sequence[EgoNetwork]) -> list[EgoNetwork]:
-    """Replace the nodes' numbers by those of their identities, the same at all clients."""
-    of: dict[int | str, int] = {}
-    return [
-        replace(one, nodes=torch.tensor([of.setdefault(i, len(of)) for i in one.identities]))
-        for one in networks
-    ]
 
 
 def _true_edges(graph: HeldGraph) -> Tensor | None:

@@ -333,10 +333,7 @@ def read_node_link(
     path: Path, needs_labels: bool = True, gaps: Gaps = NO_GAPS
 ) -> dict[str, object]:
     """Read the JSON of NetworkX's ``node_link_data``."""
-    with readable(path):
-        data = read_bytes(path, MOST_GRAPH)
-        with reading(f"file {path}", DataError, "is cut short, damaged or no JSON; save it again"):
-            content = parse_json(data)
+    content = parse_json(read_bytes(path, MOST_GRAPH))
     listed = content if isinstance(content, dict) else {}
     given = [one for key in ("links", "edges") if isinstance(one := listed.get(key), list)]
     links = max(given, key=len, default=None)
@@ -368,8 +365,10 @@ def of_entries(
     keys = dict.fromkeys(key for entry in given for key in entry)
     roles = roles_of(path, [*keys], gaps, needs_labels=needs_labels, program=program)
     # A list of numbers is several features
-    first = {key: _first(entry.get(key) for entry in given) for key in roles.features}
-    several = {key: len(value) for key, value in first.items() if isinstance(value, list)}
+    several = dict[str, int]()
+    for key in roles.features:
+        value = next((entry[key] for entry in given if entry.get(key) is not None), None)
+        several |= {key: len(value)} if isinstance(value, list) else {}
     columns = [
         column
         for key in roles.features
@@ -404,14 +403,11 @@ def of_entries(
     return graph
 
 
-def _first(values: Iterator[object]) -> object:
-    return next((value for value in values if value is not None), None)
-
-
 @contextmanager
 def _table(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str]]]]]:
     """Open a table: its header, and its rows with their line numbers."""
-    with readable(path), open_text(path, MOST_GRAPH, "utf-8-sig") as stream:
+    what = f"file {path}"
+    with reading(what, DataError), open_text(path, MOST_GRAPH, "utf-8-sig") as stream:
         used = [0]
         lines = _lines(path, stream, used)
         first = next(lines, "")
@@ -457,19 +453,6 @@ def _rows(path: Path, used: list[int], reader: Any, width: int) -> Iterator[tupl
         yield reader.line_num, row
 
 
-@contextmanager
-def readable(path: Path) -> Iterator[None]:
-    """Turn errors of reading a file into one that says why, in one line."""
-    try:
-        if path.is_file() and not path.stat().st_size:
-            raise DataError(f"file {path}: is empty: save the graph again")
-        yield
-    except UnicodeDecodeError as error:
-        raise DataError(f"file {path}: is no UTF-8 text; save it as UTF-8") from error
-    except OSError as error:
-        raise DataError(f"file {path}: cannot be read ({error.strerror or error})") from error
-
-
 # GraphML -----------------------------------------------------------------------------------------
 
 
@@ -496,12 +479,7 @@ def read_graphml(path: Path, needs_labels: bool, gaps: Gaps) -> dict[str, object
     """Read GraphML, as NetworkX, igraph, Gephi, yEd and others write it."""
     ids, nodes, links = [], [], []
     keys, program = dict[str, _Key | None](), ""
-    problem = "is cut short, damaged or no GraphML; save it again"
-    with (
-        readable(path),
-        reading(f"file {path}", DataError, problem),
-        open_regular(path, MOST_GRAPH) as stream,
-    ):
+    with open_regular(path, MOST_GRAPH) as stream:
         filled, most = 0, max(MOST_FILLED, os.fstat(stream.fileno()).st_size)
         for element in _elements(stream):
             kind = element.tag.rpartition("}")[2]

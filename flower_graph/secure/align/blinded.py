@@ -94,7 +94,6 @@ class BlindReply(Message, up="train.align"):
     points: Annotated[Bytes2D, POINTS]
 
     def check(self, known: Known) -> None:
-        """Refuse numbers of points that would show how many identities a client has."""
         sizes = self.sizes
         wrong = (sizes < MIN_BLOCK) | ((sizes & (sizes - 1)) != 0)
         if wrong.any():
@@ -352,7 +351,6 @@ def _single(table: Words, cells: NDArray[np.int64]) -> tuple[Bytes2D, Words]:
 
 
 def _hash(tokens: Bytes2D, cells: int) -> tuple[NDArray[np.int64], Words]:
-    """Return each token's cells ``[n, 4]`` and its marker ``[n]``."""
     # The table's size goes into the hash: if one cannot be read, twice the size is a fresh attempt.
     salt = cells.to_bytes(16, "little")
     digests = (
@@ -372,6 +370,5 @@ def _halves(tokens: Bytes2D) -> Words:
 
 
 def _add(table: Words, places: NDArray[np.int64], content: Words) -> None:
-    """Add content ``[3, n]`` to the table's cells ``[n, 4]``."""
     for row, words in zip(table, content, strict=True):
         np.add.at(row, places, words[:, None])

@@ -237,7 +237,6 @@ class AlignmentClient(AnyAlignmentClient):
         return host
 
     def _enter(self, epoch: int) -> None:
-        """Begin a later alignment from scratch; refuse an earlier one."""
         if epoch < self._epoch:
             raise RefusedError(f"alignment {epoch} is over, this is {self._epoch}")
         if epoch > self._epoch:
@@ -249,7 +248,6 @@ class AlignmentClient(AnyAlignmentClient):
                 names.clear()
 
     def _digest(self) -> bytes:
-        """Hash the run and the identities, to recognise the state's origin."""
         whole = hashlib.sha256(self._run_id)
         for client, named in self._identities.items():
             whole.update(b"|%d|%d|" % (client, len(named)))

@@ -42,7 +42,6 @@ class Names(Field[list[list[str]]]):
         return json.dumps(value)
 
     def decode(self, value: object, name: str, reading: Reading) -> list[list[str]]:
-        """Refuse anything but lists of lists of words; the message checks their owners."""
         try:
             names: list[list[str]] = json.loads(value if isinstance(value, (str, bytes)) else "")
             return names
@@ -68,7 +67,6 @@ class PlainReply(Message, up="train.align"):
     ]
 
     def check(self, known: Known) -> None:
-        """Refuse anything but one list for each client, and repeated identities in a list."""
         if not isinstance(self.identities, list) or len(self.identities) != self.clients.size:
             raise MalformedReplyError("align-identities: not one list for each client")
         for client, local in zip(self.clients.tolist(), self.identities, strict=True):

@@ -222,7 +222,6 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
         return ids.cells_for(points * 2**self._doublings // share)
 
     def _leave_out(self, client: int, reason: str) -> None:
-        """Remove a client, so that it may enrol again, and record the reason."""
         self._node.pop(client, None)
         self._pending.pop(client, None)
         self.blamed.append((client, reason))
@@ -331,7 +330,6 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
         self._answers.clear()
 
     def _lose_holders(self, holders: list[int], reason: str) -> None:
-        """Replace key-holders; if tokens were made with their shares, restart all."""
         self._dropped |= set(holders)
         self.blamed += [(holder, reason) for holder in holders]
         self._holders = [holder for holder in self._holders if holder not in self._dropped]

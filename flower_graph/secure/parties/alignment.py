@@ -261,7 +261,6 @@ class VerifiedAlignmentClient(AlignmentClient):
             raise RefusedError(f"client {client}: {len(block)} points, it may have {most}")
 
     def _check_holders(self, request: ProvedUnionRequest) -> None:
-        """Refuse key-holders that the seed does not draw, and keys that they did not sign."""
         holders, allowed = request.holders.tolist(), self._allowed()
         if len(set(holders)) != len(holders) or len(holders) < KEY_HOLDERS:
             raise RefusedError(f"key-holders {holders!s:.60}: at least {KEY_HOLDERS} must differ")
@@ -341,7 +340,6 @@ class VerifiedAlignmentServer(AlignmentServer):
         return read
 
     def union_failed(self, why: str, absent: Collection[int] = ()) -> None:
-        """Align all anew, without the absent clients."""
         self._failed += 1
         if not absent or self._failed > MOST_FAILED:
             raise AlignmentError(f"no clients could be aligned: {why}")
@@ -415,7 +413,6 @@ class VerifiedAlignmentServer(AlignmentServer):
         self._signatures.clear()
 
     def _choose(self, count: int) -> list[int]:
-        """Take the next parties of the draw, each by its first client that is there."""
         if not self._draw:
             raise AlignmentError("there is no seed yet that key-holders are drawn by")
         used = {self._party[client] for client in (*self._holders, *self._dropped)}

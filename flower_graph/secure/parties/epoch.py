@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from flower_graph.errors import IdentityError, RefusedError
 from flower_graph.secure.channel import framed, pieces
 from flower_graph.secure.node_config import FEWEST_PARTIES
-from flower_graph.secure.parties.messages import BindReply, EpochRequest, RevealRequest
 from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.sum.messages import BindReply, EpochRequest, RevealRequest
 from flower_graph.secure.sum.partners import BROKEN, circle, order_by, plan, steps
 from flower_graph.wire.fields import RUN_BYTES, Bytes, Integers
 

@@ -272,7 +272,6 @@ class Journal:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other processes of the party out: each message may have one of its own."""
         # The folder has the lock, as the file itself is another one after each change.
         handle = os.open(self._path.parent, os.O_RDONLY)
         try:
@@ -304,7 +303,6 @@ def _unchanged(purpose: str) -> RefusedError:
 
 
 def _state(purpose: str, state: bytes) -> str:
-    """Name a state, a `digest_of`, of a kind of sums."""
     return hashlib.sha256(framed(purpose.encode(), state)).hexdigest()[:32]
 
 

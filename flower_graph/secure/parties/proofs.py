@@ -150,7 +150,6 @@ def _weights(statement: bytes, count: int) -> list[int]:
 
 
 def _combine(weights: list[int], points: Bytes2D) -> bytes:
-    """Add up weighted points; libsodium refuses those that are not in the group."""
     return reduce(_add, map(_multiply, map(_scalar, weights), pieces(points)))
 
 

@@ -178,7 +178,6 @@ class Registry:
 
 @lru_cache(maxsize=4)
 def _read(data: bytes) -> Registry:
-    """Read a registry; cached, since each message reads the same again."""
     raw = parse_json(data, object_pairs_hook=_once)
     return Registry(*_parsed(raw), hashlib.sha256(data).digest())
 
@@ -207,7 +206,6 @@ def _check(registry: Registry) -> None:
 
 
 def _parsed(raw: Any) -> tuple[dict[int, RegisteredParty], int]:
-    """Read a registry's file; refuse missing, unknown and mistyped entries."""
     _need(raw, HEAD, "the file")
     if raw["format"] != FORMAT:
         raise IdentityError(f"has format {raw['format']}, this version reads {FORMAT}")

@@ -33,22 +33,20 @@ from flower_graph.secure.parties.epoch import (
     fewest_in_a_sum,
 )
 from flower_graph.secure.parties.identity import SIGNATURE_BYTES
-from flower_graph.secure.parties.messages import (
+from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.ring import RingArray
+from flower_graph.secure.sum.messages import (
     BindReply,
     BindRequest,
     EpochReply,
     EpochRequest,
     ListReply,
     ListRequest,
-    RevealReply,
-    RevealRequest,
-)
-from flower_graph.secure.parties.registry import Registry
-from flower_graph.secure.ring import RingArray
-from flower_graph.secure.sum.messages import (
     MaskedReply,
     MaskRequest,
     PrepareReply,
+    RevealReply,
+    RevealRequest,
     SumTerms,
     UnmaskRequest,
 )
@@ -173,7 +171,6 @@ class PartyRound(SumRound):
         return result
 
     def _leave_out(self, party: int, total: RingArray) -> None:
-        """Take a party's masked sum out of the total again: it counts as vanished."""
         row = self.epoch.index(party)
         self.total -= total
         self.contributed[row] = False
@@ -288,7 +285,6 @@ class PartySums(SumServer):
     # Who is there
 
     def check_keys(self, node: int, reply: BindReply) -> None:
-        """Refuse a statement that its party has not signed, or may not sign."""
         if reply.run_id != self.run_id:
             raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
         try:
@@ -302,7 +298,6 @@ class PartySums(SumServer):
         return reply.party
 
     def knows(self, old: int, reply: BindReply) -> bool:
-        """Tell whether a SuperNode's party is in the epoch with exactly these clients and key."""
         return reply.party in self._taking_part and super().knows(old, reply)
 
     def enroll(self, node: int, reply: BindReply, gone: Collection[int] = ()) -> None:
@@ -326,12 +321,10 @@ class PartySums(SumServer):
         self._settle(node, reply)
 
     def forget(self, node: int) -> None:
-        """Remove a SuperNode; its party counts as absent until it is back."""
         self._fresh.discard(self._at.get(node, -1))
         super().forget(node)
 
     def exclude(self, clients: Iterable[int]) -> None:
-        """Exclude the parties of clients whose fault was proven before the run was resumed."""
         parties = self.registry.parties.values()
         self._cheating |= {p.number for c in clients for p in parties if p.may_host([c])}
 

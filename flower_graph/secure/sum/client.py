@@ -44,16 +44,6 @@ from flower_graph.secure.parties.epoch import (
 )
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.parties.messages import (
-    SEED_BYTES,
-    BindReply,
-    EpochReply,
-    EpochRequest,
-    ListReply,
-    ListRequest,
-    RevealReply,
-    RevealRequest,
-)
 from flower_graph.secure.ring import WORDS, Ring, RingArray, add_streams
 from flower_graph.secure.shamir import SHARE_BYTES, split_secrets
 from flower_graph.secure.state import read_state, write_state
@@ -63,11 +53,19 @@ from flower_graph.secure.sum.messages import (
     NOTHING,
     PACKET_BYTES,
     SEED,
+    SEED_BYTES,
+    BindReply,
+    EpochReply,
+    EpochRequest,
     KeyReply,
+    ListReply,
+    ListRequest,
     MaskedReply,
     MaskRequest,
     PrepareReply,
     PrepareRequest,
+    RevealReply,
+    RevealRequest,
     SumTerms,
     UnmaskReply,
     UnmaskRequest,
@@ -570,7 +568,6 @@ class SumClient:
     def _check_refused(
         self, epoch: Epoch, kept: ClientRound, request: MaskRequest, refused: Integers
     ) -> None:
-        """Refuse a round key that its partner did not sign, where a packet does not open."""
         # A packet that opens shows that the key beside it is the partner's. One that does not may
         # be the partner's fault or the server's: the partner's signature tells.
         assert request.signatures is not None  # as ``_check_ready`` says
@@ -608,7 +605,6 @@ class SumClient:
     # Shares and masks
 
     def _share(self, kept: ClientRound) -> tuple[Bytes, Bytes]:
-        """Split both secrets into shares ``[k, 2, 33]``, and commit to each, ``[k, 2, 32]``."""
         k = kept.partners.size
         if not k:
             return np.zeros((0, 2, SHARE_BYTES), np.uint8), rows_of([], 0, 2, COMMITMENT_BYTES)

@@ -65,7 +65,6 @@ def plan(
 def _search(
     num_parties: int, vanished: int, colluding: int, broken: float
 ) -> tuple[int, int] | None:
-    """Return the number of partners and the threshold that stand so many; None if none do."""
     # The smallest k is taken for which a threshold t exists such that, over the draw of the graph,
     # the chance that any party has fewer than t surviving partners is at most 2^-20, and t is
     # above k/2 plus as many as collude in any k/2 places of the circle in a row but with chance
@@ -123,7 +122,6 @@ def _most(num_parties: int, colluding: int, places: int, broken: float) -> int:
 
 
 def _chances(n: int, marked: int, k: int) -> NDArray[np.float64]:
-    """Return the chances of 0 to k marked ones among k drawn of n (hypergeometric law)."""
     # As scipy.stats has it, which takes longer to import than many a run takes.
     factorials, result = _log_factorials(n), np.arange(max(0, k - (n - marked)), k + 1)
     result = result[result <= marked]

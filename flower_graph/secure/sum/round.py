@@ -191,8 +191,6 @@ class SumRound:
         """End the first stage; write the second request to each SuperNode that prepared."""
         if self.skipped:
             return {}
-        if self._stage != "prepare":
-            raise ValueError(f"round {self.number}: masks were asked for already")
         self._stage = "mask"
         self.terms = terms.digest(length, word, self.threshold, self.minimum)
         gone = set(out)
@@ -242,8 +240,6 @@ class SumRound:
         """End the second stage; write the third request to each SuperNode of the second."""
         if self.skipped:
             return {}
-        if self._stage != "mask":
-            raise ValueError(f"round {self.number}: no masked sums were asked for, or shares were")
         self._stage = "unmask"
         if not self._enough(self.contributed, "sent their vectors"):
             return {}
@@ -312,7 +308,6 @@ class SumRound:
     def _verify(
         self, dealers: Integers, holder: int, shares: Bytes, promised: Bytes
     ) -> NDArray[np.bool_]:
-        """Check a holder's shares against their commitments, and blame it if one is wrong."""
         name, found = channel.name_bytes(int(self.parties[holder])), []
         for dealer, share in zip(dealers.tolist(), channel.pieces(shares), strict=True):
             heads = channel.share_contexts(self.run_id, self.number, int(self.parties[dealer]))
@@ -323,7 +318,6 @@ class SumRound:
         return good
 
     def _convict(self, row: int, why: str) -> None:
-        """Blame a party whose fault is proven, and its SuperNode."""
         node = next(node for node, at in self._rows.items() if at == row)
         self._blame(Reason(Cause.PROVEN, why, int(self.parties[row]), self.number), node)
 
@@ -335,7 +329,6 @@ class SumRound:
         self.skipped = Reason(Cause.SKIPPED, text, round=self.number)
 
     def _check(self, node: int, reply: StageReply) -> None:
-        """Refuse a reply of another run or stage, and a second one."""
         if reply.run_id != self.run_id:
             raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
         number = self.number
@@ -402,7 +395,6 @@ class SumRound:
         return np.array(self.parties[[odds.argmax()]])
 
     def _recover(self, row: int) -> bool:
-        """Reconstruct one party's secret; return whether it fits the party's commitment."""
         came = np.flatnonzero(self.has[row])[: self.threshold]
         held = {column + 1: self.shares[row, column].tobytes() for column in came.tolist()}
         if (secret := self.secret_of(row, int(self.kinds[row]), held)) is not None:

@@ -290,7 +290,6 @@ class SumServer:
                 self._excluded.add(client)
 
     def _begin(self, number: int, clients: set[int]) -> SumRound:
-        """Begin a round of some clients."""
         chosen = sorted(clients - self.excluded)
         local: dict[int, list[int]] = {}  # by party
         for client in chosen:
@@ -345,7 +344,6 @@ class SumServer:
         return self._rounds[server_round]
 
     def _blame(self, reason: Reason, node: int | None) -> None:
-        """Record a client's fault; if it is proven, exclude all clients of its SuperNode."""
         client = reason.client
         if node is None or client is None:
             self.blamed.append(reason)

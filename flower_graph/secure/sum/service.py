@@ -337,7 +337,6 @@ class SecureSum(SumStages):
         nodes: set[int],
         hosted: Mapping[int, Iterable[int]] | None = None,
     ) -> None:
-        """Ask new SuperNodes for their clients, and forget those that are gone."""
         # One that is back under another id, with its keys, takes the place that it had.
         gone = self._enrolled - nodes
         action, question, kind = self.server.enrolment
