@@ -161,22 +161,25 @@ class Permits:
         return USUAL_DELTA if self.most_delta is None and self.most_epsilon else self.most_delta
 
     def lines(self) -> list[str]:
-        usual, data = f"any; {USUAL_DIFFERENCE} under {MALICIOUS_SERVER}", self.data
-        permitted: list[tuple[str, object, str, str]] = [
-            (MOST_EPSILON, self.most_epsilon, "a budget of at most {:g} for the whole run", "any"),
-            (LEAST_NOISE, self.least_noise, "noise of at least {:g} times the sensitivity", "any"),
-            (MOST_CLIP, self.most_clip, "vectors of length {:g} at most, before the noise", "any"),
-            (MOST_DELTA, self._delta, "a chance of at most {:g} that the budget fails", "any"),
-            (LEAST_CLIENTS, self.least_clients, "masked sums of at least {:g} clients", "any"),
-            (DIFFER_BY, self.differ_by, "sums that differ by {:g} SuperNodes, or by none", usual),
-            (HOLDERS, self.least_holders, "sums over nodes that at least {} clients hold", ""),
-            (OF_NODE, self.most_points, "as key-holder at most {} points of one SuperNode", ""),
-            (ALLOW_TRUST, ", ".join(self.allow_trust), "{}", ""),
-            (DATA, data and ", ".join(data), "{}", "no path of the run's and no download"),
+        otherwise = {
+            DIFFER_BY: f"any; {USUAL_DIFFERENCE} under {MALICIOUS_SERVER}",
+            DATA: "no path of the run's and no download",
+        }
+        permitted: list[tuple[str, object, str]] = [
+            (MOST_EPSILON, self.most_epsilon, "a budget of at most {:g} for the whole run"),
+            (LEAST_NOISE, self.least_noise, "noise of at least {:g} times the sensitivity"),
+            (MOST_CLIP, self.most_clip, "vectors of length {:g} at most, before the noise"),
+            (MOST_DELTA, self._delta, "a chance of at most {:g} that the budget does not hold"),
+            (LEAST_CLIENTS, self.least_clients, "masked sums of at least {:g} clients alone"),
+            (DIFFER_BY, self.differ_by, "sums that differ by {:g} SuperNodes at least, or by none"),
+            (HOLDERS, self.least_holders, "sums over nodes that at least {} clients hold"),
+            (OF_NODE, self.most_points, "as key-holder at most {} points of one SuperNode"),
+            (ALLOW_TRUST, ", ".join(self.allow_trust), "{}"),
+            (DATA, None if self.data is None else ", ".join(self.data), "{}"),
         ]
         return [
-            f"{key:13}  {otherwise if limit is None else words.format(limit)}"
-            for key, limit, words, otherwise in permitted
+            f"{key:13}  {otherwise.get(key, 'any') if limit is None else words.format(limit)}"
+            for key, limit, words in permitted
         ]
 
     def _check_differences(self, form: str, how: StrategySection) -> None:

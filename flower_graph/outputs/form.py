@@ -70,10 +70,9 @@ def form_of(module: nn.Module, make: Callable[[], nn.Module], client: int) -> Sa
     own = {name: value[None] for name, value in module.state_dict().items()}
     if isinstance(module, models.GCN):
         widths = module.first.in_features, module.first.out_features, module.second.out_features
-        names = ("features", "hidden", "classes")
-        arguments = dict(zip(names, widths, strict=True)) | {"dropout": module.dropout}
+        sizes: dict[str, object] = dict(zip(("features", "hidden", "classes"), widths, strict=True))
         own = {GCN_NAMES[name]: value for name, value in own.items()}
-        return SavedModels(GCN, arguments, [client], {}, own)
+        return SavedModels(GCN, sizes | {"dropout": module.dropout}, [client], {}, own)
     if isinstance(module, models.PairModel) and isinstance(module.rows, models.GCN):
         rows = form_of(module.rows, make, client)
         decoder = {f"decoder.{n}": one[None] for n, one in module.decoder.state_dict().items()}

@@ -329,7 +329,7 @@ def test_long_runs_keep_the_rounds_that_figures_are_of() -> None:
 
 def test_pictures_draw_through_rounds_that_were_left_out() -> None:
     axes = Drawing().subplots()
-    band(axes, [[0.1, nan, 0.3, 0.4], [0.2, nan, nan, 0.5]], "x", 0, "x")
+    band(axes, [[0.1, nan, 0.3, 0.4], [0.2, nan, nan, 0.5]], 0, "x")
     (line,) = axes.lines
     assert line.get_xydata().tolist() == [pytest.approx([1, 0.15]), pytest.approx([4, 0.45])]
 
