@@ -133,8 +133,7 @@ def _numbered(labels: Tensor | Sequence[str | None], of: DataForm) -> Tensor:
         )
         if not are_names:
             if (labels >= of.num_classes).any():
-                node = int(labels.argmax())
-                raise DataError(f"y[{node}] is {int(labels[node])}: must be below {of.num_classes}")
+                raise DataError(f"y has {int(labels.max())}: must be below {of.num_classes}")
             return labels.clamp(min=-1)
         labels = words
     if classes is None:
