@@ -27,8 +27,8 @@ LOG = logging.getLogger(__name__)
 CONFIG, DATA = "config.yaml", "data.json"  # of a run's folder: its settings, and its data's form
 RUN_OF = "# run of "  # how the settings that a run keeps begin: the config that it was run with
 # Files that a run writes beside its settings; any of them shows that a folder is a run's
-LEFT = ("metrics.jsonl", "result.json", DATA, "checkpoints", "predictions.npz", "clients")
-LEFT += ("embeddings.npz", "model.json", "models.json")
+OUTPUTS = "metrics.jsonl result.json checkpoints predictions.npz embeddings.npz clients"
+LEFT = (*OUTPUTS.split(), DATA, "model.json", "models.json")
 OTHERWISE = "Install its package, give its file (--app FILE), or trust the run (--trust-code)"
 
 

@@ -52,7 +52,8 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return cached_clients(self.load_graphs, config)
 
     def data(self, config: C) -> Clients[G]:
-        return Clients.of(self.graphs(config))
+        """Load the clients' graphs without the checks of a method that overrides ``graphs``."""
+        return Clients.of(cached_clients(self.load_graphs, config))
 
     def hosted(self, config: C, context: Context) -> tuple[list[G], RunFolder | None]:
         folder = client_folder(config, context)
@@ -77,7 +78,7 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return class_counts(self.graphs(config))
 
     def holdings(self, config: C) -> str:
-        graphs = self.data(config)
+        graphs = Clients.of(self.graphs(config))
         return graphs_held(graphs, self.clients, is_cut=graphs.whole is not None)
 
     def num_features(self, config: C, folder: RunFolder | None = None) -> int:

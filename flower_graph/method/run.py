@@ -205,11 +205,11 @@ class Run:
             makes_none = f": {self.config.app} makes none to keep"
             why = makes_none if kind is Embeddings and has_others else self._why_none()
             raise OutputError(f"{self.path}: no {what}{why}")
-        joined = kind.join(parts)
+        joined: T = kind.join(parts)
         if client is None:
             return joined
         if client not in joined.client:
-            clients = {*joined.client.tolist()} - {NO_CLIENT}
+            clients: set[int] = {*joined.client.tolist()} - {NO_CLIENT}
             whose = listed([*clients]) or "the server, of all nodes: name no client"
             raise OutputError(
                 f"client {client}: no {what} of it in {self.path}; there are those of {whose}"

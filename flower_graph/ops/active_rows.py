@@ -61,7 +61,8 @@ class ActiveRows(NamedTuple):
         return [(local, part) for local, part in every if part.start < part.stop]
 
     def to(self, device: torch.device) -> ActiveRows:
-        return ActiveRows(*(tensor.to(device) for tensor in self[:3]), self.num_features)
+        ptr, feature, value = (tensor.to(device) for tensor in self[:3])
+        return ActiveRows(ptr, feature, value, self.num_features)
 
 
 def pack(x: Tensor, *, bias: bool = False) -> ActiveRows:

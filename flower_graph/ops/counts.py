@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flower_graph.ops.links import HITS, area_of, precision_of, rank_counts
+from flower_graph.ops.links import HITS, ROLES, area_of, precision_of, rank_counts
 
 BINS = 1000  # of a histogram
 ERROR_SUMS = 3  # of a role: nodes, sum of absolute errors, sum of squared errors
@@ -57,21 +57,13 @@ class Counts:
 
     @classmethod
     def of_flat(
-        cls,
-        values: Tensor,
-        classes: int,
-        *,
-        histograms: bool,
-        ranks: bool = False,
-        roles: int = 3,
+        cls, values: Tensor, classes: int, *, histograms: bool, ranks: bool = False
     ) -> Counts:
         """Read the output of ``flat``; ``ValueError`` if no set of nodes can have these counts."""
-        shapes = _shapes(classes, histograms, ranks, roles)
+        shapes = _shapes(classes, histograms, ranks)
         sizes = [math.prod(shape) for shape in shapes]
         if values.numel() != sum(sizes) or bool((values < 0).any()):
-            raise ValueError(
-                f"counts: {values.numel()} numbers; allowed are {sum(sizes)} from 0 on"
-            )
+            raise ValueError(f"counts: {values.numel()} numbers; {sum(sizes)} from 0 on are needed")
         parts = [part.view(shape) for part, shape in zip(values.split(sizes), shapes, strict=True)]
         result = cls(*parts)
         own = result.confusion.sum(2)  # [r, k] nodes with this label
@@ -101,11 +93,11 @@ class Errors:
         return self.sums.reshape(-1)
 
     @classmethod
-    def of_flat(cls, values: Tensor, *, roles: int = 3) -> Errors:
+    def of_flat(cls, values: Tensor) -> Errors:
         """Read the output of ``flat``; ``ValueError`` if no nodes can have these errors."""
-        if values.numel() != roles * ERROR_SUMS:
-            raise ValueError(f"errors: {values.numel()} numbers, not {roles * ERROR_SUMS}")
-        sums = values.double().view(roles, ERROR_SUMS)
+        if values.numel() != ROLES * ERROR_SUMS:
+            raise ValueError(f"errors: {values.numel()} numbers, not {ROLES * ERROR_SUMS}")
+        sums = values.double().view(ROLES, ERROR_SUMS)
         nodes, absolute, squared = sums.T
         good = bool(sums.isfinite().all()) and not bool((sums < 0).any())
         # The square of a mean is at most the mean of squares, but for rounding
@@ -131,23 +123,18 @@ class Errors:
         return float(totals[squared] / nodes) if nodes else math.nan
 
 
-def _shapes(classes: int, histograms: bool, ranks: bool, roles: int) -> list[tuple[int, ...]]:
-    every = [(roles, classes, classes), (roles, classes, 2, BINS), (roles, RANKS)]
+def _shapes(classes: int, histograms: bool, ranks: bool) -> list[tuple[int, ...]]:
+    every = [(ROLES, classes, classes), (ROLES, classes, 2, BINS), (ROLES, RANKS)]
     return every[: 1 + histograms + ranks]
 
 
-def count_size(classes: int, *, histograms: bool, ranks: bool = False, roles: int = 3) -> int:
+def count_size(classes: int, *, histograms: bool, ranks: bool = False) -> int:
     """Return how many numbers ``Counts.flat`` has."""
-    return sum(map(math.prod, _shapes(classes, histograms, ranks, roles)))
+    return sum(map(math.prod, _shapes(classes, histograms, ranks)))
 
 
 def count(
-    logits: Tensor,
-    y: Tensor,
-    masks: Mapping[str, Tensor],
-    *,
-    histograms: bool,
-    ranks: bool = False,
+    logits: Tensor, y: Tensor, masks: Mapping[str, Tensor], *, histograms: bool, ranks: bool = False
 ) -> Counts:
     """Count predictions.
 

@@ -368,8 +368,7 @@ def consensus(
         As ``align_pairs``, and for ``iterations`` or ``tolerance`` that are not allowed.
     """
     if iterations < 1 or not tolerance >= 0:
-        given = f"iterations = {iterations}, tolerance = {tolerance}"
-        raise ValueError(f"{given}: at least 1 and at least 0 are needed")
+        raise ValueError(f"iterations = {iterations}, tolerance = {tolerance}: 1 and 0 at least")
     values, mask = checked_clients(x, held)
     side, shared = columns(values, mask), (mask.sum(0) > 1).double()[:, None]
     size = (squares(side, len(values)) * shared).sum(0).sqrt()

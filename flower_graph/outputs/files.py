@@ -618,8 +618,8 @@ def read_models(folder: Path) -> list[SavedModels]:
 def _of_several(entries: list[Tree], tensors: dict[str, Tensor]) -> list[SavedModels]:
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        number, kind, inner = name.split("/", 2)
-        parts.setdefault(f"{number}/{kind}", {})[inner] = tensor
+        number, kind, key = name.split("/", 2)
+        parts.setdefault(f"{number}/{kind}", {})[key] = tensor
     models = []
     for index, entry in enumerate(entries):
         shared, own, in_rows = (parts.get(f"{index}/{kind}", {}) for kind in KINDS)

@@ -70,11 +70,9 @@ def form_of(module: nn.Module, make: Callable[[], nn.Module], client: int) -> Sa
     own = {name: value[None] for name, value in module.state_dict().items()}
     if isinstance(module, models.GCN):
         widths = module.first.in_features, module.first.out_features, module.second.out_features
-        names = ("features", "hidden", "classes")
-        sizes: dict[str, object] = dict(zip(names, widths, strict=True))
-        sizes["dropout"] = module.dropout
+        sizes: dict[str, object] = dict(zip(("features", "hidden", "classes"), widths, strict=True))
         own = {GCN_NAMES[name]: value for name, value in own.items()}
-        return SavedModels(GCN, sizes, [client], {}, own)
+        return SavedModels(GCN, sizes | {"dropout": module.dropout}, [client], {}, own)
     if isinstance(module, models.PairModel) and isinstance(module.rows, models.GCN):
         rows = form_of(module.rows, make, client)
         decoder = {f"decoder.{n}": one[None] for n, one in module.decoder.state_dict().items()}
@@ -84,11 +82,11 @@ def form_of(module: nn.Module, make: Callable[[], nn.Module], client: int) -> Sa
         return SavedModels(*saved_as(), [client], {}, own)
     arguments = dict[str, object]()
     if isinstance(make, partial) and make.func is kind:
-        known = [
+        names = [
             one.name for one in inspect.signature(kind).parameters.values()
             if one.kind == inspect.Parameter.POSITIONAL_OR_KEYWORD
         ]  # fmt: skip
         with suppress(TypeError, ValueError):  # what JSON cannot say, or has no name
-            named = {**dict(zip(known[: len(make.args)], make.args, strict=True)), **make.keywords}
+            named = {**dict(zip(names[: len(make.args)], make.args, strict=True)), **make.keywords}
             arguments = json.loads(json.dumps(named, allow_nan=False))
     return SavedModels(f"{kind.__module__}.{kind.__qualname__}", arguments, [client], {}, own)

@@ -24,10 +24,15 @@ PROJECT = "flower-graph"  # the experiment or project that runs are listed in
 IDS = "trackers.json"  # in a run's folder: the names that trackers gave to the run
 FOLDER = "tensorboard"  # in a run's folder: TensorBoard's event files
 SECRET = ("data.root", "strategy.registry")  # where files of this machine lie
-PLAIN = (
-    *("loss", "cross_entropy", "regulariser", "train_accuracy", "val_accuracy", "test_accuracy"),
-    *("asked", "answered", "seconds"),
+PLAIN: tuple[str, ...] = (
+    "loss",
+    "cross_entropy",
+    "regulariser",
+    "train_accuracy",
+    "val_accuracy",
+    "test_accuracy",
 )
+PLAIN += ("asked", "answered", "seconds")
 DEFAULTS = {
     # A server that is away holds up one round by seconds, not each by minutes; files need none.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",

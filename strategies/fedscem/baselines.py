@@ -174,7 +174,8 @@ class EgoFedAvg(ReportedFedAvg):
         means = mean_metrics(sums, self.settings.tau)
         loss, contrast = means["cross-entropy"], means["contrast"]
         accuracies = {f"{role}_accuracy": means[role] for role in ROLES}
-        return {"loss": loss, "cross_entropy": loss, "regulariser": contrast} | accuracies
+        losses: dict[str, object] = {"loss": loss, "cross_entropy": loss, "regulariser": contrast}
+        return losses | accuracies
 
 
 class EgoFedProx(EgoFedAvg, FedProx):

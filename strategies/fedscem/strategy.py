@@ -99,7 +99,7 @@ from flower_graph.strategies.fedscem.vector import (
     mean_metrics,
     read_counted,
 )
-from flower_graph.wire.arrays import largest_size, read_array
+from flower_graph.wire.arrays import Config, largest_size, read_array
 from flower_graph.wire.counts import counts_size
 from flower_graph.wire.exchange import count_bytes, reasons_of
 from flower_graph.wire.fields import Resume, read_handled
@@ -650,7 +650,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         saved = {node: reply.not_saved for node, reply in self.answers.items()}
-        order = {SERVER_ROUND: server_round, RUN_TOKEN: self.session.checkpoints.run}
+        order: Config = {SERVER_ROUND: server_round, RUN_TOKEN: self.session.checkpoints.run}
         return self.session.have_saved(server_round, as_record(order), saved)
 
     def fixed_settings(self) -> dict[str, object]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Annotated
@@ -173,7 +174,7 @@ class RelayReply(Message, up="train"):
 
     @classmethod
     def from_record(
-        cls, content: RecordDict, request: RelayRequest, weight_shape: tuple[int, int]
+        cls, content: RecordDict, request: RelayRequest, weight_shape: Sequence[int]
     ) -> RelayReply:
         (p, h), (f, w) = request.gradient.shape, weight_shape
         asked = {"server_round": request.server_round, "send_weights": request.send_weights}

@@ -89,8 +89,8 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         else:
             classes = {"num_classes": folder.manifest.classes, "classes": folder.class_names}
             data = SimpleNamespace(**folder.tensors, **classes)
-        classes = row_size(config) if config.task == LINKS else int(data.num_classes)
-        split = split_model(config, classes)
+        size = row_size(config) if config.task == LINKS else int(data.num_classes)
+        split = split_model(config, size)
         model: nn.Module = split
         if config.task == LINKS and config.links.decoder == MLP:
             with seeded(torch.device("cpu"), config.seed, "pair-decoder"):

@@ -468,7 +468,6 @@ class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
     # Step 3
 
     def _losses(self, server_round: int, latents: Latents) -> tuple[dict[str, float], Tensor]:
-        """Return the loss over the users that answered, and the gradients by their vectors."""
         server, device = self.server, self.server.device
         heard = torch.zeros(server.num_nodes, dtype=torch.bool, device=device)
         came = [

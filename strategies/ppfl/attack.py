@@ -127,7 +127,6 @@ def _ranked(name: str, cases: Sequence[tuple[NDArray[np.float64], Pairs, Pairs]]
 class EmbeddingAudit(Audit[PPFLConfig, Holders]):
     """The attacks on a run of PPFL-GNN."""
 
-    rounds = 5
     notes = (
         "Pairs of public nodes are ranked by the cosine of their embeddings. For the last attack "
         "the attacker knows a private node's public neighbours and asks at which client these are "

@@ -67,9 +67,10 @@ class PublicGAT(nn.Module):
         rng = generator(config.seed, "gat", graph.client)
         # In one column, so that a step of Adam is one call
         self._weight = _initial(self.module, features, rng).to(self._device)
-        parts = self._weight.split([one.numel() for one in self.module.parameters()])
-        for parameter, part in zip(self.module.parameters(), parts, strict=True):
-            parameter.data = part.view(parameter.shape)
+        shapes = {name: one.shape for name, one in self.module.named_parameters()}
+        parts = self._weight.split([shape.numel() for shape in shapes.values()])
+        for (name, shape), part in zip(shapes.items(), parts, strict=True):
+            setattr(self.module, name, nn.Parameter(part.view(shape)))
         self.register_buffer("exp_avg", torch.zeros_like(self._weight))
         self.register_buffer("exp_avg_sq", torch.zeros_like(self._weight))
         self.register_buffer("step", torch.zeros(1, dtype=torch.int64))

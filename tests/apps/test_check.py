@@ -155,7 +155,7 @@ def test_a_run_says_first_how_many_nodes_its_clients_train_on(
     config = load_config(f"{app}/own-graph", [*changes, ratios, *graphless])
     method: Any = method_of(config)
     trained = sum(int(graph.train_mask.sum()) for graph in method.graphs(config))
-    monkeypatch.setattr(client_folder, "_read_files", lambda *_, **__: pytest.fail("read again"))
+    monkeypatch.setattr(client_folder, "read_clients", lambda *_, **__: pytest.fail("read again"))
     graph, clients, *_ = short_form(config)[0]
     assert f"; train {trained}, val " in clients and "train" not in graph
 

@@ -323,8 +323,8 @@ def test_dealing_is_an_even_partition(count: int, parts: int) -> None:
         ({"partition-id": "one", "num-partitions": 4}, "partition-id: 'one'"),
         ({"partition-id": 0.5, "num-partitions": 4}, "partition-id: 0.5"),
         ({"partition-id": True, "num-partitions": 4}, "partition-id: True"),
-        ({"partition-id": 4, "num-partitions": 4}, "partition-id: 4 with num-partitions: 4"),
-        ({"partition-id": -1, "num-partitions": 4}, "partition-id: -1 with num-partitions: 4"),
+        ({"partition-id": 4, "num-partitions": 4}, "partition-id: 4"),
+        ({"partition-id": -1, "num-partitions": 4}, "partition-id: -1"),
         ({"partition-id": 0, "num-partitions": 0}, "num-supernodes: 0"),
         ({"partition-id": 0, "num-partitions": 9}, "num-supernodes: 9"),
     ],
@@ -340,7 +340,7 @@ def test_a_partition_that_is_none(node_config: dict[str, Any], message: str) -> 
     ("node_config", "message"),
     [
         ({"partition-id": "one"}, "node-config partition-id"),
-        ({"partition-id": 9}, "node-config partition-id:"),
+        ({"partition-id": 9}, "partition-id:"),
         ({"data-folder": "/nowhere/x"}, "data-folder:"),
     ],
 )

@@ -73,7 +73,8 @@ def _where() -> str:
     """Name the innermost function of this project that is at work."""
     for frame in reversed(traceback.extract_stack()):
         path = Path(frame.filename)
-        if path.is_relative_to(ROOT) and "tests" not in path.parts and ".venv" not in path.parts:
+        is_ours = path.is_relative_to(ROOT) and not {"tests", ".venv"} & {*path.parts}
+        if is_ours and not frame.name.startswith("<"):  # a comprehension is its function's
             return f"{path.relative_to(ROOT)}:{frame.name}"
     return "a test"
 

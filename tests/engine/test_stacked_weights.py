@@ -159,21 +159,6 @@ def stepped() -> tuple[StackedWeights, Tensors, Tensors]:
     return stacked, state, {key: value.clone() for key, value in state.items()}
 
 
-def test_weighted_sums_by_hand():
-    batch, state = pair()
-    stacked = StackedWeights(state, batch)
-    stacked.start_from(constant(10.0))
-    state["weight.first"].copy_(torch.tensor([1.0, 2.0, 4.0])[:, None].expand(3, HIDDEN))
-    state["weight.rest"].copy_(torch.tensor([5.0, 6.0])[:, None].expand(2, HIDDEN))
-    (sums,) = stacked.weighted_sums(torch.tensor([1, 3]))
-    # Feature 0: 1 + 3 x 2. Feature 4: the first network has it not, so 10 + 3 x 4. Others: 4 x 10.
-    assert sums.first[:, 0].tolist() == [7, 40, 40, 40, 22]
-    assert sums.rest.tolist() == [23] * HIDDEN
-    (mean,) = stacked.weighted_sums(torch.tensor([1, 3]), divisor=4)
-    assert mean.first[:, 0].tolist() == [1.75, 10, 10, 10, 5.5]
-    assert mean.first.dtype == torch.float32
-
-
 def test_a_network_with_share_zero_is_not_looked_at():
     batch, state = pair()
     stacked = StackedWeights(state, batch)
@@ -195,27 +180,6 @@ def test_the_largest_weight_tells_of_numbers_that_are_none(key: str, value: floa
     assert StackedWeights(state, batch).largest().tolist() == [7.0, torch.inf]
 
 
-def test_starting_without_replacing_is_remembered_only():
-    batch, state = pair()
-    stacked = StackedWeights(state, batch)
-    stacked.start_from(constant(3.0), replace=False)
-    assert not stacked.weights()[1].any()
-    assert torch.equal(stacked.inactive_rows(), constant(3.0).first)
-
-
-def test_forgetting_begins_adam_anew_for_some():
-    stacked, state, before = stepped()
-    stacked.forget_moments([])
-    assert state["step"].tolist() == [2, 2]
-    stacked.forget_moments([1])
-    for key, value in state.items():
-        assert torch.equal(value[0], before[key][0])
-        if key.startswith("weight"):
-            assert torch.equal(value, before[key])
-        else:
-            assert not value[1:].any()
-
-
 def test_some_begin_anew():
     stacked, state, before = stepped()
     state["weight.rest"][1] = torch.nan
@@ -225,11 +189,3 @@ def test_some_begin_anew():
         mine = slice(1, None)  # of the rows, and of the networks
         assert torch.equal(value[mine], fresh[key][mine])
         assert torch.equal(value[0], before[key][0])
-
-
-def test_what_is_refused():
-    batch, state = pair()
-    with pytest.raises(ValueError, match="kinds: 3"):
-        stacked_state(batch, [constant(0.0)], [0, 0, 0])
-    with pytest.raises(AssertionError, match="start_from"):
-        StackedWeights(state, batch).weighted_sums(torch.ones(2))

@@ -151,7 +151,7 @@ def test_one_supernode_alone_does_not_decide_how_large_weights_are() -> None:
     others = 90 - len(NFEDGNN.clean.clients)
     assert [report.asked for report in outcome.reports] == [others] + [90] * (SHORT - 1)
     (why,) = outcome.named[1]
-    assert why.startswith("its weights are (1048576, 200), others have")
+    assert why.startswith("its weights are ") and "1048576" in why
 
 
 @pytest.mark.parametrize(

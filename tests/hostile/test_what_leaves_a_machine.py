@@ -325,7 +325,6 @@ class Collector:
 def secrets_of(part: Any) -> Iterator[bytes]:
     if isinstance(part, SumClient):
         yield part._private
-        yield from part._agreed._known.values()
         for kept in part._rounds.values():
             for secret in (kept.seed, kept.private, *kept.secrets):
                 yield secret.tobytes()

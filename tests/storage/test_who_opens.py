@@ -32,6 +32,7 @@ read  apps/cli/run.py open: new lines of the metrics that its own run writes
 read  flower_graph/method/registry.py open: the package's own source
 read  flower_graph/data/cora_linqs/__init__.py np.load read_bytes read_text: the package's own
 read  flower_graph/engine/machine.py read_text: the kernel's
+read  flower_graph/method/page.py read_text: the page that the package ships
 read  flower_graph/outputs/figures.py fromfile: of a stream that storage opened
 read  flower_graph/secure/parties/journal.py os.open: locks a folder, reads nothing
 write flower_graph/client/resident/worker.py chmod unlink: a socket, by its open folder
@@ -40,6 +41,7 @@ write flower_graph/data/given.py torch.save: into a stream that the gate opened
 write flower_graph/outputs/files.py np.savez: into a stream that the gate opened
 write strategies/ppfl/cohort_client.py np.savez: into a stream that the gate opened
 write flower_graph/outputs/figures.py tofile: into a stream that the gate opened
+write flower_graph/outputs/files.py rename: columns of a table
 write flower_graph/report/plots.py print_png: into a stream that the gate opened
 write flower_graph/report/trackers.py SummaryWriter: a folder of the gate's
 write flower_graph/storage/files.py truncate: a stream that the gate opened

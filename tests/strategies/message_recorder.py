@@ -42,7 +42,6 @@ def seen(exchanged: Iterable[tuple[str, RecordDict, RecordDict]]) -> set[Entry]:
 
 
 def entries(content: RecordDict) -> Iterable[tuple[str, str, str]]:
-    """Give record, key and type of all that a message holds."""
     for name, record in content.items():
         for key, value in record.items():
             if isinstance(record, ArrayRecord):

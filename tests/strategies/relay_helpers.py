@@ -185,12 +185,10 @@ class Dense:
         return loss
 
     def _step(self, optimizer: torch.optim.Adam, number: int) -> None:
-        """Step with the rate of the round whose loss the gradient is of."""
         optimizer.param_groups[0]["lr"] = self.learning_rate * RATES[self.schedule][number - 1]
         optimizer.step()
 
     def _rows(self, i: int) -> Tensor:
-        """Rows of user i's matrix that take part in averages."""
         if self.average_over == "all":
             return torch.ones(self.x.shape[1], dtype=torch.bool)
         rows = self.x[i] != 0

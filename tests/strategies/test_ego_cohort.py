@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import logging
 from dataclasses import replace
 from itertools import pairwise, zip_longest
 from math import e, log
@@ -13,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from ego_helpers import (
-    CLASSES,
     FEATURES,
     HIDDEN,
     PROJECTION,
@@ -27,12 +24,9 @@ from sage_helpers import few_epochs as few_epochs
 from sage_helpers import run_sage
 from torch import Tensor
 
-from flower_graph.data.graph import Treatment
-from flower_graph.data.new_graph import DataForm, NewGraph
+from flower_graph.data.new_graph import NewGraph
 from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
-from flower_graph.method.load import load_config, to_yaml
-from flower_graph.method.run import Run, load_run
-from flower_graph.outputs.files import SavedModels, read_models, write_outputs
+from flower_graph.outputs.files import read_models, write_outputs
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
 from flower_graph.strategies.fedscem.cohort import (
     EgoCohort,
@@ -40,6 +34,7 @@ from flower_graph.strategies.fedscem.cohort import (
     initial_weights,
     own_models,
     predictions_of,
+    train_alone,
 )
 
 
@@ -154,46 +149,15 @@ def test_a_node_is_called_what_its_user_calls_it() -> None:
     assert found.of_client(101).node.tolist() == list(egos[1].called or ())
 
 
-NEW, ROUNDS = toy_egos()[8], 3
-SAME = (
-    *("model.hidden=5", "model.projection=4", "seed=3", f"rounds={ROUNDS}"),
-    *("strategy.learning_rate=0.005", "strategy.weight_decay=0.01"),
-)
-
-
-def trained_run(folder: Path, models: list[SavedModels], *overrides: str) -> Run:
-    """Write what a run of all toy clients leaves, of which a newcomer needs."""
-    folder.mkdir()
-    config = load_config("fedscem/cora-linqs", [*SAME, *overrides])
-    (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
-    form = DataForm(Treatment("as-is", FEATURES), CLASSES, None)
-    (folder / "data.json").write_text(json.dumps(form.to_json()), encoding="utf-8")
-    chosen = EgoCohort(toy_egos(), SETTINGS)
-    full_round(chosen)
-    write_outputs(folder / "clients" / "0", None, [own_models(chosen)])
-    write_outputs(folder, None, models)
-    return load_run(folder)
-
-
-def new(y: Tensor | None = None, **values: Any) -> NewGraph:
-    nobody = torch.full_like(NEW.y, -1)
-    return NewGraph(NEW.x, NEW.edge_index, nobody if y is None else y, values=values)
-
-
-@pytest.mark.parametrize("name", ["masked-embedding-averaging", "self-training"])
-def test_without_a_mean_a_newcomer_trains_alone_and_hears_it(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = trained_run(tmp_path / "run", [], f"strategy.name={name}")
-    with caplog.at_level(logging.WARNING):
-        found = run.predict_graph(new(NEW.y, train_mask=NEW.train_mask))
-    alone = PlainClient(NEW, initial_weights(SETTINGS), SETTINGS)
-    for _ in range(ROUNDS):
+def test_a_newcomer_that_trains_alone_is_a_plain_client() -> None:
+    new = toy_egos()[8]
+    found = train_alone(NewGraph(new.x, new.edge_index, new.y), SETTINGS, new.train_mask, 3)
+    alone = PlainClient(new, initial_weights(SETTINGS), SETTINGS)
+    for _ in range(3):
         alone.step()
     with torch.no_grad():
         expected = alone.classifier(alone.embed()).softmax(1)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-    assert f"{int(NEW.train_mask.sum())} nodes" in caplog.text
 
 
 # By batches --------------------------------------------------------------------------------------

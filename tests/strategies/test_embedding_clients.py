@@ -112,27 +112,6 @@ def test_targets_reach_the_model_at_the_public_rows() -> None:
     assert reply.disagreement == [0.0]
 
 
-def test_a_model_that_fails_is_where_it_was() -> None:
-    class Failing(ToyModel):
-        def learn(self, rows: IntArray, targets: FloatArray | None, server_round: int) -> float:
-            loss = super().learn(rows, targets, server_round)
-            if server_round == 2:
-                raise RuntimeError("no")
-            return loss
-
-    start = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
-    member = toy_member(Failing, start)
-    host = PublicNodeClient(context(**{"state-dir": ":memory:"}), [member])
-    ask(host, 1)
-    with pytest.raises(RuntimeError, match="no"):
-        ask(host, 2)
-    found = rows_of(ask(host, 3))
-    model = ToyModel(start)
-    model.learn(member.rows, None, 1)
-    model.learn(member.rows, None, 3)
-    assert np.array_equal(found, model.embed()[member.rows])
-
-
 def test_a_client_whose_embeddings_are_not_finite_is_left_out_and_not_judged() -> None:
     good, bad = toy_members(2)
     bad = replace(bad, build=partial(ToyModel, np.full((6, 3), np.nan, np.float32)))

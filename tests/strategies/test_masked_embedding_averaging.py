@@ -139,12 +139,6 @@ def test_clients_get_the_means_over_holders(
         )
 
 
-# Masks, dealings, seeds --------------------------------------------------------------------------
-
-
-# Clients with nothing in common, and clients that come later -------------------------------------
-
-
 # What does not fit together ----------------------------------------------------------------------
 
 
@@ -155,8 +149,6 @@ def test_clients_get_the_means_over_holders(
         ({"model_sharing": "all"}, "model_sharing: 'all'"),
         ({"alignment": "guess"}, "alignment: 'guess'"),
         ({"aggregation": "open"}, "aggregation: 'open'"),
-        ({"participation": 1.5}, "participation: 1.5"),
-        ({"checkpoint_every": 2}, "checkpoint_every: 2.*checkpoint_dir"),
         ({"dropout": 1.0}, "dropout.*1.0"),
         ({"limit": float("nan")}, "limit.*nan"),
         ({"resolution": -1.0}, "resolution.*-1.0"),
@@ -256,17 +248,14 @@ def test_too_few_prepare_and_the_round_is_skipped() -> None:
 # During the set-up -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("stage", "word"), [("hello", "silent"), ("align", "lost")])
-def test_lost_during_the_set_up(stage: str, word: str) -> None:
-    outcome = run(seven_egos(), supernodes=7, make_grid=faulty({(2, stage, 1): word}))
-    assert outcome.answered[-1] >= 6
-    assert outcome.figures[1:, :3].isfinite().all()
-
-
-def test_a_union_that_too_few_take_part_in_is_tried_without_the_others() -> None:
-    script = {(p, "union", 1): "lost" for p in range(4)}
+@pytest.mark.parametrize(
+    ("stage", "word", "gone"), [("hello", "silent", 1), ("align", "lost", 1), ("union", "lost", 4)]
+)
+def test_lost_during_the_set_up(stage: str, word: str, gone: int) -> None:
+    script = {(place, stage, 1): word for place in range(gone)}
     outcome = run(seven_egos(), supernodes=7, make_grid=faulty(script))
-    assert outcome.answered[-1] == 3
+    assert 7 - gone <= outcome.answered[-1] <= 7 - (stage == "union") * gone
+    assert outcome.figures[1:, :3].isfinite().all()
 
 
 def test_a_union_that_nobody_takes_part_in_is_an_error() -> None:

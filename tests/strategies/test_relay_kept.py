@@ -15,17 +15,10 @@ from torch.nn import functional
 
 from flower_graph import NodeClient, SplitGradientRelay
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.ops.active_rows import pack
 from flower_graph.outputs.build import build_module
-from flower_graph.outputs.files import (
-    Embeddings,
-    Predictions,
-    read_models,
-    write_outputs,
-)
+from flower_graph.outputs.files import Embeddings, Predictions, read_models, write_outputs
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.nfedgnn.server_model import server_models
-from flower_graph.strategies.nfedgnn.users import LinearCohort, UserSettings, user_models
 
 
 @pytest.mark.parametrize("name", ["gcn", "gat", "sage"])
@@ -38,24 +31,6 @@ def test_the_servers_half_is_saved_as_it_was_trained(name: str, tmp_path: Path) 
     again = build_module(saved)
     assert type(again) is type(server)
     assert torch.equal(again(latent, data.edge_index), server(latent, data.edge_index))
-
-
-def trained(x: torch.Tensor, bias: bool, average_over: str = "holders") -> LinearCohort:
-    settings = UserSettings(4, bias, 5e-4, 0, average_over)
-    cohort = LinearCohort(pack(x, bias=bias), settings)
-    for _ in range(3):
-        cohort.step(None, torch.ones(x.shape[0], 4), 0.1)
-    return cohort
-
-
-@pytest.mark.parametrize("average_over", ["holders", "all"])
-def test_a_user_without_its_neighbours_in_the_file_has_its_own_rows(average_over: str) -> None:
-    x = small_graph(4).x
-    cohort = trained(x, True, average_over)
-    found = user_models([0, 1, 2, 3], cohort.rows, cohort.tensors(), cohort.settings)
-    state = found.state_dict(2)
-    assert {name: tuple(t.shape) for name, t in state.items()} == {"weight": (FEATURES + 1, 4)}
-    torch.testing.assert_close(with_one(x[2]) @ state["weight"], cohort.forward(None)[2])
 
 
 def with_one(x: Tensor) -> Tensor:
@@ -95,10 +70,15 @@ def keeping(folder: Path, rounds: int, **how: Any) -> SplitGradientRelay:
     return strategy
 
 
-@pytest.mark.parametrize("user_bias", [False, True])
-def test_users_halves_give_the_servers_latent_vectors(user_bias: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("user_bias", "averaging"),
+    [(False, {}), (True, {}), (True, {"average_every": 2, "average_over": "all"})],
+)
+def test_users_halves_give_the_servers_latent_vectors(
+    user_bias: bool, averaging: dict[str, Any], tmp_path: Path
+) -> None:
     x = small_graph(24).x
-    keeping(tmp_path, 5, user_bias=user_bias)
+    keeping(tmp_path, 5, user_bias=user_bias, **averaging)
     kept = Embeddings.read(tmp_path / "out")
     assert kept is not None and len(kept.number) == 24
     models = [read_models(path)[0] for path in sorted((tmp_path / "out" / "clients").glob("*"))]

@@ -109,18 +109,10 @@ class Loop:
 
     @torch.no_grad()
     def average(self, due: Iterable[int] = range(N)) -> None:
-        """Give `due` the mean over all users."""
         for group in zip(*(layer.parameters() for layer in self.layers), strict=True):
             mean = torch.stack(list(group)).mean(0)
             for user in due:
                 group[user].copy_(mean)
-
-
-def average(cohorts: list[LinearCohort]) -> Tensor:
-    """Average over cohorts as the server does; NaN where nobody counts."""
-    sums = [cohort.weight_sum(None) for cohort in cohorts]
-    total, count = sum(s for s, _ in sums), sum(c for _, c in sums)
-    return (total / count[:, None]).float()
 
 
 def assert_equal(got: Tensor, want: Tensor) -> None:
@@ -200,7 +192,8 @@ def test_averages_of_modules_equal_a_loop(every: int):
         cohorts[1].step(None, gradient[5:], RATE)
         loop.step(list(range(N)), gradient)
         if number % every == 0:
-            mean = average(cohorts)
+            sums, counts = zip(*(cohort.weight_sum(None) for cohort in cohorts), strict=True)
+            mean = (sum(sums) / sum(counts)[:, None]).float()
             for cohort in cohorts:
                 cohort.set_weights(None, mean)
             loop.average()
@@ -247,7 +240,6 @@ def context() -> Iterator[Context]:
 
 
 def client_of(context: Context, x: Tensor = X, users: Tensor = USERS) -> NodeClient:
-    """Make the client that answers one message."""
     return NodeClient(context, x, users)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -144,18 +143,6 @@ def test_no_defence_is_the_strategy_itself_and_settings_arrive() -> None:
 def test_too_few_answers(robust: Robust, answers: int, why: str) -> None:
     assert why in too_few(robust, answers - 1)
     assert too_few(robust, answers) == ""
-
-
-def test_too_few_answers_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    # Two of the six clients, which one SuperNode hosts
-    half = {"participation": 1 / 3}
-    strategy = make_robust(StructureFedAvg, Robust("median"), settings_of(FEDGLS), **half)
-    grid = InProcessGrid(client_app(FEDGLS), num_supernodes=1)
-    with caplog.at_level(logging.WARNING):
-        strategy.start(grid, num_rounds=3, timeout=1, on_round=lambda report: None)
-    said = "round 1: no protection from hostile clients: the median of 2 clients is their mean"
-    assert caplog.text.count("no protection") == 1
-    assert said in caplog.text
 
 
 # Settings ----------------------------------------------------------------------------------------

@@ -134,18 +134,10 @@ def test_bad_arguments_are_named(options: dict[str, Any], said: str) -> None:
         SplitGradientRelay(small_graph(), nn.Linear(1, 1), **{"latent_size": 4, **options})
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"evaluate_config": ConfigRecord()}, "evaluate_config"),
-        ({"resume": True}, "resume.*checkpoint_dir"),
-    ],
-)
-def test_start_names_what_is_wrong(options: dict[str, Any], said: str) -> None:
-    data = small_graph()
-    grid = RecordingGrid(client_app(data), num_supernodes=2)
-    with pytest.raises(ValueError, match=said):
-        strategy_for(data).start(grid, **options)
+def test_clients_are_not_asked_to_evaluate() -> None:
+    grid = RecordingGrid(client_app(small_graph()), num_supernodes=2)
+    with pytest.raises(ValueError, match="evaluate_config"):
+        strategy_for(small_graph()).start(grid, evaluate_config=ConfigRecord())
     assert not grid.exchanges
 
 

@@ -30,13 +30,6 @@ def changed(place: int, **values: Any) -> list[ClientGraph]:
     return graphs
 
 
-def test_clients_with_edges_come_first() -> None:
-    cohort = StructureCohort(toy_clients(), SETTINGS)
-    assert cohort.clients == (20, 22, 25, 21, 23, 24)
-    assert cohort.nodes.tolist() == [6, 8, 11, 7, 9, 10]
-    assert cohort.batch.clients == cohort.clients * 2
-
-
 def test_all_clients_start_from_one_draw() -> None:
     start, cohort = initial_models(SETTINGS), StructureCohort(toy_clients(), SETTINGS)
     for (_, number), model in weights_of(cohort).items():

@@ -149,14 +149,6 @@ def test_a_newcomer_is_a_client_with_the_runs_models(method: str, edges: bool) -
         close(newcomers_logits(forms, *ask), by_hand(method, cohort, edges=edges))
 
 
-def test_a_graphless_newcomer_learns_its_graph() -> None:
-    forms, _ = left_by(FEDGLS)
-    few, many = (
-        newcomers_logits(forms, settings_of(FEDGLS), given(edges=False), steps) for steps in (0, 4)
-    )
-    assert not torch.allclose(few, many, atol=1e-4)
-
-
 def test_in_a_run_of_graphless_clients_alone_nobody_learns() -> None:
     # Such a run keeps the graphs of nearest neighbours.
     cohort = StructureCohort([toy_clients()[n] for n in (1, 3)], settings_of("fed-gnn-knn"))
@@ -190,11 +182,3 @@ def test_what_a_graph_lacks_is_said() -> None:
     without_mlp, _ = left_by("fed-gnn-mlp")[0]
     with pytest.raises(OutputError):
         newcomers_logits([without_mlp], settings_of("fed-gnn-mlp"), given(edges=False), 1)
-
-
-def test_a_clients_own_learner_makes_the_edges_of_other_nodes() -> None:
-    forms, cohort = left_by(FEDGLS)
-    graph = toy_clients()[1]
-    begin = cohort.batch.ptr[cohort.clients.index(21)]
-    found = called(forms[1], 21, NewGraph(graph.x, graph.hidden_edges, graph.y))
-    close(found, cohort.logits()[begin : begin + len(graph.y)])
