@@ -1,7 +1,5 @@
 """Small graphs as files, and a cache of the test's own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs of a paper's tables without training, and a table of a stranger's."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Committed rows that are run again, each with a tolerance of its own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

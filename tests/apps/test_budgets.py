@@ -1,7 +1,5 @@
 """A privacy budget by a setting, for every method: whole runs, reports, and what is refused."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable

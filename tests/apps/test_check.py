@@ -1,7 +1,5 @@
 """What ``flower-graph check`` finds, and that its estimates hold."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One graph whose nodes say which client has them: what each method does with it, as shipped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Folders, partitions and versions that do not fit are each refused with what to do.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """What a config of FedGLS becomes: its method, its clients, what it refuses, whole runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

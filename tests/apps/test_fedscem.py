@@ -1,7 +1,5 @@
 """What a config of FedSCem becomes: the strategy that it names, and each SuperNode's clients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Graphs of one's own, as a new user brings them: what failed before there was a description."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

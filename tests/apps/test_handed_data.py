@@ -1,7 +1,5 @@
 """Clients on a machine that has none of a run's files: the driver hands over what it has made."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

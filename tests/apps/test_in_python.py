@@ -1,7 +1,5 @@
 """``fg.run`` is the command for Python: settings in any form, the same checks, the same files."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

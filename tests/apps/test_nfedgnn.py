@@ -1,7 +1,5 @@
 """What a config of nFedGNN becomes: the strategy, and each SuperNode's users."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

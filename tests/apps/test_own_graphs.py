@@ -1,7 +1,5 @@
 """Each method's ``own-graph`` on ten graphs such as people have, by command line and by Python."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

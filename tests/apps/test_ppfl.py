@@ -1,7 +1,5 @@
 """PPFL-GNN from a config, in process and under ``flwr run``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

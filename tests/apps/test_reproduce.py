@@ -1,7 +1,5 @@
 """What holds for every paper's tables, and for a table of a stranger's."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Settings that validation chooses on other seeds, runs to their end, and what accuracy costs."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A run from a config on the in-process engine: outputs, own graphs, refusals, going on."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

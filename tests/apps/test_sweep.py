@@ -1,7 +1,5 @@
 """Settings that are tried, chosen by validation, and run once whenever a sweep is started."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -4,8 +4,6 @@ What rules of settings refuse, and what a YAML file or a graph may not be, is te
 ``tests/config`` and ``tests/data``.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

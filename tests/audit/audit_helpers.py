@@ -1,7 +1,5 @@
 """Small runs to attack, and messages made by hand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attacks on small runs: those that must succeed, and those that must do no better than a guess."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """``flower-graph audit``: runs, files, refusals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What embeddings say, on messages made by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A client's context, where a SuperNode that is started anew finds it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

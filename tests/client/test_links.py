@@ -1,7 +1,5 @@
 """Clients that learn links: what they pass messages over, and what they are measured by."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

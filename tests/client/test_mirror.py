@@ -1,7 +1,5 @@
 """What one process of a run makes for others, and files on machines without the run's folders."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Whatever lay in a SuperNode's place before, what its clients leave is their owner's alone."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Any torch module on clients' graphs: against a loop by hand, however clients are spread."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

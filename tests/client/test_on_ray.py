@@ -1,7 +1,5 @@
 """Clients that live in actors of Ray: where these are, and who answers a message."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Clients that live in a worker between messages: same answers, and gone when nobody needs them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import stat

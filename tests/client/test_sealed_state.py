@@ -1,7 +1,5 @@
 """State that is encrypted where it lies: what is readable, and what is refused."""
 
-from __future__ import annotations
-
 import os
 import secrets
 from pathlib import Path

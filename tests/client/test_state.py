@@ -1,7 +1,5 @@
 """A client's tensors between two messages: in the context, in a file, in the process."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import secrets

@@ -1,7 +1,5 @@
 """Whom SuperNodes trust: settings of a run, and the throw-away keys of a simulation."""
 
-from __future__ import annotations
-
 import stat
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Settings: layers, overrides, every method's schema, and what is refused with which words."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

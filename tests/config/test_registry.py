@@ -1,7 +1,5 @@
 """Methods that do not ship, also on SuperNodes; and the run config of the root app."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What tests of data share: graphs, who has which role, and when clients are the same."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise

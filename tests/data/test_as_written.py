@@ -1,7 +1,5 @@
 """Graphs as people and programs write them: read as they mean them, or refused by name."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Guesses and regressions: figures worked out by hand, judged as the methods judge themselves."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Clients of the user's own: one, from a folder of graphs, or from one graph of all clients."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """What a graph may be: each row of ``docs/reference/configuration.md`` once, and each door once."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable

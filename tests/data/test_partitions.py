@@ -1,7 +1,5 @@
 """Clients cut out of one graph: nodes, edges, splits, public nodes, figures, refusals."""
 
-from __future__ import annotations
-
 import logging
 import math
 import random

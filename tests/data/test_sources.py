@@ -1,7 +1,5 @@
 """Loaders of PyG and ogb on small raw files in the format of the real ones; graphs of the user."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

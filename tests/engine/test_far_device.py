@@ -7,8 +7,6 @@ and whether memory is pinned. PyTorch's Adam for the common layer, and modules t
 a `ModuleClient`, are PyTorch's and theirs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Graphs one behind the other, some cut out again; dropout, and how well each client does."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

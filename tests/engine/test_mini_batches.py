@@ -1,7 +1,5 @@
 """Which nodes each step of an epoch is on."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

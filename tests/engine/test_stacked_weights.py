@@ -1,7 +1,5 @@
 """Stacked weights against full matrices, one model and one optimiser of PyTorch's a network."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -10,8 +10,6 @@ held loosely. Against a checkout everything is compared to the bit. ``--write`` 
 same names.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import hashlib

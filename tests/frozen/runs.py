@@ -4,8 +4,6 @@ Not here: strategies that users compose of Flower's classes, clients that come, 
 folders of single parties. Each of these has tests of its own.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What every method gives is what was frozen; ``compare.py --write`` freezes anew."""
 
-from __future__ import annotations
-
 import pytest
 from compare import LOOSELY, compare, read
 from runs import COMPARED, DECIDED_BY_ROUNDING, METHODS, Run, in_process, on_ray

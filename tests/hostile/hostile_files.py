@@ -1,7 +1,5 @@
 """Files that are damaged or made to do harm, and all that read files; tried in bounds."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -4,8 +4,6 @@ A client that refuses is where it was, so the honest message after it is answere
 on: one run tries all lies. It works on any grid, a deployment's too.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import time

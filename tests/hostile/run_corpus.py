@@ -6,7 +6,6 @@ others. The sums go into the table of the page beside it. The tests try a part o
 """
 
 # ruff: noqa: E402
-from __future__ import annotations
 
 import argparse
 import json

@@ -1,7 +1,5 @@
 """Attacks on the blinded alignment by clients: invented numbers, huge blocks, crafted tables."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """What refusing a reply costs: errors count, no text is built whole, nobody fills a log."""
 
-from __future__ import annotations
-
 import ast
 import json
 import logging

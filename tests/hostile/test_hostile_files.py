@@ -1,7 +1,5 @@
 """Whatever a file holds, who reads it says so in one of our errors, soon and within bounds."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context

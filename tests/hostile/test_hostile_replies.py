@@ -3,8 +3,6 @@
 This is a part of the corpus; ``run_corpus.py`` tries all of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 from typing import Any

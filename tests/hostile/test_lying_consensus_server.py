@@ -1,7 +1,5 @@
 """What a server that lies gets of PPFL-GNN's clients that do not trust it: refusals, and no sum."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any

@@ -1,7 +1,5 @@
 """A server that answers in the key-holders' place: it opens everything, or is refused."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ PPFL-GNN's repeats its means and asks all but one again; FedSCem's, whose client
 last round, has that round again without one. Of clients that trust it, it has what it wants.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence

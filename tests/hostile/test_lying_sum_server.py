@@ -3,8 +3,6 @@
 The lies that one run can try one after the other are in ``lying_grid.py``.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """What a SuperNode's node config permits: a server that asks for less is refused, by the floor."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

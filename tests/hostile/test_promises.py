@@ -1,7 +1,5 @@
 """tests/hostile/promises.json: words that a guide has, and attacks on them that are there."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Clients that lie in the secure sum: what they can spoil, and for how long."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -4,8 +4,6 @@ nFedGNN's and FedGLS's servers see what clients send by design, so that no entry
 make it more readable; docs/results/told-otherwise.md has the line.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

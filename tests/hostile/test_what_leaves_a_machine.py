@@ -1,7 +1,5 @@
 """A run reads no file, no variable and no setting of a SuperNode's machine, and hears of none."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Folders as runs leave them, made by hand: two clients, three features, two classes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs beside each other: what differs, what came out, and a test paired by seed."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """A run's folder that somebody else made or spoiled: no code runs, every error is named."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

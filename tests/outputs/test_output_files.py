@@ -1,7 +1,5 @@
 """What a run leaves: predictions, models, tables of its clients; written, read, joined, built."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

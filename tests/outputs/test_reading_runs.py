@@ -1,7 +1,5 @@
 """What a run left is read back, in Python and by ``flower-graph predict``; what is refused."""
 
-from __future__ import annotations
-
 import csv
 import os
 import shutil

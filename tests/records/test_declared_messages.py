@@ -1,7 +1,5 @@
 """Every message that is declared: what is written is read, and what does not fit is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What single messages check besides their declared fields: parts that depend on one another."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

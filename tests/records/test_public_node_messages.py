@@ -1,7 +1,5 @@
 """PPFL-GNN's messages: what goes in comes out, and what does not fit is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

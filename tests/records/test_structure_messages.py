@@ -1,7 +1,5 @@
 """Messages of FedGLS: models of other settings, and sums that average to means."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

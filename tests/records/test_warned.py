@@ -1,7 +1,5 @@
 """A warning that comes again and again in a run is told a few times, then counted."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """One alignment in memory: hosts, a server, and everything that the server receives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

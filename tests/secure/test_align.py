@@ -1,7 +1,5 @@
 """The whole alignment: one order for all, by any assignment, and what the server sees of it."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

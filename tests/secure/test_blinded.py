@@ -1,7 +1,5 @@
 """Blinded evaluation, identities in all their forms, and unions from sums of tables alone."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

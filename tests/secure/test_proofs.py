@@ -1,7 +1,5 @@
 """Proofs of equal logarithms: right ones hold, and nothing else does."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

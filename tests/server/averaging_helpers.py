@@ -1,7 +1,5 @@
 """A model of two numbers, clients that add to it, and runs in which something goes wrong."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Flower's simulation goes on when a process of its is killed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Flower's FedAvg with checked replies and reports, by hand; ``combine`` in its place."""
 
-from __future__ import annotations
-
 import math
 import random
 from typing import Any

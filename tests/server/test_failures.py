@@ -1,7 +1,5 @@
 """A fault that all clients have stops a simulation; a run without a usable round is no success."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Who took part: every client once, the figures of a run, the picture; bytes that travelled."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Who hosts whom: asked once; nothing but a list or a binding decides whose a client is."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from functools import partial

@@ -1,7 +1,5 @@
 """Replies that cannot be averaged are left out, each with its reason, and end nothing."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a strategy keeps in attributes: saved if it changed, put back, refused if it cannot be."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files are opened in one place, ``flower_graph.storage``: within bounds, and through no link."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What is written goes through one gate, which follows no link and writes no other's file."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What PPFL-GNN's clients leave: judges' predictions, plain modules, embeddings, figures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

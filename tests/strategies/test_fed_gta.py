@@ -1,7 +1,5 @@
 """FedGTA: what clients say of their neighbourhoods and what the server makes of it, by hand."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """FED-PUB: the random graph, masks, and averages by what models do, by hand."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """LocalSage+ and FedSage+: what they learn, what travels, and what goes wrong."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

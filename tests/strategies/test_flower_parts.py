@@ -1,7 +1,5 @@
 """Flower's own strategies and mods with our clients; what is tried elsewhere is on the page."""
 
-from __future__ import annotations
-
 import logging
 import re
 from importlib import import_module

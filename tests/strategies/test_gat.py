@@ -1,7 +1,5 @@
 """The GAT client: PyG's two layers, a loss worked out by hand, and a state that goes on."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

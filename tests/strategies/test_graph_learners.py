@@ -1,7 +1,5 @@
 """The learners of a cohort against a dense learner for each client; faults, state, memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from learner_helpers import Largest, matrix

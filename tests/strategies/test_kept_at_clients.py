@@ -1,7 +1,5 @@
 """Parties with data folders: clients keep what is theirs there, and the server gets none of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The whole method against slow versions, by hand, masked and plain; clients that come later."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """docs/reference/messages.md says what travels: its tables against runs, and against keys."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Iterable, Iterator

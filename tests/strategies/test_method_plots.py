@@ -1,7 +1,5 @@
 """Pictures of runs: alignment precision and accuracy, learned graphs against true ones."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A graph that comes later: turned into a space that is there, trained beside it, classified."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

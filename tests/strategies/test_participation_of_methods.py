@@ -3,8 +3,6 @@
 That each method says of every client, once, what became of it, ``contracts/test_rounds.py`` shows.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """PPFL-GNN's strategy in process: means worked out by hand, assignment, absence, faults."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

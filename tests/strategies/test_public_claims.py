@@ -1,7 +1,5 @@
 """PPFL-GNN where clients do not trust the server: sums as with trust, and what more they take."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A user's features from its latent vectors and gradients: what the attack computes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Users of nFedGNN that come and go: who keeps what, who trains, and what is forgotten."""
 
-from __future__ import annotations
-
 from itertools import count
 from pathlib import Path
 from typing import Any

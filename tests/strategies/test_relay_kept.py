@@ -1,7 +1,5 @@
 """What a run of nFedGNN leaves: predictions of those who answered, and both halves as modules."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """nFedGNN whose server knows some edges and predicts others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

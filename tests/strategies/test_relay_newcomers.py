@@ -1,7 +1,5 @@
 """`data.add` and `data.remove`: the graph of a run whose users come and go."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

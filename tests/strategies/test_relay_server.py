@@ -3,8 +3,6 @@
 That it trains as one autograd graph over dense matrices is in ``test_split_gradient_relay.py``.
 """
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

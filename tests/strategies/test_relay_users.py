@@ -1,7 +1,5 @@
 """The users of one SuperNode: cohorts against a plain loop, and what one message changes."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Iterable, Iterator

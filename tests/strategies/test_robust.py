@@ -1,7 +1,5 @@
 """Averages that hostile clients cannot move far: one of seven sends its weights a thousandfold."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

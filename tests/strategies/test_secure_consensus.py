@@ -1,7 +1,5 @@
 """The common mean by secure sum: as in the clear, and nobody's own numbers in a message."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import partial

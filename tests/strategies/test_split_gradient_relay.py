@@ -1,7 +1,5 @@
 """nFedGNN on the in-process engine: the method written densely, and bytes by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

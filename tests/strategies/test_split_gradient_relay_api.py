@@ -1,7 +1,5 @@
 """nFedGNN inside Flower and in somebody else's program: loops, mods, models, arguments, faults."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What nFedGNN goes on from: checkpoints beyond the contracts, and users' rows in files."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What a cohort that shares weights begins with and measures; what its host refuses and keeps."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

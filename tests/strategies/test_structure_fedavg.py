@@ -1,7 +1,5 @@
 """FedGLS and its baselines in process: against plain clients, however they are assigned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache

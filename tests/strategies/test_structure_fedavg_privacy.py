@@ -1,7 +1,5 @@
 """No number of φ is in a message of FedGLS; all that may be in one is on the page of messages."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What FedGLS and its baselines leave: modules that compute what the cohort does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """nFedGNN with one first layer: it is the training of one network in one place."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Container

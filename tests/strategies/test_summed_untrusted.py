@@ -1,7 +1,5 @@
 """nFedGNN with one first layer where the server is not trusted: what it changes is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
