@@ -13,12 +13,13 @@ import math
 import os
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -26,7 +27,7 @@ from omegaconf import OmegaConf
 from flower_graph.apps.cli.run import Job, check_all
 from flower_graph.apps.cli.say import say
 from flower_graph.apps.parallel import in_parallel, loaded, settings_of, time_left, workers_for
-from flower_graph.apps.run import run
+from flower_graph.apps.run import first_rounds, run
 from flower_graph.config.common import CHECKPOINTS, RunConfig
 from flower_graph.errors import ConfigError, DivergedError, OutputError
 from flower_graph.method.compare import compare
@@ -118,7 +119,11 @@ class Sweep:
         seeds = f"{len(self.seeds)} seed" + "s" * (len(self.seeds) > 1)
         say(f"{runs} runs ({count} settings × {seeds}), {done} done before", to=sys.stderr)
         if missing:
-            say(f"{workers_for(missing)} runs at a time, in {self.out}", to=sys.stderr)
+            workers = workers_for(missing)
+            start, each = self._seconds(trials, missing)
+            seconds = time_left(start + each * (runs - done) / workers)
+            ends = "at most about" if missing[0][0].loaded(missing[0][1]).patience else "about"
+            say(f"{ends} {seconds}, {workers} runs at a time, in {self.out}", to=sys.stderr)
 
     def missing(self, trials: Sequence[Trial]) -> list[tuple[Trial, int]]:
         runs = {one.run_folder(seed): (one, seed) for seed in self.seeds for one in trials}
@@ -130,6 +135,35 @@ class Sweep:
         for number, ((trial, seed), words, left) in enumerate(done, 1):
             end = f"; {time_left(left)} left" if number < len(missing) else ""
             say(f"{number}/{len(missing)}  {trial.words}, seed {seed}: {words}{end}", to=sys.stderr)
+
+    def _seconds(
+        self, trials: Sequence[Trial], missing: Sequence[tuple[Trial, int]]
+    ) -> tuple[float, float]:
+        results = [one.result(seed) for one in trials for seed in self.seeds]
+        if done := [float(one["seconds"]["total"]) for one in results if one]:
+            return 0.0, fmean(done)
+        tried = [missing[0], missing[-1]][: len(missing)]
+        found = [result for _, result, _ in in_parallel(try_run, tried, self.apps)]
+        starts, runs = zip(*found, strict=True)
+        return max(starts), fmean(runs)
+
+
+def try_run(trial: Trial, seed: int) -> tuple[float, float]:
+    """Return the seconds of a process's start and of a run, by the first rounds of two runs.
+
+    Data and modules that the first run loads are there for the second and all later runs.
+    """
+    config = trial.loaded(seed)
+    (cold, _), (warm, each) = tried(config), tried(config)
+    return max(0.0, cold - warm), warm + (config.rounds - 1) * each
+
+
+def tried(config: RunConfig) -> tuple[float, float]:
+    """Return the seconds of a run's start, including its first round, and of a later round."""
+    started = time.perf_counter()
+    later = [report.seconds for report in first_rounds(config)][1:]
+    start = time.perf_counter() - started - sum(later)
+    return start, median(later) if later else 0.0
 
 
 def do_run(trial: Trial, seed: int) -> str:

@@ -24,6 +24,7 @@ from flower_graph.outputs.files import (
     KnownLinks,
     Predictions,
     Rounds,
+    Rows,
     SavedModels,
     listed,
     read_models,
@@ -40,7 +41,7 @@ __all__ = ["Rounds", "Run", "latest_in", "load_run"]
 
 RESULT, SUMMARY = "result.json", "summary.json"
 METRICS, CLIENTS, OUTPUTS = "metrics.jsonl", "clients", "outputs"
-T = TypeVar("T", Predictions, Embeddings, KnownLinks)
+T = TypeVar("T", bound=Rows)
 
 
 class Run:
@@ -198,7 +199,7 @@ class Run:
 
     def _rows(self, kind: type[T], client: int | None) -> T:
         what = kind.FILE.partition(".")[0]
-        parts = [part for one in self._places if (part := kind.read(one)) is not None]
+        parts = [part for part in map(kind.read, self._places) if part is not None]
         if not parts:
             has_others = any((one / Predictions.FILE).is_file() for one in self._places)
             makes_none = f": {self.config.app} makes none to keep"

@@ -16,17 +16,8 @@ from flower_graph.strategies.ppfl.messages import (
     SumOrder,
     fingerprint,
 )
+from flower_graph.wire import keys
 from flower_graph.wire.arrays import decode_array, encode_array, pack_integers
-from flower_graph.wire.keys import (
-    ARRAY_NAMES,
-    ARRAYS,
-    CLIENTS,
-    CONFIG,
-    LEFT_OUT,
-    METRICS,
-    PUBLIC,
-    ROWS,
-)
 
 HELLO = EmbeddingEnrolment([3, 1], [np.array([7, 5]), np.array([5])], [2, 2])
 REQUEST = PublicRequest(
@@ -37,11 +28,11 @@ REQUEST = PublicRequest(
 def answer(reply: PublicReply) -> RecordDict:
     """Write a reply as the adaptor does."""
     arrays, _, metrics = reply.to_numpy()
-    names, left_out = metrics.pop(ARRAY_NAMES), metrics.pop(LEFT_OUT, [])
+    names, left_out = metrics.pop(keys.ARRAY_NAMES), metrics.pop(keys.LEFT_OUT, [])
     named = {n: encode_array(n, value) for n, value in zip(names, arrays, strict=True)}
-    content = RecordDict({METRICS: MetricRecord(metrics), ARRAYS: ArrayRecord(named)})
+    content = RecordDict({keys.METRICS: MetricRecord(metrics), keys.ARRAYS: ArrayRecord(named)})
     if left_out:
-        content[CONFIG] = ConfigRecord({LEFT_OUT: left_out})
+        content[keys.CONFIG] = ConfigRecord({keys.LEFT_OUT: left_out})
     return content
 
 
@@ -53,26 +44,30 @@ def good_reply() -> PublicReply:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({CLIENTS: [], ROWS: [], "nodes": b"", "dimensions": []}, "clients"),
-        ({CLIENTS: [3, 3]}, r"\[3, 3\]"),
-        ({CLIENTS: [3, -1]}, "numbers.*0"),
-        ({CLIENTS: [1]}, "rows.*1"),
-        ({ROWS: [3, 0], "nodes": pack_integers(np.array([7, 5, 4]))}, "client 1"),
-        ({ROWS: [2, 2]}, "nodes: 3"),
+        ({keys.CLIENTS: [], keys.ROWS: [], "nodes": b"", "dimensions": []}, "clients"),
+        ({keys.CLIENTS: [3, 3]}, r"\[3, 3\]"),
+        ({keys.CLIENTS: [3, -1]}, "numbers.*0"),
+        ({keys.CLIENTS: [1]}, "rows.*1"),
+        ({keys.ROWS: [3, 0], "nodes": pack_integers(np.array([7, 5, 4]))}, "client 1"),
+        ({keys.ROWS: [2, 2]}, "nodes: 3"),
         ({"dimensions": [2, 0]}, "client 1.*0"),
         ({"nodes": pack_integers(np.array([7, 7, 5]))}, "client 3"),
     ],
 )
 def test_a_hello_that_cannot_be_is_refused(changes: dict[str, Any], why: str) -> None:
     with pytest.raises(MalformedReplyError, match=why):
-        EmbeddingEnrolment.read(RecordDict({CONFIG: ConfigRecord(HELLO.to_config() | changes)}))
+        EmbeddingEnrolment.read(
+            RecordDict({keys.CONFIG: ConfigRecord(HELLO.to_config() | changes)})
+        )
 
 
 def read_at_client(request: PublicRequest, nodes: dict[int, Any]) -> PublicRequest:
     content = request.to_record()
-    arrays = content.array_records.get(ARRAYS, ArrayRecord())
+    arrays = content.array_records.get(keys.ARRAYS, ArrayRecord())
     parameters = [decode_array(name, value) for name, value in arrays.items()]
-    return PublicRequest.from_numpy(parameters, dict(content.config_records[CONFIG]), public=nodes)
+    return PublicRequest.from_numpy(
+        parameters, dict(content.config_records[keys.CONFIG]), public=nodes
+    )
 
 
 def test_a_request_and_its_missing_targets() -> None:
@@ -91,7 +86,7 @@ def test_a_request_for_other_nodes_or_clients_is_refused() -> None:
         with pytest.raises(ValueError, match="client 3"):
             read_at_client(REQUEST, {1: HELLO.nodes[1], **other})
     parameters = [np.zeros((4, 2), np.float32)]
-    config = dict(REQUEST.to_record().config_records[CONFIG])
+    config = dict(REQUEST.to_record().config_records[keys.CONFIG])
     with pytest.raises(ValueError, match=r"\(4, 2\).*\[3, d\]"):
         PublicRequest.from_numpy(parameters, config, public={3: HELLO.nodes[0], 1: HELLO.nodes[1]})
 
@@ -113,11 +108,11 @@ def test_who_is_left_out_is_named_and_never_read_as_zeros() -> None:
 
 def test_a_reply_that_cannot_be_is_refused() -> None:
     for record, key, bad in (
-        (ARRAYS, PUBLIC, None),
-        (ARRAYS, PUBLIC, encode_array("", np.zeros((3, 3), np.float32))),
-        (ARRAYS, PUBLIC, encode_array("", np.zeros((3, 2), bool))),
-        (METRICS, "loss", None),
-        (METRICS, "judged-val", [0.5]),
+        (keys.ARRAYS, keys.PUBLIC, None),
+        (keys.ARRAYS, keys.PUBLIC, encode_array("", np.zeros((3, 3), np.float32))),
+        (keys.ARRAYS, keys.PUBLIC, encode_array("", np.zeros((3, 2), bool))),
+        (keys.METRICS, "loss", None),
+        (keys.METRICS, "judged-val", [0.5]),
     ):
         content = answer(good_reply())
         del content[record][key]

@@ -16,7 +16,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.config.common import Robust
 from flower_graph.errors import ClientBugError, NoClientsError
 from flower_graph.privacy.central import CentralNoise
-from flower_graph.server.averaging import Combined, ReportedFedAvg
+from flower_graph.server.averaging import Combined
 from flower_graph.server.robust import make_robust
 from flower_graph.simulation import InProcessGrid
 
@@ -55,23 +55,23 @@ def test_payload_counts_each_client_of_a_supernode_that_says_how_many_it_has():
     assert run.strategy.payload == {"up": {"weights": 7 * size}, "down": {"weights": 7 * size}}
 
 
-def test_a_bad_reply_is_left_out_and_named(caplog: pytest.LogCaptureFixture):
+def test_bad_replies_are_left_out_and_without_a_usable_one_the_last_model_stays(
+    caplog: pytest.LogCaptureFixture,
+):
     """What is refused is shown in test_reply_checks.py."""
-    run = Run(Simple(), bad=in_training(lambda place, _: (NAN, 1, {}) if place == 1 else None))
-    assert run.model == pytest.approx([(1 * 1 + 3 * 3) / 4] * 2)
-    assert run.rejected().keys() == {1} and "NaN or infinite" in run.rejected()[1]
-    assert run.reports[0].skipped == ""
-    assert f"round 1: left out 1 (node {run.ids[1]})" in caplog.text
-
-
-def test_without_a_usable_reply_the_last_model_stays():
-    run = Run(Simple(), rounds=3, bad=in_training(lambda _, n: (NAN, 1, {}) if n == 2 else None))
-    assert run.model == pytest.approx([14 / 3] * 2)
+    bad = {1: [1], 2: [0, 1, 2], 3: []}
+    run = Run(
+        Simple(),
+        rounds=3,
+        bad=in_training(lambda place, number: (NAN, 1, {}) if place in bad[number] else None),
+    )
+    assert run.model == pytest.approx([10 / 4 + 14 / 6] * 2)
     one, two, three = run.reports
-    assert two.skipped == "none of 3 SuperNodes gave a usable answer to train"
-    assert two.loss == one.loss and three.loss == pytest.approx(14 / 3)
-    assert math.isnan(two.regulariser)
-    assert [len(report.rejected) for report in run.reports] == [0, 3, 0]
+    assert run.rejected().keys() == {1} and "NaN or infinite" in run.rejected()[1]
+    assert f"round 1: left out 1 (node {run.ids[1]})" in caplog.text
+    assert "none of 3" in two.skipped and not one.skipped and math.isnan(two.regulariser)
+    assert two.loss == one.loss and three.loss == pytest.approx(10 / 4 + 14 / 6)
+    assert [len(report.rejected) for report in run.reports] == [1, 3, 0]
 
 
 @pytest.mark.parametrize(("places", "wanted"), [({0}, 7 / 3), ({0, 1, 2}, math.nan)])
@@ -125,11 +125,6 @@ class Own(Simple):
         return {reply.client: {"w": 10 * reply.arrays["w"]} for reply in replies}
 
 
-def firsts(strategy: ReportedFedAvg) -> dict[str, float]:
-    """Give the first number of each model."""
-    return {name: float(values[0]) for name, values in strategy.weights().items()}
-
-
 def test_each_client_is_sent_its_own_arrays_and_measures_them():
     run = Run(Own(), THREE, 2)
     assert run.got("train", 1) == {0: 0, 1: 0, 2: 0}
@@ -137,7 +132,8 @@ def test_each_client_is_sent_its_own_arrays_and_measures_them():
     assert run.got("evaluate", 2) == {0: 110, 1: 220, 2: 330}
     assert [report.loss for report in run.reports] == [20, 220]
     assert [report.regulariser for report in run.reports] == [1, 2]
-    assert firsts(run.strategy) == {"client-0.w": 110, "client-1.w": 220, "client-2.w": 330}
+    firsts = {name: float(values[0]) for name, values in run.strategy.weights().items()}
+    assert firsts == {"client-0.w": 110, "client-1.w": 220, "client-2.w": 330}
     size = run.strategy.arrays.count_bytes()
     assert run.strategy.payload == {"up": {"weights": 6 * size}, "down": {"weights": 6 * size}}
 
@@ -157,7 +153,9 @@ class Median(Simple):
 
     def combine(self, replies: Any) -> Combined:
         self.seen = [reply.client for reply in replies]
-        return {"w": np.median([reply.arrays["w"] for reply in replies], axis=0)}
+        for reply in replies:
+            assert reply.num_examples == 1 and reply.metrics == {"number": self._round.number}
+        return {"w": np.median([reply.arrays["w"] for reply in replies], axis=0).astype("f8")}
 
 
 ASSIGNMENTS = [[[c] for c in range(8)], [[*range(8)]], [[0, 7, 2], [1], [6, 3, 5, 4]]]
@@ -170,8 +168,11 @@ def test_a_median_is_one_of_clients(share: float):
         assert run.model == runs[0].model and run.who == runs[0].who
         assert [one.answered for one in run.reports] == [8 * share] * 3
         assert run.strategy.seen == sorted(run.who[-1].answered)  # type: ignore[attr-defined]
+        assert [one.regulariser for one in run.reports] == [1, 2, 3]
+        assert run.strategy.weights()["w"].dtype == np.float32
     if share == 1:
         assert runs[0].model == [13.5] * 2
+        assert runs[2].got("train", 2) == dict.fromkeys(range(8), 4.5)
 
 
 class Alone(Client):
@@ -239,20 +240,6 @@ def test_flowers_own_loop_sends_personal_arrays_too():
 
 
 # What combine is given, and gives ----------------------------------------------------------------
-
-
-def test_one_set_for_all_by_hand():
-    class Largest(Simple):
-        def combine(self, replies: Any) -> Combined:
-            assert [reply.client for reply in replies] == [0, 1, 2, 5]
-            assert replies[0].num_examples == replies[1].num_examples == 1
-            assert replies[0].metrics == replies[1].metrics == {"number": self._round.number}
-            return {"w": np.max([reply.arrays["w"] for reply in replies], axis=0).astype("f8")}
-
-    run = Run(Largest(), [[0], [1, 5], [2]], 2)
-    assert run.got("train", 2) == {0: 6, 1: 6, 2: 6, 5: 6}
-    assert run.strategy.weights()["w"].dtype == np.float32
-    assert run.reports[0].regulariser == 1
 
 
 def test_what_is_changed_in_one_message_changes_no_other():

@@ -332,20 +332,16 @@ def test_nobody_loses_the_answer_of_another_node(monkeypatch: pytest.MonkeyPatch
     assert replies.rejected == [Rejected(5, FAULTS["never"])]
 
 
-def test_a_relayed_error_in_anothers_name_is_ignored():
-    grid = ScriptedGrid({4: "late"})
-    error = answers("error", Message(vector(0), STRANGER, "train"))[0]
-    stamp(error, reply_to_message_id="m2")
-    grid.extra = [error]
-    assert relayed(Exchange(grid), [3, 4], 1) == {3: True}
-
-
 def test_relayed_messages_come_back_unread():
     words = {4: "error", 5: "refused", 6: "never", 7: "stranger", 8: "nan"}
     sender = Exchange(ScriptedGrid(words))
     assert relayed(sender, range(3, 9), 1) == {3: True, 4: False, STRANGER: True, 8: True}
     assert sender.ledger.wire == {"up": 0, "down": 0}  # whoever made them counts
     assert relayed(sender, [], 2) == {}
+    grid = ScriptedGrid({4: "late"})
+    grid.extra = answers("error", Message(vector(0), STRANGER, "train"))
+    stamp(grid.extra[0], reply_to_message_id="m2")  # an error in another's name
+    assert relayed(Exchange(grid), [3, 4], 1) == {3: True}
 
 
 def test_a_relayed_reply_that_is_late_is_drained_and_named(caplog: pytest.LogCaptureFixture):

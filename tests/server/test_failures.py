@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,15 +84,24 @@ def test_a_fault_in_a_later_round_stops_a_run_too(
     assert not (tmp_path / "out" / "result.json").exists()
 
 
-def test_where_only_the_kind_of_an_error_is_known_a_run_ends_and_says_it(
-    config: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("faulty", "hidden", "error", "said"),
+    [
+        # As in a deployment: nothing but its kind leaves the clients' machines
+        (LATER, ("is_own_machine", lambda _: False), ClientBugError, "AttributeError"),
+        # ... nor has its grid tracebacks of its nodes
+        ("True", ("Failures._said", lambda *_: ""), NoClientsError, "skipped"),
+    ],
+)
+def test_where_the_server_is_told_little_a_run_still_fails(
+    faulty: str, hidden: Any, error: type, said: str, config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a deployment: nothing else leaves the clients' machines."""
-    write(config, LATER)
-    monkeypatch.setattr("flower_graph.wire.client_errors.is_own_machine", lambda _: False)
-    with pytest.raises(ClientBugError) as caught:
+    name, instead = hidden
+    write(config, faulty)
+    monkeypatch.setattr(f"flower_graph.wire.client_errors.{name}", instead)
+    with pytest.raises(error, match=said) as caught:
         simulate(load_config(config, SETTINGS), supernodes=3)
-    assert "AttributeError" in str(caught.value) and "train_mask" not in str(caught.value)
+    assert caught.type is error and "train_mask" not in str(caught.value)
 
 
 def test_skipped_rounds_are_told_in_the_end(
@@ -101,16 +111,6 @@ def test_skipped_rounds_are_told_in_the_end(
     words = [*SETTINGS, "--supernodes", "3", "--out", str(tmp_path / "out")]
     assert main(["run", config, *words]) == 0
     assert "skipped   2 of 3 rounds" in capsys.readouterr().out
-
-
-def test_where_tracebacks_stay_with_clients_a_run_of_skipped_rounds_still_fails(
-    config: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A deployment's grid has no tracebacks of its nodes.
-    monkeypatch.setattr("flower_graph.wire.client_errors.Failures._said", lambda *_: "")
-    with pytest.raises(NoClientsError) as caught:
-        simulate(load_config(config, SETTINGS), supernodes=3)
-    assert not isinstance(caught.value, ClientBugError) and "skipped" in str(caught.value)
 
 
 def test_faults_at_one_line_are_one_whatever_their_values() -> None:

@@ -21,10 +21,8 @@ from flower_graph.records.participation import (
     Participation,
     account_for,
     grouped,
-    known_clients,
     numbers,
     ranges,
-    states,
     summarise_participation,
 )
 from flower_graph.records.rounds import RoundReport
@@ -84,9 +82,7 @@ def test_a_client_is_in_one_place_with_its_reason() -> None:
     assert failed == {1: "its vector is too large"} | silent
     named = {6: "not aligned", 7: "nobody hosts it"}
     assert left_out == {4: NOT_DRAWN, 5: NOT_CONNECTED} | named
-
-
-def test_one_that_came_back_at_another_supernode_is_there_once() -> None:
+    # One that came back at another SuperNode is there once
     who = account_for({1: [0], 9: [0]}, [9], {9: [0]}, [0], silent={}, failed={}, left_out={})
     assert who_of(who.to_record()) == ({0}, {}, {})
 
@@ -102,17 +98,6 @@ def test_reasons_are_in_the_order_of_the_clients_whatever_their_supernodes() -> 
 
 
 # A run -------------------------------------------------------------------------------------------
-
-
-def test_what_each_client_was_in_each_round() -> None:
-    records = [record("0-1", "5"), {}, record("0", "1", "5,9")]
-    clients = known_clients(records)
-    assert clients.tolist() == [0, 1, 5, 9]
-    assert [found.tolist() for found in states(records, clients)] == [
-        [1, 1, 2, 0],
-        [0, 0, 0, 0],
-        [1, 2, 3, 3],
-    ]
 
 
 def test_figures_of_a_run() -> None:

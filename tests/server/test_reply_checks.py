@@ -17,18 +17,15 @@ pytestmark = pytest.mark.usefixtures("identity")
 MODEL = ArrayRecord({"a": Array(np.zeros((2, 3), np.float32)), "b": Array(np.zeros(4, np.float32))})
 
 
-def arrays(**changed: Any) -> dict[str, Any]:
-    """Make good arrays, some of them replaced, or left out where None is given."""
-    good: dict[str, Any] = {"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.float32)}
-    return {key: value for key, value in (good | changed).items() if value is not None}
-
-
 def content(
-    values: dict[str, Any] | None = None, metrics: dict[str, Any] | None = None, **config: Any
+    metrics: dict[str, Any] | None = None, config: dict[str, Any] | None = None, **changed: Any
 ) -> RecordDict:
-    named = arrays() if values is None else values
-    record = RecordDict({"arrays": ArrayRecord({k: Array(v) for k, v in named.items()})})
-    record["metrics"] = MetricRecord(metrics or {"num-examples": 3})
+    """Make a good answer, some of its arrays replaced, or left out where None is given."""
+    named = {"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.float32), **changed}
+    arrays = ArrayRecord(
+        {key: Array(values) for key, values in named.items() if values is not None}
+    )
+    record = RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics or {"num-examples": 3})})
     if config:
         record["config"] = ConfigRecord(config)
     return record
@@ -55,51 +52,45 @@ def check(*answers: RecordDict | Error | None, model: ArrayRecord | None = MODEL
 
 
 def test_good_replies_come_in_the_order_of_the_requests():
-    wide = content(arrays(b=np.ones(4, np.float64)))
+    wide = content(b=np.ones(4, np.float64))
     assert check(content(), wide, content()) == ([1, 2, 3], {})
-    assert check(content({}), content(), model=ArrayRecord())[0] == [1], "none travel"
+    empty = content(a=None, b=None)
+    assert check(empty, content(), model=ArrayRecord())[0] == [1], "none travel"
+
+
+GOOD, ONE = content(), MetricRecord({"num-examples": 3})
+TORN = Array("float32", (4,), "numpy.ndarray", b"no array")
+TURNED = ArrayRecord(dict(reversed(GOOD["arrays"].items())))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("values", "reason"),
+    ("answer", "reason"),
     [
-        (arrays(b=None), "arrays ['a'], expected ['a', 'b']"),
-        ({}, "arrays [], expected ['a', 'b']"),
-        (arrays(c=np.ones(1)), "arrays ['a', 'b', 'c'], expected ['a', 'b']"),
-        (dict(reversed(arrays().items())), "arrays ['b', 'a']"),
-        (arrays(a=np.ones((3, 2), np.float32)), "arrays/a has shape (3, 2), expected (2, 3)"),
-        (arrays(b=np.ones(4, np.float16)), "b has type float16, expected float32"),
-        (arrays(b=np.ones(4, np.int64)), "b has type int64, expected float32"),
-        (arrays(b=np.array(["x"] * 4)), "arrays/b has type <U1, expected numbers"),
-        (arrays(b=np.array([1, math.nan, 1, 1], np.float32)), "arrays/b has NaN or infinite"),
-        (arrays(a=np.full((2, 3), -math.inf, np.float32)), "arrays/a has NaN or infinite"),
-        (arrays(a=np.full((2, 3), 1e300)), "arrays/a has NaN or infinite values in float32"),
+        (content(b=None), "arrays ['a'], expected ['a', 'b']"),
+        (content(a=None, b=None), "arrays [], expected ['a', 'b']"),
+        (content(c=np.ones(1)), "arrays ['a', 'b', 'c'], expected ['a', 'b']"),
+        (RecordDict({**GOOD, "arrays": TURNED}), "arrays ['b', 'a']"),
+        (content(a=np.ones((3, 2), np.float32)), "arrays/a has shape (3, 2), expected (2, 3)"),
+        (content(b=np.ones(4, np.float16)), "b has type float16, expected float32"),
+        (content(b=np.ones(4, np.int64)), "b has type int64, expected float32"),
+        (content(b=np.array(["x"] * 4)), "arrays/b has type <U1, expected numbers"),
+        (content(b=np.array([1, math.nan, 1, 1], np.float32)), "arrays/b has NaN or infinite"),
+        (content(a=np.full((2, 3), -math.inf, np.float32)), "arrays/a has NaN or infinite"),
+        (content(a=np.full((2, 3), 1e300)), "arrays/a has NaN or infinite values in float32"),
+        (
+            RecordDict({**GOOD, "arrays": ArrayRecord({"a": GOOD["arrays"]["a"], "b": TORN})}),
+            "arrays/b",
+        ),
+        (RecordDict({**GOOD, "more": ArrayRecord()}), "array records ['arrays', 'more']"),
+        (RecordDict({"weights": GOOD["arrays"], "metrics": ONE}), "array records ['weights']"),
+        (RecordDict({**GOOD, "more": ONE}), "2 metric records, expected 1"),
+        (RecordDict({"arrays": GOOD["arrays"]}), "0 metric records, expected 1"),
     ],
 )
-def test_malformed_arrays_are_left_out(values: dict[str, Any], reason: str):
-    nodes, reasons = check(content(), content(values))
+def test_malformed_answers_are_left_out(answer: RecordDict, reason: str):
+    nodes, reasons = check(content(), answer)
     assert nodes == [1]
     assert reasons.keys() == {2} and reason in reasons[2]
-
-
-def test_records_that_are_too_many_or_missing_or_cannot_be_read():
-    bad = content()
-    bad["arrays"]["b"] = Array("float32", (4,), "numpy.ndarray", b"no array")
-    two = content()
-    two["more"] = ArrayRecord()
-    other = RecordDict({"weights": two["arrays"], "metrics": two["metrics"]})
-    plenty = content()
-    plenty["more"] = MetricRecord({"num-examples": 3})
-    none = RecordDict({"arrays": two["arrays"]})
-    nodes, reasons = check(content(), two, other, plenty, none, bad)
-    assert nodes == [1]
-    assert "arrays/b" in reasons.pop(6)
-    assert reasons == {
-        2: "array records ['arrays', 'more'], expected ['arrays']",
-        3: "array records ['weights'], expected ['arrays']",
-        4: "2 metric records, expected 1",
-        5: "0 metric records, expected 1",
-    }
 
 
 @pytest.mark.parametrize("weight", [0, -1, 0.0, math.nan, math.inf, 2**60, [3], None])
@@ -147,12 +138,12 @@ def test_measurements_are_finite(loss: Any):
 
 def test_clients_that_their_node_left_out_are_named_as_far_as_the_report_has_room():
     why = ["3:weights are not finite", "client 5:\nlost"]
-    nodes, reasons = check(content(**{"left-out": why[:1]}), content(**{"left-out": why[1]}))
+    nodes, reasons = check(*(content(config={"left-out": said}) for said in (why[:1], why[1])))
     assert nodes == [1, 2]
     assert reasons == {1: "client 3: weights are not finite", 2: "client 5: lost"}
 
     sent = asked(1)
-    long = content(**{"left-out": ["x" * 10_000] * (MAX_NAMED + 7)})
+    long = content(config={"left-out": ["x" * 10_000] * (MAX_NAMED + 7)})
     found = check_replies(sent, [Message(long, reply_to=sent[0])], Wanted(MODEL), 1)
     assert len(found.rejected) == MAX_NAMED + 1
     assert found.rejected[-1].reason == "and 7 more clients"

@@ -11,24 +11,11 @@ from typing import Any
 import pytest
 
 from flower_graph.errors import OutputError, StateLostError
-from flower_graph.storage import files, row_file
+from flower_graph.storage import files, row_file, writing
 from flower_graph.storage.files import FolderLock, append_line, own_folder, prepare_folder
-from flower_graph.storage.writing import (
-    append,
-    copy_file,
-    inside,
-    make_folder,
-    move,
-    new_file,
-    open_own,
-    remove,
-    remove_folder,
-    replaced,
-    written,
-)
 
 
-def put(path: Path, way: Callable[[Path], Any] = replaced) -> None:
+def put(path: Path, way: Callable[[Path], Any] = writing.replaced) -> None:
     with way(path) as stream:
         stream.write(b"ours")
 
@@ -40,16 +27,16 @@ def fill(handle: int) -> None:
 
 BELOW: dict[str, Callable[[Path], object]] = {
     "replaced": put,
-    "written": lambda path: put(path, written),
-    "append": lambda path: put(path, append),
+    "written": lambda path: put(path, writing.written),
+    "append": lambda path: put(path, writing.append),
     "line": lambda path: append_line(path, {"a": 1}),
-    "new": lambda path: fill(new_file(path)),
-    "own": lambda path: fill(open_own(path, os.O_RDWR | os.O_CREAT)),
-    "folder": lambda path: make_folder(path / "inner"),
-    "remove": remove,
-    "remove-folder": remove_folder,
-    "move": lambda path: move(path, path.with_name("other")),
-    "copy": lambda path: copy_file(path, path.with_name("other")),
+    "new": lambda path: fill(writing.new_file(path)),
+    "own": lambda path: fill(writing.open_own(path, os.O_RDWR | os.O_CREAT)),
+    "folder": lambda path: writing.make_folder(path / "inner"),
+    "remove": writing.remove,
+    "remove-folder": writing.remove_folder,
+    "move": lambda path: writing.move(path, path.with_name("other")),
+    "copy": lambda path: writing.copy_file(path, path.with_name("other")),
     "lock": lambda path: FolderLock(path.parent),
     "rows": lambda path: row_file.create(path, 2),
 }
@@ -104,7 +91,7 @@ def test_a_folder_is_removed_without_what_its_links_lead_to(theirs: Path, tmp_pa
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "out").symlink_to(theirs)
     for _ in range(2):
-        remove_folder(tmp_path / "run")
+        writing.remove_folder(tmp_path / "run")
     assert not (tmp_path / "run").exists() and untouched(theirs)
 
 
@@ -119,17 +106,17 @@ def test_only_a_regular_file_of_ones_own_is_changed(
         os.link(path, tmp_path / "other")
     if kind == "other user":
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    for way in (open_own, BELOW["append"]):
+    for way in (writing.open_own, BELOW["append"]):
         with pytest.raises((OutputError, OSError)):
             way(path)
     assert kind in ("pipe", "folder") or path.read_text() == "old"
 
 
 def test_a_name_from_elsewhere_stays_in_its_folder(tmp_path: Path) -> None:
-    assert inside(tmp_path, "a/b.txt") == tmp_path / "a" / "b.txt"
+    assert writing.inside(tmp_path, "a/b.txt") == tmp_path / "a" / "b.txt"
     for name in ("../a", "a/../../b", "/etc/passwd", "", ".", "a\0b"):
         with pytest.raises(OutputError):
-            inside(tmp_path, name)
+            writing.inside(tmp_path, name)
 
 
 def test_a_person_may_name_a_folder_through_a_link(tmp_path: Path) -> None:
@@ -152,13 +139,16 @@ def test_a_folder_with_links_out_of_it_is_not_gone_on_with(
     prepare_folder(tmp_path / "run", may_exist=True)
 
 
-def test_a_link_to_the_place_of_state_is_not_followed(
+def test_a_link_to_the_place_of_state_is_not_followed_and_a_place_for_all_is_refused(
     theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "planted").symlink_to(theirs)
-    monkeypatch.setenv(files.STATE_VARIABLE, str(tmp_path / "planted"))
-    with pytest.raises(OutputError):
-        own_folder(files.default_folder() / "run-1")
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    for name, error in (("planted", OutputError), ("tmp", StateLostError)):
+        monkeypatch.setenv(files.STATE_VARIABLE, str(tmp_path / name))
+        with pytest.raises(error):
+            own_folder(files.default_folder() / "run-1")
     assert untouched(theirs)
 
 
@@ -179,11 +169,3 @@ def test_who_takes_the_name_in_shared_memory_stops_nobody(
     assert folder.is_relative_to(tmp_path / "cache")
     own_folder(folder / "run-1")
     assert untouched(theirs)
-
-
-def test_a_place_for_all_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "tmp").mkdir()
-    (tmp_path / "tmp").chmod(0o1777)
-    monkeypatch.setenv(files.STATE_VARIABLE, str(tmp_path / "tmp"))
-    with pytest.raises(StateLostError, match=files.STATE_VARIABLE):
-        own_folder(files.default_folder() / "run-1")

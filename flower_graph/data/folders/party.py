@@ -306,7 +306,8 @@ def share(context: Context, count: int) -> slice:
     check_supernodes(parts, count)
     if not 0 <= part < parts:
         why = f"must be at least 0 and below {PARTITIONS}; {PLACED}"
-        raise told(ConfigError(f"node-config {PARTITION}: {part}: {why}"), f"{PARTITION}: {why}")
+        error = ConfigError(f"node-config {PARTITION}: {part} with {PARTITIONS}: {parts}; {why}")
+        raise told(error, f"node-config {PARTITION}: {why}")
     here = assigned(part, parts, count)
     return slice(here.start, here.stop)
 
