@@ -1,4 +1,4 @@
-"""What every method leaves: predictions and figures that make the result's, models for all."""
+"""What every method leaves: predictions, figures and metrics that agree, models for all."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation import ALL, METHODS, Setup, tried
+from federation import ALL, METHODS, Setup, at, tried
+from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score
 from without_flower import run_without_flower
 
 import flower_graph as fg
 from flower_graph.apps.run import run
 from flower_graph.data.graph import called
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.errors import DataError, OutputError
+from flower_graph.errors import ConfigError, DataError, OutputError
 from flower_graph.method import OwnGraphMethod
+from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
 
 FAST = ("nfedgnn", "fedscem", "fedgls", "fedpub")
@@ -166,3 +168,77 @@ def test_predictions_of_a_run_on_ray_make_its_accuracies(name: str, tmp_path: Pa
     words, how = [*setup.overrides, "rounds=2"], {"supernodes": setup.supernodes}
     flwr_run(setup.config, words, tmp_path / "run", seed=setup.load().seed, **how)
     check_accuracies(setup, fg.load_run(tmp_path / "run"))
+
+
+# Metrics -----------------------------------------------------------------------------------------
+
+
+def asked(setup: Setup) -> str:
+    more = "" if setup.config.startswith("ppfl") else ",auc"
+    return f"metrics=[macro-f1,accuracy,balanced-accuracy{more}]"
+
+
+@pytest.mark.parametrize("name", tried(ALL, fast=FAST))
+def test_metrics_are_those_of_all_predictions_together(name: str, tmp_path: Path) -> None:
+    setup = ALL[name]
+    done = setup.run(tmp_path / "run", "rounds=3", asked(setup), state_dir=None)
+    reports, kept, compared = done.reports, fg.load_run(done.out).predictions(), []
+    report, scores = reports[-1], reports[-1].scores
+    for role in ("val", "test"):
+        local = kept.of_role(role)
+        if not len(local.label):
+            continue
+        pair = local.label, local.predicted
+        assert scores["macro-f1"][role] == pytest.approx(f1_score(*pair, average="macro"))
+        balanced = balanced_accuracy_score(*pair)
+        assert scores["balanced-accuracy"][role] == pytest.approx(balanced)
+        if role == "test":
+            classes = range(len(report.confusion))
+            assert report.confusion == confusion_matrix(*pair, labels=[*classes]).tolist()
+        compared.append(role)
+    assert "test" in compared
+    measured = [one for one in reports if one.scores["macro-f1"]["val"] >= 0]  # not if it is NaN
+    best = max(measured, key=lambda report: report.scores["macro-f1"]["val"])
+    assert done.result["best-round"] == best.round
+    assert done.result["test-macro-f1-at-best-val"] == best.scores["macro-f1"]["test"]
+    if "auc" in scores:
+        assert all(0 <= one.scores["auc"]["test"] <= 1 for one in reports)
+
+
+@pytest.mark.parametrize("name", tried(["fedpub", "fedgls"], fast=["fedpub"]))
+def test_metrics_go_on_from_a_checkpoint(name: str, tmp_path: Path) -> None:
+    setup, out = ALL[name], tmp_path / "run"
+    words = ("rounds=3", asked(setup))
+    whole = setup.run(tmp_path / "whole", *words)
+    setup.run(out, *words, "checkpoint_every=1", stop_at=2)
+    again = setup.run(out, *words, "checkpoint_every=1", resume=True)
+    assert [one.scores for one in again.reports] == [one.scores for one in whole.reports]
+
+
+@pytest.mark.parametrize("name", tried(ALL, fast=["fedpub"]))
+def test_nothing_is_counted_unless_it_is_asked_for(name: str, tmp_path: Path) -> None:
+    done = ALL[name].run(tmp_path / "run", "rounds=1")
+    assert "scores" not in (done.out / "metrics.jsonl").read_text(encoding="utf-8")
+    for pair in done.grid.exchanged:
+        for message in pair:
+            keys = {k for record in message.content.values() for k in record}
+            assert not keys & {"counting", "counts"}
+
+
+def test_a_reply_without_counts_is_left_out_and_named(tmp_path: Path) -> None:
+    setup = ALL["fedgls"]
+    drop = at(lambda content: content["config"].pop("counts"), rounds=[1], kind="evaluate")
+    done = setup.run(tmp_path / "run", "rounds=2", asked(setup), faults=drop)
+    first, second = done.reports
+    assert "counts" in str(first.rejected) and not second.rejected
+    assert sum(map(sum, first.confusion)) < sum(map(sum, second.confusion))
+
+
+def test_impossible_metrics_are_refused() -> None:
+    private = ["metrics=[macro-f1]", "privacy.epsilon=8"]
+    for words in (["metrics=[]"], ["metrics=[accuracy,accuracy]"], ["metrics=[f1]"], private):
+        with pytest.raises(ConfigError, match=words[-1].partition("=")[0]):
+            load_config("fedpub/cora", words)
+    load_config("nfedgnn/cora", private)  # the server measures
+    with pytest.raises(ConfigError, match="auc"):  # a judge has no probabilities
+        load_config("ppfl/cora-gat", ["metrics=[auc]"])
