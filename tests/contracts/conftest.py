@@ -1,7 +1,5 @@
 """Quiet logs of Flower's own."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs that go on from a checkpoint: to the bit, after damage, a full disk, or a killed server."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

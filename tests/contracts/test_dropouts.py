@@ -1,7 +1,5 @@
 """Clients that drop out at random for many rounds: nothing lost, nothing doubled."""
 
-from __future__ import annotations
-
 import random
 import statistics
 from collections.abc import Callable

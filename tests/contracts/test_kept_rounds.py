@@ -1,7 +1,5 @@
 """Which round a run ends with, and which one it keeps: every method, whole and resumed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

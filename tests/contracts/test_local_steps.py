@@ -1,7 +1,5 @@
 """Local steps that a method states, against those that its clients take."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A run takes the place of an old one, of every method; what no run wrote is never deleted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What every method leaves: predictions, figures and metrics that agree, models for all."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Clients that live in workers give what clients in the process give, to the bit."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

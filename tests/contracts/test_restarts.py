@@ -1,7 +1,5 @@
 """SuperNodes that die and come back with their files: the run ends as if they had not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

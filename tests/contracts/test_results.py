@@ -1,7 +1,5 @@
 """Flower's ``Result`` has the same figures in the same place, whatever the method."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

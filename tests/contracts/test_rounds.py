@@ -1,7 +1,5 @@
 """Who takes part in a round, whoever hosts whom; clients that are silent, late, new, or killed."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

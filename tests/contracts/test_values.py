@@ -1,7 +1,5 @@
 """Every registered method that learns numbers of nodes: figures, resuming, faults, newcomers."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

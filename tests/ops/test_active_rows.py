@@ -63,6 +63,12 @@ def test_pack_keeps_what_is_not_zero():
     assert (rows.num_features, rows.num_users) == (3, 3)
 
 
+def test_a_user_without_words_has_its_bias_alone():
+    rows = pack(torch.tensor([[0.0, 0.0], [3.0, 0.0]]), bias=True)
+    assert rows.ptr.tolist() == [0, 1, 3]
+    assert rows.feature.tolist() == [2, 0, 2] and rows.value.tolist() == [1.0, 3.0, 1.0]
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @given(seed=st.integers(0, 1000), n=st.integers(1, 8), f=st.integers(1, 6))
 def test_csr_gives_the_same_rows(bias: bool, seed: int, n: int, f: int):
