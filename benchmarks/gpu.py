@@ -127,7 +127,7 @@ def relay(device: torch.device, users: int, features: int, active: int) -> Progr
         loss, gradient = server.step(number, RATE)
         server.accuracy()
         cohort.step(None, gradient, RATE)
-        return loss.total
+        return loss["loss"]
 
     return Program(round_, lambda: cohort.forward(None))
 

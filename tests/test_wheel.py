@@ -164,7 +164,9 @@ def test_a_package_index_gets_no_relative_link(source: Path, tmp_path: Path, add
 def _sources() -> set[str]:
     """Name all modules and configs, as paths in the checkout."""
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
-    return {str(path.relative_to(ROOT)) for path in files if path.suffix in (".py", ".yaml")}
+    return {
+        str(path.relative_to(ROOT)) for path in files if path.suffix in (".py", ".yaml", ".html")
+    }
 
 
 def test_sdist_has_all_that_a_build_needs(distributions: Path) -> None:

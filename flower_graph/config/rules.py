@@ -1,7 +1,7 @@
 """Rules of settings: the allowed values, in words for errors and documentation.
 
 A schema names them in its fields (``flower_graph.config.schema``); a constructor may ask the same
-rule. An error names key, value and what is allowed, or the nearest allowed word.
+rule. An error names key, value, what is allowed and, for words, the nearest.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Training of PPFL-GNN's GAT at a client, with a pull towards the aligned public means.
 
-The hidden layer is the embedding. The server aligns its public rows, and the aligned means come
-back as targets: their cosine distance is added to the cross-entropy (PPFL-GNN, equations 5 to 9).
+The hidden layer is the embedding. The server aligns its public rows and returns the aligned means;
+the loss is cross-entropy plus cosine distance to these targets (PPFL-GNN, equations 5 to 9).
 
 This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 """

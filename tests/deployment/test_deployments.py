@@ -218,7 +218,7 @@ def check_one_layer(prepared: Prepared) -> None:
     x, latent = small_graph(prepared.case.nodes).x, prepared.folder / "deployed/weights.safetensors"
     # The config's features sum to one. A run has a key of its own, from which first weights and
     # what is dropped come: its losses are not those of another run.
-    expected = x / x.sum(1, keepdim=True) @ first["linear.weight"].T
+    expected = x / x.sum(1, keepdim=True) @ first["weight"]
     assert load_file(latent)["latent"].numpy() == pytest.approx(expected.numpy(), abs=1e-5)
 
 

@@ -11,9 +11,9 @@ Free of any transport. The caller drives it::
 
 A client that does not answer a stage is left out; ``blamed`` has it with the reason. A lost
 key-holder is replaced and only the replacement is asked again, since every choice of key-holders
-has a key of its own. Nobody can know the replacement beforehand: key-holders are drawn from the
-operating system's randomness, SuperNode by SuperNode, when all points are there. They are asked for
-so many at a time that all can answer. If the union cannot be read even from larger tables, the
+has a key of its own. Nobody can foresee the replacement: once it has all points, the server draws
+key-holders, SuperNode by SuperNode, from system randomness. Each request
+holds as many points as all can answer. If the union cannot be read even from larger tables, the
 clients that wait for it are left out. Clients that enrol later go through the stages for
 themselves; existing slots keep their places. If a key-holder is lost by then, its share of the key
 is lost too, and all start again under the next *epoch*.

@@ -2,12 +2,12 @@
 
 The round goes through three stages. *Prepare*: keys, commitments and sealed shares are collected.
 *Mask*: they are handed on, and masked sums are added up; a client that prepared but is in no sum
-has vanished. *Unmask*: shares are collected, of the seed of each client in the sum, and of the mask
-key of each that vanished; with them the masks are computed again and subtracted.
+has vanished. *Unmask*: the server collects shares of each summed client's seed and of each
+vanished client's mask key; from them it recomputes the masks and subtracts them.
 
 Parties, the SuperNodes, are rows here, in ascending order of their numbers; each adds up some
-clients. Partner lists are mirrored: the party in column j of my row has me in column ``k - 1 - j``
-of its own. A party that is alone has no partners, and no masks.
+clients. Partner lists are mirrored: if column j of row a holds b, column ``k - 1 - j`` of row b
+holds a. A party that is alone has no partners, and no masks.
 """
 
 from __future__ import annotations
