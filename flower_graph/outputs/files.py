@@ -9,6 +9,7 @@ Other users cannot read them.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -534,8 +535,9 @@ def table_of(predictions: Predictions) -> Any:  # a data frame of text
 def _cell(value: object) -> str:
     if isinstance(value, str):
         return as_text(value)
-    is_unknown = value is None or value != value or value == -1  # NaN is not itself
-    return "" if is_unknown else f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):  # -1.0 is a value, -1 no class
+        return "" if math.isnan(value) else f"{value:.6g}"
+    return "" if value is None or value == -1 else str(value)
 
 
 def write_table(path: Path, table: Any) -> None:
