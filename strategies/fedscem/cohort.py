@@ -145,6 +145,7 @@ class EgoCohort(StackedWeights):
             tensors = stacked_state(batch, [start]) | begun
         super().__init__(tensors, batch)
         self._last: tuple[Tensor, list[Tensor], Tensor] | None = None  # of ``_embed``
+        self._places: Tensors = {}  # of a part: which rows of the whole's tensors are its own
 
     def tensors(self) -> Tensors:
         """Return everything that lasts between rounds; changing a tensor changes the cohort."""
@@ -157,17 +158,18 @@ class EgoCohort(StackedWeights):
         egos = [ego for ego in self.egos if ego.client in clients]
         if len(egos) == len(self.egos):
             return self
-        held = {name: self._state[name][index] for name, index in self._indices(egos).items()}
+        places = self._indices(egos)
+        held = {name: self._state[name][index] for name, index in places.items()}
         begun = {name: self._state[name] for name in BEGUN}
         part = EgoCohort(egos, self.settings, held | begun, self._device)
-        part._start = self._start
+        part._start, part._places = self._start, places
         return part
 
     @torch.no_grad()
     def put(self, part: EgoCohort) -> None:
         """Take over the changes of some clients."""
         if part is not self:
-            for name, index in self._indices(part.egos).items():
+            for name, index in part._places.items():
                 self._state[name][index] = part._state[name]
             self._start = part._start
 
