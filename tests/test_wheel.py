@@ -162,10 +162,9 @@ def test_a_package_index_gets_no_relative_link(source: Path, tmp_path: Path, add
 
 
 def _sources() -> set[str]:
-    """Name all modules, configs and the page's template, as paths in the checkout."""
+    """Name all modules and configs, as paths in the checkout."""
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
-    packed = [p for p in files if p.suffix in (".py", ".yaml") or p.name == "page.html"]
-    return {str(path.relative_to(ROOT)) for path in packed}
+    return {str(path.relative_to(ROOT)) for path in files if path.suffix in (".py", ".yaml")}
 
 
 def test_sdist_has_all_that_a_build_needs(distributions: Path) -> None:

@@ -54,9 +54,8 @@ def page(*runs: Run | Path | str, title: str = "") -> str:
     for reason in compared.left_out:
         path, colon, words = reason.partition(": ")
         left_out.append("/".join(Path(path).parts[-2:]) + colon + words)
-    source = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string(source).render(
+    return environment.from_string(TEMPLATE).render(
         heading=heading,
         comparison=comparison,
         sections=sections,
@@ -291,3 +290,98 @@ def _finished(row: Tree) -> list[Run]:
 
 def _reports(row: Tree) -> list[list[RoundReport]]:
     return [read_reports(one.path / METRICS) for one in _finished(row)]
+
+
+TEMPLATE = """\
+{#- What ``page.py`` fills in. Pictures are SVG of matplotlib's, which escapes names in them. -#}
+{%- macro table(lines, kind="") -%}
+<div class="scroll"><table{% if kind %} class="{{ kind }}"{% endif %}><tr>
+{%- for cell in lines[0] %}<th>{{ cell }}</th>{% endfor %}</tr>
+{%- for row in lines[1:] %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{%- endfor -%}
+</table></div>
+{%- endmacro -%}
+{%- macro panels(pictures) -%}
+<div class="panels">
+{%- for name, picture in pictures.items() if picture -%}
+<figure><figcaption>{{ name }}</figcaption>{{ picture | safe }}</figure>
+{%- endfor -%}
+</div>
+{%- endmacro -%}
+{%- macro folded(summary, lines, kind="") -%}
+<details><summary>{{ summary }}</summary>{{ table(lines, kind) }}</details>
+{%- endmacro -%}
+<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"/>
+<meta name="viewport" content="width=device-width, initial-scale=1"/>
+<title>{{ heading }}</title><style>
+:root { color-scheme: light; }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 84rem; padding: 1rem; background: #fff; color: #1a1a1a;
+  font: 16px/1.5 system-ui, "DejaVu Sans", Verdana, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.6rem; line-height: 1.25; margin: 0.5rem 0; }
+h2 { font-size: 1.25rem; margin: 2.5rem 0 0.75rem; border-bottom: 2px solid #0072b2; }
+h3 { font-size: 1rem; margin: 1.5rem 0 0.5rem; }
+p { margin: 0.4rem 0; } .note { color: #555; font-size: 0.9rem; }
+.tiles { display: grid; gap: 0.75rem; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); }
+.tile { border: 1px solid #d8d8d8; border-radius: 6px; padding: 0.5rem 0.75rem; }
+.tile b { display: block; font-size: 1.15rem; } .tile span { color: #555; font-size: 0.85rem; }
+.panels { display: grid; gap: 1rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 20rem), 1fr)); align-items: start; }
+figure { margin: 0; } figcaption { font-weight: 600; font-size: 0.95rem; }
+svg { display: block; width: 100%; height: auto; max-width: 34rem; }
+svg text { font-family: "DejaVu Sans", Verdana, sans-serif !important; }
+.scroll { overflow-x: auto; max-width: 100%; margin-bottom: 0.75rem; }
+table { border-collapse: collapse; font-size: 0.9rem; }
+th, td { border-bottom: 1px solid #e2e2e2; padding: 0.25rem 0.9rem 0.25rem 0; text-align: left;
+  vertical-align: top; overflow-wrap: normal; }
+td { font-variant-numeric: tabular-nums; }
+.wide td, .wide th { white-space: nowrap; }
+summary { cursor: pointer; }
+</style></head>
+<body>
+<h1>{{ heading }}</h1>
+{% if comparison %}
+<nav><p>Comparison of all runs, then each by itself:
+{% for one in sections %}<a href="#run-{{ loop.index0 }}">{{ one.name }}</a>
+{%- if not loop.last %}, {% endif %}{% endfor %}
+</p></nav>
+<h2>Comparison</h2>
+{{ table(comparison.shown, "wide") }}
+{% if comparison.whole != comparison.shown %}{{ folded(
+  "With all settings", comparison.whole, "wide") }}{% endif %}
+{% for line in comparison.words %}<p class="note">{{ line }}</p>{% endfor %}
+{{ panels(comparison.pictures) }}
+{% endif %}
+{% for one in sections %}
+{% if comparison %}<h2 id="run-{{ loop.index0 }}">{{ one.name }}</h2>{% endif %}
+<p>{{ one.about }}</p>
+<div class="tiles">
+{%- for name, value in one.tiles.items() -%}
+<div class="tile"><b>{{ value }}</b><span>{{ name }}</span></div>
+{%- endfor -%}
+</div>
+<h3>Curves</h3>
+{{ panels(one.curves) }}
+{% if one.baselines %}<h3>Baselines</h3>{{ table(one.baselines) }}
+{% else %}<p class="note">No baselines are known.</p>{% endif %}
+<h3>Who took part{{ one.of_first }}</h3>
+{{ panels(one.participation) -}}
+<p>{{ one.refused }} answers were refused, and {{ one.skipped }} rounds skipped.</p>
+{% if one.reasons | length > 1 %}{{ table(one.reasons) }}{% endif %}
+{% if one.by_client -%}
+<h3>By client and class{{ one.of_first }}</h3>{{ panels(one.by_client) }}{% endif %}
+{% if one.structure %}<h3>Graphs and spaces</h3>{{ panels(one.structure) }}{% endif %}
+<h3>Privacy</h3>
+{% if one.privacy %}{{ table(one.privacy) }}
+{%- else %}<p>No privacy budget: clients added no noise.</p>{% endif %}
+<h3>Settings</h3>
+<p>{{ "Settings that differ from the method's defaults" if one.has_defaults
+  else "All settings" }}:</p>
+{% if one.changed | length > 1 %}{{ table(one.changed) }}{% else %}<p>None.</p>{% endif %}
+{{ folded("All " ~ (one.settings | length - 1) ~ " settings", one.settings) }}
+{% endfor %}
+{% if more > 0 %}<p class="note">{{ more }} further runs are in the table alone.</p>{% endif %}
+{% for reason in left_out %}<p class="note">Left out: {{ reason }}</p>{% endfor %}
+</body></html>
+"""
