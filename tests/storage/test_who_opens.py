@@ -30,7 +30,6 @@ read  apps/cli/run.py open: new lines of the metrics that its own run writes
 read  flower_graph/method/registry.py open: the package's own source
 read  flower_graph/data/cora_linqs/__init__.py np.load read_bytes read_text: the package's own
 read  flower_graph/engine/machine.py read_text: the kernel's
-read  flower_graph/method/page.py read_text: the page that the package ships
 read  flower_graph/outputs/figures.py fromfile: of a stream that storage opened
 read  flower_graph/secure/parties/journal.py os.open: locks a folder, reads nothing
 write flower_graph/client/resident/worker.py chmod unlink: a socket, by its open folder
