@@ -226,9 +226,8 @@ def _member(client: int, nodes: int) -> OverlappingGraph:
     whole, place = _generated(client, nodes), torch.arange(nodes)
     masks = (place % 5 < 3, place % 5 == 3, place % 5 == 4)
     public = place < nodes // 2
-    return OverlappingGraph(
-        client, place, public, whole.x, whole.y, whole.y, whole.edge_index, *masks
-    )
+    held = place, whole.x, whole.y, whole.edge_index, None, *masks
+    return OverlappingGraph(client, *held, public=public, train_y=whole.y)
 
 
 def _generated(seed: int, nodes: int, **more: float) -> Any:

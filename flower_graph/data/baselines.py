@@ -36,8 +36,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flower_graph.data.graph import Graph, HeldGraph, Scale, take_rows
-from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.data.graph import ClientGraph, Graph, Scale, take_rows
 from flower_graph.ops.counts import Errors
 from flower_graph.ops.graph import csr_tensor, gcn_adjacency, pointers
 from flower_graph.ops.links import (
@@ -86,7 +85,7 @@ class Labelled(NamedTuple):
     edge_index: Tensor  # [2, e]; none of a client that is without a graph
 
     @classmethod
-    def of(cls, graph: Graph | HeldGraph) -> Labelled:
+    def of(cls, graph: Graph | ClientGraph) -> Labelled:
         y, masks = graph.y, {}
         for role in ROLES:
             mask = getattr(graph, f"{role}_mask", None)
@@ -98,7 +97,7 @@ class Labelled(NamedTuple):
         return cls(graph.x, y, train_y, masks, getattr(graph, "identities", None), edges)
 
 
-def client_baselines(graphs: Sequence[Graph | HeldGraph]) -> Figures:
+def client_baselines(graphs: Sequence[Graph | ClientGraph]) -> Figures:
     """Return the four baselines of a run whose clients hold graphs, by name and by role."""
     parts = [Labelled.of(graph) for graph in graphs]
     return {
@@ -109,13 +108,13 @@ def client_baselines(graphs: Sequence[Graph | HeldGraph]) -> Figures:
     }
 
 
-def graph_baselines(graph: Graph | HeldGraph) -> Figures:
+def graph_baselines(graph: Graph | ClientGraph) -> Figures:
     """Return the three baselines of a run on one graph with masks, without clients."""
     found = client_baselines([graph])
     return {name: one for name, one in found.items() if name != OWN_MAJORITY}
 
 
-def propagate_all_labels(graph: Graph | HeldGraph) -> dict[str, float]:
+def propagate_all_labels(graph: Graph | ClientGraph) -> dict[str, float]:
     """Spread validation labels too; ``val`` uses training labels alone, which chose the share."""
     part = Labelled.of(graph)
     known = part._replace(masks=part.masks | {"train": part.masks["train"] | part.masks["val"]})
@@ -137,7 +136,7 @@ def says_one_class(baselines: Figures) -> str:
     )
 
 
-def own_baselines(graphs: Sequence[HeldGraph]) -> Figures:
+def own_baselines(graphs: Sequence[ClientGraph]) -> Figures:
     """Return each client's baselines on its own data, as means over the clients here."""
     each = [graph_baselines(graph) for graph in graphs]
     return {

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from flower_graph.config.common import MEAN, REFUSE
 from flower_graph.data.gaps import NO_GAPS, PLAIN, Columns, Gaps, Uses, align
-from flower_graph.data.graph import PARTS, Graph, HeldGraph, check_dense_size, to_undirected
+from flower_graph.data.graph import PARTS, ClientGraph, Graph, check_dense_size, to_undirected
 from flower_graph.errors import DataError, FractionalLabelsError
 from flower_graph.ops.graph import values_at
 from flower_graph.wire.keys import MAX_CLASSES
@@ -474,7 +474,7 @@ def _by_edge(given: Tensor, weight: Tensor, edges: Tensor, n: int) -> tuple[Tens
 
 LAYOUTS = (torch.strided, torch.sparse_csr)
 # Graphs that passed, and how often their tensors had been written into by then
-_fit: WeakKeyDictionary[HeldGraph, list[int]] = WeakKeyDictionary()
+_fit: WeakKeyDictionary[ClientGraph, list[int]] = WeakKeyDictionary()
 
 
 class ServerGraph(NamedTuple):
@@ -506,7 +506,7 @@ def server_graph(data: Any) -> ServerGraph:
     return ServerGraph(edges, y, {part.partition("_")[0]: mask for part, mask in masks.items()})
 
 
-def check_clients(graphs: Iterable[HeldGraph]) -> None:
+def check_clients(graphs: Iterable[ClientGraph]) -> None:
     """Check clients' graphs without converting them; ``DataError`` names the client."""
     for graph in graphs:
         written = [one._version for one in vars(graph).values() if isinstance(one, Tensor)]
@@ -529,7 +529,7 @@ def check_rows(x: Tensor) -> None:
         raise DataError(f"x{place} is {dense[*place].item()}: must be finite")
 
 
-def _check_client(graph: HeldGraph) -> None:
+def _check_client(graph: ClientGraph) -> None:
     n, masks = len(graph.x), {part: getattr(graph, part) for part in PARTS}
     for name, value, kind in (
         ("y", graph.y, torch.int64),

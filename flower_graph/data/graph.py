@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -172,21 +172,87 @@ class WholeGraph(Protocol):
     y: Tensor
 
 
-class HeldGraph:
-    """One client's graph: the attributes that all methods' graphs have, as in ``ClientGraph``."""
+@dataclass(frozen=True)
+class ClientGraph:
+    """One client's graph, or its nodes alone.
+
+    Parameters
+    ----------
+    client
+        Number of the client; unique over the run.
+    nodes
+        Number of each node in the whole graph, int64 ``[n]``; ascending if made here.
+    x
+        Features, float ``[n, f]``, dense or sparse CSR as in the whole graph.
+    y
+        Class of each node, int64 ``[n]``; below 0 without a label. With ``targets``, 0 for each
+        node that has one.
+    edge_index
+        Both directions of every edge, by place in ``nodes``, int64 ``[2, e]``, sorted, no
+        self-loops; None for a graphless client.
+    hidden_edges
+        A graphless client's true edges, in the same form, in a simulation: only Fed-GNN, the upper
+        bound, trains on them, and learnt graphs are compared with them.
+    train_mask, val_mask, test_mask
+        Boolean ``[n]``, disjoint; nodes without a label are in none.
+    called
+        The user's names of the nodes; None if the data have no names.
+    targets
+        Number that each node is to learn, float32 ``[n]``, NaN for none; None for classes.
+    edge_weight
+        Weight of each edge, float32 ``[e]``, in the order of ``edge_index``; None: all equal.
+    """
 
     client: int
     nodes: Tensor
     x: Tensor
     y: Tensor
     edge_index: Tensor | None
+    hidden_edges: Tensor | None
     train_mask: Tensor
     val_mask: Tensor
     test_mask: Tensor
-    called: tuple[str, ...] | None
+    called: tuple[str, ...] | None = None
+    targets: Tensor | None = None
+    edge_weight: Tensor | None = None
+
+    @property
+    def is_graphless(self) -> bool:
+        return self.edge_index is None
 
 
-def called(graphs: Sequence[HeldGraph]) -> Tensor | list[str]:
+@dataclass(frozen=True)
+class EgoNetwork(ClientGraph):
+    """A client of FedSCem; ``names`` identify its nodes across clients, or else ``nodes`` do."""
+
+    edge_index: Tensor
+    names: tuple[str, ...] | None = None
+
+    @property
+    def identities(self) -> Sequence[int | str]:
+        """Identities, which two clients' common nodes share, in the order of the nodes."""
+        return self.nodes.tolist() if self.names is None else self.names
+
+
+@dataclass(frozen=True)
+class OverlappingGraph(ClientGraph):
+    """A client of PPFL-GNN; clients that hold the same node give it the same number.
+
+    Parameters
+    ----------
+    public
+        Nodes whose embeddings the client sends, boolean ``[n]``.
+    train_y
+        Class that the client trains with, int64 ``[n]``; some are wrong under label noise, while
+        embeddings are judged by ``y``. A node has one role at all clients that hold it.
+    """
+
+    edge_index: Tensor
+    public: Tensor = field(kw_only=True)
+    train_y: Tensor = field(kw_only=True)
+
+
+def called(graphs: Sequence[ClientGraph]) -> Tensor | list[str]:
     """Return the users' names of the nodes of some clients' graphs, concatenated.
 
     Numbers if none of these clients' data have names.
@@ -261,26 +327,21 @@ class Neighbours(NamedTuple):
         return torch.stack([source[inside], target[inside]])
 
 
-# Any: fields of a client's graph, of whichever class
-def cut_parts(
-    data: WholeGraph, neighbours: Neighbours, parts: Iterable[Tensor]
-) -> Iterator[dict[str, Any]]:
-    """Yield what a client holds of each part ``[n]`` of node numbers, as fields of its graph.
+def cut_out(
+    data: WholeGraph, parts: Iterable[Tensor], neighbours: Neighbours | None = None
+) -> list[ClientGraph]:
+    """Make a client from each part ``[n]`` of node numbers: its nodes and the edges among them.
 
-    That is its nodes, ascending, and the edges among them; masks are empty. Parts may overlap.
+    Parts are ascending and may overlap. Edges count in both directions; masks are empty.
     """
-    names = getattr(data, "names", None)
+    names, neighbours = getattr(data, "names", None), neighbours or Neighbours.of(data)
+    graphs = []
     for client, nodes in enumerate(parts):
-        nobody = torch.zeros(nodes.numel(), dtype=torch.bool)
-        yield {
-            "client": client,
-            "nodes": nodes,
-            "x": take_rows(data.x, nodes),
-            "y": data.y[nodes],
-            "edge_index": neighbours.among(nodes),
-            **dict.fromkeys(PARTS, nobody),
-            "called": None if names is None else tuple(names[node] for node in nodes.tolist()),
-        }
+        edges, nobody = neighbours.among(nodes), torch.zeros(nodes.numel(), dtype=torch.bool)
+        own = None if names is None else tuple(names[node] for node in nodes.tolist())
+        held = nodes, take_rows(data.x, nodes), data.y[nodes], edges, None, nobody, nobody, nobody
+        graphs.append(ClientGraph(client, *held, own))
+    return graphs
 
 
 def normalize_rows(x: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from flower_graph.data.baselines import (
 from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.folders.party import RunData, RunFolder
 from flower_graph.data.gaps import Gaps
-from flower_graph.data.graph import Graph, HeldGraph
+from flower_graph.data.graph import ClientGraph, Graph
 from flower_graph.data.new_graph import DataForm, NewGraph
 from flower_graph.data.partition.statistics import nodes_held
 from flower_graph.data.sources.datasets import cached_data
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from flower_graph.server.round_loop import RoundLoop
 
 C = TypeVar("C", bound=RunConfig)  # a method's schema
-G = TypeVar("G", bound=HeldGraph)  # a client's graph, where clients have some
+G = TypeVar("G", bound=ClientGraph)  # a client's graph, where clients have some
 C_co = TypeVar("C_co", bound=RunConfig, covariant=True)
 S = TypeVar("S", bound="RoundLoop")  # its server's half
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from flower_graph import models
-from flower_graph.data.graph import HeldGraph, called
-from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.data.graph import ClientGraph, called
 from flower_graph.outputs.files import Predictions, SavedModels, role_of
 
 
@@ -37,7 +36,10 @@ GCN_NAMES = {
 
 
 def predictions_from(
-    graphs: Sequence[HeldGraph], logits: Tensor, classes: Sequence[str] | None, nodes: object = None
+    graphs: Sequence[ClientGraph],
+    logits: Tensor,
+    classes: Sequence[str] | None,
+    nodes: object = None,
 ) -> Predictions:
     """Make the clients' predictions for all their nodes, concatenated.
 

@@ -376,7 +376,8 @@ def train_alone(graph: NewGraph, settings: EgoSettings, trains: Tensor, rounds: 
     """Train a newcomer on nodes ``[n]`` of its own; return probabilities ``[n, k]`` of all."""
     assert graph.edge_index is not None
     nodes, nobody = torch.arange(graph.y.numel()), torch.zeros_like(trains)
-    ego = EgoNetwork(0, 0, nodes, graph.edge_index, graph.x, graph.y, trains, nobody, nobody)
+    held = nodes, graph.x, graph.y, graph.edge_index, None, trains, nobody, nobody
+    ego = EgoNetwork(0, *held)
     cohort = EgoCohort([ego], settings)
     for number in range(rounds):
         cohort.train(number)

@@ -56,7 +56,8 @@ def _whole(data: WholeGraph, config: FedSCemConfig) -> EgoNetwork:
     count = int(data.y.numel())
     nobody = torch.zeros(count, dtype=torch.bool)
     edges = to_undirected(data.edge_index, count)
-    network = EgoNetwork(0, 0, torch.arange(count), edges, data.x, data.y, nobody, nobody, nobody)
+    held = torch.arange(count), data.x, data.y, edges, None, nobody, nobody, nobody
+    network = EgoNetwork(0, *held)
     partition = config.partition
     seed = config.seed if partition.seed is None else partition.seed
     return split_global([network], data.y, partition.ratios, seed)[0]

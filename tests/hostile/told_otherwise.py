@@ -653,7 +653,7 @@ def ego_of(place: int, held: Any, kind: int) -> EgoNetwork:
     y = torch.arange(count) % SETTINGS.num_classes
     role = torch.arange(count) % 3
     ids = torch.from_numpy(10**9 + nodes)
-    return EgoNetwork(2 * place, int(ids[0]), ids, edge, x, y, *(role == k for k in range(3)))
+    return EgoNetwork(2 * place, ids, x, y, edge, None, *(role == k for k in range(3)))
 
 
 def files_of(place: int, keys: Path) -> dict[str, str]:

@@ -37,7 +37,7 @@ def network(client: int, count: int) -> EgoNetwork:
     mask = torch.zeros(count, dtype=torch.bool)
     x, y = torch.ones(count, SETTINGS.num_features), torch.zeros(count, dtype=torch.long)
     edges = torch.zeros(2, 0, dtype=torch.long)
-    return EgoNetwork(client, 0, torch.arange(count), edges, x, y, ~mask, mask, mask)
+    return EgoNetwork(client, torch.arange(count), x, y, edges, None, ~mask, mask, mask)
 
 
 def chosen_of(held: dict[int, list[int]]) -> EgoCohort:

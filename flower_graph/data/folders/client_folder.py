@@ -39,17 +39,24 @@ from flower_graph.data.description import (
 )
 from flower_graph.data.features import prepare_features
 from flower_graph.data.gaps import NO_GAPS, PLAIN, Gaps, Uses, common_columns
-from flower_graph.data.graph import PARTS, Graph, HeldGraph, Treatment, to_undirected
-from flower_graph.data.partition.client_graphs import (
+from flower_graph.data.graph import (
+    PARTS,
     ClientGraph,
+    EgoNetwork,
+    Graph,
+    OverlappingGraph,
+    Treatment,
+    to_undirected,
+)
+from flower_graph.data.partition.client_graphs import (
     check_client_graph,
     fewer_trained,
     graphless_clients,
     split_nodes,
     without_edges,
 )
-from flower_graph.data.partition.ego_networks import EgoNetwork, split_per_client
-from flower_graph.data.partition.overlapping import OverlappingGraph, noisy_labels
+from flower_graph.data.partition.ego_networks import split_per_client
+from flower_graph.data.partition.overlapping import noisy_labels
 from flower_graph.data.sources.datasets import saved_at
 from flower_graph.data.sources.names import (
     EDGES,
@@ -72,7 +79,7 @@ from flower_graph.storage.reading import Tree
 
 RATIOS = (0.6, 0.2, 0.2)  # FedGLS's
 T = TypeVar("T")
-G = TypeVar("G", bound=HeldGraph)
+G = TypeVar("G", bound=ClientGraph)
 
 
 class Clients(list[T]):
@@ -282,8 +289,7 @@ def ego_from_data(client: int, data: object, identities: Identities) -> EgoNetwo
     Returns
     -------
     EgoNetwork
-        The client, its nodes in the order of ``data``. Its ego is the first node, which plays no
-        part in training.
+        The client, its nodes in the order of ``data``.
 
     Raises
     ------
@@ -319,7 +325,8 @@ def _ego(client: int, found: Described, named: Named) -> EgoNetwork:
     edges, y, masks = found.edge_index, found.labels, _masks_of(found)
     assert edges is not None and isinstance(y, Tensor)
     own = names if found.names is None else found.names
-    return EgoNetwork(client, int(nodes[0]), nodes, edges, found.x, y, *masks, names, own)
+    held = nodes, found.x, y, edges, None, *masks, own
+    return EgoNetwork(client, *held, names=names)
 
 
 def _has_masks(found: Described) -> bool:
@@ -492,8 +499,8 @@ def _overlapping(client: int, found: Described, ids: Tensor, words: list[str]) -
     if words:
         called = tuple(words[number] for number in ids[order].tolist())
     nobody = torch.zeros_like(y, dtype=torch.bool)
-    held = ids[order], nobody, found.x[order], y[order], y[order], edges
-    return OverlappingGraph(client, *held, train, val, test, called)
+    held = ids[order], found.x[order], y[order], edges, None, train, val, test, called
+    return OverlappingGraph(client, *held, public=nobody, train_y=y[order])
 
 
 def _publics(

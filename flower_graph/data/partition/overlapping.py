@@ -7,7 +7,6 @@ cover.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -15,32 +14,13 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.schema import check_settings
-from flower_graph.data.graph import HeldGraph, Neighbours, WholeGraph, cut_parts
+from flower_graph.data.graph import Neighbours, WholeGraph, cut_out
+from flower_graph.data.graph import OverlappingGraph as OverlappingGraph
 from flower_graph.data.splits import Masks, check_roles, stratified_split, with_masks
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 
 EVERYBODY, NOBODY = -1, -2  # holders of a node that is no single client's
-
-
-@dataclass(frozen=True)
-class OverlappingGraph(HeldGraph):
-    """One client's graph; clients that hold the same node give it the same number."""
-
-    client: int  # Number of the client; unique over the run
-    nodes: Tensor  # Number of each node in the whole graph, int64 [n], ascending
-    public: Tensor  # Boolean [n]: nodes whose embeddings the client sends
-    x: Tensor  # Features, float [n, f], dense or sparse CSR as in the whole graph
-    # True class of each node, int64 [n], below 0 without a label: what embeddings are judged by
-    y: Tensor
-    # Class that the client trains with, int64 [n]; some are wrong under label noise
-    train_y: Tensor
-    # Both directions of every edge, by place in nodes, int64 [2, e], sorted, no self-loops
-    edge_index: Tensor
-    train_mask: Tensor  # Boolean [n], disjoint; a node has one role at all clients that hold it
-    val_mask: Tensor
-    test_mask: Tensor
-    called: tuple[str, ...] | None = None  # what its user calls the nodes, if the data have names
 
 
 # Any: the section `partition` of a method whose clients overlap
@@ -66,14 +46,15 @@ def overlapping_graphs(data: WholeGraph, partition: Any, seed: int) -> list[Over
     parts = overlapping_parts(neighbours, partition, seed)
     roles = stratified_split(data.y, partition.ratios, generator=generator(seed, "roles"))
     classes = data.y[data.y >= 0].unique()
-    graphs, cut = [], cut_parts(data, neighbours, [nodes for nodes, _ in parts])
-    for (nodes, public), part in zip(parts, cut, strict=True):
+    graphs = []
+    cut = cut_out(data, [nodes for nodes, _ in parts], neighbours)
+    for (nodes, public), graph in zip(parts, cut, strict=True):
         masks = Masks(*(mask[nodes] for mask in roles))
-        check_roles(part["client"], masks, partition.ratios)
-        rng = generator(seed, "label-noise", part["client"])
-        noisy = noisy_labels(part["y"], masks.train, classes, partition.label_noise, generator=rng)
-        graph = OverlappingGraph(**part, public=public, train_y=noisy)
-        graphs.append(with_masks(graph, masks))
+        check_roles(graph.client, masks, partition.ratios)
+        rng, noise = generator(seed, "label-noise", graph.client), partition.label_noise
+        noisy = noisy_labels(graph.y, masks.train, classes, noise, generator=rng)
+        sharing = OverlappingGraph(**vars(graph), public=public, train_y=noisy)
+        graphs.append(with_masks(sharing, masks))
     return graphs
 
 

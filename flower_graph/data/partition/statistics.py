@@ -12,10 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flower_graph.data.graph import Graph, HeldGraph, WholeGraph, to_undirected
-from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.data.partition.overlapping import OverlappingGraph
+from flower_graph.data.graph import (
+    ClientGraph,
+    EgoNetwork,
+    Graph,
+    OverlappingGraph,
+    WholeGraph,
+    to_undirected,
+)
 from flower_graph.errors import DataError
 from flower_graph.wire.keys import ROLES
 
@@ -157,7 +161,7 @@ def node_statistics(data: Graph) -> PartitionStatistics:
     )
 
 
-def _common(graphs: Sequence[HeldGraph]) -> PartitionStatistics:
+def _common(graphs: Sequence[ClientGraph]) -> PartitionStatistics:
     if not graphs:
         raise DataError("no clients to describe: at least one is needed")
     edges = [(g.y, e) for g in graphs if (e := _true_edges(g)) is not None]
@@ -183,18 +187,18 @@ def _common(graphs: Sequence[HeldGraph]) -> PartitionStatistics:
     )
 
 
-def class_counts(graphs: Sequence[HeldGraph]) -> list[list[int]]:
+def class_counts(graphs: Sequence[ClientGraph]) -> list[list[int]]:
     """Count each client's labelled nodes by class."""
     classes = _classes(torch.cat([graph.y for graph in graphs]))
     return [g.y[g.y >= 0].bincount(minlength=classes).tolist() for g in graphs]
 
 
-def _true_edges(graph: HeldGraph) -> Tensor | None:
+def _true_edges(graph: ClientGraph) -> Tensor | None:
     hidden: Tensor | None = getattr(graph, "hidden_edges", None)
     return hidden if graph.edge_index is None else graph.edge_index
 
 
-def _kept(graphs: Sequence[HeldGraph], whole: WholeGraph) -> tuple[Tensor, Tensor]:
+def _kept(graphs: Sequence[ClientGraph], whole: WholeGraph) -> tuple[Tensor, Tensor]:
     """Return which nodes ``[n]`` and which edges ``[e]`` of the whole graph clients have."""
     source, target = whole.edge_index
     held, kept = torch.zeros(whole.y.numel(), dtype=torch.bool), torch.zeros_like(source).bool()
@@ -220,14 +224,14 @@ def _homophily(y: Tensor, edges: Tensor) -> float:
     return float((source == target)[is_labelled].double().mean())
 
 
-def _distinct_edges(graphs: Sequence[HeldGraph]) -> int:
+def _distinct_edges(graphs: Sequence[ClientGraph]) -> int:
     linked = [(g.nodes, g.edge_index) for g in graphs if g.edge_index is not None]
     n = 1 + max((int(nodes.max()) for nodes, _ in linked), default=0)
     keys = [nodes[edges[0]] * n + nodes[edges[1]] for nodes, edges in linked]
     return int(torch.cat(keys).unique().numel()) // 2 if keys else 0
 
 
-def _role_counts(graphs: Sequence[HeldGraph]) -> dict[str, int]:
+def _role_counts(graphs: Sequence[ClientGraph]) -> dict[str, int]:
     return {part: sum(int(getattr(g, f"{part}_mask").sum()) for g in graphs) for part in ROLES}
 
 
@@ -258,7 +262,7 @@ def nodes_held(graph: Graph, clients: int, called: str) -> str:
     return "; ".join([f"{clients:,} {called}{each}", *roles])
 
 
-def graphs_held(graphs: Sequence[HeldGraph], called: str, *, is_cut: bool) -> str:
+def graphs_held(graphs: Sequence[ClientGraph], called: str, *, is_cut: bool) -> str:
     """Describe clients with graphs; `is_cut`: their ``nodes`` are numbers in one whole graph."""
     sizes, edges = [graph.y.numel() for graph in graphs], [graph.edge_index for graph in graphs]
     least, most, total = min(sizes), max(sizes), sum(sizes)
