@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from flwr.app import Context
 
@@ -13,13 +13,15 @@ from flower_graph.data.folders.client_folder import Clients, clients_path, load_
 from flower_graph.data.folders.party import RunFolder, client_folder, graph_data, graphs_of, share
 from flower_graph.data.gaps import Gaps, Uses
 from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
-from flower_graph.data.partition.statistics import graphs_held
+from flower_graph.data.partition.statistics import (
+    PartitionStatistics,
+    class_counts,
+    client_statistics,
+    graphs_held,
+)
 from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.method.base import C, G, Method, Partition, S
 from flower_graph.secure.node_config import FEWEST_PARTIES
-
-if TYPE_CHECKING:
-    from flower_graph.data.partition.statistics import PartitionStatistics
 
 P = TypeVar("P", bound=CutRunConfig)  # a schema with the common section `partition`
 
@@ -45,7 +47,7 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         raise NotImplementedError
 
     def statistics(self, config: C, graphs: list[G]) -> PartitionStatistics:
-        raise NotImplementedError
+        return client_statistics(graphs, Clients.of(graphs).whole)
 
     def graphs(self, config: C) -> list[G]:
         """Load the graphs of all clients, once a process, ordered by the clients' numbers."""
@@ -73,8 +75,6 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return self.data(config).num_classes if folder is None else folder.manifest.classes
 
     def class_counts(self, config: C) -> list[list[int]]:
-        from flower_graph.data.partition.statistics import class_counts
-
         return class_counts(self.graphs(config))
 
     def holdings(self, config: C) -> str:
@@ -133,9 +133,3 @@ class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
             gaps=Gaps.of(config.data),
             uses=Uses.of(config),
         )
-
-    def statistics(self, config: P, graphs: list[ClientGraph]) -> PartitionStatistics:
-        # Imported here, since clients do not need it.
-        from flower_graph.data.partition.statistics import client_statistics
-
-        return client_statistics(graphs, Clients.of(graphs).whole)

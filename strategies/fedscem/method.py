@@ -45,7 +45,6 @@ from flower_graph.strategies.fedscem.config import APP, AVERAGING, FEDSCEM, SAGE
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 
 if TYPE_CHECKING:
-    from flower_graph.data.partition.statistics import PartitionStatistics
     from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.fedscem.attack import EgoAudit
 
@@ -138,11 +137,6 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         if len(egos) < 2 and config.masks_sums:
             raise ConfigError(f"data.name: {str(path)!r} has 1 client; a masked sum needs 2")
         return egos
-
-    def statistics(self, config: FedSCemConfig, graphs: list[EgoNetwork]) -> PartitionStatistics:
-        from flower_graph.data.partition.statistics import ego_statistics
-
-        return ego_statistics(graphs)
 
     def train_mods(self, config: FedSCemConfig) -> list[Mod]:
         """Build none for FedSCem: its clients add noise before masks, which mods would spoil."""

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flower_graph.data.new_graph import NewGraph
-    from flower_graph.data.partition.statistics import PartitionStatistics
     from flower_graph.method.base import FinishedRun
     from flower_graph.records.rounds import RoundReport
     from flower_graph.strategies.ppfl.attack import EmbeddingAudit
@@ -127,11 +126,6 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         graphs = overlapping_graphs(whole, config.partition, config.seed)
         classes = Clients.of(graphs).num_classes  # by the clients' labels
         return Clients(graphs, classes, whole.classes, whole.notes, whole.treatment, whole)
-
-    def statistics(self, config: PPFLConfig, graphs: list[OverlappingGraph]) -> PartitionStatistics:
-        from flower_graph.data.partition.statistics import overlap_statistics
-
-        return overlap_statistics(graphs, Clients.of(graphs).whole)
 
     def paper_figures(self, config: PPFLConfig) -> dict[str, int]:
         """Return the sizes of section 4.1, if the config asks for its shares."""

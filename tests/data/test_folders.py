@@ -46,7 +46,7 @@ from flower_graph.data.folders.party import (
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.data.partition.overlapping import OverlappingGraph
-from flower_graph.data.partition.statistics import ego_statistics
+from flower_graph.data.partition.statistics import client_statistics
 from flower_graph.data.sources.datasets import saved_at
 from flower_graph.errors import ConfigError, DataError, OutputError
 from flower_graph.method.load import load_config, to_dict
@@ -227,7 +227,7 @@ def test_globally_a_node_has_one_role_and_two_are_refused(tmp_path):
         for who, what in zip(ego.identities, role.tolist(), strict=True):
             found.setdefault(who, set()).add(what)
     assert len(found) == 19 and all(len(each) == 1 for each in found.values())
-    figures = ego_statistics(egos).figures
+    figures = client_statistics(egos).figures
     assert (figures["nodes"], figures["shared-share"]) == (19, 5 / 19)
     train = torch.eye(12, dtype=torch.bool)
     first = graph(*range(12), **names, train_mask=train[8])

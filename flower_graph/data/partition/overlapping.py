@@ -7,9 +7,9 @@ cover.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -123,67 +123,25 @@ def greedy_cover(neighbours: Neighbours, order: Tensor, count: int) -> Tensor:
     # so with the same number of nodes no choice settles more than 1 / (1 - 1/e) as many (Nemhauser
     # et al., 1978). Once all are settled the same begins anew for a second chosen neighbour, and so
     # on; a node that has fewer neighbours than that is settled when all of them are chosen.
-    cover = _Cover(neighbours, order)
-    while len(cover.chosen) < count and cover.next_level():
-        cover.settle(count)
-    left = [node for node in order.tolist() if not cover.is_chosen[node]]
-    return torch.tensor([*cover.chosen, *left][:count], dtype=torch.int64)
-
-
-class _Cover:
-    """The nodes chosen so far, and how many chosen neighbours each node has."""
-
-    # Lists rather than tensors: nearly all steps touch a few numbers.
-
-    def __init__(self, neighbours: Neighbours, order: Tensor) -> None:
-        n, counts = order.numel(), neighbours.start.diff().tolist()
-        self.neighbours = [part.tolist() for part in neighbours.other.split(counts)]
-        self.rank: list[int] = order.argsort().tolist()
-        self.order: list[int] = order.tolist()
-        self.is_chosen = [False] * n
-        self.around = [0] * n  # chosen neighbours of each node
-        self.chosen: list[int] = []
-        self.open: list[bool] = []  # nodes that this level has still to settle
-        self.gain: list[int] = []  # how many of them each node would settle
-
-    def next_level(self) -> bool:
-        """Open the nodes that lack a chosen neighbour more; False if none can have one more."""
-        left = (v for v, chosen in enumerate(self.is_chosen) if not chosen)
-        lacking = [v for v in left if self.around[v] < len(self.neighbours[v])]
-        level = min((self.around[v] for v in lacking), default=-1)
-        due = {v for v in lacking if self.around[v] == level}
-        self.open = [v in due for v in range(len(self.order))]
-        self.gain = [
-            self.open[v] + sum(self.open[other] for other in others)
-            for v, others in enumerate(self.neighbours)
-        ]
-        return level >= 0
-
-    def settle(self, count: int) -> None:
-        """Choose nodes until this level has no open ones, or so many are chosen."""
-        heap = [
-            (-gain, self.rank[node])
-            for node, gain in enumerate(self.gain)
-            if gain and not self.is_chosen[node]
-        ]
-        heapify(heap)
-        while heap and len(self.chosen) < count:
-            promised, rank = heappop(heap)
-            node = self.order[rank]
-            if self.gain[node] == -promised:
-                self._choose(node)
-            elif self.gain[node]:
-                # Gains only shrink, so a node that comes up with an old one is put back.
-                heappush(heap, (-self.gain[node], rank))
-
-    def _choose(self, node: int) -> None:
-        self.is_chosen[node] = True
-        self.chosen.append(node)
-        for other in self.neighbours[node]:
-            self.around[other] += 1
-        for settled in (node, *self.neighbours[node]):
-            if self.open[settled]:
-                self.open[settled] = False
-                self.gain[settled] -= 1
-                for other in self.neighbours[settled]:
-                    self.gain[other] -= 1
+    # Nodes are numbered by their place in `order` here, so that `argmax` finds the first of equals.
+    n, rank = order.numel(), order.argsort()
+    owner, nodes = (one.numpy() for one in neighbours.step(order))
+    other, degree = rank.numpy()[nodes], np.bincount(owner, minlength=n)
+    beside = np.split(other, degree.cumsum()[:-1])
+    is_chosen, around, chosen = np.zeros(n, dtype=bool), np.zeros(n, dtype=np.int64), list[int]()
+    while len(chosen) < count and (lacking := ~is_chosen & (around < degree)).any():
+        # Of the nodes that lack a chosen neighbour more, those with the fewest are settled first
+        due = lacking & (around == around[lacking].min())
+        gain = (due + np.bincount(owner, due[other], n)).astype(np.int32)
+        gain[is_chosen] = 0
+        while len(chosen) < count and gain[node := int(gain.argmax())] > 0:
+            chosen.append(node)
+            is_chosen[node], gain[node] = True, -n
+            around[beside[node]] += 1
+            for settled in (node, *beside[node].tolist()):
+                if due[settled]:
+                    due[settled] = False
+                    gain[settled] -= 1
+                    gain[beside[settled]] -= 1
+    left = np.flatnonzero(~is_chosen)
+    return order[torch.from_numpy(np.concatenate([np.array(chosen, dtype=int), left])[:count])]
