@@ -27,10 +27,10 @@ from flower_graph.data.description import (
     as_tensor,
     by_columns,
     check_edges,
-    check_entries,
     declared_classes,
     describe_graph,
     filled_masks,
+    listed,
     number_classes,
     of_edges,
     read_mask,
@@ -193,7 +193,6 @@ def read_clients(
     for where, content in client_graphs(path, gaps):
         with saying(where):
             values = SimpleNamespace(**content)
-            check_entries(values, ("n_id", "identity", "public"))
             found = describe_graph(values, gaps=gaps, needs_edges=needs_edges, uses=uses)
             declared.append(declared_classes(getattr(values, "num_classes", None)) or 0)
             files.append((where, values, found))
@@ -347,15 +346,15 @@ Named = tuple[Tensor, tuple[str, ...] | None]  # numbers of nodes, and their nam
 # Any: what a user's file holds; ``named_by`` checks it
 def identities_in(values: Mapping[str, Any], count: int) -> Named:
     """Return the identities of one graph's nodes, from the first key that it has."""
-    given = next((values[key] for key in IDENTITIES if values.get(key) is not None), None)
-    if given is None:
+    key = next((key for key in IDENTITIES if values.get(key) is not None), None)
+    if key is None:
         raise DataError("has no identities of nodes: give it identity, n words, or n_id, int64")
-    return named_by(given, count)
+    return named_by(values[key], count, key)
 
 
-def named_by(identities: Identities, count: int) -> Named:
+def named_by(identities: Identities, count: int, key: str = "identities") -> Named:
     """Return the nodes' numbers, and their names if they have any."""
-    given = identities.tolist() if isinstance(identities, Tensor) else list(identities)
+    given = listed(key, identities)
     kinds = {type(one) for one in given}
     if kinds not in ({int}, {str}):
         named = ", ".join(sorted(kind.__name__ for kind in kinds))
@@ -640,13 +639,14 @@ def _owners(values: Tree) -> list[object]:
     given = values.get(CLIENT)
     if given is None:
         raise DataError(f"no node has a {CLIENT}, which says whose it is")
-    check_entries(SimpleNamespace(**values), (CLIENT, *OF_NODES))
-    who = given.tolist() if isinstance(given, Tensor) else list(given)
+    who = listed(CLIENT, given)
     if any(isinstance(one, list) for one in who) or all(one is None for one in who):
         raise DataError(f"{CLIENT} must be a word or a number a node, at least at one")
     for key in OF_NODES:
-        if values.get(key) is not None and len(values[key]) != len(who):
-            raise DataError(f"{key} has {len(values[key])} entries, and client {len(who)}")
+        value = values.get(key)
+        count = len(value) if isinstance(value, list | tuple) else [*getattr(value, "shape", ())][:1]
+        if value is not None and count not in (len(who), [len(who)]):
+            raise DataError(f"{key}: must have {len(who)} entries, as {CLIENT}")
     return who
 
 
