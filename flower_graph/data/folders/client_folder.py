@@ -644,7 +644,9 @@ def _owners(values: Tree) -> list[object]:
         raise DataError(f"{CLIENT} must be a word or a number a node, at least at one")
     for key in OF_NODES:
         value = values.get(key)
-        count = len(value) if isinstance(value, list | tuple) else [*getattr(value, "shape", ())][:1]
+        count = (
+            len(value) if isinstance(value, list | tuple) else [*getattr(value, "shape", ())][:1]
+        )
         if value is not None and count not in (len(who), [len(who)]):
             raise DataError(f"{key}: must have {len(who)} entries, as {CLIENT}")
     return who

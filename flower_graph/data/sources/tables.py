@@ -104,12 +104,23 @@ def roles_of(
     return Roles(names, [own.get(key) for key in OWN], others, notes)
 
 
-class _Entries:
-    """The entries of a file, as they are read one after another."""
+class _Builder:
+    """The graph of a file's entries, which are added one after another."""
 
-    def __init__(self, path: Path, unit: str, gaps: Gaps) -> None:
+    def __init__(
+        self, path: Path, unit: str, columns: Sequence[str], gaps: Gaps, notes: Sequence[str]
+    ) -> None:
         # `unit` is the word for an entry of the file: line, node or edge.
         self.path, self.unit, self.gaps = path, unit, gaps
+        self.columns, self.notes = list(columns), list(notes)
+        self.places: dict[str, int] = {}  # the number of each node, by its name
+        self.rows = array("q")  # each node's place in the file
+        self.own: dict[str, list[str | None]] = {key: [] for key in OWN}
+        self.features = array("d")  # NaN where there is a word, or nothing
+        self.words: list[dict[int, str]] = [{} for _ in columns]  # of each column, by row
+        self.ends = (array("q"), array("q"))
+        self.weights = array("d")  # of each edge; NaN where it has none
+        self.without: int | None = None  # place of the first edge without a weight
 
     def wrong(self, place: int, why: str) -> DataError:
         return DataError(f"file {self.path}, {self.unit} {place}: {why}")
@@ -120,23 +131,10 @@ class _Entries:
         except DataError as error:
             raise self.wrong(place, f"{key}: {error}") from error
 
-
-class Nodes(_Entries):
-    """The nodes of a graph."""
-
-    def __init__(
-        self, path: Path, unit: str, columns: Sequence[str], gaps: Gaps, notes: Sequence[str]
-    ) -> None:
-        super().__init__(path, unit, gaps)
-        self.columns, self.notes = list(columns), list(notes)
-        self.places: dict[str, int] = {}
-        self.rows = array("q")
-        self.own: dict[str, list[str | None]] = {key: [] for key in OWN}
-        self.features = array("d")  # NaN where there is a word, or nothing
-        self.words: list[dict[int, str]] = [{} for _ in columns]  # of each column, by row
-
     # Any: what ``float`` reads, or refuses
-    def add(self, place: int, name: object, own: Sequence[object], features: Sequence[Any]) -> None:
+    def node(
+        self, place: int, name: object, own: Sequence[object], features: Sequence[Any]
+    ) -> None:
         """Add a node; `own` in the order of ``OWN``, with None for missing values."""
         name = self.word(place, "name", name)
         if name is None:
@@ -160,28 +158,87 @@ class Nodes(_Entries):
             self.features.extend(array("d", map(float, features)))
         except (TypeError, ValueError, OverflowError):
             row = len(self.rows) - 1
-            numbers = [self._number(row, column, one) for column, one in enumerate(features)]
+            numbers = [self._feature(row, column, one) for column, one in enumerate(features)]
             self.features.extend(numbers)
 
-    def _number(self, row: int, column: int, given: Any) -> float:
+    def _feature(self, row: int, column: int, given: Any) -> float:
         """Return a feature; NaN for a word or nothing, if these are allowed."""
         key, comma, place = self.columns[column], self.gaps.has_comma, self.rows[row]
         number = number_of(given, comma=comma)
         if number is not None and (not math.isnan(number) or self.gaps.missing == MEAN):
             return number
         if number is not None:
-            raise self.wrong(
-                place, f"{key}: is empty; a feature needs numbers, or data.missing={MEAN}"
-            )
-        if advice := advice_of(given, comma=comma):
-            raise self.wrong(place, f"{key}: {given!r:.40} is no number: {advice}")
-        if isinstance(given, str) and self.gaps.categories == ONE_HOT:
+            why = f"is empty; a feature needs numbers, or data.missing={MEAN}"
+        elif advice := advice_of(given, comma=comma):
+            why = f"{given!r:.40} is no number: {advice}"
+        elif isinstance(given, str) and self.gaps.categories == ONE_HOT:
             self.words[column][row] = word_of(given) or ""
             return math.nan
-        remedy = f"leave {key} out, or set data.categories={ONE_HOT}, or data.label={key}"
-        raise self.wrong(place, f"{key}: {given!r:.40} is no number: {remedy}")
+        else:
+            remedy = f"leave {key} out, or set data.categories={ONE_HOT}, or data.label={key}"
+            why = f"{given!r:.40} is no number: {remedy}"
+        raise self.wrong(place, f"{key}: {why}")
 
-    def x(self) -> tuple[Tensor | None, Columns | None]:
+    def begin_edges(
+        self, path: Path, unit: str, columns: Sequence[str], *, needs_labels: bool
+    ) -> str | None:
+        """Finish the nodes; return the column of the edges' weights, if there is one."""
+        if not self.places:
+            raise DataError(f"file {self.path}: has no nodes")
+        if needs_labels and not any(self.own[LABEL]):
+            others = ", ".join(self.columns)
+            raise DataError(
+                f"file {self.path}: no {LABEL} at any node; data.label names it: {others}"
+            )
+        self.x = self._features()
+        self.path, self.unit = path, unit
+        lower, wanted = {key.lower(): key for key in reversed(columns)}, self.gaps.weight or WEIGHT
+        self.weight = wanted if wanted in columns else lower.get(wanted.lower())
+        if self.gaps.weight is not None and self.weight is None:
+            there = ", ".join(columns)
+            raise DataError(f"file {path}: data.weight = {wanted!r}: must be one of {there}")
+        if unused := sorted({*columns} - {self.weight, "key", "id"}):
+            self.notes.append(f"{', '.join(unused)} of the edges not used")
+        return self.weight
+
+    def edge(self, place: int, ends: Sequence[object], weight: object = None) -> None:
+        for key, end, found in zip(ENDS, ends, self.ends, strict=True):
+            # Most are written as names, before the rule for words
+            is_name = isinstance(end, str) and end in self.places
+            name = str(end) if is_name else self.word(place, key, end)
+            if name is None or name not in self.places:
+                raise self.wrong(place, f"{key}: {name or ''!r:.40} is no node")
+            found.append(self.places[name])
+        number = number_of(weight, comma=self.gaps.has_comma)
+        if number is None:
+            advice = advice_of(weight, comma=self.gaps.has_comma) or "data.weight names the column"
+            raise self.wrong(place, f"{self.weight}: {weight!r:.40} is no number: {advice}")
+        if math.isnan(number) and self.without is None:
+            self.without = place
+        self.weights.append(number)
+
+    def graph(self) -> dict[str, object]:
+        """Return nodes and edges as the entries of a saved graph, unchecked."""
+        own, (x, columns) = self.own, self.x
+        pairs = [torch.tensor(end, dtype=torch.int64) for end in self.ends]
+        values: dict[str, object] = {"x": x, "edge_index": torch.stack(pairs), "y": own[LABEL]}
+        if columns is not None:
+            values["columns"] = columns
+        weights = torch.tensor(self.weights)
+        if not weights.isnan().all():
+            if self.without is not None:
+                raise self.wrong(self.without, f"{self.weight}: is empty, and others have one")
+            values["edge_weight"] = weights
+        if any(own[SPLIT]):
+            for part, split in zip(PARTS, SPLITS, strict=True):
+                values[part] = torch.tensor([one == split for one in own[SPLIT]])
+        values["names"] = tuple(self.places)
+        values |= {key: own[key] for key in (CLIENT, IDENTITY) if any(own[key])}
+        if self.notes:
+            values["notes"] = tuple(self.notes)
+        return values
+
+    def _features(self) -> tuple[Tensor | None, Columns | None]:
         """Return the features, float64 ``[n, f]``, and their columns; None without any.
 
         Missing values are NaN until all nodes of a run are known.
@@ -193,14 +250,12 @@ class Nodes(_Entries):
         self._check_numbers(numbers.float())
         parts, columns = list[Tensor](), list[tuple[str, str | None]]()
         for column, (key, words) in enumerate(zip(self.columns, self.words, strict=True)):
+            encoded, known = numbers[:, column : column + 1], list[str | None]([None])
             if words:
                 with saying(f"file {self.path}, {key}"):
                     encoded, known = encode_words(numbers[:, column], words)
-                parts.append(encoded)
-                columns += [(key, word) for word in known]
-            else:
-                parts.append(numbers[:, column : column + 1])
-                columns.append((key, None))
+            parts.append(encoded)
+            columns += [(key, word) for word in known]
         x = torch.cat(parts, 1) if any(self.words) else numbers
         return x, Columns.from_json(columns)
 
@@ -220,72 +275,6 @@ class Nodes(_Entries):
             value, key = self.features[row * x.size(1) + column], self.columns[column]
             raise self.wrong(self.rows[row], f"{key}: {value}: must be below 3e38{if_nan(value)}")
 
-    def check(self, *, needs_labels: bool) -> None:
-        if not self.places:
-            raise DataError(f"file {self.path}: has no nodes")
-        if needs_labels and not any(self.own[LABEL]):
-            others = ", ".join(self.columns)
-            raise DataError(
-                f"file {self.path}: no {LABEL} at any node; data.label names it: {others}"
-            )
-
-
-class Edges(_Entries):
-    """The edges of a graph."""
-
-    def __init__(self, nodes: Nodes, path: Path, unit: str, columns: Sequence[str]) -> None:
-        super().__init__(path, unit, nodes.gaps)
-        self.nodes = nodes
-        self.ends = (array("q"), array("q"))
-        self.weights = array("d")  # of each edge; NaN where it has none
-        self.without: int | None = None  # place of the first edge without a weight
-        lower = {key.lower(): key for key in reversed(columns)}
-        wanted = self.gaps.weight or WEIGHT
-        self.weight = wanted if wanted in columns else lower.get(wanted.lower())
-        if self.gaps.weight is not None and self.weight is None:
-            there = ", ".join(columns)
-            raise DataError(f"file {path}: data.weight = {wanted!r}: must be one of {there}")
-        self.unused = [key for key in columns if key != self.weight]
-
-    def add(self, place: int, ends: Sequence[object], weight: object = None) -> None:
-        for key, end, found in zip(ENDS, ends, self.ends, strict=True):
-            # Most are written as names, before the rule for words
-            is_name = isinstance(end, str) and end in self.nodes.places
-            name = str(end) if is_name else self.word(place, key, end)
-            if name is None or name not in self.nodes.places:
-                raise self.wrong(place, f"{key}: {name or ''!r:.40} is no node")
-            found.append(self.nodes.places[name])
-        number = number_of(weight, comma=self.gaps.has_comma)
-        if number is None:
-            advice = advice_of(weight, comma=self.gaps.has_comma) or "data.weight names the column"
-            raise self.wrong(place, f"{self.weight}: {weight!r:.40} is no number: {advice}")
-        if math.isnan(number) and self.without is None:
-            self.without = place
-        self.weights.append(number)
-
-    def graph(self) -> dict[str, object]:
-        """Return nodes and edges as the entries of a saved graph, unchecked."""
-        nodes, own = self.nodes, self.nodes.own
-        pairs = [torch.tensor(end, dtype=torch.int64) for end in self.ends]
-        x, columns = nodes.x()
-        values: dict[str, object] = {"x": x, "edge_index": torch.stack(pairs), "y": own[LABEL]}
-        if columns is not None:
-            values["columns"] = columns
-        weights = torch.tensor(self.weights)
-        if not weights.isnan().all():
-            if self.without is not None:
-                raise self.wrong(self.without, f"{self.weight}: is empty, and others have one")
-            values["edge_weight"] = weights
-        if any(own[SPLIT]):
-            for part, split in zip(PARTS, SPLITS, strict=True):
-                values[part] = torch.tensor([one == split for one in own[SPLIT]])
-        values["names"] = tuple(nodes.places)
-        values |= {key: own[key] for key in (CLIENT, IDENTITY) if any(own[key])}
-        unused = f"{', '.join(sorted(self.unused))} of the edges not used"
-        if notes := [*nodes.notes, *[unused] * bool(self.unused)]:
-            values["notes"] = tuple(notes)
-        return values
-
 
 def read_tables(folder: Path, needs_labels: bool, gaps: Gaps) -> dict[str, object]:
     """Read ``nodes.csv`` and ``edges.csv`` of a folder."""
@@ -300,11 +289,10 @@ def read_tables(folder: Path, needs_labels: bool, gaps: Gaps) -> dict[str, objec
             raise DataError(f"file {path}: one column must name the nodes, {wanted}: has {found}")
         name, *others = (header.index(key) for key in (roles.names[0], *roles.features))
         own = [None if key is None else header.index(key) for key in roles.own]
-        nodes = Nodes(path, "line", roles.features, gaps, roles.notes)
+        graph = _Builder(path, "line", roles.features, gaps, roles.notes)
         for line, row in rows:
             given = [None if column is None else row[column] for column in own]
-            nodes.add(line, row[name], given, [row[column] for column in others])
-    nodes.check(needs_labels=needs_labels)
+            graph.node(line, row[name], given, [row[column] for column in others])
     path = table_in(folder, EDGES)
     if not path.is_file():
         raise DataError(f"file {path}: there is no such file; its columns are {' and '.join(ENDS)}")
@@ -316,11 +304,11 @@ def read_tables(folder: Path, needs_labels: bool, gaps: Gaps) -> dict[str, objec
             raise DataError(f"file {path}, line 1: no column {missing[0]}; there are {there}")
         source, target = (lower.index(key) for key in ends)
         besides = [key for at, key in enumerate(header) if at not in (source, target)]
-        edges = Edges(nodes, path, "line", besides)
-        weight = None if edges.weight is None else header.index(edges.weight)
+        key = graph.begin_edges(path, "line", besides, needs_labels=needs_labels)
+        weight = None if key is None else header.index(key)
         for line, row in rows:
-            edges.add(line, (row[source], row[target]), None if weight is None else row[weight])
-    return edges.graph()
+            graph.edge(line, (row[source], row[target]), None if weight is None else row[weight])
+    return graph.graph()
 
 
 def names_clients(folder: Path) -> bool:
@@ -377,7 +365,7 @@ def of_entries(
     most = max(MOST_FILLED, SPARSEST * sum(map(len, given)))
     if len(columns) * len(given) > most:
         raise DataError(f"file {path}: {len(columns):,} attributes: more than {most:,} entries")
-    nodes = Nodes(path, "node", columns, gaps, roles.notes)
+    graph = _Builder(path, "node", columns, gaps, roles.notes)
     for index, (name, entry) in enumerate(zip(ids, given, strict=True)):
         features = list[object]()
         for key in roles.features:
@@ -385,22 +373,19 @@ def of_entries(
             value = [None] * several[key] if value is None and key in several else value
             features += value if isinstance(value, list) else [value]
         own = [None if key is None else entry.get(key) for key in roles.own]
-        nodes.add(index, name, own, features)
-    nodes.check(needs_labels=needs_labels)
-    others = dict.fromkeys(key for one in links for key in one if key not in ENDS)
-    edges = Edges(nodes, path, "edge", [*others])
-    edges.unused = [key for key in edges.unused if key not in ("key", "id")]
-    for index, entry in enumerate(links):
-        weight = None if edges.weight is None else entry.get(edges.weight)
-        edges.add(index, [entry.get(key) for key in ENDS], weight)
-    graph = edges.graph()
+        graph.node(index, name, own, features)
+    named = list[str | None]()
     if roles.names:  # igraph numbers nodes, and has their names besides
         key = roles.names[0]
-        names = [nodes.word(index, key, entry.get(key)) for index, entry in enumerate(given)]
-        if None in names:
-            raise nodes.wrong(names.index(None), f"{key}: is empty, and other nodes have one")
-        graph["names"] = tuple(names)
-    return graph
+        named = [graph.word(index, key, entry.get(key)) for index, entry in enumerate(given)]
+        if None in named:
+            raise graph.wrong(named.index(None), f"{key}: is empty, and other nodes have one")
+    others = dict.fromkeys(key for one in links for key in one if key not in ENDS)
+    weight = graph.begin_edges(path, "edge", [*others], needs_labels=needs_labels)
+    for index, entry in enumerate(links):
+        ends = [entry.get(key) for key in ENDS]
+        graph.edge(index, ends, None if weight is None else entry.get(weight))
+    return graph.graph() | ({"names": tuple(named)} if named else {})
 
 
 @contextmanager
