@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.common import MEAN, REFUSE
-from flower_graph.data.gaps import NO_GAPS, PLAIN, Columns, Gaps, Uses, align
+from flower_graph.data.features import NO_GAPS, PLAIN, Columns, Gaps, Uses, align
 from flower_graph.data.graph import PARTS, ClientGraph, Graph, check_dense_size, to_undirected
 from flower_graph.errors import DataError, FractionalLabelsError
 from flower_graph.ops.graph import values_at

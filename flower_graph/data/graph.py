@@ -1,83 +1,23 @@
-"""A graph as plain tensors, the treatment of its features, and operations on its edges."""
+"""Graphs as plain tensors, and operations on their edges and rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import PRESENCE, ROW, STANDARDISE
-from flower_graph.data.gaps import Columns, fill_gaps
+from flower_graph.data.features import Columns, Treatment
 from flower_graph.errors import DataError
 from flower_graph.ops.graph import csr_tensor, pointers, row_entries
-from flower_graph.storage.reading import Tree
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 PARTS = ("train_mask", "val_mask", "test_mask")
 DENSE_LIMIT = 2_000_000_000  # most bytes of a dense feature matrix
-
-
-class Treatment(NamedTuple):
-    """The treatment of a run's features (``data.features``), for those of other nodes."""
-
-    how: str  # as-is, row, presence or standardise
-    width: int  # features of a node
-    mean: Tensor | None = None  # float64 [f], of standardise
-    scale: Tensor | None = None  # likewise; infinite where a feature was constant
-    fill: Tensor | None = None  # float64 [f], for missing numbers (``data.missing``)
-    columns: Columns | None = None  # of the features, where these have names
-
-    def apply(self, x: Tensor) -> Tensor:
-        if x.size(1) != self.width:
-            raise DataError(f"x has {x.size(1)} features: must be the {self.width} of the run")
-        if self.fill is not None:
-            x = fill_gaps(x, self.fill)
-        if self.how != STANDARDISE:
-            x = x.float()
-        if self.how == PRESENCE:
-            x = (x != 0).to(x.dtype)
-        if self.how == ROW:
-            x = normalize_rows(x)
-        if self.how == STANDARDISE:
-            assert self.mean is not None and self.scale is not None
-            x = ((x.double() - self.mean) / self.scale).float()
-        return x
-
-    def to_json(self) -> dict[str, object]:
-        """Return the treatment as JSON; the scale of a constant feature is ``null``."""
-        record: dict[str, object] = {"features": self.how, "width": self.width}
-        for name in _VECTORS:
-            if (vector := getattr(self, name)) is not None:
-                record[name] = [None if value == inf else value for value in vector.tolist()]
-        if self.columns is not None:
-            record["columns"] = self.columns.to_json()
-        return record
-
-    @classmethod
-    def from_json(cls, record: Tree) -> Treatment:
-        how, width = str(record["features"]), int(record["width"])
-        vectors = {
-            name: torch.tensor([inf if v is None else v for v in record[name]], dtype=torch.float64)
-            for name in _VECTORS
-            if record.get(name) is not None
-        }
-        if how == STANDARDISE and not {"mean", "scale"} <= vectors.keys():
-            raise ValueError("mean and scale are missing")
-        named = record.get("columns")
-        columns = None if named is None else Columns.from_json(named)
-        sizes = [*map(len, vectors.values()), *([] if columns is None else [len(columns.names)])]
-        if any(size != width for size in sizes):
-            raise ValueError(f"mean, scale, fill and columns are not those of {width} features")
-        return cls(how, width, columns=columns, **vectors)
-
-
-_VECTORS = ("mean", "scale", "fill")
 
 
 class Scale(NamedTuple):
@@ -342,17 +282,6 @@ def cut_out(
         held = nodes, take_rows(data.x, nodes), data.y[nodes], edges, None, nobody, nobody, nobody
         graphs.append(ClientGraph(client, *held, own))
     return graphs
-
-
-def normalize_rows(x: Tensor) -> Tensor:
-    """Divide each row by the sum of its absolute values; a zero row stays zero.
-
-    For non-negative features this is what PyG's ``NormalizeFeatures`` gives, as long as some entry
-    is 0 and no row sum lies between 0 and 1 (PyG shifts by the smallest entry, and never divides by
-    less than 1). That holds for Cora, CiteSeer and PubMed.
-    """
-    norm = torch.linalg.vector_norm(x, ord=1, dim=1, keepdim=True)
-    return x / torch.where(norm > 0, norm, torch.ones_like(norm))
 
 
 def fits_dense(nodes: int, features: int) -> bool:

@@ -23,9 +23,9 @@ from flower_graph.data.baselines import (
     Figures,
     graph_baselines,
 )
+from flower_graph.data.features import Gaps
 from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.folders.party import RunData, RunFolder
-from flower_graph.data.gaps import Gaps
 from flower_graph.data.graph import ClientGraph, Graph
 from flower_graph.data.new_graph import DataForm, NewGraph
 from flower_graph.data.partition.statistics import nodes_held

@@ -9,9 +9,9 @@ from flwr.app import Context
 
 from flower_graph.config.common import CutRunConfig
 from flower_graph.data.baselines import Figures, client_baselines, own_baselines
+from flower_graph.data.features import Gaps, Uses
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_folder
 from flower_graph.data.folders.party import RunFolder, client_folder, graph_data, graphs_of, share
-from flower_graph.data.gaps import Gaps, Uses
 from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
 from flower_graph.data.partition.statistics import (
     PartitionStatistics,

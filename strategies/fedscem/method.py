@@ -15,9 +15,9 @@ from torch import Tensor
 
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
+from flower_graph.data.features import Gaps
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_ego_folder
 from flower_graph.data.folders.party import RunFolder
-from flower_graph.data.gaps import Gaps
 from flower_graph.data.new_graph import NewGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
 from flower_graph.data.sources.datasets import cached_data

@@ -12,9 +12,9 @@ from flwr.app import Context
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.description import check_clients
+from flower_graph.data.features import Gaps
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_overlapping_folder
 from flower_graph.data.folders.party import RunFolder
-from flower_graph.data.gaps import Gaps
 from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
 from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.flower_compat import NumPyClient

@@ -30,10 +30,9 @@ from flower_graph.config.common import DataConfig
 from flower_graph.config.partition import PartitionSection
 from flower_graph.data import Graph, as_graph, check_data, description, load_graph
 from flower_graph.data.description import Caution, check_clients, read_features, server_graph
-from flower_graph.data.features import prepare_features
+from flower_graph.data.features import Gaps, Uses, normalize_rows, prepare_features
 from flower_graph.data.folders.client_folder import client_graph_from_data, load_folder
-from flower_graph.data.gaps import Gaps, Uses
-from flower_graph.data.graph import check_dense_size, normalize_rows, take_rows, to_undirected
+from flower_graph.data.graph import check_dense_size, take_rows, to_undirected
 from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
 from flower_graph.data.sources.cache import copy_tree
 from flower_graph.errors import DataError

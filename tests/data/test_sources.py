@@ -25,9 +25,8 @@ from flower_graph.data import Graph, csbm, csbm_sparse, describe, load_data, loa
 from flower_graph.data import graph as data_graph
 from flower_graph.data.cora_linqs import load_cora_linqs, read_packed
 from flower_graph.data.description import as_graph
-from flower_graph.data.features import move_features, sketched
+from flower_graph.data.features import Uses, move_features, sketched
 from flower_graph.data.folders.client_folder import client_graph_from_data
-from flower_graph.data.gaps import Uses
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources import cache as cache_module
 from flower_graph.data.sources.cache import (

@@ -37,15 +37,21 @@ from flower_graph.data.description import (
     saying,
     tell,
 )
-from flower_graph.data.features import prepare_features
-from flower_graph.data.gaps import NO_GAPS, PLAIN, Gaps, Uses, common_columns
+from flower_graph.data.features import (
+    NO_GAPS,
+    PLAIN,
+    Gaps,
+    Treatment,
+    Uses,
+    common_columns,
+    prepare_features,
+)
 from flower_graph.data.graph import (
     PARTS,
     ClientGraph,
     EgoNetwork,
     Graph,
     OverlappingGraph,
-    Treatment,
     to_undirected,
 )
 from flower_graph.data.partition.client_graphs import (

@@ -30,9 +30,9 @@ from flower_graph.config.partition import (
 from flower_graph.config.rules import FRACTION, require
 from flower_graph.config.schema import check_settings
 from flower_graph.data.description import WEIGHT, tell
-from flower_graph.data.features import CHANGES
+from flower_graph.data.features import CHANGES, Treatment
 from flower_graph.data.graph import ClientGraph as ClientGraph
-from flower_graph.data.graph import Neighbours, Treatment, WholeGraph, take_rows, to_undirected
+from flower_graph.data.graph import Neighbours, WholeGraph, take_rows, to_undirected
 from flower_graph.data.graph import cut_out as cut_out
 from flower_graph.data.partition.ego_networks import ego_parts, sample_egos, split_egos
 from flower_graph.data.partition.overlapping import overlapping_parts

@@ -15,8 +15,7 @@ import torch
 from flower_graph.config.common import AS_IS, DataConfig, RunConfig
 from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import check_masks, saying, tell
-from flower_graph.data.features import prepare_features
-from flower_graph.data.gaps import PLAIN, Gaps, Uses
+from flower_graph.data.features import PLAIN, Gaps, Uses, prepare_features
 from flower_graph.data.graph import PARTS, Graph, fits_dense
 from flower_graph.data.sources.generators import csbm, csbm_sparse
 from flower_graph.data.sources.names import (

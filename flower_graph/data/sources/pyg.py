@@ -34,7 +34,7 @@ from flower_graph.data.description import (
     saying,
     with_edges,
 )
-from flower_graph.data.gaps import NO_GAPS, PLAIN, Gaps, Uses
+from flower_graph.data.features import NO_GAPS, PLAIN, Gaps, Uses
 from flower_graph.data.graph import Graph
 from flower_graph.data.sources.cache import (
     cached_folder,

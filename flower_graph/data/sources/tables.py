@@ -24,7 +24,7 @@ from torch import Tensor
 
 from flower_graph.config.common import MEAN, ONE_HOT
 from flower_graph.data.description import BLANK, advice_of, if_nan, number_of, saying, word_of
-from flower_graph.data.gaps import NO_GAPS, Columns, Gaps, encode_words
+from flower_graph.data.features import NO_GAPS, Columns, Gaps, encode_words
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources.names import EDGES, NODES, table_in
 from flower_graph.errors import DataError
