@@ -580,49 +580,37 @@ def number_classes(
     declared = declared_classes(declared)
     if all(isinstance(one, Tensor) for one in labels):
         y = [one.clamp(min=-1) for one in labels if isinstance(one, Tensor)]
-        if declared is None:
-            return _compacted(y)
-        for one in y:
-            if (one >= declared).any():
-                node = int((one >= declared).nonzero()[0])
-                why = f"not below num_classes = {declared}"
-                raise DataError(f"y[{node}] is {int(one[node])}: {why}")
-        if all(bool((one < 0).all()) for one in y):
-            raise DataError("y: no node has a label")
-        return Labels(y, declared, classes, _unlabelled(y))
-    words = [_words_of(each) for each in labels]
-    every = [word for each in words for word in each if word is not None]
-    names = sorted({*every})
-    if classes is not None:
-        if other := [name for name in names if name not in classes]:
-            raise DataError(f"y has {other[0]!r}: must be one of the classes {_shown(classes)}")
-        names = list(classes)
-    if declared is not None and len(names) > declared:
-        raise DataError(f"y has {len(names)} different names, but num_classes is {declared}")
-    _check_number(len(names), len(every), declared)
-    number = {name: index for index, name in enumerate(names)} | {None: -1}
-    y = [torch.tensor([number[word] for word in each]) for each in words]
+        every = torch.cat(y)
+        numbers, labelled = every[every >= 0].unique(), int((every >= 0).sum())
+        _check_number(len(numbers), labelled, declared)
+        if declared is not None and int(numbers[-1]) >= declared:
+            one = next(one for one in y if (one >= declared).any())
+            node = int((one >= declared).nonzero()[0])
+            raise DataError(f"y[{node}] is {one[node]}: not below num_classes = {declared}")
+        if declared is not None or int(numbers[-1]) == len(numbers) - 1:
+            return Labels(y, declared or len(numbers), classes, _unlabelled(y))
+        names = [str(value) for value in numbers.tolist()]
+        y = [torch.where(one < 0, -1, torch.searchsorted(numbers, one)) for one in y]
+    else:
+        words = [
+            [None if one < 0 else str(one) for one in each.tolist()]
+            if isinstance(each, Tensor)
+            else each
+            for each in labels
+        ]
+        known = [word for each in words for word in each if word is not None]
+        names = sorted({*known})
+        if classes is not None:
+            if other := [name for name in names if name not in classes]:
+                raise DataError(f"y has {other[0]!r}: must be one of {_shown(classes)}")
+            names = list(classes)
+        if declared is not None and len(names) > declared:
+            raise DataError(f"y has {len(names)} different names, but num_classes is {declared}")
+        _check_number(len(names), len(known), declared)
+        number = {name: index for index, name in enumerate(names)} | {None: -1}
+        y = [torch.tensor([number[word] for word in each]) for each in words]
     note = f"labels {_shown(names)} taken as {len(names)} classes"
     return Labels(y, len(names), tuple(names), [note, *_unlabelled(y)])
-
-
-def _words_of(labels: Tensor | list[str | None]) -> list[str | None]:
-    if isinstance(labels, Tensor):
-        return [None if one < 0 else str(one) for one in labels.tolist()]
-    return [None if one is None else str(one) for one in labels]
-
-
-def _compacted(y: list[Tensor]) -> Labels:
-    every = torch.cat(y)
-    numbers = every[every >= 0].unique()
-    count = numbers.numel()
-    _check_number(count, int((every >= 0).sum()))
-    if int(numbers[-1]) == count - 1:
-        return Labels(y, count, None, _unlabelled(y))
-    names = tuple(str(value) for value in numbers.tolist())
-    note = f"labels {_shown(names)} taken as {count} classes"
-    numbered = [torch.where(one < 0, -1, torch.searchsorted(numbers, one)) for one in y]
-    return Labels(numbered, count, names, [note, *_unlabelled(y)])
 
 
 def _unlabelled(y: Sequence[Tensor]) -> list[str]:
@@ -631,9 +619,9 @@ def _unlabelled(y: Sequence[Tensor]) -> list[str]:
 
 
 def _check_number(count: int, labelled: int, declared: int | None = None) -> None:
-    if count == 0:
+    if not labelled:
         raise DataError("y: no node has a label")
-    if count > MOST_CLASSES:
+    if count > MOST_CLASSES and declared is None:
         raise DataError(f"y has {count} labels, above {MOST_CLASSES}: task=values learns numbers")
     if count == labelled > CAPTIONS and declared is None:
         raise DataError(f"y has {count} labels, all different: data.label names the classes")

@@ -21,9 +21,8 @@ from partition_helpers import EDGES, ONE_WAY, RATIOS, chance, large, mask, roles
 from torch import Tensor
 from torch_geometric.utils import k_hop_subgraph, subgraph
 
-from flower_graph.config.common import DataConfig
 from flower_graph.config.partition import PartitionSection
-from flower_graph.data import Graph, csbm, load_graph, to_undirected
+from flower_graph.data import Graph, csbm, to_undirected
 from flower_graph.data.graph import Neighbours
 from flower_graph.data.partition.client_graphs import (
     DRAWS,
@@ -425,23 +424,6 @@ def test_stratified_split_by_hand():
     ]
 
 
-def columns() -> Masks:
-    train = torch.eye(4, dtype=torch.uint8)[:, :3]
-    return Masks(train, train.roll(1, 0), torch.tensor([True, False, False, True]))
-
-
-@pytest.mark.parametrize(("seed", "column"), [(2, 2), (4, 1), (3, 0)])
-def test_select_column_chooses_by_the_seed(seed, column):
-    chosen = select_column(columns(), seed)
-    assert all(mask.dtype == torch.bool for mask in chosen)
-    assert chosen.train.nonzero().flatten().tolist() == [column]
-    assert chosen.val.nonzero().flatten().tolist() == [column + 1]
-    assert chosen.test.tolist() == [True, False, False, True]
-    train, val, test = columns()
-    with pytest.raises(DataError, match=r"\[2, 3\]"):
-        select_column(Masks(train, val[:, :2], test), 0)
-
-
 def test_a_split_of_geom_gcn_is_read_or_refused(tmp_path):
     path, parts = tmp_path / "split.npz", ("train_mask", "val_mask", "test_mask")
     rows = np.eye(4, dtype=np.uint8)
@@ -601,6 +583,7 @@ def drawn(y: list[int], **changes: int) -> Any:
         (split_of(5), "client 0: partition.ratios.*0 labelled"),
         (split_of(0, 1, 5), "client 0: partition.ratios.*2 labelled"),
         (split_of(0, 1, 2, 3, 4, ratios=[0.8, 0.0, 0.2]), r"ratios = \[0.8, 0.0, 0.2\]"),
+        (lambda: select_column(Masks(*(torch.ones(4, k) for k in (3, 2, 3))), 0), r"\[2, 3\]"),
         (lambda: labelled_split(torch.zeros(10), [0.5, 0.01, 0.4], generator=chance()), "10"),
         (drawn([0, 1] * 5), r"data\.num_test = 7: 6"),
         (drawn([0, 0, 0, 1, 0, 0, 0, 0, 0, 0]), r"train_per_class = 2: class 1"),
@@ -685,17 +668,6 @@ def test_the_cover_is_that_of_the_definition(graph, seed):
     edges, n = graph
     order = torch.randperm(n, generator=chance(seed))
     assert greedy_cover(around(edges, n), order, n).tolist() == plain_cover(edges, order.tolist())
-
-
-@pytest.mark.parametrize("how", PUBLIC_WAYS)
-@pytest.mark.parametrize(
-    ("name", "sizes"), [("Cora", (1489, 1083, 406)), ("CiteSeer", (1829, 1330, 499))]
-)
-def test_sizes_are_the_papers(name, sizes, how, data_root):
-    graph = load_graph(DataConfig(name=name, root=str(data_root)))
-    for client in overlapping_graphs(graph, shares(public=how), seed=0):
-        nodes, public = client.nodes.numel(), int(client.public.sum())
-        assert (nodes, public, nodes - public) == sizes
 
 
 @given(

@@ -7,7 +7,6 @@ import pickle
 import socket
 import threading
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import resources
@@ -21,7 +20,7 @@ from scipy.sparse import csr_matrix
 from torch_geometric.data import Data, HeteroData
 
 from flower_graph.config.common import DataConfig
-from flower_graph.data import Graph, csbm, csbm_sparse, describe, load_data, load_graph
+from flower_graph.data import csbm, csbm_sparse, describe, load_data, load_graph
 from flower_graph.data import graph as data_graph
 from flower_graph.data.cora_linqs import load_cora_linqs, read_packed
 from flower_graph.data.description import as_graph
@@ -674,29 +673,6 @@ def test_sizes_split_words_and_the_copy_for_app_bundles(tmp_path):
     folder = resources.files("flower_graph.data.cora_linqs")
     (tmp_path / "cora.npz.json").write_bytes(folder.joinpath("cora.npz.json").read_bytes())
     assert read_packed(tmp_path) == folder.joinpath("cora.npz").read_bytes()
-
-
-def invariants(graph: Graph) -> Counter[tuple[object, ...]]:
-    """Describe each node by what does not depend on the order of nodes, words or classes."""
-    degree = torch.bincount(graph.edge_index[0], minlength=graph.x.size(0))
-    words = graph.x.count_nonzero(dim=1)
-    class_size = torch.bincount(graph.y)[graph.y]
-    own = list(zip(degree.tolist(), words.tolist(), class_size.tolist(), strict=True))
-    neighbours: list[list[tuple[int, ...]]] = [[] for _ in own]
-    for source, target in graph.edge_index.t().tolist():
-        neighbours[source].append(own[target])
-    return Counter(
-        (node, tuple(sorted(around))) for node, around in zip(own, neighbours, strict=True)
-    )
-
-
-def test_it_is_the_graph_of_planetoid(data_root, cache):
-    options = {"root": str(data_root), "features": "as-is"}
-    planetoid = load_data(DataConfig(name="Cora", **options))
-    linqs = load_graph(DataConfig(features="as-is"))
-    assert invariants(planetoid) == invariants(linqs)
-    # Nodes with each word, and words that pairs of words share, whatever the words' order.
-    assert sorted(planetoid.x.sum(0).tolist()) == sorted(linqs.x.sum(0).tolist())
 
 
 # The contextual stochastic block model ------------------------------------------------------------

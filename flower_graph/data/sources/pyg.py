@@ -35,7 +35,7 @@ from flower_graph.data.description import (
     with_edges,
 )
 from flower_graph.data.features import NO_GAPS, PLAIN, Gaps, Uses
-from flower_graph.data.graph import Graph
+from flower_graph.data.graph import PARTS, Graph
 from flower_graph.data.sources.cache import (
     cached_folder,
     check_reachable,
@@ -46,6 +46,7 @@ from flower_graph.data.sources.cache import (
 )
 from flower_graph.data.sources.names import PygName, check_graph_file
 from flower_graph.data.sources.tables import CLIENT, read_graphml, read_node_link, read_tables
+from flower_graph.data.splits import masks_from
 from flower_graph.errors import DataError
 from flower_graph.storage.formats import UnpicklingError, load_saved
 from flower_graph.storage.reading import MOST_TENSORS, Tree, open_regular, reading
@@ -322,10 +323,8 @@ def _read_ogb(name: str, folder: Path) -> Graph:
     # ogb leaves the process by exit() when a question is answered with no.
     except (Exception, SystemExit) as error:
         raise DataError(f"data set {name!r}: ogb: {type(error).__name__}: {error}") from error
-    for part, ogb_name in (("train", "train"), ("val", "valid"), ("test", "test")):
-        mask = torch.zeros(data.x.size(0), dtype=torch.bool)
-        mask[split[ogb_name]] = True
-        data[f"{part}_mask"] = mask
+    masks = masks_from(data.x.size(0), [split[part] for part in ("train", "valid", "test")])
+    data.update(dict(zip(PARTS, masks, strict=True)))
     with saying(f"data set {name!r}"):
         return as_graph(data, num_classes=int(dataset.num_classes))
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 from xml.etree import ElementTree
 from xml.parsers import expat
 
@@ -29,7 +28,6 @@ from flower_graph.data.graph import PARTS
 from flower_graph.data.sources.names import EDGES, NODES, table_in
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import (
-    DEPTH,
     MOST_GRAPH,
     open_regular,
     open_text,
@@ -440,93 +438,57 @@ def _rows(path: Path, used: list[int], reader: Any, width: int) -> Iterator[tupl
 
 # GraphML -----------------------------------------------------------------------------------------
 
-
-class _Key(NamedTuple):
-    """GraphML's declaration of an attribute."""
-
-    name: str
-    domain: str  # node, edge, graph or all
-    is_bool: bool
-    default: str | None
-
-    @classmethod
-    def of(cls, element: ElementTree.Element) -> _Key:
-        name = element.get("attr.name") or element.get("id") or ""
-        default, kind = element.find("{*}default"), element.get("attr.type")
-        text = None if default is None else (default.text or "").strip() or None
-        return cls(name, element.get("for", "all"), kind == "boolean", text)
-
-    def value(self, text: str) -> object:
-        return {"true": True, "false": False}.get(text.lower(), text) if self.is_bool else text
+Attributes = dict[str, object]
 
 
 def read_graphml(path: Path, needs_labels: bool, gaps: Gaps) -> dict[str, object]:
     """Read GraphML, as NetworkX, igraph, Gephi, yEd and others write it."""
-    ids, nodes, links = [], [], []
-    keys, program = dict[str, _Key | None](), ""
+    # NetworkX's own reader makes a node of an end that is none, and knows no defaults for all.
     with open_regular(path, MOST_GRAPH) as stream:
-        filled, most = 0, max(MOST_FILLED, os.fstat(stream.fileno()).st_size)
-        for element in _elements(stream):
-            kind = element.tag.rpartition("}")[2]
-            if kind == "key":
-                is_drawing = element.get("yfiles.type") is not None
-                program = YED if is_drawing else program
-                keys[element.get("id", "")] = None if is_drawing else _Key.of(element)
-            elif kind == "node":
-                nodes.append(_data_of(element, keys, "node"))
-                ids.append(element.get("id"))
-                element.clear()
-                filled += len(nodes[-1])
-                if filled > most:
-                    raise ValueError(f"with defaults its nodes have more than {most:,} entries")
-            elif kind == "edge":
-                ends = {key: element.get(key) for key in ENDS}
-                links.append(_data_of(element, keys, "edge") | ends)
-                element.clear()
-            elif kind == "hyperedge":
-                raise ValueError("it has a hyperedge, and edges have two ends here")
+        parser = expat.ParserCreate()
+        parser.EntityDeclHandler = _refuse_entity
+        parser.ParseFile(stream)
+        most = max(MOST_FILLED, stream.tell())
+        stream.seek(0)
+        root = ElementTree.parse(stream).getroot()
+    if root.find(".//{*}hyperedge") is not None:
+        raise ValueError("it has a hyperedge, and edges have two ends here")
+    program, keys = "", dict[str | None, tuple[str, bool]]()  # its name, and whether it is boolean
+    defaults: dict[str, Attributes] = {"node": {}, "edge": {}}
+    for key in root.iterfind("{*}key"):
+        name = key.get("attr.name") or key.get("id") or ""
+        if key.get("yfiles.type") is not None:
+            program, name = YED, ""
+        keys[key.get("id")] = name, key.get("attr.type") == "boolean"
+        if default := (key.findtext("{*}default") or "").strip():
+            for domain, own in defaults.items():
+                if key.get("for", "all") in (domain, "all"):
+                    own[name] = _value(default, keys[key.get("id")][1])
+
+    def said(element: ElementTree.Element, domain: str) -> Attributes:
+        result = dict(defaults[domain])
+        for data in element.iterfind("{*}data"):
+            name, is_boolean = keys.get(given := data.get("key"), (given or "", False))
+            result[name] = _value((data.text or "").strip(), is_boolean)
+        return {name: value for name, value in result.items() if name}
+
+    ids, nodes, filled = list[str | None](), list[Attributes](), 0
+    for element in root.iterfind(".//{*}node"):
+        ids.append(element.get("id"))
+        nodes.append(said(element, "node"))
+        filled += len(nodes[-1])
+        if filled > most:
+            raise ValueError(f"with defaults its nodes have more than {most:,} entries")
+    links = [
+        said(element, "edge") | {key: element.get(key) for key in ENDS}
+        for element in root.iterfind(".//{*}edge")
+    ]
     return of_entries(path, ids, nodes, links, needs_labels, gaps, program)
-
-
-def _elements(stream: BinaryIO) -> Iterator[ElementTree.Element]:
-    """Yield the elements of XML as each ends; refuse entities and deep nesting."""
-    prolog = expat.ParserCreate()
-    prolog.EntityDeclHandler = _refuse_entity
-    prolog.StartElementHandler = _begin
-    with suppress(_BegunError):
-        prolog.ParseFile(stream)
-    stream.seek(0)
-    depth = 0
-    for event, element in ElementTree.iterparse(stream, ("start", "end")):
-        depth += 1 if event == "start" else -1
-        if depth > DEPTH:
-            raise ValueError(f"it is nested deeper than {DEPTH} levels")
-        if event == "end":
-            yield element
-
-
-class _BegunError(Exception):
-    """Stops the parser at the first element."""
-
-
-def _begin(*_: object) -> None:
-    raise _BegunError
 
 
 def _refuse_entity(name: str, *_: object) -> None:
     raise ValueError(f"it declares an entity, {name:.40}, and GraphML needs none")
 
 
-def _data_of(
-    element: ElementTree.Element, keys: Mapping[str, _Key | None], domain: str
-) -> dict[str, object]:
-    said: dict[str, object] = {
-        key.name: key.value(key.default)
-        for key in keys.values()
-        if key is not None and key.default is not None and key.domain in (domain, "all")
-    }
-    for data in element.findall("{*}data"):
-        name = data.get("key", "")
-        if (key := keys.get(name, _Key(name, domain, False, None))) is not None:
-            said[key.name] = key.value((data.text or "").strip())
-    return said
+def _value(text: str, is_boolean: bool) -> object:
+    return {"true": True, "false": False}.get(text.lower(), text) if is_boolean else text
