@@ -33,6 +33,7 @@ from flower_graph.data.sources.cache import (
     cached_folder,
     check_reachable,
     copy_tree,
+    fetching,
     stall_limit,
 )
 from flower_graph.data.sources.names import PygName, file_path, folder_path, known_names, pyg_name
@@ -218,8 +219,8 @@ def test_what_was_downloaded_is_found_again_without_a_network(cache, root, tmp_p
     ],
 )
 def test_classes_that_cannot_be_used_are_reported(name, message, cache, root):
-    with pytest.raises(DataError, match=message):
-        load_pyg(name, root=root, download=False)
+    with pytest.raises(DataError, match=message), fetching(False):
+        load_pyg(name, root=root)
 
 
 def test_several_graphs_are_refused(monkeypatch):
@@ -228,7 +229,7 @@ def test_several_graphs_are_refused(monkeypatch):
     for graphs in ([], [object()] * 2):
         monkeypatch.setattr(datasets.KarateClub, "__len__", lambda self, n=graphs: len(n))
         with pytest.raises(DataError, match="'KarateClub'"):
-            load_pyg(PygName("KarateClub", None), root=None, download=False)
+            load_pyg(PygName("KarateClub", None), root=None)
 
 
 # Graphs of the user: nothing in a file is executed ----------------------------------------------

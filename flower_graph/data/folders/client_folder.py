@@ -296,29 +296,11 @@ def client_graph_from_data(
 
 
 def ego_from_data(client: int, data: object, identities: Identities) -> EgoNetwork:
-    """Make a client from its own graph, which is not cut out of a larger one.
+    """Make a client of FedSCem from its own graph, as :func:`client_graph_from_data` does.
 
-    Parameters
-    ----------
-    client
-        Number of the client; unique over the run.
-    data
-        A PyG ``Data`` or anything else with dense ``x`` ``[n, f]``, ``edge_index`` ``[2, e]`` and
-        ``y`` ``[n]``, int64 and below 0 for a node without a label. Masks are boolean ``[n]``;
-        missing ones are empty (``split_per_client`` draws all three).
-    identities
-        ``n`` integers or ``n`` words, in the order of the rows of ``x``. A node has the same
-        identity at every client.
-
-    Returns
-    -------
-    EgoNetwork
-        The client, its nodes in the order of ``data``.
-
-    Raises
-    ------
-    DataError
-        If something is missing, malformed or there twice; names the client.
+    The client needs ``edge_index``, and missing masks are empty (``split_per_client`` draws them).
+    ``identities`` are ``n`` integers or ``n`` words, in the order of the rows of ``x``. A node has
+    the same identity at every client.
     """
     with saying(f"client {client}"):
         described = _alone(data)

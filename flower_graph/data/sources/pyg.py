@@ -73,7 +73,7 @@ Raw = tuple[PurePath, list[PurePath]]  # a loader's raw folder and its files, fr
 
 
 def load_pyg(
-    name: PygName, *, root: Path | None, download: bool, options: Mapping[str, object] | None = None
+    name: PygName, *, root: Path | None, options: Mapping[str, object] | None = None
 ) -> Graph:
     """Load a single-graph node-classification set through its PyG class."""
     import torch_geometric.datasets as datasets
@@ -93,7 +93,7 @@ def load_pyg(
     if "root" not in inspect.signature(cls.__init__).parameters:
         # These draw from the global random numbers: another graph each time.
         raise DataError(f"data set {label!r} is generated, not loaded; data.name=csbm generates")
-    folder = _prepared(cls, arguments, label, root, download)
+    folder = _prepared(cls, arguments, label, root)
     try:
         dataset = _call(cls, {"root": str(folder), **arguments}, label)
         return _graph(dataset, label, filtered=name != name.raw)
@@ -128,9 +128,7 @@ def _raw_files(cls: Dataset, arguments: dict[str, object], label: str) -> Raw:
     raise DataError(f"data set {label!r} has no raw files: it is not a data set to load")
 
 
-def _prepared(
-    cls: Dataset, arguments: dict[str, object], label: str, root: Path | None, download: bool
-) -> Path:
+def _prepared(cls: Dataset, arguments: dict[str, object], label: str, root: Path | None) -> Path:
     """Return the folder of the cache with a set's raw files: copied, or downloaded."""
     raw, files = _raw_files(cls, arguments, label)
     source = None if root is None else root / cls.__name__
@@ -145,7 +143,7 @@ def _prepared(
 
     def fetch(folder: Path) -> None:
         below = [PurePath(cls.__name__) / file for file in files]
-        missing = missing_message(label, PurePath(cls.__name__) / raw, below, root, download)
+        missing = missing_message(label, PurePath(cls.__name__) / raw, below, root)
 
         def guarded(self: InMemoryDataset) -> None:
             try:
@@ -271,7 +269,7 @@ def _unreadable(path: Path, error: Exception) -> str:
     return f"{unsafe}, or is damaged: {wanted}"
 
 
-def load_ogb(name: str, *, root: Path | None, download: bool) -> Graph:
+def load_ogb(name: str, *, root: Path | None) -> Graph:
     """Load a set of Open Graph Benchmark with its own split."""
     _ogb(name)
     below = PurePath(name.replace("-", "_"))  # ogb's own folder: its root can be a data root
@@ -286,7 +284,7 @@ def load_ogb(name: str, *, root: Path | None, download: bool) -> Graph:
         return _read_ogb(name, folder)
 
     def fetch(new: Path) -> None:
-        missing = missing_message(name, below, files, root, download)
+        missing = missing_message(name, below, files, root)
         try:
             check_reachable(["http://snap.stanford.edu/"])
         except OSError as error:
