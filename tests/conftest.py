@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -71,6 +72,16 @@ def pytest_collection_finish() -> None:
     """Keep the collector of garbage from walking through thousands of tests again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def same_log_levels() -> Iterator[None]:
+    """Set the levels of the loggers back: commands set them for their process."""
+    loggers = [logging.getLogger(name) for name in ("flower_graph", "flwr")]
+    before = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture
