@@ -22,7 +22,7 @@ from flower_graph.data.new_graph import DataForm
 from flower_graph.errors import DataError
 from flower_graph.method.base import class_names, scale_of
 from flower_graph.method.graph_method import GraphMethod
-from flower_graph.models import GCN, PairModel
+from flower_graph.models import GCN, GCNPairs
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
@@ -101,9 +101,8 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
     def module(self, config: M, features: int, classes: int) -> Callable[[], nn.Module]:
         """Return a function that makes a module, by default a two-layer GCN."""
         how = config.model
-        make = partial(GCN, features, how.hidden, classes, how.dropout, how.input_dropout)
-        has_decoder = config.task == LINKS and config.links.decoder == MLP
-        return (lambda: PairModel(make(), classes)) if has_decoder else make
+        kind = GCNPairs if config.task == LINKS and config.links.decoder == MLP else GCN
+        return partial(kind, features, how.hidden, classes, how.dropout, how.input_dropout)
 
     def local(self, config: M) -> tuple[str, ...]:
         """Return patterns of the module's entries that never leave a client."""

@@ -118,7 +118,7 @@ class Run:
         return sorted(rounds)
 
     def model(self, client: int | None = None) -> nn.Module:
-        """Build a client's model, a plain module of PyG's layers, in evaluation mode.
+        """Build a client's model, a plain PyTorch module, in evaluation mode.
 
         ``client`` is needed if models differ; None for a server's model. The module is called as
         ``model(x, edge_index)``, with features as the run treated them
