@@ -25,8 +25,8 @@ from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.graph_batch import check_sizes
 from flower_graph.engine.mini_batches import BatchOrder, epochs_of
 from flower_graph.method.module_method import ModuleFedAvg
+from flower_graph.outputs.build import form_of
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
-from flower_graph.outputs.form import form_of
 from flower_graph.strategies.fedscem.cohort import first_model
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.strategies.fedscem.modules import EgoGCN

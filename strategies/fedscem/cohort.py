@@ -33,8 +33,7 @@ from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Te
 from flower_graph.ops.contrast import projected_nt_xent
 from flower_graph.ops.graph import pointers, propagate
 from flower_graph.ops.grouped import grouped_add, grouped_linear
-from flower_graph.outputs.files import Predictions, SavedModels, SparseRows
-from flower_graph.outputs.form import predictions_from
+from flower_graph.outputs.files import Predictions, SavedModels, SparseRows, predictions_from
 from flower_graph.rng import generator, seeded
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.strategies.fedscem.modules import EgoGCN
