@@ -88,7 +88,7 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         options: dict[str, Any] = {**checkpoint_settings(config, out)}
         options |= {"participation": how.participation, "min_nodes": how.fewest_nodes}
         if how.name in AVERAGING:
-            averaging = make_robust(AVERAGES[how.name], how.average, settings, **options)
+            averaging = make_robust(AVERAGES[how.name], how, settings, **options)
             averaging.central_noise = central_noise(config.privacy, config.rounds)
             return averaging
         if how.name == FEDSCEM:
