@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,12 +48,11 @@ if TYPE_CHECKING:
     from flower_graph.strategies.fedscem.attack import EgoAudit
 
 LOG = logging.getLogger(__name__)
-AVERAGES: dict[str, type[ReportedFedAvg]] = {"fedavg": EgoFedAvg, "fedprox": EgoFedProx}
 Server = MaskedEmbeddingAveraging | ReportedFedAvg
-SERVERS: dict[str, Callable[..., Server]] = {
-    FEDSCEM: MaskedEmbeddingAveraging,
+BASELINES: dict[str, type[ReportedFedAvg]] = {
     "self-training": SelfTraining,
-    **AVERAGES,
+    "fedavg": EgoFedAvg,
+    "fedprox": EgoFedProx,
     "local-sage": LocalSage,
     "fed-sage": FedSage,
 }
@@ -87,13 +85,12 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         how, settings = config.strategy, ego_settings(config, folder)
         options: dict[str, Any] = {**checkpoint_settings(config, out)}
         options |= {"participation": how.participation, "min_nodes": how.fewest_nodes}
-        if how.name in AVERAGING:
-            averaging = make_robust(AVERAGES[how.name], how, settings, **options)
-            averaging.central_noise = central_noise(config.privacy, config.rounds)
-            return averaging
         if how.name == FEDSCEM:
             options |= {name: getattr(how, name) for name in (*OF_FEDSCEM, *OF_PARTIES)}
-        return SERVERS[how.name](settings, **options)
+            return MaskedEmbeddingAveraging(settings, **options)
+        averaging = make_robust(BASELINES[how.name], how, settings, **options)
+        averaging.central_noise = central_noise(config.privacy, config.rounds)
+        return averaging
 
     def build_client(
         self, config: FedSCemConfig, context: Context, out: Path | None
@@ -106,9 +103,10 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         if config.strategy.name in SAGE:
             averages = config.strategy.name == "fed-sage"
             return SageClient(context, egos, settings, averages=averages, **how)
-        if config.strategy.name in AVERAGING:
+        if config.strategy.name != FEDSCEM:
             require_one_client(config.privacy, [ego.client for ego in egos])
-            return EgoModelClient(context, egos, settings, **how)
+            averages = config.strategy.name in AVERAGING
+            return EgoModelClient(context, egos, settings, averages=averages, **how)
         noised = config.privacy.is_on and Permits.of(context.node_config).noises
         return EgoNetworkClient(
             context,

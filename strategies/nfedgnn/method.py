@@ -42,8 +42,12 @@ from flower_graph.models import PairModel, SplitModel, build_server_model
 from flower_graph.privacy.local import PrivateRows, client_noise
 from flower_graph.rng import seeded
 from flower_graph.storage.files import DATA_FOLDER, PARTITION, PARTITIONS
-from flower_graph.strategies.nfedgnn.cohort_client import NodeClient, UsersClient
-from flower_graph.strategies.nfedgnn.common_client import CommonLayerClient, MaskedLayerClient
+from flower_graph.strategies.nfedgnn.client import (
+    CommonLayerClient,
+    MaskedLayerClient,
+    NodeClient,
+    UsersClient,
+)
 from flower_graph.strategies.nfedgnn.config import (
     APP,
     FILE,
@@ -53,8 +57,7 @@ from flower_graph.strategies.nfedgnn.config import (
     UserData,
 )
 from flower_graph.strategies.nfedgnn.server_model import held_links
-from flower_graph.strategies.nfedgnn.strategy import RelayStrategy, SplitGradientRelay
-from flower_graph.strategies.nfedgnn.summed import MaskedGradientRelay, SummedGradientRelay
+from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
 
 if TYPE_CHECKING:
     from flower_graph.method.base import FinishedRun
@@ -62,11 +65,9 @@ if TYPE_CHECKING:
 
 
 ROWS_FOLDER = "rows"  # of the output folder, for users' weights in files
-# Any: what a reply and a request of a round are, which differs from form to form
-AnyRelay = RelayStrategy[Any, Any]
 
 
-class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
+class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
     """Every node of the graph is a client."""
 
     name = APP
@@ -82,7 +83,7 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
 
     def build_strategy(
         self, config: NFedGNNConfig, out: Path | None, folder: RunFolder | None = None
-    ) -> AnyRelay:
+    ) -> SplitGradientRelay:
         if folder is None:
             data: Any = users_graph(config)
             refuse_large_users(config, data.x)
@@ -95,21 +96,18 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         if config.task == LINKS and config.links.decoder == MLP:
             with seeded(torch.device("cpu"), config.seed, "pair-decoder"):
                 model = PairModel(split, row_size(config))
-        common: dict[str, Any] = {
-            "latent_size": split.latent_size,
-            "user_bias": config.model.user_bias,
-            "section": config.strategy,
-            "seed": config.seed,
-            "device": config.device,
-            "links": config.links if config.task == LINKS else None,
+        strategy = SplitGradientRelay(
+            data,
+            model,
+            latent_size=split.latent_size,
+            user_bias=config.model.user_bias,
+            feature_dropout=config.model.dropout if config.strategy.share == SUMMED else 0.0,
+            seed=config.seed,
+            device=config.device,
+            links=config.links if config.task == LINKS else None,
+            section=config.strategy,
             **checkpoint_settings(config, out),
-        }
-        strategy: AnyRelay
-        if config.strategy.share == SUMMED:
-            kind = MaskedGradientRelay if config.masks_sums else SummedGradientRelay
-            strategy = kind(data, model, feature_dropout=config.model.dropout, **common)
-        else:
-            strategy = SplitGradientRelay(data, model, **common)
+        )
         if config.data.add is not None or config.data.remove:
             left = users_left(config, data.y.numel(), getattr(data, "names", None))
             strategy.grow(data, left=left, alone=config.strategy.newcomers_alone)
@@ -172,11 +170,11 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
     def final_figures(
         self,
         config: NFedGNNConfig,
-        strategy: AnyRelay,
+        strategy: SplitGradientRelay,
         folder: RunFolder | None = None,
     ) -> dict[str, object]:
         """Return the payload with the last gradients, which travel after the last report."""
-        return {"bytes": strategy.users.ledger.payload}
+        return {"bytes": strategy.layer.ledger.payload}
 
     def audit(self) -> RelayAudit:
         from flower_graph.strategies.nfedgnn.attack import RelayAudit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flwr.app import Context
 
@@ -20,7 +20,6 @@ from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.method import OwnGraphMethod, Partition
 from flower_graph.method.base import class_names
-from flower_graph.method.trust import OF_PARTIES
 from flower_graph.privacy.local import require_one_client
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, PublicNodeClient
 from flower_graph.strategies.ppfl.config import (
@@ -65,16 +64,10 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
     ) -> ProcrustesAlignment:
         if folder is None:  # the clients are in this process, too, or in others like it
             require_gensim(config)
-        how = config.strategy
-        kind: type[ProcrustesAlignment] = ProcrustesAlignment
-        names: tuple[str, ...] = ("participation", "alignment", "rotations_only", "absent")
-        if how.name == LOCAL:
-            kind, names = LocalEmbedding, names[:1]
-        elif config.masks_sums:
-            kind, names = SecureConsensus, ("rotations_only", "least_holders", *OF_PARTIES)
-        given: dict[str, Any] = {name: getattr(how, name) for name in names}
-        given |= {"min_nodes": how.fewest_nodes, "seed": config.seed}
-        strategy = kind(**given, **checkpoint_settings(config, out))
+        kind = LocalEmbedding if config.strategy.name == LOCAL else ProcrustesAlignment
+        kind = SecureConsensus if config.masks_sums else kind
+        saves = checkpoint_settings(config, out)
+        strategy = kind(config.strategy, seed=config.seed, **saves)
         strategy.num_classes = self.num_classes(config, folder)
         return strategy
 

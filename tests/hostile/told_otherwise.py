@@ -51,8 +51,8 @@ from flower_graph.secure.sum.service import SecureSum, SumStages, entries_of
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import cohort_client
 from flower_graph.strategies.fedscem import messages as of_egos
-from flower_graph.strategies.ppfl import claims
 from flower_graph.strategies.ppfl import messages as of_public
+from flower_graph.strategies.ppfl import secure_consensus as claims
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient
 from flower_graph.strategies.ppfl.secure_consensus import (
     SecureConsensus,

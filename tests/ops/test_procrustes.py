@@ -144,7 +144,6 @@ X = np.zeros((4, 3))
         (X, np.zeros((4, 2)), r"\(4, 3\).*\(4, 2\)"),
         (X[0], X[0], r"\(3,\)"),
         (X[:0], X[:0], r"\(0, 3\)"),
-        (np.zeros((2, 4, 3)), np.zeros((3, 4, 3)), r"\(2, 4, 3\).*\(3, 4, 3\)"),
         (X, X.astype(np.float32), "torch.float64.*torch.float32"),
         (X.astype(int), X, "source: int64.*float32"),
         (X, np.where(np.eye(4, 3) > 0, np.nan, 0), r"target\[0, 0\] = nan"),
@@ -215,14 +214,11 @@ def test_equals_a_plain_loop(seed: int, m: int, d: int, more: int):
 
 
 @settings(deadline=None, max_examples=30)
-@given(seed=seeds, order=st.permutations(range(5)), size=st.integers(1, 7))
-def test_neither_the_order_of_clients_nor_of_blocks_matters(seed: int, order: list[int], size: int):
+@given(seed=seeds, order=st.permutations(range(5)))
+def test_the_order_of_clients_does_not_matter(seed: int, order: list[int]):
     x, held = spaces(seed, 5, 12, 3, noise=0.5), masks(seed, 5, 12, 3)
-    wanted = align_pairs(x, held)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "BLOCK_COLUMNS", 3 * size)
-        found = align_pairs(x[order], held[order])
-    torch.testing.assert_close(found, wanted[order], atol=1e-7, rtol=1e-7)
+    wanted = align_pairs(x, held)[order]
+    torch.testing.assert_close(align_pairs(x[order], held[order]), wanted, atol=1e-7, rtol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -15,18 +15,16 @@ from flower_graph.errors import ConfigError, RefusedError
 from flower_graph.method.load import load_config
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.strategies.ppfl.claims import (
+from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment
+from flower_graph.strategies.ppfl.secure_consensus import (
+    ROUNDS,
     Claims,
+    SecureConsensusClient,
     SignedClaims,
     agreed_nodes,
     check_layout,
     fewest_parties,
     sign_claim,
-)
-from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment
-from flower_graph.strategies.ppfl.secure_consensus import (
-    ROUNDS,
-    SecureConsensusClient,
 )
 from flower_graph.wire.fields import Resume
 

@@ -17,17 +17,15 @@ from scipy.linalg import orthogonal_procrustes as reference
 
 from flower_graph.flower_compat import ClientAppCallable, Mod
 from flower_graph.secure.ring import Ring
-from flower_graph.strategies.ppfl.claims import (
-    ABSENT,
-    common_nodes,
-    fewest_holders,
-)
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient
 from flower_graph.strategies.ppfl.messages import FloatArray, IntArray
 from flower_graph.strategies.ppfl.secure_consensus import (
+    ABSENT,
     LEARNT_FROM,
     CommonMean,
     SecureConsensus,
+    common_nodes,
+    fewest_holders,
     first_points,
     sum_vector,
 )
