@@ -37,12 +37,11 @@ from flower_graph.secure.sum.messages import BindReply, KeyReply, MaskRequest
 from flower_graph.storage.files import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.fedscem.cohort import (
     EgoCohort,
-    EgoSettings,
     Shared,
     own_models,
     predictions_of,
 )
-from flower_graph.strategies.fedscem.config import ALIGNMENTS
+from flower_graph.strategies.fedscem.config import ALIGNMENTS, EgoSettings
 from flower_graph.strategies.fedscem.messages import (
     VERIFIED,
     EgoEnrolment,

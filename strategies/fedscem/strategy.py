@@ -38,7 +38,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,13 +70,14 @@ from flower_graph.server.membership import Membership, renamed
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.fedscem.cohort import (
+from flower_graph.strategies.fedscem.cohort import common_model, initial_weights, state_of
+from flower_graph.strategies.fedscem.config import (
+    AGGREGATIONS,
+    ALIGNMENTS,
+    MODEL_SHARING,
+    VARIANTS,
     EgoSettings,
-    common_model,
-    initial_weights,
-    split_rest,
 )
-from flower_graph.strategies.fedscem.config import AGGREGATIONS, ALIGNMENTS, MODEL_SHARING, VARIANTS
 from flower_graph.strategies.fedscem.messages import (
     SUMMED_NAMES,
     UNREAD,
@@ -630,21 +631,16 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         self.session.tell_all(server_round, as_record({}), "train.finish")
 
     def weights(self) -> dict[str, NDArray[np.float32]]:
-        """Return the mean model; empty if models are not shared.
-
-        ``first`` ``[f, h]``, ``bias-1`` ``[h]``, ``weight-2``, ``bias-2``, ``classifier``,
-        ``classifier-bias``, ``projection`` and ``projection-bias``.
-        """
+        """Return the mean model by the names of ``EgoGCN``; empty if models are not shared."""
         if self.model is None:
             return {}
-        parts = split_rest(self.model.rest[None], self.settings)
-        rest = {name: part[0].numpy() for name, part in parts.items()}
-        return {"first": self.model.first.numpy()} | rest
+        state = state_of(self.model, self.settings).items()
+        return {name: value.contiguous().numpy() for name, value in state}
 
     def snapshot(self) -> Snapshot | None:
         if self.started is None:
             return None
-        return Snapshot(None, [common_model(self.started, self.settings, [NO_CLIENT])])
+        return Snapshot(None, [common_model(self.started, self.settings, NO_CLIENT)])
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         saved = {node: reply.not_saved for node, reply in self.answers.items()}
@@ -653,7 +649,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
 
     def fixed_settings(self) -> dict[str, object]:
         local = {"variant": self.variant, "shares_model": self.model is not None}
-        return {**self.settings._asdict(), **local}
+        return {**asdict(self.settings), **local}
 
     def state(self) -> dict[str, object]:
         state: dict[str, object] = {"ledger": self._payload, "wire": self._wire}

@@ -24,8 +24,8 @@ from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.graph_batch import Epoch
 from flower_graph.engine.machine import resolve_device
 from flower_graph.storage.reading import MOST_LINES, Tree, read_json
-from flower_graph.strategies.fedscem.cohort import EgoCohort, EgoSettings, Shared
-from flower_graph.strategies.fedscem.config import FedSCemConfig
+from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
+from flower_graph.strategies.fedscem.config import EgoSettings, FedSCemConfig
 from flower_graph.strategies.fedscem.method import METHOD, ego_settings
 
 ROUNDS = 7  # measured ones, after one that is not

@@ -672,14 +672,14 @@ def egos_app(kind: int, keys: Path | None) -> Any:
     def client_fn(context: Any) -> EgoNetworkClient:
         own = [egos[int(context.node_config["partition-id"])]]
         trust = trust_in(context, keys)
-        settings = SETTINGS._replace(hidden=HIDDEN)
+        settings = replace(SETTINGS, hidden=HIDDEN)
         return EgoNetworkClient(context, own, settings, trust=trust, masked=True, alignment="psi")
 
     return make_client_app(client_fn)
 
 
 def egos_server(keys: Path | None) -> MaskedEmbeddingAveraging:
-    settings = SETTINGS._replace(hidden=HIDDEN)
+    settings = replace(SETTINGS, hidden=HIDDEN)
     registry = None if keys is None else keys / REGISTRY
     return MaskedEmbeddingAveraging(settings, alignment="psi", registry=registry)
 

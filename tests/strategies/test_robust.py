@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from flower_graph.strategies.fedgls.strategy import StructureFedAvg
 from flower_graph.strategies.fedscem.baselines import EgoFedAvg, EgoFedProx, EgoModelClient
 from flower_graph.strategies.fedscem.config import FedSCemConfig
 
-PROXIMAL = EGO_SETTINGS._replace(proximal=0.5)
+PROXIMAL = replace(EGO_SETTINGS, proximal=0.5)
 KINDS: dict[str, tuple[type[ReportedFedAvg], Any]] = {
     "fedgls": (StructureFedAvg, settings_of(FEDGLS)),
     "fedavg": (EgoFedAvg, EGO_SETTINGS),
