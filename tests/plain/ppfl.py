@@ -36,13 +36,13 @@ class PlainGAT(nn.Module):
     @torch.no_grad()
     def take_over(self, weights: Mapping[str, Tensor], features: Tensor) -> None:
         """Start from weights by name, of which the first layer has some features alone."""
-        for layer, end in ((self.first, "_1"), (self.second, "_2")):
-            linear = weights["linear" + end].T
+        for layer, name in ((self.first, "hidden"), (self.second, "output")):
             layer.lin.weight.zero_()
-            layer.lin.weight[:, features if end == "_1" else slice(None)] = linear
-            layer.att_src.copy_(weights["source" + end][None])
-            layer.att_dst.copy_(weights["target" + end][None])
-            layer.bias.copy_(weights["bias" + end])
+            places = features if name == "hidden" else slice(None)
+            layer.lin.weight[:, places] = weights[f"{name}.linear"].T
+            layer.att_src.copy_(weights[f"{name}.source"][None])
+            layer.att_dst.copy_(weights[f"{name}.target"][None])
+            layer.bias.copy_(weights[f"{name}.bias"])
 
     def hidden(self) -> Tensor:
         return functional.elu(self.first(self.graph.x.to_dense(), self.graph.edge_index))

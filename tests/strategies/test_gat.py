@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from flower_graph.data.partition.overlapping import OverlappingGraph as Client
 from flower_graph.strategies.ppfl.config import GATConfig, ModelConfig, PPFLConfig
-from flower_graph.strategies.ppfl.gat import PublicGAT
+from flower_graph.strategies.ppfl.modules import PublicGAT
 
 N, F, D, C = 12, 9, 6, 3
 ROWS = np.array([1, 4, 5, 11])
@@ -86,7 +86,7 @@ def test_neither_the_layout_of_features_nor_a_judged_label_matters():
 def test_features_that_a_client_never_sees_change_nothing():
     graph = make_client()
     wider = dataclasses.replace(graph, x=functional.pad(graph.x, (0, 4)))
-    weights = [model_of(one).state_dict()["module.linear_1"] for one in (graph, wider)]
+    weights = [model_of(one).state_dict()["module.hidden.linear"] for one in (graph, wider)]
     assert weights[0].shape == weights[1].shape
     # Only the bound of the draws depends on the number of features.
     ratio = weights[1] / weights[0]
