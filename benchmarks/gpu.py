@@ -124,7 +124,8 @@ def relay(device: torch.device, users: int, features: int, active: int) -> Progr
 
     def round_(number: int) -> float:
         server.receive(everyone, cohort.forward(None))
-        loss, gradient = server.step(number, RATE)
+        loss, gradient = server.gradients(number, server.latent, server.known)
+        server.move(number, RATE)
         server.accuracy()
         cohort.step(None, gradient, RATE)
         return loss["loss"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,7 @@ LOCAL_FORM, CENTRAL_FORM = FORMS = ("local", "central")
 WITHHOLD, REPORT = MEASUREMENTS = ("withhold", "report")
 NO_DEFENCE, KRUM, TRIMMED_MEAN, MEDIAN = ROBUST = ("none", "krum", "trimmed-mean", "median")
 CHECKPOINTS = "checkpoints"
+STEADYING = ("learning_rate", "local_epochs")  # settings of most methods that steady the training
 TRACKERS = ("tensorboard", "mlflow", "wandb")  # each also the module, and the extra that has it
 
 
@@ -375,6 +377,26 @@ class RunConfig:
     def sends_singly(self) -> bool:
         """Whether the server reads the values of a single SuperNode."""
         return not self.masks_sums
+
+    @property
+    def needs_own_nodes(self) -> bool:
+        """Whether each client needs a SuperNode of its own, since replies get noise."""
+        return self.privacy.is_on
+
+    @property
+    def steadying(self) -> Sequence[str]:
+        """The settings to lower when the loss rises."""
+        names = (name for name in STEADYING if hasattr(self.strategy, name))
+        return [f"strategy.{name}" for name in names]
+
+    # Any: graphs of each method's own kind
+    def local_steps(self, graphs: Sequence[Any]) -> float:
+        """Return the number of gradient steps of a client in a round; NaN if unknown."""
+        return float(getattr(self.strategy, "local_epochs", math.nan))
+
+    def long_work(self, server_round: int) -> str:
+        """Return the work that makes a round longer than others; "" for an ordinary round."""
+        return ""
 
     def validate(self) -> None:
         if own := type(self).app:

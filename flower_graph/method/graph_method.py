@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from flwr.app import Context
@@ -13,10 +12,8 @@ from flower_graph.data.folders.client_folder import Clients, clients_path, load_
 from flower_graph.data.folders.party import RunFolder, client_folder, graph_data, graphs_of, share
 from flower_graph.data.gaps import Gaps, Uses
 from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
-from flower_graph.data.partition.statistics import graphs_held
 from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.method.base import C, G, Method, Partition, S
-from flower_graph.secure.node_config import FEWEST_PARTIES
 
 if TYPE_CHECKING:
     from flower_graph.data.partition.statistics import PartitionStatistics
@@ -62,45 +59,26 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         everyone = self.graphs(config)
         return everyone[share(context, len(everyone))], None
 
-    def default_supernodes(self, config: C) -> int | None:
-        fewest = FEWEST_PARTIES if config.strategy.distrusts else None
-        return self.num_clients(config) if config.privacy.is_on else fewest
-
     def num_clients(self, config: C, folder: RunFolder | None = None) -> int:
         return len(self.graphs(config)) if folder is None else folder.manifest.num_clients
 
     def num_classes(self, config: C, folder: RunFolder | None = None) -> int:
         return self.data(config).num_classes if folder is None else folder.manifest.classes
 
-    def class_counts(self, config: C) -> list[list[int]]:
-        from flower_graph.data.partition.statistics import class_counts
-
-        return class_counts(self.graphs(config))
-
-    def holdings(self, config: C) -> str:
-        graphs = Clients.of(self.graphs(config))
-        return graphs_held(graphs, self.clients, is_cut=graphs.whole is not None)
-
     def num_features(self, config: C, folder: RunFolder | None = None) -> int:
         if folder is not None:
             return folder.manifest.features
         return int(self.graphs(config)[0].x.shape[1])
 
-    def baselines(self, config: C) -> Figures:
-        return self.baselines_of(config, self.graphs(config))
-
-    def baselines_of(self, config: C, graphs: Sequence[G]) -> Figures:
-        """Return what baselines reach on some clients' graphs: accuracies."""
-        return client_baselines(graphs)
-
-    def own_baselines(self, config: C, folder: RunFolder) -> Figures:
-        return own_baselines(graphs_of(folder, self.graph))
+    def baselines(self, config: C, folder: RunFolder | None = None) -> Figures:
+        if folder is not None:
+            return own_baselines(graphs_of(folder, self.graph))
+        return client_baselines(self.data(config))
 
     def partition(self, config: C, *, true_edges: bool = False) -> Partition:
         graphs = self.data(config)
         data = graph_data(graphs, graphs.num_classes, class_names=graphs.classes)
-        figures = self.baselines_of(config, graphs)
-        return Partition(self.statistics(config, graphs), data, baselines=figures)
+        return Partition(self.statistics(config, graphs), data, self.baselines(config))
 
 
 class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):

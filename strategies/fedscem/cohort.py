@@ -32,8 +32,7 @@ from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Te
 from flower_graph.ops.contrast import projected_nt_xent
 from flower_graph.ops.graph import pointers, propagate
 from flower_graph.ops.grouped import grouped_add, grouped_linear
-from flower_graph.outputs.files import Predictions, SavedModels, SparseRows
-from flower_graph.outputs.form import predictions_from
+from flower_graph.outputs.files import Predictions, SavedModels, SparseRows, predictions_from
 from flower_graph.rng import generator
 
 if TYPE_CHECKING:
@@ -336,12 +335,12 @@ class EgoCohort(StackedWeights):
 
 
 MODULE = "flower_graph.strategies.fedscem.modules.EgoGCN"
-FIRST = "conv1.lin.weight"
+FIRST = "gnn.first.weight"
 # names of the engine's parameters, whose matrices PyTorch stores transposed
 NAMES = {
-    "bias-1": "conv1.bias",
-    "weight-2": "conv2.lin.weight",
-    "bias-2": "conv2.bias",
+    "bias-1": "gnn.first.bias",
+    "weight-2": "gnn.second.weight",
+    "bias-2": "gnn.second.bias",
     "classifier": "classifier.weight",
     "classifier-bias": "classifier.bias",
     "projection": "projection.weight",
@@ -366,10 +365,13 @@ def own_models(cohort: EgoCohort) -> SavedModels:
 
 def common_model(model: ModelWeights, settings: EgoSettings, clients: Sequence[int]) -> SavedModels:
     """Return the model that the clients share; client -1 is the server."""
-    rest = {name: part[0] for name, part in _named(model.rest[None], settings).items()}
-    return SavedModels(
-        MODULE, _arguments(settings), list(clients), {FIRST: model.first.T} | rest, {}
-    )
+    return SavedModels(MODULE, _arguments(settings), list(clients), state_of(model, settings), {})
+
+
+def state_of(model: ModelWeights, settings: EgoSettings) -> dict[str, Tensor]:
+    """Return a model as the ``state_dict`` of an ``EgoGCN``."""
+    rest = _named(model.rest[None], settings).items()
+    return {FIRST: model.first.T} | {name: part[0] for name, part in rest}
 
 
 def train_alone(graph: NewGraph, settings: EgoSettings, trains: Tensor, rounds: int) -> Tensor:

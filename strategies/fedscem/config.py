@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from flower_graph.config.common import DataConfig, RobustSection, RunConfig
 from flower_graph.config.partition import EgoSection
@@ -21,6 +23,9 @@ from flower_graph.config.rules import (
 from flower_graph.config.schema import section, setting
 from flower_graph.method.trust import OpenedSums
 from flower_graph.secure.node_config import FEWEST_PARTIES, MOST_BLOCK
+
+if TYPE_CHECKING:
+    from flower_graph.data.partition.ego_networks import EgoNetwork
 
 APP = "fedscem"
 FEDSCEM = "masked-embedding-averaging"
@@ -170,6 +175,29 @@ class FedSCemConfig(RunConfig):
         if how.name == FEDSCEM and how.model_sharing != "none":
             why = "the weights that are shared get no noise"
             self.privacy.refuse_with(f"strategy.model_sharing={how.model_sharing}", why)
+
+    @property
+    def needs_own_nodes(self) -> bool:
+        return self.privacy.is_on and self.strategy.name in AVERAGING
+
+    @property
+    def steadying(self) -> Sequence[str]:
+        return "strategy.learning_rate", "strategy.mu"
+
+    def long_work(self, server_round: int) -> str:
+        if server_round > 1 or self.strategy.name != FEDSCEM:
+            return ""
+        keys = "exchange keys and " if self.masks_sums else ""
+        return f"first clients {keys}find the nodes that they share ({self.strategy.alignment})"
+
+    def local_steps(self, graphs: Sequence[EgoNetwork]) -> float:
+        how = self.strategy
+        is_ours, size = how.name == FEDSCEM, how.batch_size or sys.maxsize
+        sizes = [ego.nodes.numel() for ego in graphs] if is_ours else []
+        if not (is_ours and how.variant == "minus"):
+            sizes += [max(1, int(ego.train_mask.sum())) for ego in graphs]
+        steps = how.local_epochs * sum(-(-nodes // size) for nodes in sizes)
+        return float(steps / len(graphs))
 
     @property
     def masks_sums(self) -> bool:

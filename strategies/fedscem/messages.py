@@ -61,7 +61,6 @@ METRIC_NAMES = (
 UNREAD = "unread"
 SUMMED_NAMES = (*METRIC_NAMES, UNREAD)
 
-NO_SLOTS = "none"  # nothing is aligned: no embedding is shared
 VERIFIED = "verified"  # blinded identities under a server that may lie
 
 MAX_SECONDS = 1e6
@@ -126,7 +125,7 @@ class EgoEnrolment(Message, down="query"):
     run_id: Annotated[bytes, Raw("sum-run", group="Set-up of the sum")]
     alignment: Annotated[
         str,
-        Word("alignment", "`psi`, `verified`, `plain` or `none`: what will follow"),
+        Word("alignment", "`psi`, `verified` or `plain`: what will follow"),
     ]
     # The run, and the checkpoint that the client is to load
     resume: Annotated[Resume, Part("checkpoints", make=Resume)] = field(default_factory=Resume)

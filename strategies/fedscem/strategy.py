@@ -78,7 +78,6 @@ from flower_graph.strategies.fedscem.cohort import (
 )
 from flower_graph.strategies.fedscem.config import AGGREGATIONS, ALIGNMENTS, MODEL_SHARING, VARIANTS
 from flower_graph.strategies.fedscem.messages import (
-    NO_SLOTS,
     SUMMED_NAMES,
     UNREAD,
     VERIFIED,
@@ -138,7 +137,7 @@ class EgoMembership(Membership):
             )
         elif alignment == "psi":
             self.aligner = AlignmentServer(least_holders)
-        else:  # idle where nothing is shared
+        else:
             self.aligner = PlaintextAlignmentServer()
         self.new: list[int] = []  # SuperNodes with keys, not aligned yet
         self.begun: set[int] = set()  # clients that have taken part in a round
@@ -280,8 +279,7 @@ class EgoSession(Session):
             aligner = members.aligner
             begun = bool(new) or (isinstance(aligner, AlignmentServer) and aligner.is_behind)
         if begun:
-            if members.alignment != NO_SLOTS:
-                self._align(server_round)
+            self._align(server_round)
             self.sums.give_up()  # the prepared sum does not have them
         self.setup_seconds += time.perf_counter() - started
         return begun
@@ -537,7 +535,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         for name, value, allowed in (
             ("variant", variant, VARIANTS),
             ("model_sharing", model_sharing, MODEL_SHARING),
-            ("alignment", alignment, (*ALIGNMENTS, NO_SLOTS)),
+            ("alignment", alignment, ALIGNMENTS),
             ("aggregation", aggregation, AGGREGATIONS),
         ):
             choice(*allowed).check(name, value)

@@ -160,15 +160,6 @@ class RelayServer:
     def _forget_graph(self) -> None:
         self._graph, self._term = None, None
 
-    def step(
-        self, server_round: int, learning_rate: float, *, is_frozen: bool = False
-    ) -> tuple[dict[str, float], Tensor]:
-        """Step ``theta_s`` once, unless it is frozen; compute every latent vector's gradient."""
-        result = self.gradients(server_round, self.latent, self.known)
-        if not is_frozen:
-            self.move(server_round, learning_rate)
-        return result
-
     def move(self, server_round: int, learning_rate: float) -> None:
         self.optimizer.lr = learning_rate
         self.optimizer.step()

@@ -30,7 +30,6 @@ from flower_graph.strategies.ppfl.evaluation import SVC, untrained
 from flower_graph.strategies.ppfl.modules import PublicGAT
 
 if TYPE_CHECKING:
-    from flower_graph.config.common import RunConfig
     from flower_graph.data.new_graph import NewGraph
     from flower_graph.method.base import FinishedRun
     from flower_graph.outputs.files import Embeddings, Predictions
@@ -185,7 +184,7 @@ class Beside(NamedTuple):
     client: int
 
 
-def join_graph(run: FinishedRun[RunConfig], graph: NewGraph, client: int | None = None) -> Beside:
+def join_graph(run: FinishedRun, graph: NewGraph, client: int | None = None) -> Beside:
     """Train a new graph's model locally, and align it with one of a run's clients.
 
     The model trains with the run's settings, for as many rounds. It is pulled to the public nodes

@@ -120,11 +120,7 @@ def test_what_a_host_refuses(context: Context) -> None:
 # Secrets: in this process or through bytes -------------------------------------------------------
 
 IDENTITIES: dict[int, list[Any]] = {3: [10, 11], 5: [11]}
-FORMS = {
-    "psi": AlignmentClient,
-    "plain": PlaintextAlignmentClient,
-    "none": PlaintextAlignmentClient,
-}
+FORMS = {"psi": AlignmentClient, "plain": PlaintextAlignmentClient}
 
 
 def forget_process(monkeypatch: pytest.MonkeyPatch) -> None:

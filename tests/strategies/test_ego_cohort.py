@@ -130,13 +130,13 @@ def test_the_first_layer_is_saved_by_rows_that_clients_have(tmp_path: Path) -> N
     (saved,) = read_models(tmp_path)
     assert saved.rows is not None
     assert saved.rows.values.shape == (chosen.batch.feature.numel(), HIDDEN)
-    assert saved.shared["conv1.lin.weight"].shape == (HIDDEN, FEATURES)  # once for all
+    assert saved.shared["gnn.first.weight"].shape == (HIDDEN, FEATURES)  # once for all
     assert saved.own["projection.weight"].shape == (12, PROJECTION, HIDDEN)
     # A feature that a client has no node of is as it was when the run began.
     start = initial_weights(SETTINGS).first
     for ego in toy_egos():
         has = (ego.x != 0).any(0)
-        found = saved.state_dict(ego.client)["conv1.lin.weight"].T
+        found = saved.state_dict(ego.client)["gnn.first.weight"].T
         assert torch.equal(found[~has], start[~has])
         assert not has.any() or not torch.isclose(found[has], start[has]).all()
 

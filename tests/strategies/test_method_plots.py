@@ -8,7 +8,9 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from flower_graph.records.rounds import RoundReport
-from flower_graph.strategies.fedgls.method import METHOD
+from flower_graph.strategies.fedgls.networks import StructureSettings
+from flower_graph.strategies.fedgls.plots import save_structure
+from flower_graph.strategies.fedgls.strategy import StructureFedAvg
 from flower_graph.strategies.ppfl.plots import Curves, plot_alignment, save_alignment
 
 FIGURES = {"precision-1": 0.25, "precision-5": 0.5, "precision-10": 0.75}
@@ -73,7 +75,7 @@ def test_learned_figures_are_beside_the_true_ones(drawn: list[Axes]) -> None:
     later = {name: value / 2 for name, value in STRUCTURE.items()}
     some = {name: value for name, value in STRUCTURE.items() if name != "recall"}
     shown = enumerate([STRUCTURE, later, {}, some], start=3)
-    METHOD.draw(Path(), [structure_report(*one) for one in shown], "")
+    save_structure(Path(), [structure_report(*one) for one in shown], title="")
     edges, homophily, degree = drawn
     # A round without a figure is drawn through.
     assert curves(edges) == {"precision": [0.25, 0.125, 0.25], "recall": [0.5, 0.25]}
@@ -83,5 +85,6 @@ def test_learned_figures_are_beside_the_true_ones(drawn: list[Axes]) -> None:
 
 
 def test_nothing_is_drawn_where_no_round_compares_graphs(tmp_path: Path) -> None:
-    METHOD.draw(tmp_path, [structure_report(1, {})], "")
+    strategy = StructureFedAvg(StructureSettings(2, 2))
+    strategy.draw_pictures(tmp_path, [structure_report(1, {})], "")
     assert list(tmp_path.iterdir()) == []

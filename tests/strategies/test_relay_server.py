@@ -22,8 +22,7 @@ from flower_graph.ops import graph as ops_graph
 from flower_graph.strategies.nfedgnn.config import StrategyConfig
 from flower_graph.strategies.nfedgnn.messages import RelayReply
 from flower_graph.strategies.nfedgnn.server_model import RelayServer, scheduled
-from flower_graph.strategies.nfedgnn.strategy import OwnTable
-from flower_graph.strategies.nfedgnn.users import UserSettings
+from flower_graph.strategies.nfedgnn.strategy import OwnLayer, SplitGradientRelay
 
 N, C, CPU, RATE = 14, 3, torch.device("cpu"), 0.05
 
@@ -48,6 +47,12 @@ def relay(model: nn.Module, data: Any = None, **more: Any) -> RelayServer:
     section = StrategyConfig(reg_weight=3.0, weight_decay=0.01, **more)
     size = getattr(model, "latent_size", C)
     return RelayServer(data or graph(), model, section, latent_size=size, seed=7, device=CPU)
+
+
+def step(server: RelayServer, number: int, rate: float) -> Any:
+    result = server.gradients(number, server.latent, server.known)
+    server.move(number, rate)
+    return result
 
 
 def gcn() -> SplitModel:
@@ -111,7 +116,7 @@ def test_a_long_gradient_is_scaled_and_a_short_one_is_not():
     for most in (0.0, 1e-3, 1e3):
         server = relay(gcn(), gradient_norm=most)
         server.receive(torch.arange(N), torch.eye(N, 4))
-        _, gradient = server.step(1, RATE)
+        _, gradient = step(server, 1, RATE)
         parts = [p.grad for p in server.model.parameters() if p.grad is not None]
         lengths.append(torch.cat([p.flatten() for p in (*parts, gradient)]).norm().item())
     assert lengths[0] == lengths[2] > 0.01 and lengths[1] == pytest.approx(1e-3, rel=1e-3)
@@ -122,15 +127,13 @@ def test_the_average_of_the_servers_weights_by_hand():
     server.receive(torch.arange(N), functional.one_hot(graph().y, C).float())
     average = 0.0
     for number in range(1, 6):
-        server.step(number, RATE)
+        step(server, number, RATE)
         course.append(server.model.scale.item())
         # A plain mean of the first two; from then on 0.4 of the new
         share = max(0.4, 1 / number)
         average += share * (course[-1] - average)
         assert server.eval_model.scale.item() == pytest.approx(average)
         assert torch.allclose(server.logits(), server.latent * average)
-    server.step(6, RATE, is_frozen=True)
-    assert server.eval_model.scale.item() == pytest.approx(average)
     again = relay(Echo(), server_average=0.6)
     again.load_state_dict(server.state_dict())
     assert torch.equal(again.logits(), server.logits())
@@ -162,7 +165,7 @@ def test_a_loss_of_few_nodes_has_the_gradients_of_the_whole(
             build_server_model("gcn", hidden=4, heads=1, classes=C, dropout=0.5, seed=7), data
         )
         server.receive(torch.arange(400), latent)
-        losses, gradient = server.step(1, RATE)
+        losses, gradient = step(server, 1, RATE)
         found.append([torch.tensor(losses["loss"]), gradient, *server.model.state_dict().values()])
     assert all(map(torch.equal, *found))
     assert min(products) == 3 and products[-4:] == [400] * 4
@@ -172,7 +175,7 @@ def test_nobody_with_a_label_has_answered():
     server = relay(gcn())
     assert not server.masks["train"][[1, 2]].any()
     server.receive(torch.tensor([1, 2]), torch.tensor([[1.0, 0, 0, 0], [0, 2.0, 0, 0]]))
-    losses, gradient = server.step(1, RATE)
+    losses, gradient = step(server, 1, RATE)
     assert losses["cross_entropy"] == 0
     assert losses["loss"] == pytest.approx(server.reg_weight * losses["regulariser"])
     assert bool(gradient.any()) == (losses["regulariser"] > 0)
@@ -183,21 +186,13 @@ def test_a_loss_that_is_no_number_stops_before_the_step(value: float):
     server = relay(Echo())
     server.receive(torch.arange(N), torch.full((N, C), value))
     with pytest.raises(DivergedError, match=r"strategy\.learning_rate.*strategy\.reg_weight"):
-        server.step(4, RATE)
+        step(server, 4, RATE)
     assert server.model.scale.item() == 1.0
 
 
-# What waits for users: 5 of them, latent vectors of 2 numbers, weights of 3 x 2 -----------------
+# Means of weights of 3 x 2 -----------------------------------------------------------------------
 
-H, SHAPE, HOSTED = 2, [3, 2], {10: [0, 1, 4], 20: [3, 2]}
-SETTINGS = UserSettings(H, False, 0.0, 7, "holders")
-EVERYBODY = np.arange(5)
-
-
-def state_of(average_every: int = 0) -> OwnTable:
-    state = OwnTable(5, SETTINGS, average_every)
-    state.weight_shape = SHAPE
-    return state
+H = 2
 
 
 def weights(total: list[list[float]], holders: Any) -> RelayReply:
@@ -205,12 +200,12 @@ def weights(total: list[list[float]], holders: Any) -> RelayReply:
 
 
 def averaged(*replies: RelayReply) -> NDArray[np.float32]:
-    state = state_of(average_every=1)
-    state.average(4, list(replies))
-    request = state.requests(5, HOSTED, EVERYBODY)[10]
-    assert request.average_round == 4 and request.average is not None
-    assert request.average.dtype == np.float32
-    return request.average
+    layer = SplitGradientRelay(graph(), Echo(), latent_size=H, average_every=1).layer
+    assert isinstance(layer, OwnLayer)
+    layer.weight_shape = [3, 2]
+    layer.take_mean(4, replies)
+    assert layer.average is not None and layer.average.dtype == torch.float32
+    return layer.average.numpy()
 
 
 def test_average_by_hand():

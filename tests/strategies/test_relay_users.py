@@ -17,7 +17,7 @@ from flower_graph.errors import StateLostError
 from flower_graph.ops.active_rows import pack
 from flower_graph.rng import seeded
 from flower_graph.storage.files import IN_PROCESS
-from flower_graph.strategies.nfedgnn.cohort_client import NodeClient
+from flower_graph.strategies.nfedgnn.client import NodeClient
 from flower_graph.strategies.nfedgnn.messages import RelayRequest
 from flower_graph.strategies.nfedgnn.users import (
     LinearCohort,

@@ -78,7 +78,7 @@ def test_bytes_by_hand() -> None:
     outcome = run(small_graph(12), rounds=3)
     assert [r.bytes["up"] for r in outcome.reports] == [{"latent": 192 * k} for k in (1, 2, 3)]
     assert [r.bytes["down"] for r in outcome.reports] == [{"gradient": 192 * k} for k in (0, 1, 2)]
-    assert outcome.strategy.users.ledger.payload["down"] == {"gradient": 3 * 192}
+    assert outcome.strategy.layer.ledger.payload["down"] == {"gradient": 3 * 192}
 
 
 def test_bytes_of_averaging_by_hand() -> None:
@@ -87,7 +87,7 @@ def test_bytes_of_averaging_by_hand() -> None:
     outcome = run(small_graph(12), rounds=4, average_every=2, user_bias=True)
     assert [r.bytes["up"].get("weights", 0) for r in outcome.reports] == [0, 1728, 1728, 3456]
     assert [r.bytes["down"].get("weights", 0) for r in outcome.reports] == [0, 0, 1728, 1728]
-    assert outcome.strategy.users.ledger.payload["down"]["weights"] == 3456
+    assert outcome.strategy.layer.ledger.payload["down"]["weights"] == 3456
 
 
 def test_bytes_with_participation_by_hand() -> None:

@@ -32,7 +32,7 @@ def test_initial_arrays_and_evaluate_fn() -> None:
     other = strategy_for(data, seed=9)  # other initial weights at the server, replaced below
     arrays = ArrayRecord(strategy.server.model.state_dict())
     other.server.seed = 3
-    other.users.settings = strategy.users.settings
+    other.layer.settings = strategy.layer.settings
     result = other.start(
         InProcessGrid(client_app(data), num_supernodes=2), arrays, 2, evaluate_fn=evaluate
     )

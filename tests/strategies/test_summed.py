@@ -28,14 +28,14 @@ from flower_graph.secure.common_key import CommonKey, ShareKeyRequest
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.storage.files import IN_PROCESS
-from flower_graph.strategies.nfedgnn.common_client import MaskedLayerClient
+from flower_graph.strategies.nfedgnn.client import MaskedLayerClient
 from flower_graph.strategies.nfedgnn.messages import (
     Advance,
     CopyRequest,
     GradientRequest,
     LatentRequest,
 )
-from flower_graph.strategies.nfedgnn.summed import MaskedGradientRelay
+from flower_graph.strategies.nfedgnn.strategy import MaskedGradientRelay
 from flower_graph.strategies.nfedgnn.users import Dropped, shared_linear_weight
 
 RATE, DECAY, ROUNDS = 0.05, 5e-4, 20
@@ -86,7 +86,7 @@ class Summed:
             settings["registry"] = str(throwaway_parties(self.grid.run.run_id, hosted))
             settings["trust"] = MALICIOUS_SERVER
         self.strategy = kind(data, server, latent_size=server.latent_size, **settings)
-        self.seed = self.strategy.users.settings.seed
+        self.seed = self.strategy.layer.settings.seed
         try:
             self.strategy.start(
                 self.grid, num_rounds=rounds, timeout=timeout, patience=patience, on_round=self.note
@@ -105,7 +105,7 @@ class Summed:
 
     def note(self, report: RoundReport) -> None:
         self.reports.append(report)
-        config = CopyRequest(self.strategy.users.settings).to_config()
+        config = CopyRequest(self.strategy.layer.settings).to_config()
         for context in self.grid.contexts.values():
             copy: Any = self.client(context).copy_layer([], config)[2]["layer-copy"]
             if self.is_masked:
@@ -156,7 +156,7 @@ CELLS = ["gcn 1 plain", "gat 4 plain", "gat 1 masked", "gat 4 masked", "gcn 5 un
 def test_it_is_one_network_in_one_place(model: str, supernodes: str, form: str) -> None:
     how: dict[str, Any] = {"is_masked": form != "plain", "distrusts": form == "untrusted"}
     run, count = Summed(rich_graph(), model, supernodes=int(supernodes), **how), int(supernodes)
-    start = shared_linear_weight(FEATURES, run.strategy.users.settings._replace(seed=run.seed))
+    start = shared_linear_weight(FEATURES, run.strategy.layer.settings._replace(seed=run.seed))
     network, losses = plain_loop(run, model, start)
     assert run.losses == pytest.approx(losses, abs=1e-4)
     for name, trained in network.server.state_dict().items():
@@ -183,7 +183,7 @@ def test_a_module_of_ones_own_is_the_linear_map_if_it_is_linear() -> None:
     linear = Summed(data, rounds=5, supernodes=2)
     module = nn.Linear(FEATURES, 4, bias=False)
     first = linear.client(next(iter(linear.grid.contexts.values())))
-    config = CopyRequest(linear.strategy.users.settings).to_config()
+    config = CopyRequest(linear.strategy.layer.settings).to_config()
     start = load(first.copy_layer([], config)[2]["layer-copy"])[LINEAR]  # type: ignore[arg-type]
     module.load_state_dict({"weight": start.T})
     own = Summed(data, rounds=5, supernodes=2, user_model=module)
@@ -251,7 +251,7 @@ def test_who_has_missed_a_step_gets_a_copy(gone: list[int]) -> None:
     ]
     for layer in run.layers[-3:]:
         torch.testing.assert_close(layer, run.layers[-1])
-    assert run.strategy.users.ledger.payload["down"]["copy"] > 0
+    assert run.strategy.layer.ledger.payload["down"]["copy"] > 0
     assert not any(report.rejected for report in run.reports)
 
 
@@ -315,7 +315,7 @@ def test_masked_the_server_has_neither_sums_nor_layer_and_copies_are_sealed() ->
     assert not any(report.skipped for report in run.reports)
     for layer in run.layers[-3:]:
         torch.testing.assert_close(layer, run.layers[-1])
-    assert run.strategy.users.ledger.payload["down"]["copy"] > 0
+    assert run.strategy.layer.ledger.payload["down"]["copy"] > 0
     seen = [
         value.data if isinstance(value, Array) else value
         for message, reply in run.grid.exchanged
@@ -325,7 +325,7 @@ def test_masked_the_server_has_neither_sums_nor_layer_and_copies_are_sealed() ->
     seen = [value for value in seen if isinstance(value, bytes) and len(value) > 100]
     secret = [layer[LINEAR].numpy().tobytes() for layer in run.layers]
     assert seen and not any(weights in one for weights in secret for one in seen)
-    settings = run.strategy.users.settings
+    settings = run.strategy.layer.settings
     first = shared_linear_weight(FEATURES, settings)
     assert not torch.allclose(first, run.layers[0][LINEAR], atol=2 * RATE), "not of the run's seed"
 
@@ -349,7 +349,7 @@ def test_masked_clients_refuse_what_would_show_their_sum(what: str) -> None:
     client = run.client(next(iter(run.grid.contexts.values())))
     with pytest.raises(RefusedError):
         client.share_key([], ShareKeyRequest(np.zeros((0, 32), np.uint8), True).to_config())
-        settings, users = run.strategy.users.settings, client.users.numpy()
+        settings, users = run.strategy.layer.settings, client.users.numpy()
         if what == "readable sum":
             advance = Advance(4, 0, 0.1, True, np.ones((FEATURES, 4), np.float32))
             sent = LatentRequest(5, users, users, settings, advance)

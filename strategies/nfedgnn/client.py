@@ -1,10 +1,24 @@
-"""The users of one SuperNode: their half of a round, their state, checkpoints."""
+"""The users of one SuperNode: their half of a round, their state, checkpoints.
+
+``NodeClient`` has users with a layer each, ``CommonLayerClient`` users that share one layer. For
+the common layer a message brings the sum of the last step; a SuperNode that has missed a step first
+gets a copy of the layer. The same sum is applied only once, however often it comes.
+
+``MaskedLayerClient`` shows the server neither layer nor sums. The sum of the users' gradients
+leaves the SuperNode under masks, which cancel in the sum over all SuperNodes, and under pads, which
+only the common key takes off (``secure.common_key``). First weights and dropout come from the same
+key, so the server cannot follow the layer by itself.
+
+A SuperNode that does not trust the server sums only with SuperNodes that have keys of their own,
+and takes the common key only from them. It never steps with a changed sum: from its addition
+the server would know how the layer moved, and so, by the next latent vectors, each user's features.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,38 +26,67 @@ import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from flower_graph.client.state import CohortState, Makers, Tensors
 from flower_graph.data.description import check_rows
 from flower_graph.engine.machine import resolve_device
-from flower_graph.errors import CheckpointError, StateLostError
+from flower_graph.errors import CheckpointError, RefusedError, StateLostError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops.active_rows import ActiveRows, pack
 from flower_graph.ops.graph import row_entries
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import SavedModels, Snapshot
+from flower_graph.secure.client import MaskingClient
+from flower_graph.secure.common_key import CommonKey, KeyPacket, ShareKeyRequest
+from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.journal import Journal
+from flower_graph.secure.relayed import CHECKS
+from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.storage import row_file
 from flower_graph.storage.files import node_name, state_key
 from flower_graph.storage.writing import remove_empty
 from flower_graph.strategies.nfedgnn.messages import (
+    AS_PARTY,
+    GRADIENTS,
+    IN_SUM,
+    LEAST_FRACTION_BITS,
+    WORD,
+    Advance,
+    CopyReply,
+    CopyRequest,
     EnrolmentReply,
     EnrolmentRequest,
+    GradientRequest,
+    LatentReply,
+    LatentRequest,
+    MemberKey,
     RelayReply,
     RelayRequest,
+    SumReply,
+    detail_of,
 )
 from flower_graph.strategies.nfedgnn.users import (
     ADAM_TENSORS,
+    CommonLayer,
+    Layer,
     LinearCohort,
+    LinearLayer,
     ModuleCohort,
+    ModuleLayer,
     StoredCohort,
     UserSettings,
+    bounded,
+    common_model,
     user_models,
 )
 from flower_graph.wire.arrays import Answer, Config, Parameters
+from flower_graph.wire.keys import SUM_STATE
 
 LOG = logging.getLogger(__name__)
 ROWS = "rows"  # in a checkpoint: where each user's rows of weights begin
+STEPS = b"steps of the layer"  # in the journal
 Opened = tuple[LinearCohort, Tensors]
 # Per user: the last round whose gradient was applied, and whose averaged weights were taken over.
 # A message that comes twice, because its reply was lost, is applied once.
@@ -92,16 +135,23 @@ class UsersClient(NumPyClient):
         else:
             shape = [self._x.shape[1] + int(settings.bias), settings.latent_size]
         reply = EnrolmentReply(self.users.numpy(), shape, handled)
-        return self._enrolment(reply, makers).to_config()
+        self._enrol(reply, makers)
+        return reply.to_config()
 
-    def _enrolment(self, reply: EnrolmentReply, makers: Makers[Any]) -> EnrolmentReply:
-        return reply
+    def _enrol(self, reply: EnrolmentReply, makers: Makers[Any]) -> None:
+        """Add further entries to the reply."""
 
     def _restore(self, question: EnrolmentRequest, makers: Makers[Any]) -> None:
         raise NotImplementedError
 
     def _makers(self, settings: UserSettings) -> Makers[Any]:
         raise NotImplementedError
+
+    def _halves(self, settings: UserSettings) -> SavedModels:
+        raise NotImplementedError
+
+    def _packed(self, settings: UserSettings) -> ActiveRows:
+        return pack(self._x, bias=settings.bias).to(self._device)
 
     # What of a run outlasts its messages
 
@@ -121,9 +171,6 @@ class UsersClient(NumPyClient):
         if kept is None:
             raise StateLostError("what was kept of this run is not here")
         return Snapshot(None, [self._halves(UserSettings(**dict(kept)))])  # type: ignore[arg-type]
-
-    def _halves(self, settings: UserSettings) -> SavedModels:
-        raise NotImplementedError
 
     def _places(self, users: NDArray[np.generic]) -> Tensor:
         wanted = torch.from_numpy(np.ascontiguousarray(users))
@@ -326,4 +373,210 @@ class NodeClient(UsersClient):
         return LinearCohort(self._rows(settings), settings, tensors)
 
     def _rows(self, settings: UserSettings) -> ActiveRows:
-        return self._state.store.once(lambda: pack(self._x, bias=settings.bias).to(self._device))
+        return self._state.store.once(lambda: self._packed(settings))
+
+
+class CommonLayerClient(UsersClient):
+    """The users of one SuperNode, with the layer and the optimiser that all users share.
+
+    Parameters
+    ----------
+    context, x, users, user_model, **more
+        As of ``NodeClient``; ``user_model`` is the same for all users.
+    """
+
+    actions: tuple[str, ...] = ("finish", "add_up", "copy_layer")
+    state_name, copies = "common-layer", True
+    _common_key: CommonKey | None = None  # seals the layer, in the masked form
+
+    def _restore(self, question: EnrolmentRequest, makers: Makers[CommonLayer]) -> None:
+        # All users share the layer, so it fits after users came or went.
+        before = question.before
+        self._state.restore(question.resume, makers, lambda saved, *_: saved if before else None)
+
+    def _enrol(self, reply: EnrolmentReply, makers: Makers[CommonLayer]) -> None:
+        reply.layer_round = self._state.look(makers).round if reply.handled else 0
+
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
+        request = LatentRequest.from_numpy(parameters, config)
+        self._remember(request.settings)
+        makers = self._makers(request.settings)
+        with self._state.opened(makers) as layer:
+            layer.settings = self._seeded(request.settings)
+            self._advance(layer, request.advance)
+            reply = LatentReply(request.server_round, layer.round)
+            if request.trains:
+                users = self._unless_all(self._places(request.users))
+                reply.latent = layer.forward(users, request.server_round).cpu().numpy()
+            if request.measured.size:
+                users = self._unless_all(self._places(request.measured))
+                reply.measured = layer.forward(users).cpu().numpy()
+        if request.checkpoint:
+            saved = request.server_round - 1, request.run
+            reply.not_saved = self._state.save(*saved, makers)
+        return reply.to_numpy(request.users.size)
+
+    def add_up(self, parameters: Parameters, config: Config) -> Answer:
+        request = GradientRequest.from_numpy(parameters, config)
+        layer = self._state.look(self._makers(request.settings))
+        layer.settings = self._seeded(request.settings)
+        if layer.round != request.layer_round:
+            text = f"the layer is of round {layer.round}, the gradients of {request.layer_round}"
+            raise StateLostError(text)
+        gradient, place = torch.from_numpy(request.gradient), self._places(request.users)
+        total = layer.gradient(place, gradient, request.server_round)
+        return self._summed(request, total.cpu().numpy(), config)
+
+    def copy_layer(self, parameters: Parameters, config: Config) -> Answer:
+        layer = self._state.look(self._makers(CopyRequest.from_config(config).settings))
+        data = save({name: t.cpu().contiguous() for name, t in layer.tensors.items()})
+        data = data if self._common_key is None else self._common_key.seal(data)
+        return CopyReply(layer.round, np.frombuffer(data, np.uint8).reshape(-1, 4)).to_numpy()
+
+    def finish(self, parameters: Parameters, config: Config) -> Answer:
+        self._forget()
+        return [], self.users.numel(), {}
+
+    def _halves(self, settings: UserSettings) -> SavedModels:
+        layer = self._state.look(self._makers(settings))
+        return common_model(self.users.tolist(), layer.weight, settings.bias)
+
+    def _advance(self, layer: CommonLayer, advance: Advance) -> None:
+        if layer.round == advance.layer_round:
+            return
+        if layer.round != advance.before and advance.copy is not None:
+            sealed, key = advance.copy.tobytes(), self._common_key
+            copy = load(sealed if key is None else key.open(sealed))
+            for name, tensor in layer.tensors.items():
+                if name not in copy or copy[name].shape != tensor.shape:
+                    raise ValueError(f"the copy of the layer does not fit: {name}")
+                tensor.copy_(copy[name])
+        if layer.round == advance.before and (total := self._total(advance)) is not None:
+            layer.step(total, advance.layer_round, advance.learning_rate)
+        if layer.round != advance.layer_round:
+            text = f"the layer is of round {layer.round}, the others' of {advance.layer_round}"
+            raise StateLostError(text)
+
+    # What is otherwise where the server is to read no sum and no weight
+
+    def _seeded(self, settings: UserSettings) -> UserSettings:
+        # Without a key a layer is never begun: a SuperNode that is asked has a key, or is sent one.
+        key = self._common_key
+        if key is None or not key.check.any():
+            return settings
+        return settings._replace(seed=key.seed())
+
+    def _total(self, advance: Advance) -> Tensor | None:
+        return torch.from_numpy(advance.total) if advance.total is not None else None
+
+    def _summed(
+        self, request: GradientRequest, total: NDArray[np.float64], config: Config
+    ) -> Answer:
+        answer = SumReply(request.server_round, total.astype(np.float32))
+        return answer.to_numpy(request.users.size)
+
+    def _makers(self, settings: UserSettings) -> Makers[CommonLayer]:
+        settings = self._seeded(settings)
+
+        def make() -> Layer:
+            if self._model is not None:
+                return ModuleLayer(self._x.to(self._device), self.users, self._model)
+            return LinearLayer(self._packed(settings), self.users, settings)
+
+        layer = self._state.store.once(make)
+
+        def build(tensors: Tensors) -> tuple[CommonLayer, Tensors]:
+            placed = {name: t.to(self._device) for name, t in tensors.items()}
+            return CommonLayer(layer, settings, placed), placed
+
+        return Makers(lambda: CommonLayer.start(layer, settings), build)
+
+
+class MaskedLayerClient(CommonLayerClient, MaskingClient):
+    """A ``CommonLayerClient`` whose server can see neither the layer nor the sums.
+
+    Parameters
+    ----------
+    context, x, users, **more
+        As of ``CommonLayerClient``.
+    trust : TrustSettings, optional
+        The SuperNode's key and the parties that it trusts, if it does not trust the server.
+    """
+
+    actions = (*CommonLayerClient.actions, *MaskingClient.actions, "share_key")
+
+    # Any: arguments are those of its parent
+    def __init__(
+        self,
+        context: Context,
+        x: Tensor,
+        users: Tensor,
+        *,
+        trust: TrustSettings | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(context, x, users, **more)
+        count = IN_SUM if trust is None else AS_PARTY
+        MaskingClient.__init__(self, context, self.users[:count].tolist(), trust)
+        self._key = self._common_key = CommonKey(context, trust)
+        self._checks = 0 if trust is None else CHECKS
+
+    def share_key(self, parameters: Parameters, config: Config) -> Answer:
+        request = ShareKeyRequest.from_config(config)
+        self._key.public  # noqa: B018  # its pair is there from then on
+        return [], self.users.numel(), self._key.share(request).to_config()
+
+    def finish(self, parameters: Parameters, config: Config) -> Answer:
+        self._key.drop()
+        self.context.state.pop(SUM_STATE, None)
+        return super().finish(parameters, config)
+
+    def _enrol(self, reply: EnrolmentReply, makers: Makers[CommonLayer]) -> None:
+        super()._enrol(reply, makers)
+        reply.key = MemberKey(self._key.public, self._key.check, self._key.signed_by)
+
+    def _total(self, advance: Advance) -> Tensor | None:
+        if advance.total is not None:
+            raise RefusedError("a sum came that the server can read: nobody here takes part")
+        if (hidden := advance.hidden) is None:
+            return None
+        # Which sum it is follows from the step that it is for.
+        of = hidden.sum_run, hidden.sum_round, detail_of(advance.layer_round, advance.before)
+        with ExitStack() as stack:
+            if (trust := self.trust) is not None:
+                journal = Journal(trust.journal)
+                stack.enter_context(journal.one_trial(advance.layer_round, STEPS, trust.run))
+            pad = self._key.pad(*of, hidden.ring, hidden.words.size - self._checks)
+            total = pad.taken(hidden.ring, hidden.words, hidden.contributors)
+        # At most as long as honest SuperNodes can make it: a liar cannot make it longer.
+        return torch.from_numpy(bounded(total, hidden.contributors * hidden.ring.limit))
+
+    def _summed(
+        self, request: GradientRequest, total: NDArray[np.float64], config: Config
+    ) -> Answer:
+        if "mask-run" not in config:
+            raise RefusedError("a sum of gradients is asked for without masks: nothing is sent")
+        mask, ring = MaskRequest.from_config(config), RING.from_config(config)
+        if ring.word != WORD or ring.fraction_bits < LEAST_FRACTION_BITS:
+            form = f"words of {ring.word} bits with {ring.fraction_bits} of a fraction"
+            raise RefusedError(f"{form}: {WORD} with at least {LEAST_FRACTION_BITS} are needed")
+        # A SuperNode that refused a sum that is too long would tell of its users' features.
+        total = bounded(total, ring.limit)
+        first, *others = self.clients
+        numbers = np.concatenate([total.ravel(), np.zeros(self._checks)])
+        vectors = {first: numbers, **{other: np.zeros(numbers.size) for other in others}}
+        detail = detail_of(request.server_round, request.layer_round)
+        pad = self._key.pad(mask.run_id, mask.server_round, detail, ring, total.size)
+        words = pad.added(ring, total.ravel())
+        # Under pads two sums tell the server nothing: each is of a state of its own.
+        state = [np.array([request.server_round, request.layer_round]), np.frombuffer(mask.run_id)]
+        reply, entries = self.masked(config, vectors, GRADIENTS, detail, state, words)
+        return [reply.total], request.users.size, entries
+
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
+        """Take the last step, then answer with latent vectors; refuse without the common key."""
+        if config.get("key-packet") is not None:
+            self._key.take(KeyPacket.from_config(config))
+        elif not self._key.check.any():
+            raise StateLostError("the common key is not here")
+        return super().fit(parameters, config)
