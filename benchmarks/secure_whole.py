@@ -77,7 +77,7 @@ class Untrusted:
         server = self.server = PartySums(file, dropout=DROPOUT, corrupt=corrupt)
         self.hosts = {i: SumClient(server.run_id, [i], trust) for i, trust in enumerate(trusts)}
         for i, party in self.hosts.items():
-            server.take_binding(i, party.bind())
+            server.take_binding(i, party.keys())
         for i, shown in server.reveal_requests(LIMIT).items():
             party = self.hosts[i]
             if i < BEGIN:

@@ -71,7 +71,7 @@ class PartyWorld(World):
     def begin(self, lost: Collection[int] = ()) -> None:
         server = self.server
         for node, party in self.hosts.items():
-            server.take_binding(node, wire(party.bind()))
+            server.take_binding(node, wire(party.keys()))
         for node, request in server.reveal_requests(RING.limit).items():
             reply = self.restart(node).reveal(self.send(node, request))
             if node not in lost:

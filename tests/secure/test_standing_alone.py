@@ -13,5 +13,3 @@ def test_secure_imports_nothing_else_of_the_library() -> None:
     source = "".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
     found = set(re.findall(r"(?:from|import) flower_graph\.(\w+)", source))
     assert {"secure", "wire"} <= found <= ALLOWED
-    aligning = "".join(path.read_text() for path in (folder / "align").glob("*.py"))
-    assert "secure.parties" not in aligning  # an alignment without proofs needs no parties

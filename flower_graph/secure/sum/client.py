@@ -54,10 +54,10 @@ from flower_graph.secure.sum.messages import (
     PACKET_BYTES,
     SEED,
     SEED_BYTES,
-    BindReply,
     EpochReply,
     EpochRequest,
     KeyReply,
+    KeyRequest,
     ListReply,
     ListRequest,
     MaskedReply,
@@ -233,9 +233,12 @@ class SumClient:
     def answer(self, action: str, config: Config) -> Config:
         """Answer an exchange in which no vector travels, as the request's entries ask."""
         if action == "sum_enroll":
+            asked = KeyRequest.from_config(config)
+            self._check_run(asked.run_id, self.run_id)
+            if bool(asked.signed) != (self.trust is not None):
+                why = "no trusted server's sum" if self.trust else "its registry has no key for it"
+                raise RefusedError(f"with{'' if self.trust else 'out'} a key of its own: {why}")
             return self.keys().to_config()
-        if action == "sum_bind":
-            return self.bind().to_config()
         if action in EXCHANGES:
             request, method = EXCHANGES[action]
             reply: Message = getattr(self, method)(request.from_config(config))
@@ -247,28 +250,20 @@ class SumClient:
             answer |= self.prepare(PrepareRequest.from_config(config)).to_config()
         return answer
 
-    def keys(self) -> KeyReply:
-        public = np.frombuffer(self._public, np.uint8)
-        return KeyReply(self.run_id, np.array(self.clients, np.int64), public)
-
     # An epoch begins
 
-    def bind(self) -> BindReply:
-        """State the clients hosted here, and commit to a fresh part of the graph's seed."""
-        trust = self._trusted()
+    def keys(self) -> KeyReply:
+        """State the clients hosted here; a party also commits to its part of the graph's seed."""
+        clients, public = np.array(self.clients, np.int64), np.frombuffer(self._public, np.uint8)
+        reply = KeyReply(self.run_id, clients, public)
+        if (trust := self.trust) is None:
+            return reply
         if self._shown is not None:  # that seed is known: it may not serve a second list
             self._seed, self._shown = os.urandom(SEED_BYTES), None
-        commitment = commit(self.run_id, self.party, self._seed)
-        statement = BindReply(
-            self.run_id,
-            self.party,
-            np.array(self.clients, np.int64),
-            np.frombuffer(self._public, np.uint8),
-            np.frombuffer(commitment, np.uint8),
-            np.zeros(0, np.uint8),
-            np.array(sorted(self.points.items()), np.int64).reshape(-1, 2),
-        )
-        return statement.signed(trust.identity, trust.block_cap)
+        reply.party = self.party
+        reply.commitment = np.frombuffer(commit(self.run_id, self.party, self._seed), np.uint8)
+        reply.declared = np.array(sorted(self.points.items()), np.int64).reshape(-1, 2)
+        return reply.signed(trust.identity, trust.block_cap)
 
     def reveal(self, request: RevealRequest) -> RevealReply:
         """Show the own part of the graph's seed, when all commitments are there."""

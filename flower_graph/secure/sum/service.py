@@ -24,6 +24,7 @@ from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import (
     RING,
     SECURE_SUM,
+    KeyReply,
     MaskedReply,
     MaskRequest,
     PrepareReply,
@@ -34,7 +35,7 @@ from flower_graph.secure.sum.messages import (
     sum_bytes,
 )
 from flower_graph.secure.sum.round import Cause, Reason, Skipped, SumResult
-from flower_graph.secure.sum.server import Keys, Send, SumServer
+from flower_graph.secure.sum.server import Send, SumServer
 from flower_graph.wire.arrays import Config, Scalar, decode_array
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.codec import Message
@@ -339,12 +340,11 @@ class SecureSum(SumStages):
     ) -> None:
         # One that is back under another id, with its keys, takes the place that it had.
         gone = self._enrolled - nodes
-        action, question, kind = self.server.enrolment
-        request = question(self.server.run_id).to_record()
+        request = self.server.question().to_record()
         requests = dict.fromkeys(sorted(nodes - self._enrolled), request)
 
-        def read(node: int, content: RecordDict) -> Keys:
-            reply: Keys = kind.read(content)
+        def read(node: int, content: RecordDict) -> KeyReply:
+            reply = KeyReply.read(content)
             expected = reply.clients if hosted is None else list(hosted[node])
             if (strange := np.setdiff1d(reply.clients, expected)).size:
                 raise MalformedReplyError(f"client {strange[0]} is not one that it enrolled with")
@@ -356,7 +356,7 @@ class SecureSum(SumStages):
                 requests,
                 server_round,
                 read,
-                message_type=f"train.{action}",
+                message_type="train.sum_enroll",
                 max_reply_bytes=setup_bytes(),
             )
             self._admit(replies.values, gone)
@@ -364,7 +364,7 @@ class SecureSum(SumStages):
             self.server.forget(old)
         self._enrolled &= nodes
 
-    def _admit(self, answers: Mapping[int, Keys], gone: set[int]) -> None:
+    def _admit(self, answers: Mapping[int, KeyReply], gone: set[int]) -> None:
         """Enrol SuperNodes that have shown their keys, except those that claim others' clients."""
         server, homes = self.server, self.server.homes
         claims: dict[int, list[int]] = {n: keys.clients.tolist() for n, keys in answers.items()}
