@@ -19,7 +19,7 @@ from benchmarks import parties
 from benchmarks.measure import Table, duration, say, table
 from benchmarks.secure import TERMS
 from flower_graph.secure.node_config import FEWEST_PARTIES
-from flower_graph.secure.parties.differences import STATE_BYTES
+from flower_graph.secure.parties.journal import STATE_BYTES
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import WORDS
 from flower_graph.secure.sum.client import SumClient

@@ -24,14 +24,14 @@ from flower_graph.secure import channel
 from flower_graph.secure.channel import new_key
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties import server as party_server
-from flower_graph.secure.parties.differences import (
+from flower_graph.secure.parties.epoch import LIST, MOST_LISTS
+from flower_graph.secure.parties.journal import (
+    Journal,
     check_difference,
     choose,
     members_of,
     set_of,
 )
-from flower_graph.secure.parties.epoch import LIST, MOST_LISTS
-from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.shamir import SHARE_BYTES, combine_shares
 from flower_graph.secure.sum.client import SumClient

@@ -30,7 +30,7 @@ from flower_graph.secure.channel import pieces, rows_of, spread
 from flower_graph.secure.parties.identity import SIGNATURE_BYTES, TrustSettings
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.proofs import Claim, failing, prove, public_of
-from flower_graph.secure.state import read_state, write_state
+from flower_graph.storage.checkpoint import read_state, write_state
 from flower_graph.storage.reading import reading
 from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.codec import Message
@@ -38,7 +38,7 @@ from flower_graph.wire.fields import split_rows
 from flower_graph.wire.keys import ALIGN_STAGE
 
 # What is saved beside the names
-KEPT = ("_secrets", "_sizes", "_dealt", "_answered", "_order", "_epoch", "_blocks")
+KEPT = ("_secrets", "_sizes", "_dealt", "_order", "_epoch", "_blocks")
 
 
 class AnyAlignmentClient(ABC):
@@ -343,6 +343,7 @@ class AlignmentClient(AnyAlignmentClient):
         return write_state(
             {name: getattr(self, name) for name in KEPT}
             | {
+                "_answered": sorted(self._answered),
                 "digest": self._digest(),
                 "known": known,
                 "tokens": rows_of([token for token, _ in local], -1, ids.TOKEN),
@@ -365,7 +366,7 @@ class AlignmentClient(AnyAlignmentClient):
             if list(kept["_secrets"]) != list(host._identities) or kept["digest"] != host._digest():
                 raise StateLostError("the alignment's state is of another run or other identities")
             vars(host).update({name: kept[name] for name in KEPT})
-            host._answered = set(host._answered)
+            host._answered = set(kept["_answered"])
             pairs = zip(pieces(kept["tokens"]), pieces(kept["keys"]), strict=True)
             known = [host._distinct[number] for number in kept["known"]]
             host._names = dict(zip(known, pairs, strict=True))

@@ -26,7 +26,7 @@ from flower_graph.secure.node_config import (
     whole_number,
 )
 from flower_graph.secure.parties.registry import Registry, signed_bytes
-from flower_graph.storage.reading import MOST_KEY, open_regular, read_bytes, reading
+from flower_graph.storage.reading import MOST_KEY, read_bytes, read_secret, reading
 from flower_graph.storage.writing import named, open_own
 
 __all__ = ["Identity", "Registry", "TrustSettings", "new_identity"]
@@ -78,11 +78,8 @@ def read_public(path: Path) -> bytes:
 
 
 def _read_private(path: Path) -> Ed25519PrivateKey:
-    with reading(path, IdentityError), open_regular(path, MOST_KEY) as stream:
-        mode = os.fstat(stream.fileno()).st_mode & 0o777
-        data = stream.read()
-    if mode & 0o077:
-        raise IdentityError(f"{path}: has mode {mode:o}, others may use it; `chmod 600` it")
+    with reading(path, IdentityError):
+        data = read_secret(path)
     with reading(path, IdentityError, "is no private key in PEM without a passphrase"):
         key = keys.load_pem_private_key(data, password=None)
     if not isinstance(key, Ed25519PrivateKey):

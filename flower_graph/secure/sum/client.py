@@ -29,7 +29,6 @@ from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.secure import channel
 from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, pieces, rows_of
 from flower_graph.secure.node_config import DIFFER_BY, LEAST_CLIENTS
-from flower_graph.secure.parties.differences import digest_of, set_of
 from flower_graph.secure.parties.epoch import (
     LIST,
     MASKS,
@@ -43,10 +42,9 @@ from flower_graph.secure.parties.epoch import (
     commit,
 )
 from flower_graph.secure.parties.identity import TrustSettings
-from flower_graph.secure.parties.journal import Journal
+from flower_graph.secure.parties.journal import Journal, digest_of, set_of
 from flower_graph.secure.ring import WORDS, Ring, RingArray, add_streams
 from flower_graph.secure.shamir import SHARE_BYTES, split_secrets
-from flower_graph.secure.state import read_state, write_state
 from flower_graph.secure.sum.messages import (
     KEPT_ROUNDS,
     MASK_KEY,
@@ -70,6 +68,7 @@ from flower_graph.secure.sum.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
+from flower_graph.storage.checkpoint import read_state, write_state
 from flower_graph.storage.reading import reading
 from flower_graph.wire.arrays import Config
 from flower_graph.wire.codec import Message

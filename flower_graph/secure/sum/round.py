@@ -11,7 +11,7 @@ clients. Partner lists are mirrored: if column j of row a holds b, column ``k - 
 holds a. A party that is alone has no partners, and no masks.
 
 Parties that do not trust the server sign no list that differs from an earlier one by too few
-(``differences.py``). The server knows which parties to leave out only when all vectors are there,
+(``journal.py``). The server knows which parties to leave out only when all vectors are there,
 but it adds vectors up as they come. So the sums of a few parties, by turns, are kept beside the
 total, to be taken out again.
 """
@@ -29,9 +29,9 @@ from numpy.typing import NDArray
 from flower_graph.errors import MalformedReplyError, RefusedError, one_line
 from flower_graph.secure import channel
 from flower_graph.secure.node_config import DIFFER_BY
-from flower_graph.secure.parties.differences import choose, members_of, set_of
 from flower_graph.secure.parties.epoch import LIST, MASKS, ROUND_KEY, Epoch
 from flower_graph.secure.parties.identity import SIGNATURE_BYTES
+from flower_graph.secure.parties.journal import choose, members_of, set_of
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.ring import WORDS, RingArray, add_streams
 from flower_graph.secure.shamir import SHARE_BYTES, combine_shares

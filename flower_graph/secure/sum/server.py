@@ -17,10 +17,9 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import RecordDict
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.channel import is_low_order, rows_of
@@ -51,24 +50,12 @@ from flower_graph.wire.fields import RUN_BYTES
 from flower_graph.wire.ledger import setup_bytes
 
 LOG = logging.getLogger(__name__)
-T = TypeVar("T")  # what is read of a reply
 M = TypeVar("M", bound=Message)
 
 
-class Send(Protocol):
-    """Sends a message to each of some SuperNodes and reads their replies, as ``Session.send``."""
-
-    def __call__(  # it has no more to say
-        self,
-        requests: Mapping[int, RecordDict],
-        server_round: int,
-        read: Callable[[int, RecordDict], T],
-        *,
-        message_type: str,
-        max_reply_bytes: int,
-    ) -> Replies[T]: ...
-
-
+# Sends a message to each of some SuperNodes and reads their replies, as ``Session.send``. Any: what
+# is read of a reply
+Send = Callable[..., Replies[Any]]
 MOST_BEGINNINGS = 8  # times that a client enrols with keys of its own in a run
 MOST_CHEATS = 3  # SuperNodes that are proven to cheat before nobody new is taken any more
 ALONE = 0, 0, 0  # the plan of a SuperNode whose clients are all in the sum

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -62,16 +62,10 @@ class SumStages:
 
     Parameters
     ----------
-    server : SumServer
-        The protocol.
+    server, limit, resolution, guard
+        As of `SecureSum`.
     send : callable
         Sends messages, as ``Session.send`` does.
-    limit : float
-        Largest absolute value of a single number; a client with a larger one is left out.
-    resolution : float
-        Step to which numbers are rounded.
-    guard : bool
-        Whether words have bits to spare for pads that clients add (`flower_graph.secure.ring`).
     first : int
         Number of the first sum.
     unmask : str
@@ -393,23 +387,16 @@ class SecureSum(SumStages):
             LOG.warning("node %d takes no part in the sum: %s", node, reason)
             self.rejected.append(Rejected(node, reason))
 
+    # Any: further arguments of ``Exchange.send``
     def _ask(
         self,
         requests: Mapping[int, RecordDict],
         server_round: int,
         read: Callable[[int, RecordDict], T],
-        *,
-        message_type: str,
-        max_reply_bytes: int,
+        **how: Any,
     ) -> Replies[T]:
-        replies: Replies[T] = self._exchange.send(
-            requests,
-            message_type=message_type,
-            server_round=server_round,
-            timeout=self._timeout,
-            read=read,
-            max_reply_bytes=max_reply_bytes,
-        )
+        about = {"server_round": server_round, "timeout": self._timeout, "read": read}
+        replies: Replies[T] = self._exchange.send(requests, **about, **how)
         self.rejected += replies.rejected
         for entry in replies.rejected:
             if entry.kind is Kind.STATE_LOST:
