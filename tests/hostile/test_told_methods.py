@@ -35,14 +35,6 @@ FAST = (
     ("PPFL-GNN", "SumOrder.slots", "one", 1),
     ("PPFL-GNN", "Claims.claim-nodes", "one", 0),
 )
-SAMPLE = (
-    ("FedSCem", "EgoRequest.guard-bits", AGREED, 1),
-    ("FedSCem", "UnionRequest.align-cells", "one", 0),
-    ("FedSCem", "EgoEnrolment.alignment", "one", 2),
-    ("FedSCem, trusted", "EvaluateRequest.align-points", "replayed", 0),
-    ("PPFL-GNN", "PublicRequest.arrays/public", "one", 2),
-    ("PPFL-GNN, trusted", "SumOrder.slots", "one", 2),
-)  # fmt: skip
 QUICK = ("sum", "sum, trusted", "PPFL-GNN")
 # Of which CI runs all cells; all others wait for a release
 FIXED = {
@@ -108,7 +100,7 @@ def test_the_table_has_every_entry_that_is_declared_and_every_one_that_is_sent(
 
 @pytest.mark.parametrize(
     ("name", "key", "how", "value"),
-    [*FAST, *(pytest.param(*one, marks=pytest.mark.slow) for one in SAMPLE)],
+    FAST,
 )
 def test_some_entries_told_otherwise(name: str, key: str, how: str, value: int, world: Get) -> None:
     one = world(name)

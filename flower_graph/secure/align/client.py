@@ -148,7 +148,13 @@ class AlignmentClient(AnyAlignmentClient):
         clients, epoch = request.clients.tolist(), request.epoch
         if fresh := [client for client in clients if client not in self._dealt]:
             self._deal(fresh)
-        blocks, signatures = [self._block(client, epoch) for client in clients], ids.no_rows()
+        blocks, signatures = list[ids.Bytes2D](), ids.no_rows()
+        for client in clients:
+            dealt = self._dealt[client]
+            named = [self._distinct[number] for number in dealt]
+            hashed = spread(partial(ids.hash_to_group, self._run_id), named)
+            own = dict(zip(dealt, hashed, strict=True))
+            blocks.append(ids.blind(own, self._secrets[client], epoch, self._sizes[client]))
         if self._trust is not None:  # a repeated request gets the same block
             pairs = zip(clients, blocks, strict=True)
             blocks = [self._blocks.setdefault(client, block) for client, block in pairs]
@@ -158,13 +164,6 @@ class AlignmentClient(AnyAlignmentClient):
         sizes = np.array([self._sizes[client] for client in clients], np.int64)
         points = _joined(blocks, ids.POINT)
         return ids.BlindReply(epoch, request.clients, sizes, points, signatures)
-
-    def _block(self, client: int, epoch: int) -> ids.Bytes2D:
-        dealt = self._dealt[client]
-        named = [self._distinct[number] for number in dealt]
-        hashed = spread(partial(ids.hash_to_group, self._run_id), named)
-        own = dict(zip(dealt, hashed, strict=True))
-        return ids.blind(own, self._secrets[client], epoch, self._sizes[client])
 
     def evaluate(self, request: ids.EvaluateRequest) -> ids.EvaluateReply:
         """Multiply points by the share of the key; a party proves it, of signed blocks alone."""

@@ -133,7 +133,6 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
         self._pending: dict[int, None] = {}  # clients whose identities are not blinded yet
         self._blinded: dict[int, ids.Bytes2D] = {}  # clients that wait for the key-holders
         self._evaluated: dict[int, ids.Bytes2D] = {}  # clients that wait for the union
-        self._points = Counter[int]()  # of every SuperNode, as blocks come in
         self._sizes: dict[int, int] = {}  # points of every client whose tokens are in the union
         self._holders: list[int] = []
         self._dropped: set[int] = set()  # clients that failed as key-holders
@@ -315,7 +314,6 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
     def _next_stage(self) -> dict[int, ids.BlindRequest | ids.EvaluateRequest]:
         if not self._pending:
             return dict(self._evaluate_requests()) if self._blinded else {}
-        self._points = self._brought()
         return {
             node: ids.BlindRequest(self.epoch, np.array(clients, np.int64))
             for node, clients in self._by_node(self._pending).items()
@@ -354,10 +352,14 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
             self._proved.setdefault(client, {})[party] = claim, signature
 
     def _take_blind(self, reply: ids.BlindReply) -> None:
+        brought = Counter[int]()  # points of every SuperNode
+        for client, node in self._node.items():
+            block = self._blinded.get(client, self._evaluated.get(client, ids.no_rows()))
+            brought[node] += self._sizes.get(client, len(block))
         blocks = split_rows(reply.points, reply.sizes)
         for client, block in zip(reply.clients.tolist(), blocks, strict=True):
             node = self._node[client]
-            points = self._points[node] + len(block)  # of its SuperNode
+            points = brought[node] + len(block)
             if len(block) > MOST_BLOCK:
                 why = f"its block has {len(block)} points, at most {MOST_BLOCK} are taken"
                 self._leave_out(client, why)
@@ -369,14 +371,7 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
             else:
                 del self._pending[client]
                 self._blinded[client] = block
-                self._points[node] = points
-
-    def _brought(self) -> Counter[int]:
-        brought = Counter[int]()
-        for client, node in self._node.items():
-            block = self._blinded.get(client, self._evaluated.get(client, ()))
-            brought[node] += self._sizes.get(client, len(block))
-        return brought
+                brought[node] = points
 
     def _evaluate_requests(self) -> dict[int, ids.EvaluateRequest]:
         if not self._holders:

@@ -259,7 +259,10 @@ class Journal:
     def _changed(self, run: tuple[bytes, ...]) -> Iterator[tuple[Content, Kept]]:
         """Change the record of a run; it is on the disk if the block ends well."""
         name = _name(run)
-        with self._locked():
+        # The folder has the lock, as the file itself is another one after each change.
+        handle = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
             content = Content.read(self._path)
             kept = content.runs[name] = content.runs.pop(name, Kept())
             yield content, kept
@@ -271,14 +274,6 @@ class Journal:
                 raise IdentityError(
                     f"journal {self._path}: cannot be written: {error.strerror}"
                 ) from error
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        # The folder has the lock, as the file itself is another one after each change.
-        handle = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
         finally:
             os.close(handle)
 

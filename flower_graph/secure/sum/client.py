@@ -150,17 +150,6 @@ def check_terms(request: PrepareRequest) -> None:
         raise RefusedError("a client is its own partner, or has one twice")
 
 
-def check_unmask(kept: ClientRound, request: UnmaskRequest) -> None:
-    """Refuse a request for shares that contradicts the known members of the sum."""
-    kinds = request.kinds[0]
-    if ((kinds != NOTHING) & ~kept.live).any():
-        raise RefusedError("a partner that took no part is asked about: nothing is revealed")
-    if (present := int((kinds == SEED).sum())) > request.contributors:
-        raise RefusedError(f"{present} of our partners among {request.contributors}")
-    if present < kept.threshold:
-        raise RefusedError(f"{present} of our partners are in the sum, {kept.threshold} must")
-
-
 class Received(NamedTuple):
     """The partners' sealed packets of a round, opened: all that is needed to mask a sum."""
 
@@ -305,8 +294,6 @@ class SumClient:
     # A round
 
     def prepare(self, request: PrepareRequest) -> PrepareReply:
-        if self.trust is not None:
-            self._check_epochs_partners(self._begun(), request)
         self._check_prepare(request)
         publics, (private, public) = pieces(request.channel_keys), channel.new_key()
         kept = ClientRound(
@@ -385,7 +372,9 @@ class SumClient:
             raise RefusedError(f"present is {brief(present)}, must be some of the request's")
         if not kept.partners.size and len(chosen) < kept.minimum:
             raise RefusedError(f"{len(chosen)} clients alone: nothing is sent")
-        _check_total(request, total)
+        dtype, length = WORDS.get(request.word), request.length
+        if total.shape != (length,) or total.dtype != dtype:
+            raise ValueError(f"{total.dtype} {total.shape}, expected {dtype} ({length},)")
         held_by = kept.minimum
         if (epoch := self.epoch) is not None:
             assert terms.ring == came.ring and request.ready is not None
@@ -442,7 +431,14 @@ class SumClient:
         if request.contributors < kept.minimum:
             raise RefusedError(f"{request.contributors} clients, {kept.minimum} must be")
         if kept.is_masked:
-            check_unmask(kept, request)
+            asked = request.kinds[0]
+            if ((asked != NOTHING) & ~kept.live).any():
+                raise RefusedError("a partner that took no part is asked about")
+            if (present := int((asked == SEED).sum())) > request.contributors:
+                raise RefusedError(f"{present} of our partners among {request.contributors}")
+            if present < kept.threshold:
+                few = f"{present} of our partners are in the sum, {kept.threshold} must"
+                raise RefusedError(few)
             kinds = np.where(kept.has, request.kinds, np.uint8(NOTHING))
         else:
             kinds = np.zeros_like(request.kinds)
@@ -525,16 +521,16 @@ class SumClient:
             first = clients[0] if clients.size else None
             raise RefusedError(f"client {first} is not the first of those hosted here")
 
-    def _check_epochs_partners(self, epoch: Epoch, request: PrepareRequest) -> None:
-        wanted = epoch.parties[epoch.partners_of(epoch.index(self.party))]
-        if not np.array_equal(request.partners, wanted[None]):
-            raise RefusedError("the partners are not those of the epoch's graph")
-        if request.threshold != epoch.threshold or request.minimum != epoch.minimum:
-            raise RefusedError(f"threshold {request.threshold}, minimum {request.minimum}")
-        if not np.array_equal(request.channel_keys, self._keys):
-            raise RefusedError("a partner's channel key is not the one that it signed")
-
     def _check_prepare(self, request: PrepareRequest) -> None:
+        if self.trust is not None:
+            epoch = self._begun()
+            wanted = epoch.parties[epoch.partners_of(epoch.index(self.party))]
+            if not np.array_equal(request.partners, wanted[None]):
+                raise RefusedError("the partners are not those of the epoch's graph")
+            if request.threshold != epoch.threshold or request.minimum != epoch.minimum:
+                raise RefusedError(f"threshold {request.threshold}, minimum {request.minimum}")
+            if not np.array_equal(request.channel_keys, self._keys):
+                raise RefusedError("a partner's channel key is not the one that it signed")
         self._check_run(request.run_id, self.sum_run)
         if request.server_round <= self._last:
             raise RefusedError(f"round {request.server_round} is not newer than {self._last}")
@@ -663,9 +659,3 @@ class SumClient:
         own = channel.self_mask_key(kept.seed.tobytes(), run_id, number, party, terms)
         private = kept.private.tobytes()
         return [(own, 1), *channel.pair_masks(private, run_id, number, party, keys, terms)]
-
-
-def _check_total(request: MaskRequest, total: RingArray) -> None:
-    dtype = WORDS.get(request.word)
-    if total.shape != (request.length,) or total.dtype != dtype:
-        raise ValueError(f"{total.dtype} {total.shape}, expected {dtype} ({request.length},)")

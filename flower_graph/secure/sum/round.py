@@ -275,25 +275,21 @@ class SumRound:
         if reply.total.shape != self.total.shape or reply.total.dtype != self.total.dtype:
             came, asked = reply.total, self.total
             raise MalformedReplyError(f"{came.dtype} {came.shape}, not {asked.dtype} {asked.shape}")
-        dealers, columns = self._read_refused(row, reply.refused)
-        self.total += reply.total
-        self.contributed[row] = True
-        self._refused[dealers, columns] = True
-        self._hosted[row] = reply.clients.tolist()
-        if (party := int(self.parties[row])) in self._spare:
-            self._kept[party] = reply.total
-        for client in sorted(reply.left_out.keys() & set(local)):
-            self._note(Cause.LEFT_OUT, client, one_line(reply.left_out[client]))
-
-    def _read_refused(self, row: int, pairs: Integers) -> tuple[Integers, Integers]:
-        """Find packets that a holder cannot open; none twice, none that was not sent."""
-        partners, count = self.partners[row], pairs.shape[0]
+        # Packets that it cannot open; none twice, none that was not sent
+        partners, pairs, party = self.partners[row], reply.refused, int(self.parties[row])
         column = np.flatnonzero(self.live[partners])
         checked = pairs[: column.size]  # more are wrong anyway, and not worth the memory
         refused = column[np.isin(self.parties[partners[column]], checked[:, 1])]
-        if (checked[:, 0] != self.parties[row]).any() or refused.size != count:
-            raise MalformedReplyError(f"{count} do not open, {refused.size} of them were sent")
-        return partners[refused], partners.size - 1 - refused
+        if (checked[:, 0] != party).any() or refused.size != len(pairs):
+            raise MalformedReplyError(f"{len(pairs)} do not open, {refused.size} of them were sent")
+        self.total += reply.total
+        self.contributed[row] = True
+        self._refused[partners[refused], partners.size - 1 - refused] = True
+        self._hosted[row] = reply.clients.tolist()
+        if party in self._spare:
+            self._kept[party] = reply.total
+        for client in sorted(reply.left_out.keys() & set(local)):
+            self._note(Cause.LEFT_OUT, client, one_line(reply.left_out[client]))
 
     def list_requests(self) -> dict[int, ListRequest]:
         """Settle the sum's members; ask parties that do not trust the server to sign them.
@@ -494,15 +490,25 @@ class SumRound:
                 f"{self.parties[few[0]]}: {self.has[few[0]].sum()} of {self.threshold})"
             )
             return
-        wrong = [row for row in needed.tolist() if not self._recover(row)]
-        for row in wrong:
+        wrong = []
+        for row in needed.tolist():
+            came = np.flatnonzero(self.has[row])[: self.threshold]
+            held = {column + 1: self.shares[row, column].tobytes() for column in came.tolist()}
+            if (secret := self.secret_of(row, int(self.kinds[row]), held)) is not None:
+                self._secrets[row] = secret
+                continue
             self._convict(row, "its shares do not give the secret that it committed to")
+            wrong.append(row)
         if wrong:
             self.skip(f"client {self.parties[wrong[0]]} shared wrongly")
             return
         masks: list[tuple[bytes, int]] = []
         for row in needed.tolist():
-            masks += [self._self_mask(row)] if self.kinds[row] == SEED else self._pair_masks(row)
+            if self.kinds[row] == MASK_KEY:
+                masks += self._pair_masks(row)
+                continue
+            about = self.run_id, self.number, int(self.parties[row]), self.terms
+            masks.append((channel.self_mask_key(self._secrets[row], *about), -1))
         add_streams(self.total, masks)
 
     def _most_disputed(self) -> Integers:
@@ -516,13 +522,6 @@ class SumRound:
             return self.suspects
         return np.array(self.parties[[odds.argmax()]])
 
-    def _recover(self, row: int) -> bool:
-        came = np.flatnonzero(self.has[row])[: self.threshold]
-        held = {column + 1: self.shares[row, column].tobytes() for column in came.tolist()}
-        if (secret := self.secret_of(row, int(self.kinds[row]), held)) is not None:
-            self._secrets[row] = secret
-        return secret is not None
-
     def secret_of(self, row: int, kind: int, shares: Mapping[int, bytes]) -> bytes | None:
         """Reconstruct a secret from its holders' shares; None if it was not committed to."""
         chosen, party = sorted(shares)[: self.threshold], int(self.parties[row])
@@ -534,10 +533,6 @@ class SumRound:
             commitment = channel.commit_to_seed(self.run_id, self.number, party, secret)
             return secret if commitment == self.seed_commitments[row].tobytes() else None
         return secret if channel.public_key(secret) == self.round_keys[row].tobytes() else None
-
-    def _self_mask(self, row: int) -> tuple[bytes, int]:
-        seed, number, party = self._secrets[row], self.number, int(self.parties[row])
-        return channel.self_mask_key(seed, self.run_id, number, party, self.terms), -1
 
     def _pair_masks(self, row: int) -> list[tuple[bytes, int]]:
         partners = self.partners[row]

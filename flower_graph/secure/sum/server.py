@@ -272,17 +272,14 @@ class SumServer:
 
     def result(self, number: int) -> SumResult | Skipped:
         """End a round and return its sum; replies that come later are refused."""
-        result = self._round(number).result()
-        self._exclude_suspects(self._rounds.pop(number))
-        return result
-
-    def _exclude_suspects(self, one: SumRound) -> None:
+        result, one = self._round(number).result(), self._rounds.pop(number)
         nodes = {self.node_of(client) for client in one.suspects.tolist()}
         for client, node in sorted(self.homes.items()):
             if node in nodes and client not in self.excluded:
                 text = "most others and its SuperNode cannot open what they seal for each other"
-                self._blame(Reason(Cause.AT_ODDS, text, client, one.number), None)
+                self._blame(Reason(Cause.AT_ODDS, text, client, number), None)
                 self._excluded.add(client)
+        return result
 
     def _begin(self, number: int, clients: set[int]) -> SumRound:
         chosen = sorted(clients - self.excluded)
@@ -291,7 +288,13 @@ class SumServer:
             if self.node_of(client) is None:
                 raise ValueError(f"client {client} is not enrolled")
             local.setdefault(self._party_of[client], []).append(client)
-        self._warn_of_differences()
+        if not self._warned:
+            self._warned = True
+            LOG.warning(
+                "the server is trusted (semi-honest): it could subtract the sums of two rounds, "
+                "and so read what those sent together who are in one of them alone, even a single "
+                "client (`flower-graph docs security#what-sums-over-time-tell`)"
+            )
         m, dropped = len(local), math.floor(self.dropout * len(chosen))
         if self._honest(len(chosen)) < 2 or self._honest(m) < min(m, 2):
             few = f"{len(chosen)} clients, a sum needs at least 2 that do not collude"
@@ -320,16 +323,6 @@ class SumServer:
         one = SumRound(circle, number, [], [], np.zeros((0, 0), np.uint8), self._blame)
         one.skip(why)
         return one
-
-    def _warn_of_differences(self) -> None:
-        """Warn, when the first sum begins, that a trusted server keeps no sums apart."""
-        if not self._warned:
-            self._warned = True
-            LOG.warning(
-                "the server is trusted (semi-honest): it could subtract the sums of two rounds, "
-                "and so read what those sent together who are in one of them alone, even a single "
-                "client (`flower-graph docs security#what-sums-over-time-tell`)"
-            )
 
     def _exchange(
         self,
