@@ -42,7 +42,7 @@ from flower_graph.strategies.nfedgnn.config import StrategyConfig
 from flower_graph.strategies.nfedgnn.server_model import RelayServer
 from flower_graph.strategies.nfedgnn.users import LinearCohort, UserSettings
 from flower_graph.strategies.ppfl.config import GATConfig, PPFLConfig
-from flower_graph.strategies.ppfl.gat import PublicGAT
+from flower_graph.strategies.ppfl.modules import PublicGAT
 
 HIDDEN, CLASSES, DEGREE, RATE = 16, 7, 10, 0.01
 FEATURES, ACTIVE, EGO_DEGREE, RATIOS = 500, 20, 5.0, [0.6, 0.2, 0.2]

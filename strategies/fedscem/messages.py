@@ -102,7 +102,7 @@ class Layout:
 class EgoEnrolment(Message, down="query"):
     """Server to client: asks for its clients and keys, and names a checkpoint.
 
-    The answer: ``KeyReply``, or, where the server may lie, ``BindReply``.
+    The answer: ``KeyReply``.
     """
 
     # Of the secure sum

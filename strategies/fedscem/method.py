@@ -89,7 +89,7 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         if how.name == FEDSCEM:
             return MaskedEmbeddingAveraging(settings, how, **options)
         options |= {"participation": how.participation, "min_nodes": how.fewest_nodes}
-        averaging = make_robust(BASELINES[how.name], how.average, settings, **options)
+        averaging = make_robust(BASELINES[how.name], how, settings, **options)
         averaging.central_noise = central_noise(config.privacy, config.rounds)
         return averaging
 

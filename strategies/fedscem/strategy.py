@@ -58,12 +58,10 @@ from flower_graph.secure.align.blinded import MAX_CLIENTS
 from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.node_config import LEAST_HOLDERS
-from flower_graph.secure.parties.alignment import VerifiedAlignmentServer
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import MaskedReply, MaskRequest
+from flower_graph.secure.sum.messages import KeyReply, MaskedReply, MaskRequest
 from flower_graph.secure.sum.round import Skipped
-from flower_graph.secure.sum.server import Keys as SumKeys
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SumStages, as_record, entries_of
 from flower_graph.server.membership import Membership, renamed
@@ -112,7 +110,7 @@ class Keys(NamedTuple):
 
     clients: list[int]  # Ascending
     handled: int | None  # How many messages of this run they have handled, if known
-    reply: SumKeys
+    reply: KeyReply
 
 
 class EgoMembership(Membership):
@@ -125,9 +123,7 @@ class EgoMembership(Membership):
         self.parties = sums if isinstance(sums, PartySums) else None
         if self.parties is not None:
             self.alignment = VERIFIED
-            self.aligner = VerifiedAlignmentServer(
-                sums.run_id, self.parties.registry, least_holders
-            )
+            self.aligner = AlignmentServer(least_holders, self.parties.registry, sums.run_id)
         elif alignment == "psi":
             self.aligner = AlignmentServer(least_holders)
         else:
@@ -140,7 +136,7 @@ class EgoMembership(Membership):
         return EgoEnrolment(self.sums.run_id, self.alignment, resume).to_record()
 
     def read(self, node: int, content: RecordDict) -> Keys:
-        reply: SumKeys = self.sums.enrolment[-1].from_config(entries_of(content))
+        reply = KeyReply.from_config(entries_of(content))
         self.sums.check_keys(node, reply)
         if self.alignment == "psi" and reply.clients.size > MOST_CLAIMED:
             raise MalformedReplyError(
@@ -179,7 +175,7 @@ class EgoMembership(Membership):
         """Let the parties of a new epoch be aligned, and nobody else."""
         parties, aligner = self.parties, self.aligner
         assert parties is not None and parties.epoch is not None
-        assert isinstance(aligner, VerifiedAlignmentServer)
+        assert isinstance(aligner, AlignmentServer)
         members = parties.epoch_clients()
         aligner.forget(set(aligner.enrolled) - {c for local in members.values() for c in local})
         for party, local in members.items():

@@ -27,7 +27,7 @@ from flower_graph.rng import derive_seed
 from flower_graph.strategies.ppfl.config import APP, DEEPWALK, GAT, PPFLConfig
 from flower_graph.strategies.ppfl.deepwalk import DeepWalk
 from flower_graph.strategies.ppfl.evaluation import SVC, untrained
-from flower_graph.strategies.ppfl.gat import PublicGAT
+from flower_graph.strategies.ppfl.modules import PublicGAT
 
 if TYPE_CHECKING:
     from flower_graph.data.new_graph import NewGraph

@@ -343,7 +343,6 @@ class SecureConsensus(ProcrustesAlignment):
     """
 
     idle = NOT_READY  # all clients are asked that can be in the sum
-    wants_embeddings = False  # what the base class reads from replies
     forms = (SECURE,)
 
     # Any: as the base class
@@ -392,8 +391,11 @@ class SecureConsensus(ProcrustesAlignment):
         for node in [node for node in there if node in entries]:
             slots = [mean.slots[client] for client in there[node]]
             self.entries[node] = entries[node] | replace(order, slots=slots).to_config() | shown
-            requests[node] = self.request(server_round, there[node], there[node], mean.of)
+            requests[node] = self.request(server_round, there[node], there[node])
         return requests
+
+    def target(self, client: int) -> FloatArray | None:
+        return self.mean.of(client)
 
     def _nodes(self, ready: Sequence[int]) -> tuple[IntArray, Claims | None]:
         """Choose the nodes of the next sum, for untrusting clients with the claims of all."""
