@@ -36,11 +36,8 @@ from flower_graph.ops.active_rows import ActiveRows
 from flower_graph.rng import generator
 from flower_graph.strategies.fedgls.cohort import StructureCohort
 from flower_graph.strategies.fedgls.networks import StructureSettings, initial_models
-from flower_graph.strategies.fedscem.cohort import (
-    EgoCohort,
-    EgoSettings,
-    Shared,
-)
+from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
+from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.strategies.nfedgnn.config import StrategyConfig
 from flower_graph.strategies.nfedgnn.server_model import RelayServer
 from flower_graph.strategies.nfedgnn.users import LinearCohort, UserSettings

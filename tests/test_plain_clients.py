@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def test_nfedgnn_learns_with_plain_clients() -> None:
 
 def test_fedscem_adds_up_what_plain_clients_send() -> None:
     nodes = {0: [1, 2, 3], 1: [3, 2], 2: [4, 3]}
-    settings = EGO_SETTINGS._replace(hidden=4)
+    settings = replace(EGO_SETTINGS, hidden=4)
     embedding = np.arange(24.0).reshape(6, 4)
     strategy = MaskedEmbeddingAveraging(settings, alignment="plain", aggregation="plain")
     taken: list[Any] = []

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 from flower_graph.config.partition import PartitionSection
 from flower_graph.config.rules import (
@@ -256,14 +256,6 @@ class PrivacyConfig:
             refuse_with("privacy.form", CENTRAL_FORM, f"strategy.name={name}", why)
 
 
-class Robust(NamedTuple):
-    """The kind of average, and its parameters."""
-
-    name: str = NO_DEFENCE  # none, krum, trimmed-mean or median
-    num_malicious: int = 1  # Clients that may be hostile; krum only
-    beta: float = 0.2  # Share of the clients that is cut off at each end; trimmed-mean only
-
-
 @dataclass
 class RobustSection:
     """The section ``strategy`` of methods that average clients' weights."""
@@ -277,11 +269,6 @@ class RobustSection:
         Rule("at least 0 and less than 0.5", lambda beta: 0 <= beta < 0.5),
         help="share of the clients cut off at each end; `trimmed-mean` only",
     )
-
-    @property
-    def average(self) -> Robust:
-        """The average that replaces the mean of the clients' weights."""
-        return Robust(self.robust, self.num_malicious, self.beta)
 
     def refuse_robust(self, method: str, not_with: Mapping[str, str]) -> None:
         """Refuse an average other than the mean for methods that it does not fit."""

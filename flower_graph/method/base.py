@@ -20,15 +20,22 @@ from flwr.app import Context
 from torch import Tensor
 
 from flower_graph.client.learner import takes_weights
-from flower_graph.config.common import VALUES, RunConfig
-from flower_graph.data.baselines import Figures, graph_baselines
-from flower_graph.data.folders.client_folder import Clients
-from flower_graph.data.folders.party import RunData, RunFolder
-from flower_graph.data.gaps import Gaps
+from flower_graph.config.common import VALUES, CutRunConfig, RunConfig
+from flower_graph.data.baselines import Figures, client_baselines, graph_baselines, own_baselines
+from flower_graph.data.folders.client_folder import Clients, clients_path, load_folder
+from flower_graph.data.folders.party import (
+    RunData,
+    RunFolder,
+    client_folder,
+    graph_data,
+    graphs_of,
+    share,
+)
+from flower_graph.data.gaps import Gaps, Uses
 from flower_graph.data.graph import Graph, HeldGraph, Scale
 from flower_graph.data.new_graph import DataForm, NewGraph
-from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.data.sources.datasets import cached_data
+from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
+from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.errors import DataError
 from flower_graph.flower_compat import Mod, NumPyClient
 from flower_graph.outputs.build import build_module
@@ -42,6 +49,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=RunConfig)  # a method's schema
 G = TypeVar("G", bound=HeldGraph)  # a client's graph, where clients have some
+P = TypeVar("P", bound=CutRunConfig)  # a schema with the common section `partition`
 S = TypeVar("S", bound="RoundLoop")  # its server's half
 
 
@@ -199,6 +207,107 @@ class Method(Generic[C, S]):
         return None
 
 
+class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
+    """A method each of whose clients holds a graph of its own.
+
+    Attributes
+    ----------
+    graph : type
+        The dataclass of a client's graph.
+    """
+
+    graph: type[G]
+    client, clients = "graph", "graphs"
+
+    def load_graphs(self, config: C) -> list[G]:
+        """Make the clients' graphs from the config's data, or read them.
+
+        A method with data of its own returns ``Clients``, or a list from whose labels classes are
+        counted.
+        """
+        raise NotImplementedError
+
+    def statistics(self, config: C, graphs: list[G]) -> PartitionStatistics:
+        raise NotImplementedError
+
+    def graphs(self, config: C) -> list[G]:
+        """Load the graphs of all clients, once a process, ordered by the clients' numbers."""
+        return cached_clients(self.load_graphs, config)
+
+    def data(self, config: C) -> Clients[G]:
+        """Load the clients' graphs without the checks of a method that overrides ``graphs``."""
+        return Clients.of(cached_clients(self.load_graphs, config))
+
+    def hosted(self, config: C, context: Context) -> tuple[list[G], RunFolder | None]:
+        folder = client_folder(config, context)
+        if folder is not None:
+            return graphs_of(folder, self.graph), folder
+        everyone = self.graphs(config)
+        return everyone[share(context, len(everyone))], None
+
+    def num_clients(self, config: C, folder: RunFolder | None = None) -> int:
+        return len(self.graphs(config)) if folder is None else folder.manifest.num_clients
+
+    def num_classes(self, config: C, folder: RunFolder | None = None) -> int:
+        return self.data(config).num_classes if folder is None else folder.manifest.classes
+
+    def num_features(self, config: C, folder: RunFolder | None = None) -> int:
+        if folder is not None:
+            return folder.manifest.features
+        return int(self.graphs(config)[0].x.shape[1])
+
+    def baselines(self, config: C, folder: RunFolder | None = None) -> Figures:
+        if folder is not None:
+            return own_baselines(graphs_of(folder, self.graph))
+        return client_baselines(self.data(config))
+
+    def partition(self, config: C, *, true_edges: bool = False) -> Partition:
+        graphs = self.data(config)
+        data = graph_data(graphs, graphs.num_classes, class_names=graphs.classes)
+        return Partition(self.statistics(config, graphs), data, self.baselines(config))
+
+
+class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
+    """A method whose clients hold a ``ClientGraph`` each, made by the section ``partition``."""
+
+    graph = ClientGraph
+
+    def graphless_ratio(self, config: P) -> float:
+        """Return the share of clients without edges, for the default ``load_graphs``."""
+        return 0.0
+
+    def load_graphs(self, config: P) -> list[ClientGraph]:
+        """Cut the clients' graphs out of the config's data, or read them.
+
+        By default by the config's section ``partition``, a ``PartitionSection``; a folder as
+        ``data.name`` has a file for each client.
+        """
+        folder, how = clients_path(config.data), config.partition
+        ratio = self.graphless_ratio(config)
+        if folder is None:
+            graph = cached_data(config)
+            return Clients.cut(partition_graph(graph, how, ratio, config.seed), graph)
+        return load_folder(
+            folder,
+            how.ratios,
+            config.seed if how.seed is None else how.seed,
+            train_share=how.train_share,
+            graphless_ratio=ratio,
+            features=config.data.features,
+            gaps=Gaps.of(config.data),
+            uses=Uses.of(config),
+        )
+
+    def statistics(self, config: P, graphs: list[ClientGraph]) -> PartitionStatistics:
+        # Imported here, since clients do not need it.
+        from flower_graph.data.partition.statistics import client_statistics
+
+        return client_statistics(graphs, Clients.of(graphs).whole)
+
+
+# Of the models of a run, and of its data ----------------------------------------------------------
+
+
 @torch.no_grad()
 def called(run: FinishedRun, graph: NewGraph, client: int | None) -> Tensor:
     """Call a run's model on a new graph, with weights of edges if the run's had some."""
@@ -215,9 +324,6 @@ def edges_of(graph: NewGraph) -> Tensor:
     if edges is None or not edges.numel():
         raise DataError("the graph has no edges, which the run's models need")
     return edges
-
-
-# What is known of a run's data --------------------------------------------------------------------
 
 
 def class_names(

@@ -20,8 +20,7 @@ from flower_graph.data.folders.party import DATA_FORM, RunFolder, graphs_of
 from flower_graph.data.graph import Scale
 from flower_graph.data.new_graph import DataForm
 from flower_graph.errors import DataError
-from flower_graph.method.base import class_names, scale_of
-from flower_graph.method.graph_method import GraphMethod
+from flower_graph.method.base import GraphMethod, class_names, scale_of
 from flower_graph.models import GCN, GCNPairs
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client

@@ -120,7 +120,7 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         local |= checkpoint_settings(config, out) | {"num_nodes": nodes}
         if how.name not in AVERAGING:
             return KINDS[how.name].server(settings, **local)
-        strategy = make_robust(StructureFedAvg, how.average, settings, **local)
+        strategy = make_robust(StructureFedAvg, how, settings, **local)
         strategy.central_noise = central_noise(config.privacy, config.rounds)
         return strategy
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
-from flower_graph.report.plots import Line, finish, line, plot_lines, save
+from flower_graph.report.plots import Line, Panel, finish, line, plot_panels, save
 from flower_graph.storage.reading import Tree
 
 if TYPE_CHECKING:
@@ -45,8 +45,10 @@ def plot_differences(shown: Sequence[Any], picture: Tree) -> tuple[Any, Any, Tre
         here = [row for row in rows if (row["table"], row["data"]) == (table, data)]
         by_seed = [dict(zip(row["seeds"], row["values"], strict=True)) for row in here]
         if shared := set.intersection(*map(set, by_seed)):
-            panels.setdefault(table, {})[data] = {
-                row["varied"]: [figures[seed] for seed in sorted(shared)]
-                for row, figures in zip(here, by_seed, strict=True)
-            }
-    return plot_lines, panels, {"label": picture["label"]}
+            values = [[100 * one[seed] for one in by_seed] for seed in sorted(shared)]
+            panels.setdefault(table, {})[data] = Line([row["varied"] for row in here], values)
+    row = [
+        Panel(lines, picture["label"], table, levels={"_zero": 0.0})
+        for table, lines in panels.items()
+    ]
+    return plot_panels, [row] if row else [], {}

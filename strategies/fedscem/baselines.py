@@ -10,7 +10,7 @@ clients that have the feature.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -25,19 +25,12 @@ from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.graph_batch import check_sizes
 from flower_graph.engine.mini_batches import BatchOrder, epochs_of
 from flower_graph.method.module_method import ModuleFedAvg
+from flower_graph.outputs.build import form_of
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
-from flower_graph.outputs.form import form_of
-from flower_graph.strategies.fedscem.cohort import EgoSettings, initial_weights, state_of
+from flower_graph.strategies.fedscem.cohort import first_model
+from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.strategies.fedscem.modules import EgoGCN
 from flower_graph.wire.arrays import Config, Measurements, Parameters
-
-
-def first_model(settings: EgoSettings) -> EgoGCN:
-    """Make the model that all clients start from."""
-    how = settings
-    module = EgoGCN(how.num_features, how.hidden, how.num_classes, how.projection)
-    module.load_state_dict(state_of(initial_weights(settings), settings))
-    return module
 
 
 def module_settings(settings: EgoSettings, *, averages: bool) -> ModuleSettings:
@@ -89,8 +82,8 @@ class EgoModelClient(ModuleClient):
         train, first = graph.masks["train"], module.gnn.first.weight
         logits = self.logits(module, graph)[train]
         loss = nn.functional.cross_entropy(logits, graph.y[train], reduction="sum")
-        parts = [part for part in module.parameters() if part is not first]
-        parts.append(first * (graph.x != 0).any(0))
+        parts = [first * (graph.x != 0).any(0)]
+        parts += [part for part in module.parameters() if part is not first]
         squares = torch.stack([part.square().sum() for part in parts]).sum()
         return loss / train.sum().clamp(min=1) + self._ego.weight_decay / 2 * squares
 
@@ -133,7 +126,7 @@ class EgoFedAvg(ModuleFedAvg):
         return Snapshot(None, [replace(model, shared=state, own={})])
 
     def fixed_settings(self) -> dict[str, object]:
-        return super().fixed_settings() | self.ego._asdict()
+        return super().fixed_settings() | asdict(self.ego)
 
 
 class EgoFedProx(EgoFedAvg, FedProx):

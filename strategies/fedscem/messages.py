@@ -20,7 +20,7 @@ from flower_graph.secure.channel import framed
 from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest, SumTerms
-from flower_graph.strategies.fedscem.cohort import EgoSettings
+from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import FloatArray, IntArray
 from flower_graph.wire.codec import (
@@ -118,7 +118,7 @@ class Layout(NamedTuple):
 class EgoEnrolment(Message, down="query"):
     """Server to client: asks for its clients and keys, and names a checkpoint.
 
-    The answer: ``KeyReply``, or, where the server may lie, ``BindReply``.
+    The answer: ``KeyReply``.
     """
 
     # Of the secure sum

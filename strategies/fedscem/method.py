@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,9 +37,17 @@ from flower_graph.strategies.fedscem.baselines import (
     EgoModelClient,
     SelfTraining,
 )
-from flower_graph.strategies.fedscem.cohort import EgoSettings, train_alone
+from flower_graph.strategies.fedscem.cohort import train_alone
 from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient
-from flower_graph.strategies.fedscem.config import APP, AVERAGING, FEDSCEM, SAGE, FedSCemConfig
+from flower_graph.strategies.fedscem.config import (
+    APP,
+    AVERAGING,
+    FEDSCEM,
+    SAGE,
+    EgoSettings,
+    FedSCemConfig,
+    TrainingConfig,
+)
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 
 if TYPE_CHECKING:
@@ -88,7 +96,7 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         if how.name == FEDSCEM:
             options |= {name: getattr(how, name) for name in (*OF_FEDSCEM, *OF_PARTIES)}
             return MaskedEmbeddingAveraging(settings, **options)
-        averaging = make_robust(BASELINES[how.name], how.average, settings, **options)
+        averaging = make_robust(BASELINES[how.name], how, settings, **options)
         averaging.central_noise = central_noise(config.privacy, config.rounds)
         return averaging
 
@@ -192,16 +200,10 @@ def ego_settings(config: FedSCemConfig, folder: RunFolder | None = None) -> EgoS
 
 def _settings(config: FedSCemConfig, features: int, classes: int) -> EgoSettings:
     how = config.strategy
-    names = ("learning_rate", "weight_decay", "local_epochs", "mu", "tau", "batch_size")
-    is_proximal = "fedprox" in (how.name, how.model_sharing)
-    return EgoSettings(
-        features,
-        classes,
-        seed=config.seed,
-        proximal=how.proximal if is_proximal else 0.0,
-        **{name: getattr(how, name) for name in names},
-        **asdict(config.model),
-    )
+    training = {one.name: getattr(how, one.name) for one in fields(TrainingConfig)}
+    if "fedprox" not in (how.name, how.model_sharing):
+        training["proximal"] = 0.0
+    return EgoSettings(features, classes, seed=config.seed, **training, **asdict(config.model))
 
 
 def embedding_noise(config: FedSCemConfig) -> ClientNoise | None:

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from flower_graph.models import GCN
 from flower_graph.outputs.build import WIDTH, built_with
-from flower_graph.outputs.form import Form
 
 __all__ = ["EgoGCN"]
 
@@ -25,8 +24,12 @@ class EgoGCN(nn.Module):
 
     def __init__(self, features: int, hidden: int, classes: int, projection: int) -> None:
         super().__init__()
-        sizes = {"features": features, "hidden": hidden, "classes": classes}
-        self.arguments: dict[str, object] = {**sizes, "projection": projection}
+        self.arguments: dict[str, object] = {
+            "features": features,
+            "hidden": hidden,
+            "classes": classes,
+            "projection": projection,
+        }
         self.gnn = GCN(features, hidden, hidden, dropout=0.0)
         self.classifier = nn.Linear(hidden, classes)
         self.projection = nn.Linear(hidden, projection)
@@ -40,6 +43,3 @@ class EgoGCN(nn.Module):
         """Return logits ``[n, k]`` from features ``[n, f]`` and edges ``[2, e]``."""
         logits: Tensor = self.classifier(self.embed(x, edge_index))
         return logits
-
-    def saved_as(self) -> Form:
-        return Form("flower_graph.strategies.fedscem.modules.EgoGCN", self.arguments)

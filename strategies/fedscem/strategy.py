@@ -38,7 +38,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,25 +58,24 @@ from flower_graph.secure.align.blinded import MAX_CLIENTS
 from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.node_config import LEAST_HOLDERS, USUAL_DIFFERENCE
-from flower_graph.secure.parties.alignment import VerifiedAlignmentServer
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import MaskedReply, MaskRequest
+from flower_graph.secure.sum.messages import KeyReply, MaskedReply, MaskRequest
 from flower_graph.secure.sum.round import Skipped
-from flower_graph.secure.sum.server import Keys as SumKeys
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SumStages, as_record, entries_of
 from flower_graph.server.membership import Membership, renamed
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.fedscem.cohort import (
+from flower_graph.strategies.fedscem.cohort import common_model, initial_weights, state_of
+from flower_graph.strategies.fedscem.config import (
+    AGGREGATIONS,
+    ALIGNMENTS,
+    MODEL_SHARING,
+    VARIANTS,
     EgoSettings,
-    common_model,
-    initial_weights,
-    split_rest,
 )
-from flower_graph.strategies.fedscem.config import AGGREGATIONS, ALIGNMENTS, MODEL_SHARING, VARIANTS
 from flower_graph.strategies.fedscem.messages import (
     SUMMED_NAMES,
     UNREAD,
@@ -119,7 +118,7 @@ class Keys(NamedTuple):
 
     clients: list[int]  # Ascending
     handled: int | None  # How many messages of this run they have handled, if known
-    reply: SumKeys
+    reply: KeyReply
 
 
 class EgoMembership(Membership):
@@ -132,9 +131,7 @@ class EgoMembership(Membership):
         self.parties = sums if isinstance(sums, PartySums) else None
         if self.parties is not None:
             self.alignment = VERIFIED
-            self.aligner = VerifiedAlignmentServer(
-                sums.run_id, self.parties.registry, least_holders
-            )
+            self.aligner = AlignmentServer(least_holders, self.parties.registry, sums.run_id)
         elif alignment == "psi":
             self.aligner = AlignmentServer(least_holders)
         else:
@@ -147,7 +144,7 @@ class EgoMembership(Membership):
         return EgoEnrolment(self.sums.run_id, self.alignment, resume).to_record()
 
     def read(self, node: int, content: RecordDict) -> Keys:
-        reply: SumKeys = self.sums.enrolment[-1].from_config(entries_of(content))
+        reply = KeyReply.from_config(entries_of(content))
         self.sums.check_keys(node, reply)
         if self.alignment == "psi" and reply.clients.size > MOST_CLAIMED:
             raise MalformedReplyError(
@@ -186,7 +183,7 @@ class EgoMembership(Membership):
         """Let the parties of a new epoch be aligned, and nobody else."""
         parties, aligner = self.parties, self.aligner
         assert parties is not None and parties.epoch is not None
-        assert isinstance(aligner, VerifiedAlignmentServer)
+        assert isinstance(aligner, AlignmentServer)
         members = parties.epoch_clients()
         aligner.forget(set(aligner.enrolled) - {c for local in members.values() for c in local})
         for party, local in members.items():
@@ -630,21 +627,16 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         self.session.tell_all(server_round, as_record({}), "train.finish")
 
     def weights(self) -> dict[str, NDArray[np.float32]]:
-        """Return the mean model; empty if models are not shared.
-
-        ``first`` ``[f, h]``, ``bias-1`` ``[h]``, ``weight-2``, ``bias-2``, ``classifier``,
-        ``classifier-bias``, ``projection`` and ``projection-bias``.
-        """
+        """Return the mean model by the names of ``EgoGCN``; empty if models are not shared."""
         if self.model is None:
             return {}
-        parts = split_rest(self.model.rest[None], self.settings)
-        rest = {name: part[0].numpy() for name, part in parts.items()}
-        return {"first": self.model.first.numpy()} | rest
+        state = state_of(self.model, self.settings).items()
+        return {name: value.contiguous().numpy() for name, value in state}
 
     def snapshot(self) -> Snapshot | None:
         if self.started is None:
             return None
-        return Snapshot(None, [common_model(self.started, self.settings, [NO_CLIENT])])
+        return Snapshot(None, [common_model(self.started, self.settings, NO_CLIENT)])
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         saved = {node: reply.not_saved for node, reply in self.answers.items()}
@@ -653,7 +645,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
 
     def fixed_settings(self) -> dict[str, object]:
         local = {"variant": self.variant, "shares_model": self.model is not None}
-        return {**self.settings._asdict(), **local}
+        return {**asdict(self.settings), **local}
 
     def state(self) -> dict[str, object]:
         state: dict[str, object] = {"ledger": self._payload, "wire": self._wire}

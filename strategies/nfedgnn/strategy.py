@@ -234,7 +234,8 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
             section.average_over,
             feature_dropout,
         )
-        self.layer: Layer = (CommonLayer if section.share == SUMMED else OwnLayer)(self, settings)
+        form = CommonLayer if section.share == SUMMED else OwnLayer
+        self.layer: OwnLayer | CommonLayer = form(self, settings)
         self.members = UserMembership(self.layer)
         super().__init__(
             Session(
@@ -254,7 +255,8 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         layer, server = self.layer, self.server
         latent, heard = layer.latents(server_round)
         losses, gradient = server.gradients(server_round, latent, heard)
-        rate = self.step_size(server_round)
+        how = self.section
+        rate = scheduled(how.schedule, how.learning_rate, server_round, self.session.rounds)
         skipped = layer.step(server_round, gradient, rate)
         if not skipped and not layer.is_alone(server_round):
             server.move(server_round, rate)
@@ -264,10 +266,6 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         report = self.measure(server_round, who, losses)
         report.skipped = skipped
         return report
-
-    def step_size(self, server_round: int) -> float:
-        section = self.section
-        return scheduled(section.schedule, section.learning_rate, server_round, self.session.rounds)
 
     def hosted(self, server_round: int) -> dict[int, IntArray]:
         return self.numbers(
@@ -471,7 +469,12 @@ class MaskedGradientRelay(SplitGradientRelay):
 
 
 class Layer:
-    """The server's half of the users' layer: who is there, what travels and its bytes, its step."""
+    """The server's half of the users' layer in all forms: who is there, and bytes.
+
+    A form has ``latents(round)``, a round's latent vectors ``[n, h]`` and the users that were heard
+    ``[n]``; ``step(round, gradient, rate)``, which returns why the layer cannot step, or "";
+    ``read`` and ``reply_bytes`` of a reply; and ``finish``.
+    """
 
     # Of the state: arrays with a row for each user, and others
     rows: ClassVar[tuple[str, ...]] = ("joined", "traffic")
@@ -497,27 +500,8 @@ class Layer:
         # Of each user: rounds that it answered, and its payload up and down
         self.traffic = np.zeros((count, 3), np.int64)
 
-    # What a layer writes
-
-    def latents(self, server_round: int) -> tuple[Tensor, Tensor]:
-        """Get a round's latent vectors ``[n, h]``, and which users' nodes count ``[n]``."""
-        raise NotImplementedError
-
-    def step(self, server_round: int, gradient: Tensor, rate: float) -> str:
-        """Let the layer step by the gradients ``[n, h]``; return why it cannot, or ""."""
-        raise NotImplementedError
-
     def look_ahead(self, server_round: int) -> None:
         """Ask, after the step, for what the round's evaluation needs."""
-
-    def read(self, request: Any, content: RecordDict) -> RelayReply | LatentReply:
-        raise NotImplementedError
-
-    def reply_bytes(self, requests: Collection[Any]) -> int:
-        raise NotImplementedError
-
-    def finish(self, server_round: int) -> None:
-        raise NotImplementedError
 
     def check(self, answer: EnrolmentReply) -> None:
         """Refuse an enrolment without what this layer needs."""
@@ -529,11 +513,9 @@ class Layer:
     def enrolled(self, node: int, answer: EnrolmentReply) -> None:
         self.weight_shape = answer.weight_shape
 
-    def begin_anew(self, users: NDArray[np.int64]) -> bool:
+    def begin_anew(self, users: IntArray) -> bool:
         """Forget what waits for users that have lost their state; return whether they had any."""
         return bool(self.traffic[users, ANSWERED].any())
-
-    # Users
 
     def grow(self, count: int, left: Sequence[int], alone: int) -> None:
         self._begin(count)
@@ -598,7 +580,7 @@ class OwnLayer(Layer):
         self.gradient_round = np.zeros(count, np.int64)  # 0: none waits
         self.has_average = np.zeros(count, np.int64)  # round of the mean each user has
 
-    def begin_anew(self, users: NDArray[np.int64]) -> bool:
+    def begin_anew(self, users: IntArray) -> bool:
         # Their gradients belong to weights that are no more; averaged weights are sent again.
         self.gradient_round[users] = self.has_average[users] = 0
         return super().begin_anew(users)
@@ -991,7 +973,7 @@ def _add_entries(contents: Mapping[int, RecordDict], entries: Mapping[int, Confi
 class UserMembership(Membership):
     """The users of each SuperNode; their weights have one shape."""
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: OwnLayer | CommonLayer) -> None:
         super().__init__()
         self.layer = layer
 

@@ -41,7 +41,7 @@ from flower_graph.data.graph import PARTS
 from flower_graph.data.sources import datasets as cached
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError, MembershipError, NoClientsError
-from flower_graph.method import graph_method as method
+from flower_graph.method import base as method
 from flower_graph.method.load import load_config, to_yaml
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport

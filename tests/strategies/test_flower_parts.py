@@ -2,6 +2,7 @@
 
 import logging
 import re
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,7 +41,7 @@ from flower_graph.strategies.fedscem.baselines import EgoFedAvg, EgoModelClient
 
 # One method that relays, one whose sums have stages, one that Flower's own FedAvg asks
 FEW = ("nFedGNN", "FedSCem", "FedAvg and FedProx")
-LEARNING = EGO_SETTINGS._replace(learning_rate=0.02, local_epochs=3)
+LEARNING = replace(EGO_SETTINGS, learning_rate=0.02, local_epochs=3)
 
 
 def flower_egos(strategy: Strategy, rounds: int) -> tuple[dict[str, Any], list[float]]:

@@ -10,10 +10,9 @@ import pytest
 import torch
 from federation import Faults, Federation, good
 from flwr.app import Array, Context
-from relay_helpers import CLASSES, FEATURES, assigned, small_graph
+from relay_helpers import FEATURES, assigned, small_graph, strategy_for
 from safetensors.torch import load
 from torch import Tensor, nn
-from torch.nn import functional
 from torch_geometric.data import Data
 
 from flower_graph import CommonLayerClient, SummedGradientRelay
@@ -22,7 +21,6 @@ from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.errors import RefusedError
 from flower_graph.method.trust import MALICIOUS_SERVER
-from flower_graph.models import CentralModel, build_server_model
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.common_key import CommonKey, ShareKeyRequest
 from flower_graph.secure.ring import Ring
@@ -67,25 +65,20 @@ class Summed:
         factor: float = 1.0,  # of what the first SuperNode adds up
         **how: Any,
     ) -> None:
-        self.factor = factor
-        self.data, self.reports, self.is_masked = data, list[RoundReport](), is_masked
-        self.distrusts = distrusts
+        self.factor, self.data, self.reports = factor, data, list[RoundReport]()
+        self.is_masked, self.distrusts = is_masked, distrusts
         self.layers = list[dict[str, Tensor]]()
         self.of_client = {"user_model": how.pop("user_model", None)}
-        dropout = how.pop("dropout", 0.0)
-        server = build_server_model(
-            model, hidden=4, heads=2, classes=CLASSES, dropout=dropout, seed=3
-        )
-        self.first = {name: t.clone() for name, t in server.state_dict().items()}
-        settings = {"learning_rate": RATE, "weight_decay": DECAY, "seed": 3, **how}
-        kind: Any = MaskedGradientRelay if is_masked else SummedGradientRelay
         app = make_client_app(self.client)
         self.grid = grid(app, num_supernodes=supernodes, state_dir=IN_PROCESS, faults=faults)
-        if self.distrusts:
+        if distrusts:
             hosted = [range(k, k + 1) for k in range(supernodes)]  # the first user of each
-            settings["registry"] = str(throwaway_parties(self.grid.run.run_id, hosted))
-            settings["trust"] = MALICIOUS_SERVER
-        self.strategy = kind(data, server, latent_size=server.latent_size, **settings)
+            registry = str(throwaway_parties(self.grid.run.run_id, hosted))
+            how |= {"registry": registry, "trust": MALICIOUS_SERVER}
+        kind: Any = MaskedGradientRelay if is_masked else SummedGradientRelay
+        how = {"dropout": 0.0, "reg_weight": None, **how}
+        self.strategy = strategy_for(data, model, kind=kind, **how)
+        self.first = {n: t.clone() for n, t in self.strategy.server.model.state_dict().items()}
         self.seed = self.strategy.layer.settings.seed
         try:
             self.strategy.start(
@@ -122,48 +115,11 @@ class Summed:
         return self.strategy.server.model.state_dict()
 
 
-def plain_loop(run: Summed, model: str, weight: Tensor) -> tuple[CentralModel, list[float]]:
-    """Train the whole network in one place as PyG's examples do."""
-    server: Any = build_server_model(model, hidden=4, heads=2, classes=CLASSES, dropout=0.0, seed=3)
-    network, data = CentralModel(FEATURES, server, 0.0), run.data
-    network.load_state_dict(
-        {f"server.{name}": t for name, t in run.first.items()} | {"linear.weight": weight.T}
-    )
-    optimizer = torch.optim.Adam(network.parameters(), lr=RATE, weight_decay=DECAY)
-    losses = []
-    for _ in range(ROUNDS):
-        logits = network(data.x, data.edge_index)
-        loss = functional.cross_entropy(logits[data.train_mask], data.y[data.train_mask])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return network, losses
-
-
 def rich_graph() -> Data:
     """A graph whose features are no round numbers."""
     data = small_graph(40)
     data.x = data.x * torch.rand(data.x.shape, generator=torch.Generator().manual_seed(5))
     return data
-
-
-# With one SuperNode and with several, in each form
-CELLS = ["gcn 1 plain", "gat 4 plain", "gat 1 masked", "gat 4 masked", "gcn 5 untrusted"]
-
-
-@pytest.mark.parametrize(("model", "supernodes", "form"), map(str.split, CELLS), ids=CELLS)
-def test_it_is_one_network_in_one_place(model: str, supernodes: str, form: str) -> None:
-    how: dict[str, Any] = {"is_masked": form != "plain", "distrusts": form == "untrusted"}
-    run, count = Summed(rich_graph(), model, supernodes=int(supernodes), **how), int(supernodes)
-    start = shared_linear_weight(FEATURES, run.strategy.layer.settings._replace(seed=run.seed))
-    network, losses = plain_loop(run, model, start)
-    assert run.losses == pytest.approx(losses, abs=1e-4)
-    for name, trained in network.server.state_dict().items():
-        assert (run.server[name] - trained).abs().max() < 1e-4, name
-    for layer in run.layers[-count:]:
-        assert (layer[LINEAR] - network.linear.weight.T).abs().max() < 1e-4
-    assert len(run.layers) == count * ROUNDS
 
 
 # Dropout, modules, other models -------------------------------------------------------------------
