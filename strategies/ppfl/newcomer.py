@@ -71,10 +71,8 @@ class PublicSpace(NamedTuple):
             raise DataError(f"none of the graph's {nodes.size} nodes is among the {count} public")
         order = np.random.default_rng(derive_seed(seed, "held-back")).permutation(there)
         held, rest = np.split(order, [round(share * len(order))])
-        return self._take(rest), self._take(held)
-
-    def _take(self, rows: Integers) -> PublicSpace:
-        return PublicSpace(self.nodes[rows], self.embeddings[rows])
+        parts = (PublicSpace(self.nodes[rows], self.embeddings[rows]) for rows in (rest, held))
+        return next(parts), next(parts)
 
 
 class Joined(NamedTuple):
@@ -167,21 +165,11 @@ def join_space(
 
 
 class Beside(NamedTuple):
-    """A new graph in the space of a client.
-
-    Attributes
-    ----------
-    joined : Joined
-        The graph's embeddings in the client's space, and the precision of the alignment.
-    probability : Tensor
-        ``[n, k]`` of the classes, by an SVC of the client's own embeddings.
-    client : int
-        The client with that space.
-    """
+    """A new graph in the space of a client."""
 
     joined: Joined
-    probability: Tensor
-    client: int
+    probability: Tensor  # [n, k] of the classes, by an SVC of the client's own embeddings
+    client: int  # whose space it is
 
 
 def join_graph(run: FinishedRun, graph: NewGraph, client: int | None = None) -> Beside:

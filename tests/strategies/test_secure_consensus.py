@@ -20,7 +20,6 @@ from flower_graph.secure.ring import Ring
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient
 from flower_graph.strategies.ppfl.messages import FloatArray, IntArray
 from flower_graph.strategies.ppfl.secure_consensus import (
-    ABSENT,
     CommonMean,
     SecureConsensus,
     common_nodes,
@@ -102,8 +101,6 @@ def test_with_too_few_clients_there_is_no_sum_and_the_last_mean_stays() -> None:
     assert report.answered == 2
     assert "no sum: 2 of 4 clients sent their vectors, at least 3 must" in report.skipped
     assert np.array_equal(outcome.weights["mean"], before.weights["mean"])
-    after = run(toy_members(), rounds=6, mods=[silent({1, 2}, {4})])
-    assert after.reports[-1].skipped == "" and after.strategy.contributors == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -185,12 +182,6 @@ def test_what_a_round_reports() -> None:
 
 
 # Vectors and nodes of a sum ----------------------------------------------------------------------
-
-
-def test_rows_go_to_their_slots() -> None:
-    rows = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-    found = sum_vector(rows, np.array([2, ABSENT, 0]), 8)
-    assert found.tolist() == [5, 6, 0, 0, 1, 2, 0, 0]
 
 
 @pytest.mark.parametrize(
