@@ -232,9 +232,10 @@ def _client_graph(client: int, found: Described) -> tuple[ClientGraph, bool]:
     """Make a client's graph, and say whether it has masks of its own."""
     y, has_masks = found.labels, any(mask is not None for mask in found.masks.values())
     assert isinstance(y, Tensor)
-    masks = filled_masks(found.masks, y, found.names).values()
-    given = found.x, y, found.edge_index, None, *masks, found.names, found.targets
-    return ClientGraph(client, torch.arange(len(y)), *given, found.edge_weight), has_masks
+    masks = Masks(*filled_masks(found.masks, y, found.names).values())
+    held = torch.arange(len(y)), found.x, y, found.edge_index, None, *masks
+    own = found.names, found.targets, found.edge_weight
+    return ClientGraph(client, *held, *own), has_masks
 
 
 def _told(path: Path | str, files: Clients[ClientFile], graphs: list[T]) -> Clients[T]:
@@ -342,7 +343,7 @@ def identities_in(values: Mapping[str, Any], count: int) -> Named:
 
 def named_by(identities: Identities, count: int, key: str = "identities") -> Named:
     """Return the nodes' numbers, and their names if they have any."""
-    given = listed(key, identities)
+    given: list[Any] = listed(key, identities)
     kinds = {type(one) for one in given}
     if kinds not in ({int}, {str}):
         named = ", ".join(sorted(kind.__name__ for kind in kinds))

@@ -248,12 +248,14 @@ class _Builder:
         self._check_numbers(numbers.float())
         parts, columns = list[Tensor](), list[tuple[str, str | None]]()
         for column, (key, words) in enumerate(zip(self.columns, self.words, strict=True)):
-            encoded, known = numbers[:, column : column + 1], list[str | None]([None])
             if words:
                 with saying(f"file {self.path}, {key}"):
                     encoded, known = encode_words(numbers[:, column], words)
+                columns += [(key, word) for word in known]
+            else:
+                encoded = numbers[:, column : column + 1]
+                columns.append((key, None))
             parts.append(encoded)
-            columns += [(key, word) for word in known]
         x = torch.cat(parts, 1) if any(self.words) else numbers
         return x, Columns.from_json(columns)
 
