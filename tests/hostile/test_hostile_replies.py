@@ -37,7 +37,6 @@ from hostile_grid import (
     registered,
     replaced,
 )
-from plain_structure import FEDGLS as NAME
 from run_corpus import (
     FORMS,
     Tally,
@@ -370,7 +369,7 @@ def fedavg() -> tuple[Any, Any]:
 
 
 def fedgls(**more: Any) -> tuple[Any, Any]:
-    return structure_helpers.client_app(NAME, GRAPHS), StructureFedAvg(settings_of(NAME), **more)
+    return structure_helpers.client_app(graphs=GRAPHS), StructureFedAvg(settings_of(), **more)
 
 
 FEDAVG, TOYS = Method("FedAvg", fedavg, 3), Method("FedGLS", fedgls, 3)

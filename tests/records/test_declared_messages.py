@@ -16,7 +16,7 @@ from flower_graph.secure.parties.alignment import ProvedUnionRequest, SignedBlin
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import BindReply, MaskedReply, UnmaskReply
 from flower_graph.strategies.fed_sage import messages as sage
-from flower_graph.strategies.fedgls import messages as structure
+from flower_graph.strategies.fedgls import strategy as structure
 from flower_graph.strategies.fedscem import messages as ego
 from flower_graph.strategies.nfedgnn import messages as common
 from flower_graph.strategies.nfedgnn import messages as relay
@@ -69,8 +69,6 @@ KNOWN: dict[type, dict[str, Any]] = {
     sage.PeerGradients: {"a": 2, "w": 2},
     ego.EgoReply: {"L": 3},
     ego.PlainEnrolment: {"asked": np.arange(100)},
-    structure.SharedModels: {"f": 4, "h": 2, "D": 3, "encoder": True, "shares": True},
-    structure.SharedPrototypes: {"k": 2, "h": 2},
     Measured: {"classes": 2, "counting": "confusion"},
     structure.StructureMeasured: {"classes": 2, "counting": "confusion"},
     CountReply: {"classes": 2, "counting": "confusion"},
