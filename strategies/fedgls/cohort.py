@@ -11,8 +11,7 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -35,7 +34,6 @@ from flower_graph.engine.graph_batch import (
     with_dropout,
 )
 from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
-from flower_graph.errors import RefusedError
 from flower_graph.ops.contrast import nt_xent
 from flower_graph.ops.graph import Adjacency, leading_block, propagate, replace_block
 from flower_graph.ops.graph_learner import Pattern, edge_agreement, weighted_propagate
@@ -152,7 +150,11 @@ class StructureCohort:
         learned = settings.graphs == LEARNED
         # Without encoders
         self.own = pack_graphs(local[: self.size], device) if learned else self.batch
-        self._losses = NodeLosses(self.own, settings.num_classes, has_encoders=learned)
+        sizes = torch.tensor(group_sizes(self.own.ptr), device=device)
+        self._each = (1 / sizes).repeat_interleave(
+            sizes
+        )  # [n] a node's weight in its client's mean
+        self._last: tuple[Tensor, Tensor]  # H and Z in the last step
 
     @property
     def size(self) -> int:
@@ -173,46 +175,35 @@ class StructureCohort:
 
     # What strategies call
 
-    @contextmanager
-    def taking_part(self, clients: Collection[int]) -> Iterator[StructureCohort]:
-        """Give a cohort of some clients alone, whose changes are copied back at the end."""
-        places = [at for at, client in enumerate(self.clients) if client in clients]
-        if len(places) == self.size:
-            yield self
-            return
-        learned = self.settings.graphs == LEARNED
-        indices = self.weights.indices([*places, *(self.size + at for at in places if learned)])
-        learning = [at - self.with_edges for at in places if at >= self.with_edges]
-        if self.learners is not None and learning:
-            own = self.learners.indices(learning).items()
-            indices |= {LEARNER + key: index for key, index in own}
-        held = {key: self._state[key][index] for key, index in indices.items()}
-        held |= {key: value for key, value in self._state.items() if key.startswith(SHARED)}
-        graphs = [self.graphs[at] for at in places]
-        yield StructureCohort(graphs, self.settings, held, self.device)
-        with torch.no_grad():
-            for key, index in indices.items():
-                self._state[key][index] = held[key]
-        self._graph = None
-
-    def train(self, server_round: int) -> LocalRound:
-        """Train locally: first the graph learners, once, then all networks, ``E`` steps."""
-        how = self.settings.strategy
+    def train(self, server_round: int, clients: Collection[int] | None = None) -> LocalRound:
+        """Train clients: first the graph learners, once, then all networks, ``E`` steps."""
+        how, moves = self.settings.strategy, None
+        if clients is not None and len(clients) < self.size:
+            moves = torch.tensor([client in clients for client in self.clients])
+            moves = moves.repeat(self.kinds.numel() // self.size).to(self.device)
         if how.optimiser == "reset":
             self.weights.forget_moments()
         with one_thread(self._is_small):
-            contrast, kept = self.learn_structure(), self._dropout(server_round)
+            contrast, kept = self.learn_structure(moves), self._dropout(server_round)
             for epoch in range(how.local_epochs):
                 left = DropoutMask(*(None if part is None else part[epoch] for part in kept))
                 self.weights.step(
                     partial(self._loss, left),
                     learning_rate=how.learning_rate,
                     weight_decay=how.weight_decay,
+                    moves=moves,
                 )
-        losses = {"contrast": contrast, "distillation": self._losses.divergence()}
+        losses = {"contrast": contrast, "distillation": self._divergence()}
+        if moves is not None:
+            idle = ~moves[: self.size]
+            losses = {
+                name: values.masked_fill(idle.to(values.device), torch.nan)
+                for name, values in losses.items()
+                if len(values)
+            }
         return LocalRound(losses, self._diverged())
 
-    def learn_structure(self) -> Tensor:
+    def learn_structure(self, moves: Tensor | None = None) -> Tensor:
         """Step phi on ``L_c`` (equations 8 and 9), with theta and omega as the server gave them."""
         if self.learners is None or self.settings.graphs != LEARNED:
             return torch.zeros(0)
@@ -236,7 +227,7 @@ class StructureCohort:
             result.append(nt_xent(h, z, every, ptr, ptr, self.settings.graph.tau) / sizes)
             return result[0].sum()
 
-        self.learners.learn(loss)
+        self.learners.learn(loss, None if moves is None else moves[places])
         self._graph = None
         none = torch.full((self.with_edges,), torch.nan)
         return torch.cat([none, result[0].detach().cpu()])
@@ -269,18 +260,14 @@ class StructureCohort:
             for number in range(self.settings.num_models)
         ]
 
-    def mean_models(self, left_out: Sequence[int]) -> tuple[list[ModelWeights], list[float], int]:
-        """Average the clients' models, weighted by nodes (equation 12)."""
-        good = torch.tensor([client not in left_out for client in self.clients])
-        weight = self.nodes * good
+    def mean_models(self, clients: Collection[int]) -> tuple[list[ModelWeights], list[float], int]:
+        """Average some clients' models, weighted by nodes (equation 12)."""
+        # Besides, each model's share of the weight, and the weight
+        weight = self.nodes * torch.tensor([client in clients for client in self.clients])
         nodes = int(weight.sum())
-        if not nodes:
-            why = "weights are not finite; nobody is left"
-            raise RefusedError(f"clients {sorted(left_out)}: {why}")
         share = (weight.double() / nodes).repeat(self.kinds.numel() // self.size)
         models = self.weights.weighted_sums(share)
-        parts = [float(share[self.kinds == kind].sum()) for kind in range(len(models))]
-        return models, parts, nodes
+        return models, [float(share[self.kinds == k].sum()) for k in range(len(models))], nodes
 
     @torch.no_grad()
     def evaluate(self, logits: Tensor | None = None) -> Metrics:
@@ -359,7 +346,22 @@ class StructureCohort:
             x = with_dropout(x, self._turn, left.inputs)
         hidden = self._hidden(x, graph, first, rest)
         inner = hidden if left.hidden is None else hidden * left.hidden
-        return self._losses.total(log_shares(self._logits(graph, inner, rest)))
+        shares = log_shares(self._logits(graph, inner, rest))  # [k, n], with encoders [k, 2 n]
+        own, student = shares.split([self._each.numel(), shares.shape[1] - self._each.numel()], 1)
+        y = self.own.y.clamp(min=0)
+        total = -(own.gather(0, y[None])[0] @ self.own.train_share)
+        if student.numel():  # the divergence's other term depends on H alone
+            self._last = own.detach(), student.detach()
+            total = total - (self._last[0].exp() * self._each * student).sum()
+        return total
+
+    def _divergence(self) -> Tensor:
+        """Return ``KL(softmax(H) || softmax(Z))`` of each client in the last step, ``[c]``."""
+        if self.settings.graphs != LEARNED:
+            return torch.zeros(0)
+        teacher, student = self._last
+        apart = (teacher.exp() * (teacher - student)).sum(0) * self._each
+        return group_sum(apart, self.own.ptr)
 
     def _adjacency(self) -> Adjacency:
         if self.learners is None:
@@ -414,40 +416,3 @@ def learners_of(
     if settings.graphs == KNN:
         how = replace(how, encoder="attentive", layers=0)
     return GraphLearners(batch, how, settings.seed, tensors)
-
-
-class NodeLosses:
-    """The losses of classifying and of distilling (equations 10 and 11), for all networks at once.
-
-    Each loss is a product of log-shares with targets that have no gradient. For cross-entropy, the
-    mean over a client's training nodes, a node's target is its weight, at its class. For
-    ``KL(softmax(H) || softmax(Z))``, the mean over all of a client's nodes, the targets are the
-    shares of ``H`` times the node's weight; the divergence's other term depends on ``H`` alone.
-    """
-
-    # own: the clients, each with the network by which it classifies. With encoders each client's
-    # encoder follows, as a second network on the same nodes.
-    def __init__(self, own: GraphBatch, num_classes: int, *, has_encoders: bool) -> None:
-        y, share, self._ptr = own.y, own.train_share, own.ptr
-        self._sizes = torch.tensor(group_sizes(own.ptr), device=y.device)
-        n, self._has_encoders = y.numel(), has_encoders
-        self._targets = share.new_zeros(num_classes, 2 * n if has_encoders else n)
-        self._targets[y.clamp(min=0), torch.arange(n, device=y.device)] = share
-        self._each = (1 / self._sizes).repeat_interleave(self._sizes)  # [n] weight of every node
-        self._last = share.new_zeros(num_classes, 0)
-
-    def total(self, shares: Tensor) -> Tensor:
-        """Add up the losses, without the terms that have no gradient."""
-        # shares [k, n] or [k, 2 n], their logarithms
-        if self._has_encoders:
-            n, self._last = self._each.numel(), shares.detach()
-            torch.mul(self._last[:, :n].exp(), self._each, out=self._targets[:, n:])
-        return -(self._targets * shares).sum()
-
-    def divergence(self) -> Tensor:
-        """Return each client's divergence in the last step, ``[c]``; empty without encoders."""
-        if not self._has_encoders:
-            return torch.zeros(0)
-        teacher, student = self._last.split(self._each.numel(), dim=1)
-        apart = (teacher.exp() * (teacher - student)).sum(0)
-        return group_sum(apart, self._ptr) / self._sizes

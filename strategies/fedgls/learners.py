@@ -35,8 +35,6 @@ from flower_graph.ops.similarity import Rows, SparseRows, comparable, kept_simil
 from flower_graph.rng import generator
 from flower_graph.strategies.fedgls.config import GraphSection
 
-TOGETHER_NUMBERS = 262_144  # most nodes times features of clients that are compared together
-
 
 class Learned(NamedTuple):
     """The graph that given weights make, with its gradient; made only once."""
@@ -63,7 +61,6 @@ class GraphLearners(StackedWeights):
         self.how, self._x = how, _sparse_rows(batch.x.matrix)
         starts = torch.tensor(batch.ptr, device=self._x.row.device)
         self._entry_ptr = torch.searchsorted(self._x.row, starts).tolist()
-        self._together = _few_numbers(batch.ptr, batch.row_ptr)
         self._last: Learned | None = None
         self._rows_to_compare: Tensor | None = None
 
@@ -79,16 +76,18 @@ class GraphLearners(StackedWeights):
         learned = self._learned()
         return learned.pattern, learned.entries.detach()
 
-    def learn(self, loss: Callable[[Pattern, Tensor], Tensor]) -> Tensor:
-        """Take one Adam step at every client (FedGLS, equation 9)."""
+    def learn(
+        self, loss: Callable[[Pattern, Tensor], Tensor], moves: Tensor | None = None
+    ) -> Tensor:
+        """Take one Adam step at every client, or at some (FedGLS, equation 9)."""
 
         def of_weights(first: Tensor, rest: Tensor) -> Tensor:
             learned = self._learned()
             self._last = None  # a gradient can be taken once
             return loss(learned.pattern, learned.entries)
 
-        how = self.how
-        value = self.step(of_weights, learning_rate=how.learning_rate, weight_decay=0.0)
+        rate = self.how.learning_rate
+        value = self.step(of_weights, learning_rate=rate, weight_decay=0.0, moves=moves)
         first, rest = self.weights()
         sums = group_sum(first.sum(1), self.batch.row_ptr) + rest.sum(1)
         if places := (~sums.isfinite()).nonzero().flatten().tolist():
@@ -130,27 +129,22 @@ class GraphLearners(StackedWeights):
             similarity = self.how.similarity
             if similarity == "cosine":  # the inner product of unit vectors, made for all at once
                 e, similarity = comparable(e, similarity), "inner"
-            clients = self._pieces(e, list(range(len(self.batch.ptr))))
-            result = [nearest(local, k, similarity) for _, local in clients]
-            products = torch.cat([one.products for one in result])
-            near = torch.cat(
-                [one.neighbours + begin for one, (begin, _) in zip(result, clients, strict=True)]
-            )
-            parts = []
-            for begin, local in self._pieces(e, self._together):
-                rows = slice(begin, begin + local.shape[0])
-                parts.append(kept_similarity(local, near[rows] - begin, similarity, products[rows]))
-            pattern, similarities = symmetric_pattern(near), torch.cat(parts)
+            near, kept = [], []
+            for begin, local in self._pieces(e):
+                found = nearest(local, k, similarity)
+                near.append(found.neighbours + begin)
+                kept.append(kept_similarity(local, found.neighbours, similarity, found.products))
+            pattern, similarities = symmetric_pattern(torch.cat(near)), torch.cat(kept)
             entries = learned_adjacency(similarities, pattern)
             self._last = Learned(first, pattern, similarities, entries)
         return self._last
 
-    def _pieces(self, e: Rows, places: list[int]) -> list[tuple[int, Rows]]:
-        """Split the result of ``_encode`` by groups of clients, each with its first node."""
-        nodes = [self.batch.ptr[index] for index in places]
+    def _pieces(self, e: Rows) -> list[tuple[int, Rows]]:
+        """Split the result of ``_encode`` by clients, each with its first node."""
+        nodes = self.batch.ptr
         if not isinstance(e, SparseRows):
             return list(zip(nodes, e.split(group_sizes(nodes)), strict=False))
-        counts = group_sizes([self._entry_ptr[index] for index in places])
+        counts = group_sizes(self._entry_ptr)
         parts = zip(
             pairwise(nodes), *(one.split(counts) for one in (e.row, e.col, e.value)), strict=True
         )
@@ -180,15 +174,6 @@ def learner_sizes(how: GraphSection) -> tuple[int, int]:
     if how.encoder == "attentive":
         return how.layers, 0
     return how.width, (how.layers - 1) * how.width**2
-
-
-def _few_numbers(ptr: list[int], row_ptr: list[int]) -> list[int]:
-    """Choose which clients are compared together: tiny clients that fit into a cache."""
-    widest, places = max(group_sizes(row_ptr)), [0]
-    for index in range(1, len(ptr) - 1):
-        if (ptr[index + 1] - ptr[places[-1]]) * widest > TOGETHER_NUMBERS:
-            places.append(index)
-    return [*places, len(ptr) - 1]
 
 
 def _sparse_rows(x: Tensor) -> SparseRows:

@@ -182,54 +182,43 @@ class StructureClient(CohortClient[StructureCohort]):
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train from the server's models; return the clients' mean models (steps 2 to 4)."""
-        cohort, left_out, losses = self._train(parameters, config)
-        return self._answer(cohort, left_out, losses)
+        asked, left_out, losses = self._train(parameters, config)
+        return self._answer(asked, left_out, losses)
 
     def fit_each(self, parameters: Parameters, config: Config) -> Rows:
-        cohort, left_out, losses = self._train(parameters, config)
-        rows = dict[int, Answer]()
-        for at, client in enumerate(cohort.clients):
-            if client not in left_out:
-                others = dict.fromkeys(set(cohort.clients) - {client}, "")
-                own = {name: values[at : at + 1] for name, values in losses.items()}
-                rows[client] = self._answer(cohort, others, own, alone=True)
+        asked, left_out, losses = self._train(parameters, config)
+        rows, order = dict[int, Answer](), self._state.look(self._makers).clients
+        for client in (one for one in asked if one not in left_out):
+            at = order.index(client)
+            own = {name: values[at : at + 1] for name, values in losses.items()}
+            rows[client] = self._answer([client], {}, own)
         return Rows(rows, left_out)
 
     def _train(
         self, parameters: Parameters, config: Config
-    ) -> tuple[StructureCohort, dict[int, str], dict[str, Tensor]]:
-        """Train the clients that are asked; return them, those to leave out, and their losses."""
+    ) -> tuple[list[int], dict[int, str], dict[str, Tensor]]:
+        """Train clients; return who was asked, who is left out and why, and all losses."""
         server_round = RoundRequest.from_config(config).server_round
         asked = Asked.from_config(config).chosen(self._clients)
-        able = {graph.client for graph in self.graphs if graph.train_mask.any()}
-        left_out = {client: NO_EXAMPLE for client in asked if client not in able}
-        if len(left_out) == len(asked):
-            raise RefusedError(f"clients {sorted(left_out)}: {NO_EXAMPLE}; nobody is left")
+        able = {graph.client for graph in self.graphs if graph.train_mask.any()} & set(asked)
         with self.opened() as cohort:
             cohort.start_from(to_models(parameters, self.settings))
-            with cohort.taking_part(set(asked) & able) as part:
-                trained = part.train(server_round)
-        # The clients keep their state even if nobody is left to average.
+            trained = cohort.train(server_round, able)
+        left_out = dict.fromkeys(set(asked) - able, NO_EXAMPLE)
         left_out |= dict.fromkeys(trained.diverged, NOT_FINITE)
-        return part, left_out, trained.losses
+        if len(left_out) == len(asked):  # they keep their state even so
+            why = " and ".join(sorted(set(left_out.values())))
+            raise RefusedError(f"clients {sorted(left_out)}: {why}; nobody is left")
+        return asked, left_out, trained.losses
 
     def _answer(
-        self,
-        cohort: StructureCohort,
-        left_out: Mapping[int, str],
-        losses: Mapping[str, Tensor],
-        *,
-        alone: bool = False,
+        self, asked: Sequence[int], left_out: dict[int, str], losses: Mapping[str, Tensor]
     ) -> Answer:
         """Answer a ``train``: arrays, their weight, losses, and which clients are left out."""
-        models, shares, nodes = cohort.mean_models(list(left_out))
+        cohort = self._state.look(self._makers)
+        models, shares, nodes = cohort.mean_models(set(asked) - left_out.keys())
         arrays = to_arrays(models, shares, self.settings)
-        reply = StructureTrained(
-            weight=nodes,
-            clients=1 if alone else cohort.size,
-            left_out={} if alone else dict(left_out),
-            **losses,
-        )
+        reply = StructureTrained(weight=nodes, clients=len(asked), left_out=left_out, **losses)
         return list(arrays.values()), nodes, {ARRAY_NAMES: list(arrays)} | reply.to_config()
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:

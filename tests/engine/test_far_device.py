@@ -89,7 +89,7 @@ def structures(device: Place) -> tuple[Step, Reply]:
     cohort = StructureCohort(toy_clients(), settings, device=device)
 
     def reply() -> list[Tensor]:
-        models = cohort.mean_models([])[0]
+        models = cohort.mean_models(cohort.clients)[0]
         return [*cohort.evaluate(), *(part for m in models for part in (m.first, m.rest))]
 
     return lambda: (cohort.train(1), None)[1], reply

@@ -164,7 +164,7 @@ def trained(
     for server_round in (1, 2, 3):
         cohort.start_from(initial_models(settings._replace(seed=server_round)))
         cohort.train(server_round)
-    cohort.start_from(cohort.mean_models([])[0])
+    cohort.start_from(cohort.mean_models(cohort.clients)[0])
     return cohort
 
 
@@ -201,7 +201,7 @@ def test_modules_compute_what_the_cohort_does(method: str, learner: dict[str, An
 
 def test_a_mean_is_there_once_and_whole() -> None:
     cohort = trained(SETTINGS)
-    mean = cohort.mean_models([])[0]
+    mean = cohort.mean_models(cohort.clients)[0]
     with_edges, graphless = models_of(cohort)
     assert with_edges.clients == [20, 22, 25] and not with_edges.own and with_edges.rows is None
     # Nobody has the last feature: its row is of the model that the server sent.
