@@ -15,7 +15,7 @@ from flower_graph.secure.align.blinded import BlindReply, EvaluateReply
 from flower_graph.secure.parties.alignment import ProvedUnionRequest, SignedBlindReply
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import BindReply, MaskedReply, UnmaskReply
-from flower_graph.strategies.fed_sage import messages as sage
+from flower_graph.strategies.fed_sage import strategy as sage
 from flower_graph.strategies.fedgls import strategy as structure
 from flower_graph.strategies.fedscem import messages as ego
 from flower_graph.strategies.nfedgnn import messages as common
