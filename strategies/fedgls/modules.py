@@ -10,15 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from flower_graph.config.module import GCNSection
 from flower_graph.config.rules import Rule, choice
 from flower_graph.data.new_graph import NewGraph
-from flower_graph.engine.graph_batch import pack_graphs
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import DataError, OutputError
-from flower_graph.ops.graph import Adjacency, gcn_adjacency, propagate
 from flower_graph.outputs.build import (
     COUNT,
     FLAG,
@@ -33,12 +30,8 @@ from flower_graph.outputs.files import Predictions, SavedModels, Snapshot, Spars
 from flower_graph.outputs.form import predictions_from
 from flower_graph.strategies.fedgls.cohort import (
     ENCODER,
-    GNN,
     StructureCohort,
-    learners_of,
     new_client,
-    split_rest,
-    without_edges,
 )
 from flower_graph.strategies.fedgls.config import (
     ENCODERS,
@@ -89,7 +82,7 @@ class StructureModel(nn.Module):
     features, hidden, classes : int
         Widths of input, hidden layer and output.
     dropout : float
-        Dropout on the hidden layer; in training mode alone.
+        Dropout on the hidden layer while the run trained.
     name : str
         FedGLS or the baseline, as in ``strategy.name``.
     has_edges : bool
@@ -112,39 +105,39 @@ class StructureModel(nn.Module):
         super().__init__()
         how, model = GraphSection(**(graph or {})), GCNSection(hidden=hidden, dropout=dropout)
         self.settings = StructureSettings(features, classes, how, model, FedGLSSection(name=name))
-        graphs = self.settings.graphs
-        self.graphs = TRUE if has_edges and graphs != NONE else graphs
+        self.has_edges, graphs = has_edges, self.settings.graphs
         sizes = hidden, hidden + hidden * classes + classes
         self.network = _weights(features, *sizes)
         self.encoder = _weights(features, *sizes) if graphs == LEARNED else None
-        self.learner = _weights(features, *learner_sizes(how)) if self.graphs == LEARNED else None
+        learns = graphs == LEARNED and not has_edges
+        self.learner = _weights(features, *learner_sizes(how)) if learns else None
+
+    @property
+    def needs_edges(self) -> bool:
+        graphs = self.settings.graphs
+        return graphs == TRUE or (self.has_edges and graphs != NONE)
 
     def forward(self, x: Tensor, edge_index: Tensor | None = None) -> Tensor:
         """Return logits ``[n, k]`` from features ``[n, f]`` and, if ``has_edges``, edges.
 
         ``edge_index`` ``[2, e]`` has both directions of each edge.
         """
-        first, rest = self.network["first"], self.network["rest"]
-        bias, weight, last = (part[0] for part in split_rest(rest[None], self.settings))
-        graph, lifted = self._graph(x, edge_index), x @ first
-        hidden = functional.relu(propagate(graph, lifted) + bias)
-        hidden = functional.dropout(hidden, self.settings.model.dropout, self.training)
-        return propagate(graph, hidden) @ weight + last
+        cohort = self.cohort(x, edge_index)
+        if self.learner is not None and cohort.learners is not None:
+            cohort.learners.start_from(ModelWeights(**self.learner))
+        return cohort.logits()
 
     @torch.no_grad()
-    def _graph(self, x: Tensor, edge_index: Tensor | None) -> Adjacency:
-        if self.graphs == TRUE and edge_index is None:
+    def cohort(self, x: Tensor, edge_index: Tensor | None = None) -> StructureCohort:
+        """Return a cohort of one client that has these weights and, if graphless, a new learner."""
+        settings = self.settings
+        if self.needs_edges and edge_index is None:
             raise ValueError("edge_index: this client's network needs edges")
-        if self.graphs not in (LEARNED, KNN):
-            none = torch.zeros((2, 0), dtype=torch.int64)
-            return gcn_adjacency(edge_index if self.graphs == TRUE else none, len(x))  # type: ignore[arg-type]
-        learners = learners_of(pack_graphs([without_edges(new_client(x))]), self.settings)
-        if self.learner is not None:
-            learners.start_from(ModelWeights(**self.learner))
-        if self.settings.compares_hidden:
-            bias = split_rest(self.network["rest"][None], self.settings)[0]
-            learners.compare(functional.relu(x @ self.network["first"] + bias))
-        return learners.adjacency()
+        graph = new_client(x, edge_index if self.needs_edges else None)
+        cohort = StructureCohort([graph], settings)
+        models = [ModelWeights(**(one or self.network)) for one in (self.network, self.encoder)]
+        cohort.start_from(models[: settings.num_models])
+        return cohort
 
 
 def _weights(features: int, columns: int, rest: int) -> nn.ParameterDict:
@@ -203,29 +196,22 @@ def _form(cohort: StructureCohort, places: slice) -> SavedModels:
 def newcomers_logits(
     forms: Sequence[SavedModels], how: GraphSection, graph: NewGraph, steps: int
 ) -> Tensor:
-    """Classify a newcomer's nodes, ``[n, k]``: a cohort of its own starts from the run's models.
+    """Classify a newcomer's nodes, ``[n, k]``, by the run's models.
 
     A client without edges first learns a graph, as graphless clients of the run did: φ takes steps
     on ``L_c`` (equations 8 and 9), between the run's θ and ω, without labels or messages.
     """
-    saved, models = [_built(form) for form in forms], dict[int, ModelWeights]()
-    for one in saved:
-        models[ENCODER if one.graphs == OWN else GNN] = ModelWeights(**one.network)
-        if one.encoder is not None:
-            models[ENCODER] = ModelWeights(**one.encoder)
-    settings = saved[0].settings._replace(graph=how)
-    graphs, has_edges = settings.graphs, _has_edges(graph)
+    saved, has_edges = [_built(form) for form in forms], _has_edges(graph)
+    model = next((one for one in saved if one.has_edges == has_edges), saved[0])
+    graphs = model.settings.graphs
+    if graphs == OWN and model.has_edges != has_edges:
+        raise OutputError("no client of the run has a model for such a graph")
     if graphs == TRUE and not has_edges:
         raise DataError(NO_EDGES)
     if graphs in (LEARNED, KNN) and not has_edges:
         check_size(graph, how.neighbours)
-    cohort = StructureCohort(
-        [new_client(graph.x, graph.edge_index if has_edges else None)], settings
-    )
-    if (kind := int(cohort.kinds[0])) not in models:
-        raise OutputError("no client of the run has a model for such a graph")
-    # A model that no client has is not the newcomer's, so any will do.
-    cohort.start_from([models.get(each, models[kind]) for each in range(settings.num_models)])
+    model.settings, model.has_edges = model.settings._replace(graph=how), has_edges
+    cohort = model.cohort(graph.x, graph.edge_index)
     for _ in range(0 if has_edges or graphs != LEARNED else steps):
         cohort.learn_structure()
     return cohort.logits()
@@ -234,12 +220,11 @@ def newcomers_logits(
 def called(models: SavedModels, client: int, graph: NewGraph) -> Tensor:
     """Call a client's model; ``DataError`` if the graph lacks edges or nodes that it needs."""
     module = _built(models, client)
-    if module.graphs in (LEARNED, KNN):
-        check_size(graph, module.settings.graph.neighbours)
-    elif module.graphs == TRUE and not _has_edges(graph):
+    if module.needs_edges and not _has_edges(graph):
         raise DataError(NO_EDGES)
-    with torch.no_grad():
-        return module(graph.x, graph.edge_index)  # type: ignore[no-any-return]
+    if not module.has_edges and module.settings.graphs in (LEARNED, KNN):
+        check_size(graph, module.settings.graph.neighbours)
+    return module(graph.x, graph.edge_index)  # type: ignore[no-any-return]
 
 
 def _built(models: SavedModels, client: int | None = None) -> StructureModel:
