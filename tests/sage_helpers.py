@@ -17,7 +17,7 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fed_sage import strategy as strategy_module
 from flower_graph.strategies.fed_sage.strategy import LocalSage, SageClient
-from flower_graph.strategies.fedscem.cohort import EgoSettings
+from flower_graph.strategies.fedscem.config import EgoSettings
 
 
 @pytest.fixture(autouse=True)

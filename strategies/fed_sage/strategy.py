@@ -62,7 +62,7 @@ from flower_graph.strategies.fed_sage.modules import (
     generator_loss,
     split_like,
 )
-from flower_graph.strategies.fedscem.cohort import EgoSettings
+from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.wire import codec
 from flower_graph.wire.arrays import Answer, Config, FloatArray, IntArray, Measurements, Parameters
 from flower_graph.wire.fields import Exact, Flag, Whole

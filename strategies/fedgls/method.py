@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,6 @@ import torch
 from flwr.app import Context
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
-from flower_graph.data.baselines import Figures, client_baselines, says_one_class
 from flower_graph.data.folders.client_folder import Clients, clients_path, is_one_graph
 from flower_graph.data.folders.party import RunData, RunFolder, graph_data
 from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
@@ -22,6 +20,7 @@ from flower_graph.engine.graph_batch import pack_graphs
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.method import GraphMethod, Partition
+from flower_graph.method.base import class_names
 from flower_graph.method.module_method import ModuleMethod
 from flower_graph.outputs.build import build_module
 from flower_graph.privacy.central import central_noise
@@ -51,8 +50,6 @@ if TYPE_CHECKING:
 
     from flower_graph.data.new_graph import NewGraph
     from flower_graph.method.base import FinishedRun
-    from flower_graph.outputs.files import SavedModels
-    from flower_graph.records.rounds import RoundReport
     from flower_graph.strategies.fedgls.attack import ModelAudit
 
 LOG = logging.getLogger(__name__)
@@ -65,13 +62,6 @@ TRUE_GRAPHS = "fed-gnn"  # trains on edges which graphless clients do not have
 ALONE: dict[str, ModuleMethod[Any]] = {FEDPROTO: fed_proto.METHOD, LOCAL: local_training.METHOD}
 
 NEWCOMERS_STEPS = 1  # of φ, as in a round: more do worse (docs/results/newcomers)
-
-# By label of a panel: which figures of a report it shows, by name of the curve
-PANELS = {
-    "edges that are right": {"precision": "precision", "recall": "recall"},
-    "edges within a class": {"learned": "homophily", "true": "true-homophily"},
-    "neighbours of a node": {"learned": "degree", "true": "true-degree"},
-}
 
 # Table 4 (Fu et al., TMLR 2024, appendix D) by data set: clients, features, mean nodes, mean edges
 # and classes. The edges are close to ours if each counts in both directions.
@@ -103,6 +93,7 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
         "where logistic regression on good features has 0.84 (`flower-graph docs results/heat-map`)"
     )
     tables = ("fedgls", "fedgls-why")
+    needs_variety = True
 
     def build_strategy(
         self, config: FedGLSConfig, out: Path | None, folder: RunFolder | None = None
@@ -118,7 +109,7 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
             nodes = sum(int(graph.x.shape[0]) for graph in self.graphs(config))
         else:
             nodes = folder.detail(NUM_NODES, int)
-        strategy = make_robust(StructureFedAvg, how.average, settings, num_nodes=nodes, **local)
+        strategy = make_robust(StructureFedAvg, how, settings, num_nodes=nodes, **local)
         strategy.central_noise = central_noise(config.privacy, config.rounds)
         return strategy
 
@@ -130,7 +121,7 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
             "device": config.device,
             "checkpoint_dir": None if out is None else out / CHECKPOINTS,
             "output_dir": out,
-            "classes": self.class_names(config, folder),
+            "classes": class_names(self, config, folder),
         }
         if (alone := ALONE.get(config.strategy.name)) is None:
             return StructureClient(context, graphs, settings, **local)
@@ -167,25 +158,8 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
             note = ""
         data = folder_data(graphs, graphs.num_classes, true_edges=true_edges)
         data = replace(data, class_names=graphs.classes)
-        figures = client_baselines(graphs)
-        return Partition(self.statistics(config, graphs), data, note, figures)
-
-    def paper_figures(self, config: FedGLSConfig) -> dict[str, int]:
-        """Return Table 4's row, if the config asks for its partition."""
-        row = TABLE_4.get(config.data.name.lower().removeprefix("planetoid/"))
-        if config.partition.method != "louvain" or row is None:
-            return {}
-        same = row[0] == config.partition.clients
-        return dict(zip(TABLE_4_FIGURES, row, strict=True)) if same else {}
-
-    def caveat(self, baselines: Figures) -> str:
-        """Return a warning if communities are nearly of one class: clients may do better alone."""
-        return says_one_class(baselines)
-
-    def local_steps(self, config: FedGLSConfig) -> float:
-        """Return the number of steps: one an epoch, and one more a round for graph learners."""
-        learns = config.strategy.name == FEDGLS and config.graph.learning_rate > 0
-        return config.strategy.local_epochs + learns
+        figures = self.baselines(config)
+        return Partition(self.statistics(config, graphs), data, figures, note, paper_sizes(config))
 
     def final_figures(
         self, config: FedGLSConfig, strategy: ReportedFedAvg, folder: RunFolder | None = None
@@ -197,47 +171,21 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
         return {"bytes": strategy.payload, "graphless": graphless}
 
     def predict(
-        self, config: FedGLSConfig, models: SavedModels, graph: NewGraph, client: int
+        self, config: FedGLSConfig, run: FinishedRun, graph: NewGraph, client: int | None
     ) -> Tensor:
-        """Predict by one client's model; a graphless client's model makes the edges."""
-        if config.strategy.name not in ALONE:
-            return called(models, client, graph).softmax(1)
-        edges = graph.edge_index
-        if edges is None or not edges.numel():
-            edges = _edges_made(graph, config)
-        with torch.no_grad():
-            return build_module(models, client)(graph.x, edges).softmax(1)  # type: ignore[no-any-return]
-
-    def predict_beside(
-        self, run: FinishedRun[FedGLSConfig], graph: NewGraph, client: int | None
-    ) -> Tensor:
-        name, saved = run.config.strategy.name, run.all_saved()
+        """Predict by one client's model, or by the mean of all; a graphless client makes edges."""
+        name = config.strategy.name
         # If there is only one client's model, as on its own machine, it is used.
-        if client is not None or sum(len(form.clients) for form in saved) == 1:
-            return super().predict_beside(run, graph, client)
+        if client is not None or len(run.clients) == 1:
+            if name not in ALONE:
+                return called(*run.saved(client), graph).softmax(1)
+            with torch.no_grad():
+                module = build_module(*run.saved(client))
+                return module(graph.x, _edges_of(graph, config)).softmax(1)  # type: ignore[no-any-return]
         if name in ALONE:
             why = "clients have no common model; say whose to use (client=, --client)"
             raise OutputError(f"strategy.name={name}: {why}")
-        return newcomers_logits(saved, run.config.graph, graph, NEWCOMERS_STEPS).softmax(1)
-
-    def draw(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
-        if not any(report.structure for report in reports):
-            return
-        # Imported here, since clients draw nothing.
-        from matplotlib.figure import Figure
-
-        from flower_graph.report.plots import finish, line, save
-
-        figure = Figure(figsize=(12, 3.6), layout="constrained")
-        rounds = [report.round for report in reports]
-        for axes, (label, curves) in zip(figure.subplots(1, 3), PANELS.items(), strict=True):
-            for name, key in curves.items():
-                values = [report.structure.get(key, math.nan) for report in reports]
-                line(axes, rounds, values, name)
-            finish(axes, label, legend=True)
-            axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # a curve along the edge is hard to see
-        figure.suptitle(title, fontsize=11)
-        save(figure, out / "structure.png")
+        return newcomers_logits(run.all_saved(), config.graph, graph, NEWCOMERS_STEPS).softmax(1)
 
     def audit(self) -> ModelAudit:
         from flower_graph.strategies.fedgls.attack import ModelAudit
@@ -246,6 +194,13 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
 
 
 METHOD = FedGLS()
+
+
+def paper_sizes(config: FedGLSConfig) -> dict[str, int]:
+    """Return Table 4's row, if the config asks for its partition."""
+    row = TABLE_4.get(config.data.name.lower().removeprefix("planetoid/"), ())
+    is_asked = (config.partition.method, config.partition.clients) == ("louvain", *row[:1])
+    return dict(zip(TABLE_4_FIGURES, row, strict=True)) if is_asked else {}
 
 
 def folder_data(graphs: Sequence[ClientGraph], classes: int, *, true_edges: bool) -> RunData:
@@ -311,8 +266,10 @@ def _with_neighbours(graph: ClientGraph, settings: StructureSettings) -> ClientG
     return replace(graph, edge_index=learners.neighbours())
 
 
-def _edges_made(graph: NewGraph, config: FedGLSConfig) -> Tensor:
-    """Return the edges that a graphless client trains on, for a graph without edges."""
+def _edges_of(graph: NewGraph, config: FedGLSConfig) -> Tensor:
+    """Return a new graph's edges; without any, those that a graphless client trains on."""
+    if graph.edge_index is not None and graph.edge_index.numel():
+        return graph.edge_index
     if GRAPHS[config.strategy.name] != KNN:
         return torch.zeros((2, 0), dtype=torch.int64)
     check_size(graph, config.graph.neighbours)

@@ -26,8 +26,7 @@ from flower_graph.outputs.build import (
     built_with,
     mapping,
 )
-from flower_graph.outputs.files import Predictions, SavedModels, Snapshot, SparseRows
-from flower_graph.outputs.form import predictions_from
+from flower_graph.outputs.files import SavedModels, Snapshot, SparseRows, predictions_from
 from flower_graph.strategies.fedgls.cohort import (
     ENCODER,
     StructureCohort,
@@ -152,7 +151,7 @@ def snapshot_of(cohort: StructureCohort, classes: Sequence[str] | None = None) -
     cohort.start_from(cohort.shared_models())  # a client that was not measured has trained since
     logits = cohort.logits()
     good = cohort.sound(cohort.evaluate(logits).loss).repeat_interleave(cohort.nodes)
-    predictions: Predictions = predictions_from(cohort.graphs, logits, classes)
+    predictions = predictions_from(cohort.graphs, logits, classes)
     return Snapshot(predictions.rows(good.numpy()), models_of(cohort))
 
 

@@ -36,6 +36,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -50,6 +51,7 @@ from flower_graph.engine.graph_batch import count_batch
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import RefusedError
 from flower_graph.outputs.files import Snapshot
+from flower_graph.records.rounds import RoundReport
 from flower_graph.server.averaging import Combined, ReportedFedAvg
 from flower_graph.strategies.fedgls.cohort import StructureCohort, initial_models
 from flower_graph.strategies.fedgls.config import OWN, StructureSettings
@@ -318,3 +320,9 @@ class StructureFedAvg(ReportedFedAvg):
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
         reply = StructureMeasured.from_config(evaluated)
         return reply.to_report() | {"regulariser": mean_of(trained, "contrast")}
+
+    def draw_pictures(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
+        if any(report.structure for report in reports):
+            from flower_graph.strategies.fedgls.plots import save_structure  # clients draw nothing
+
+            save_structure(out / "structure.png", reports, title=title)

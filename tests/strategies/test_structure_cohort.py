@@ -249,12 +249,12 @@ def test_whose_model_it_is_is_known_where_there_is_one() -> None:
     graphless = forms[1]
     alone = SavedModels(graphless.module, graphless.arguments, [21], graphless.state_dict(21), {})
     run: Any = SimpleNamespace(
-        config=config, all_saved=lambda: [alone], saved=lambda client: (alone, 21)
+        clients=[21], all_saved=lambda: [alone], saved=lambda client: (alone, 21)
     )
-    found = METHOD.predict_beside(run, graph, None)
+    found = METHOD.predict(config, run, graph, None)
     close(found, called(graphless, 21, graph).softmax(1))
-    run.all_saved = lambda: forms
-    assert not torch.allclose(found, METHOD.predict_beside(run, graph, None), atol=1e-4)
+    run.all_saved, run.clients = lambda: forms, [0, 1]
+    assert not torch.allclose(found, METHOD.predict(config, run, graph, None), atol=1e-4)
 
 
 def test_what_a_graph_lacks_is_said() -> None:
