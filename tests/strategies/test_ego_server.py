@@ -86,31 +86,6 @@ def test_the_ring_does_not_shrink_when_a_client_is_excluded() -> None:
     assert session_of(HOSTED, aggregation="plain").ring() is None
 
 
-def test_one_that_is_back_under_another_id_keeps_its_place() -> None:
-    session = session_of({71: [1, 5, 9], 73: [3, 6]})
-    keys = keys_of(session, [2, 4])
-    assert ask(session, {72: keys}) == []
-    session.members.new, session.members.unsent = [], {72: {"slots": 1}}
-    session.sums.server.exclude([4])
-    assert ask(session, {99: keys}, gone=72) == []
-    assert list(session.clients.items()) == [(71, [1, 5, 9]), (73, [3, 6]), (99, [2, 4])]
-    assert session.members.unsent == {99: {"slots": 1}}
-    assert session.sums.server.node_of(4) == 99
-    assert session.sums.server.excluded == {4}
-    assert session.members.new == []
-
-
-def test_one_that_is_back_with_other_keys_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
-    session = session_of(HOSTED)
-    session.members.begun = {2}
-    assert ask(session, {99: keys_of(session, [4, 2], 0)}, gone=72) == []
-    assert sorted(session.clients) == [71, 73, 99]
-    assert session.members.new == [99]
-    assert session.clients[99] == [2, 4]
-    assert session.sums.server.node_of(4) == 99
-    assert "node 99 has lost its state" in caplog.text
-
-
 def test_keys_of_another_run_and_none_are_refused() -> None:
     session, other = session_of(HOSTED), session_of({99: [2, 4]})
     with pytest.raises(MalformedReplyError, match="expected"):
