@@ -121,13 +121,13 @@ class EgoMembership(Membership):
         self.alignment, self.sums = alignment, sums
         self.aligner: AlignmentServer | PlaintextAlignmentServer
         self.parties = sums if isinstance(sums, PartySums) else None
-        if self.parties is not None:
-            self.alignment = VERIFIED
-            self.aligner = AlignmentServer(least_holders, self.parties.registry, sums.run_id)
-        elif alignment == "psi":
-            self.aligner = AlignmentServer(least_holders)
-        else:
+        registry = None if self.parties is None else self.parties.registry
+        if alignment == "plain":
             self.aligner = PlaintextAlignmentServer()
+        else:
+            self.aligner = AlignmentServer(least_holders, registry, sums.run_id)
+        if registry is not None:
+            self.alignment = VERIFIED
         self.new: list[int] = []  # SuperNodes with keys, not aligned yet
         self.begun: set[int] = set()  # clients that have taken part in a round
         self.unsent: dict[int, dict[str, object]] = {}  # what tells each SuperNode its slots
@@ -413,8 +413,7 @@ class EgoSession(Session):
             summed.skipped = str(replace(result.reason, round=server_round))
             LOG.warning("%s", summed.skipped)
         else:
-            summed.total, summed.answered = result.total, set(result.contributors.tolist())
-            summed.contributors = len(summed.answered)
+            summed.total, summed.answered = result.total, result.contributors.tolist()
         return summed
 
     def _new_blames(self, number: int, server_round: int) -> list[tuple[int, str]]:
@@ -430,15 +429,14 @@ class EgoSession(Session):
         if not vectors:
             return RoundSum(server_round, server_round, skipped="no client sent its vector")
         total = np.sum([reply.total for reply in vectors.values()], axis=0)
-        result = RoundSum(server_round, server_round, total)
+        present, failed = list[int](), dict[int, str]()
         for node, reply in vectors.items():
             asked = np.array(self.clients[node], np.int64)
             presence = PlainEnrolment.from_config(reply.entries, asked=asked)
-            result.answered |= set(presence.clients.tolist())
-            result.failed |= {c: why for c, why in presence.left_out.items() if c in asked}
-        result.contributors = len(result.answered)
-        result.rejected = [{"client": c, "reason": why} for c, why in result.failed.items()]
-        return result
+            present += presence.clients.tolist()
+            failed |= {c: why for c, why in presence.left_out.items() if c in asked}
+        rejected: list[dict[str, object]] = [{"client": c, "reason": w} for c, w in failed.items()]
+        return RoundSum(server_round, server_round, total, present, "", rejected, failed)
 
     def became_of(self, summed: RoundSum) -> Participation:
         connected, server = set(self.connected), self.sums.server
@@ -677,11 +675,11 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             except ValueError as error:  # nobody knows whose words were wrong
                 self.sums = self.counts = None
                 found.skipped = f"a client's part of the sum was not as agreed: {error}"
-                found.contributors, found.answered = 0, set()
+                found.answered = ()
                 LOG.warning("round %d: %s", found.server_round, found.skipped)
         if metrics[UNREAD] > 0:
             why = (
-                f"{metrics[UNREAD]:.0f} of {found.contributors} clients could not read the means "
+                f"{metrics[UNREAD]:.0f} of {len(found.answered)} clients could not read the means "
                 "and went on alone: a client's part of the sum was not as agreed"
             )
             found.rejected.append({"reason": why})
@@ -697,15 +695,15 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         if ring is not None:
             # For a plain sum this was checked reply by reply.
             numbers, step = ring.decode(numbers), 2.0**-ring.fraction_bits
-            ring.check_sums(numbers, found.contributors)
-            check_measured(numbers, found.contributors, step * found.contributors)
+            ring.check_sums(numbers, len(found.answered))
+            check_measured(numbers, len(found.answered), step * len(found.answered))
         self.counts = read_counted(total, layout, ring)
         if layout.weights and self.model is not None:
             sums = total[layout.model]
             if ring is not None:
                 sums = ring.decode(sums)
-                ring.check_sums(sums, found.contributors)
-            mean = torch.from_numpy((sums / found.contributors).astype(np.float32))
+                ring.check_sums(sums, len(found.answered))
+            mean = torch.from_numpy((sums / len(found.answered)).astype(np.float32))
             first, rest = mean.tensor_split([self.model.first.numel()])
             self.model = ModelWeights(first.view_as(self.model.first), rest)
         return dict(zip(SUMMED_NAMES, map(float, numbers), strict=True))
@@ -719,7 +717,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             few = counts < LEAST_HOLDERS
             embeddings = embeddings.reshape(layout.slots, -1) * ~few[:, None]
             embeddings, counts = embeddings.ravel(), counts * ~few
-        origin = [found.sum_round, found.contributors]
+        origin = [found.sum_round, len(found.answered)]
         sums = Sums(found.server_round, origin, embeddings, counts)
         if not layout.checks:
             return sums
@@ -732,7 +730,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             down = self.sums.embeddings.nbytes + self.sums.counts.nbytes
             self.ledger.count("down", "embeddings", asked * down)
         self._payload = self.ledger.state_dict()  # the sums are not sent again
-        up = found.contributors
+        up = len(found.answered)
         self.ledger.count("up", "embeddings", up * layout.slots * layout.hidden * word)
         self.ledger.count("up", "activations", up * layout.slots * word)
         counted = counts_size(layout.classes, layout.counting)

@@ -127,7 +127,7 @@ def plain_total(layout: Layout) -> np.ndarray:
 
 def test_a_sum_says_means_over_those_that_have_something() -> None:
     layout, server = Layout(2, HIDDEN), server_of()
-    found = RoundSum(2, 2, plain_total(layout), 2)
+    found = RoundSum(2, 2, plain_total(layout), [4, 5])
     means = server.take(layout, found, None, REPLIES, 3)
     assert (means["train"], means["val"]) == (0.75, 0.25)
     assert math.isnan(means["test"])
@@ -160,7 +160,7 @@ def test_the_mean_model_comes_from_the_ring() -> None:
     total = np.zeros(layout.length, ring.dtype)
     total[layout.metrics] = ring.encode(METRICS)
     total[layout.model] = ring.encode(flat + 1) + ring.encode(flat + 3)
-    means = server.take(layout, RoundSum(1, 1, total, 2), ring, REPLIES, 2)
+    means = server.take(layout, RoundSum(1, 1, total, [4, 5]), ring, REPLIES, 2)
     assert means["cross-entropy"] == 3.0
     request = server.request(2)
     assert request.model is not None
@@ -182,7 +182,7 @@ def test_payload_by_hand(word: int | None) -> None:
         total = (total * 2**ring.fraction_bits).astype(ring.dtype) << ring.guard_bits
     size = 8 if word is None else 4
     for number in (1, 2):
-        server.take(layout, RoundSum(number, number, total, 2), ring, REPLIES, 3)
+        server.take(layout, RoundSum(number, number, total, [4, 5]), ring, REPLIES, 3)
     up, down = server.payload["up"], server.payload["down"]
     assert up["embeddings"] == 2 * 2 * (2 * HIDDEN) * size  # rounds, clients, numbers
     assert up["activations"] == 2 * 2 * 2 * size
