@@ -37,9 +37,10 @@ from flower_graph.audit.attacks import (
     config_of,
     of_kind,
 )
-from flower_graph.audit.scores import Finding, Floats, cosines, guesses, ranking, top
+from flower_graph.audit.scores import Finding, Floats, guesses, ranking, top
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.ops.adam import Adam
+from flower_graph.ops.peers import cosine_similarities
 from flower_graph.strategies.nfedgnn.config import AVERAGED, OWN, SUMMED, NFedGNNConfig
 from flower_graph.strategies.nfedgnn.messages import EnrolmentRequest, LatentRequest, RelayRequest
 from flower_graph.strategies.nfedgnn.users import UserSettings, shared_linear_weight
@@ -259,8 +260,8 @@ def compare(latents: Sequence[Floats], x: Floats, rng: np.random.Generator) -> F
     rows = np.concatenate(latents, 1)
     chosen = rng.choice(len(x), min(COMPARED, len(x)), replace=False)
     pairs = np.triu_indices(chosen.size, 1)
-    common = cosines((x[chosen] != 0).astype(float))[pairs]
-    scores = cosines(rows[chosen])[pairs]
+    common = cosine_similarities((x[chosen] != 0).astype(float))[pairs]
+    scores = cosine_similarities(rows[chosen])[pairs]
     truth: NDArray[np.bool_] = common > np.quantile(common, 0.95)
     return ranking("which users have features in common, from latents", scores, truth)
 

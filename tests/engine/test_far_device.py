@@ -31,7 +31,7 @@ from flower_graph.strategies.nfedgnn.users import (
     ModuleCohort,
     UserSettings,
 )
-from flower_graph.strategies.ppfl.gat import PublicGAT
+from flower_graph.strategies.ppfl.modules import PublicGAT
 
 USERS = UserSettings(16, True, 5e-4, 0, "holders")
 Place = torch.device
@@ -143,7 +143,7 @@ READS = {
         "strategies/fedgls/networks.py:learn",
         f"{COHORT}:_diverged",
     },
-    "attention": {"strategies/ppfl/gat.py:learn"},  # the loss, which is replied
+    "attention": {"strategies/ppfl/modules.py:learn"},  # the loss, which is replied
 }
 COPIES = {
     "egos": {f"{EGOS}:loss"},  # losses, which are replied
@@ -153,7 +153,7 @@ COPIES = {
 REPLIES = {
     "egos": {EVALUATE},
     "structures": {EVALUATE},
-    "attention": {"strategies/ppfl/gat.py:embed"},
+    "attention": {"strategies/ppfl/modules.py:embed"},
 }
 
 
