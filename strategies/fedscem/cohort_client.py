@@ -47,16 +47,14 @@ from flower_graph.strategies.fedscem.messages import (
     EgoRequest,
     ModelArrays,
     PlainEnrolment,
-    round_terms,
-    union_terms,
-)
-from flower_graph.strategies.fedscem.vector import (
     VectorEncoding,
     add_noise,
     add_up,
     check_shared,
     measure,
     read_shared,
+    round_terms,
+    union_terms,
 )
 from flower_graph.wire.arrays import Answer, Config, Parameters
 from flower_graph.wire.keys import (

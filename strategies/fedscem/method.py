@@ -24,7 +24,6 @@ from flower_graph.flower_compat import Mod, NumPyClient
 from flower_graph.method import OwnGraphMethod
 from flower_graph.method.base import class_names, edges_of
 from flower_graph.method.permits import Permits
-from flower_graph.method.trust import OF_PARTIES
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
@@ -64,11 +63,6 @@ BASELINES: dict[str, type[ReportedFedAvg]] = {
     "local-sage": LocalSage,
     "fed-sage": FedSage,
 }
-# Settings that FedSCem's strategy has, but no baseline
-OF_FEDSCEM = (
-    *("variant", "model_sharing", "alignment", "aggregation"),
-    *("limit", "resolution", "dropout", "least_holders"),
-)
 # A noise so many deviations long comes once in 4e11 draws; a run draws fewer.
 FARTHEST = 7
 NOBODY = "a newcomer starts from the mean of nobody, the weights that all clients began with"
@@ -91,11 +85,10 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         self, config: FedSCemConfig, out: Path | None, folder: RunFolder | None = None
     ) -> Server:
         how, settings = config.strategy, ego_settings(config, folder)
-        options: dict[str, Any] = {**checkpoint_settings(config, out)}
-        options |= {"participation": how.participation, "min_nodes": how.fewest_nodes}
+        options = checkpoint_settings(config, out)
         if how.name == FEDSCEM:
-            options |= {name: getattr(how, name) for name in (*OF_FEDSCEM, *OF_PARTIES)}
-            return MaskedEmbeddingAveraging(settings, **options)
+            return MaskedEmbeddingAveraging(settings, how, **options)
+        options |= {"participation": how.participation, "min_nodes": how.fewest_nodes}
         averaging = make_robust(BASELINES[how.name], how, settings, **options)
         averaging.central_noise = central_noise(config.privacy, config.rounds)
         return averaging

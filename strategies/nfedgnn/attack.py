@@ -42,7 +42,7 @@ from flower_graph.data.sources.datasets import cached_data
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.peers import cosine_similarities
 from flower_graph.strategies.nfedgnn.config import AVERAGED, OWN, SUMMED, NFedGNNConfig
-from flower_graph.strategies.nfedgnn.messages import LatentRequest, RelayRequest
+from flower_graph.strategies.nfedgnn.messages import EnrolmentRequest, LatentRequest, RelayRequest
 from flower_graph.strategies.nfedgnn.users import UserSettings, shared_linear_weight
 from flower_graph.wire import keys
 from flower_graph.wire.codec import Message
@@ -75,6 +75,12 @@ def requests_of(
         raise ValueError("no training message was recorded; at least one round is needed")
 
 
+def settings_of(exchanges: Sequence[Exchange]) -> UserSettings:
+    """Return the users' settings, which a client gets when it enrols."""
+    enrolment = next(of_kind(exchanges, "query"))
+    return EnrolmentRequest.from_config(config_of(enrolment.request)).settings
+
+
 def read(
     exchanges: Sequence[Exchange], users: Sequence[int]
 ) -> tuple[UserSettings, dict[int, list[Step]]]:
@@ -90,7 +96,7 @@ def read(
             average = request.average if taken[user] < request.average_round else None
             taken[user] = max(taken[user], request.average_round)
             steps[user].append(Step(gradient, average, latent[index], request.learning_rate))
-    return request.settings, {user: local for user, local in steps.items() if local}
+    return settings_of(exchanges), {user: local for user, local in steps.items() if local}
 
 
 def own_scores(
@@ -220,8 +226,9 @@ def common_scores(
     """
     # [n, h] without dropout, by the round of the layer's last step; and what the step was made of
     latents, steps = dict[int, Floats](), dict[int, tuple[Floats, float]]()
+    settings = settings_of(exchanges)
     for request, reply in requests_of(exchanges, LatentRequest):
-        settings, advance, at = request.settings, request.advance, request.advance.layer_round
+        advance, at = request.advance, request.advance.layer_round
         if advance.total is not None:
             steps.setdefault(at, (advance.total.copy(), advance.learning_rate))
         if request.measured.size:
@@ -302,7 +309,7 @@ class RelayAudit(Audit[NFedGNNConfig, object]):
             sums_to_one = "row" in config.data.features
             scores = own_scores(grid.exchanges, drawn, x.shape[1], sums_to_one=sums_to_one)
             request, reply = next(requests_of(grid.exchanges, RelayRequest))
-            latents = [np.zeros((len(x), request.settings.latent_size))]
+            latents = [np.zeros((len(x), request.gradient.shape[1]))]
             latents[0][request.users] = reply("relay")
         found = [_measure(f"features, {name}", x, one, rng) for name, one in scores.items()]
         return [*found, compare(latents, x, rng)]

@@ -112,7 +112,6 @@ from flower_graph.strategies.nfedgnn.messages import (
     LEAST_FRACTION_BITS,
     Advance,
     CopyReply,
-    CopyRequest,
     EnrolmentReply,
     EnrolmentRequest,
     GradientRequest,
@@ -133,7 +132,6 @@ from flower_graph.strategies.nfedgnn.server_model import (
 )
 from flower_graph.strategies.nfedgnn.users import UserSettings, bounded
 from flower_graph.wire.arrays import Config, FloatArray, IntArray
-from flower_graph.wire.codec import Message
 from flower_graph.wire.counts import counted
 from flower_graph.wire.exchange import Rejected, Replies, few
 from flower_graph.wire.fields import Bytes, Resume
@@ -629,7 +627,6 @@ class OwnLayer(Layer):
             self.gradient[users],
             self.gradient_round[users],
             self.rate,
-            self.settings,
             self.average.numpy() if due and self.average is not None else None,
             self.average_round if due else 0,
             send_weights,
@@ -800,7 +797,6 @@ class CommonLayer(Layer):
                 self.asked_round,
                 users,
                 measured,
-                settings,
                 self.advance(node, copied, copy),
                 # Without dropout one vector will do for both.
                 trains=bool(users.size) and (settings.dropout > 0 or not measured.size),
@@ -840,7 +836,7 @@ class CommonLayer(Layer):
             measures=bool(request.measured.size),
             p=request.users.size,
             m=request.measured.size,
-            h=request.settings.latent_size,
+            h=self.settings.latent_size,
         )
 
     def reply_bytes(self, requests: Collection[LatentRequest]) -> int:
@@ -872,7 +868,7 @@ class CommonLayer(Layer):
             lost = "the layer of round %d is lost: all go on from round %d"
             LOG.warning(lost, self.last, newest)
             self._go_back(newest)
-        request = CopyRequest(self.settings)
+        request = RecordDict({CONFIG: ConfigRecord()})
         for donor in filter(self.can_go_on, hosted):
             reply = self.ask_one(donor, "train.copy_layer", request, CopyReply.read)
             if reply is not None and reply.layer_round == self.at[donor]:
@@ -881,11 +877,11 @@ class CommonLayer(Layer):
         return NEVER, None
 
     def ask_one(
-        self, node: int, message_type: str, request: Message, read: Callable[[RecordDict], T]
+        self, node: int, message_type: str, request: RecordDict, read: Callable[[RecordDict], T]
     ) -> T | None:
         """Ask one SuperNode, and return its answer if it gives one."""
         replies = self.relay.session.send(
-            {node: request.to_record()},
+            {node: request},
             self.asked_round,
             lambda _, content: read(content),
             message_type=message_type,
@@ -915,9 +911,7 @@ class CommonLayer(Layer):
                 self.count("up", "latent", users, size)
             self.traffic[users, ANSWERED] += 1
             self.count("down", "gradient", users, size)
-            requests[node] = GradientRequest(
-                server_round, users, gradients[users], self.last, self.settings
-            )
+            requests[node] = GradientRequest(server_round, users, gradients[users], self.last)
         total, self.no_sum = self.sum.add(server_round, requests), None
         if isinstance(total, NoSum):
             self.no_sum = total
@@ -1106,7 +1100,7 @@ class MaskedSum(PlainSum):
             if self._parties is not None:
                 rows = [keys[node].signed_by for node in others]
                 signed = np.array(rows, np.uint8).reshape(-1, SIGNED_BY)
-            request = ShareKeyRequest(public, not holders, signed)
+            request = ShareKeyRequest(public, not holders, signed).to_record()
             read = partial(ShareKeyReply.read, k=len(others))
             reply = self.layer.ask_one(donor, "train.share_key", request, read)
             if reply is not None:

@@ -18,7 +18,7 @@ from flower_graph.ops.active_rows import pack
 from flower_graph.rng import seeded
 from flower_graph.storage.files import IN_PROCESS
 from flower_graph.strategies.nfedgnn.client import NodeClient
-from flower_graph.strategies.nfedgnn.messages import RelayRequest
+from flower_graph.strategies.nfedgnn.messages import EnrolmentRequest, RelayRequest
 from flower_graph.strategies.nfedgnn.users import (
     LinearCohort,
     ModuleCohort,
@@ -201,7 +201,9 @@ def context() -> Iterator[Context]:
 
 
 def client_of(context: Context, x: Tensor = X, users: Tensor = USERS) -> NodeClient:
-    return NodeClient(context, x, users)
+    client = NodeClient(context, x, users)
+    client.get_properties(EnrolmentRequest(HERE).to_config())
+    return client
 
 
 def send(
@@ -214,7 +216,7 @@ def send(
     """Send a message, without a gradient if none is given; return the arrays of the answer."""
     gradient = np.zeros((len(users), 2), np.float32) if gradient is None else gradient
     waiting = np.array(rounds or [0] * len(users))
-    request = RelayRequest(1, np.array(users), gradient, waiting, RATE, HERE, **more)
+    request = RelayRequest(1, np.array(users), gradient, waiting, RATE, **more)
     arrays, _, config = request.to_numpy()
     return client.fit(arrays, config)[0]
 

@@ -29,7 +29,7 @@ from flower_graph.storage.files import IN_PROCESS
 from flower_graph.strategies.nfedgnn.client import MaskedLayerClient
 from flower_graph.strategies.nfedgnn.messages import (
     Advance,
-    CopyRequest,
+    EnrolmentRequest,
     GradientRequest,
     LatentRequest,
 )
@@ -98,9 +98,11 @@ class Summed:
 
     def note(self, report: RoundReport) -> None:
         self.reports.append(report)
-        config = CopyRequest(self.strategy.layer.settings).to_config()
         for context in self.grid.contexts.values():
-            copy: Any = self.client(context).copy_layer([], config)[2]["layer-copy"]
+            client = self.client(context)
+            if client.settings_key not in context.state:  # it has not enrolled yet
+                continue
+            copy: Any = client.copy_layer([], {})[2]["layer-copy"]
             if self.is_masked:
                 self.seed = CommonKey(context).seed()
                 copy = CommonKey(context).open(copy)
@@ -138,9 +140,7 @@ def test_a_module_of_ones_own_is_the_linear_map_if_it_is_linear() -> None:
     data = rich_graph()
     linear = Summed(data, rounds=5, supernodes=2)
     module = nn.Linear(FEATURES, 4, bias=False)
-    first = linear.client(next(iter(linear.grid.contexts.values())))
-    config = CopyRequest(linear.strategy.layer.settings).to_config()
-    start = load(first.copy_layer([], config)[2]["layer-copy"])[LINEAR]  # type: ignore[arg-type]
+    start = shared_linear_weight(FEATURES, linear.strategy.layer.settings)
     module.load_state_dict({"weight": start.T})
     own = Summed(data, rounds=5, supernodes=2, user_model=module)
     assert own.losses == pytest.approx(linear.losses, abs=1e-5)
@@ -305,12 +305,13 @@ def test_masked_clients_refuse_what_would_show_their_sum(what: str) -> None:
     client = run.client(next(iter(run.grid.contexts.values())))
     with pytest.raises(RefusedError):
         client.share_key([], ShareKeyRequest(np.zeros((0, 32), np.uint8), True).to_config())
-        settings, users = run.strategy.layer.settings, client.users.numpy()
+        client.get_properties(EnrolmentRequest(run.strategy.layer.settings).to_config())
+        users = client.users.numpy()
         if what == "readable sum":
             advance = Advance(4, 0, 0.1, True, np.ones((FEATURES, 4), np.float32))
-            sent = LatentRequest(5, users, users, settings, advance)
+            sent = LatentRequest(5, users, users, advance)
             client.fit([np.ones((FEATURES, 4), np.float32)], sent.layout.to_config(sent))
-        request = GradientRequest(1, users, np.ones((users.size, 4), np.float32), 0, settings)
+        request = GradientRequest(1, users, np.ones((users.size, 4), np.float32), 0)
         config = request.layout.to_config(request)
         if what == "few bits":
             mask = MaskRequest(bytes(16), 0, 32, 64, users[:2], *NO_PARTNERS)
