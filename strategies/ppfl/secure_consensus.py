@@ -49,11 +49,10 @@ from flower_graph.secure.client import MaskingClient
 from flower_graph.secure.node_config import LEAST_HOLDERS, USUAL_DIFFERENCE
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING
 from flower_graph.secure.sum.round import Reason, Skipped
-from flower_graph.secure.sum.server import SumServer
+from flower_graph.secure.sum.server import PartySums, SumServer
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.ppfl.claims import (
