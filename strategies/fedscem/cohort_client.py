@@ -35,30 +35,26 @@ from flower_graph.secure.sum.messages import KeyReply, MaskRequest
 from flower_graph.storage.files import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.fedscem.cohort import (
     EgoCohort,
-    EgoSettings,
     Shared,
     own_models,
     predictions_of,
 )
-from flower_graph.strategies.fedscem.config import ALIGNMENTS
+from flower_graph.strategies.fedscem.config import ALIGNMENTS, EgoSettings
 from flower_graph.strategies.fedscem.messages import (
-    NO_SLOTS,
     VERIFIED,
     EgoEnrolment,
     EgoReply,
     EgoRequest,
     ModelArrays,
     PlainEnrolment,
-    round_terms,
-    union_terms,
-)
-from flower_graph.strategies.fedscem.vector import (
     VectorEncoding,
     add_noise,
     add_up,
     check_shared,
     measure,
     read_shared,
+    round_terms,
+    union_terms,
 )
 from flower_graph.wire.arrays import Answer, Config, Parameters
 from flower_graph.wire.keys import (
@@ -87,30 +83,7 @@ NAME = "ego-secrets"  # in Context.state
 _LIVE: dict[tuple[int, int], tuple[str, Kept]] = {}
 
 
-class EgoCohortClient(CohortClient[EgoCohort]):
-    """The models of one SuperNode's clients; parameters as of ``EgoNetworkClient``."""
-
-    cohort, all_train = EgoCohort, False
-
-    def snapshot(self) -> Snapshot:
-        return self._taken(self._state.look(self._makers))
-
-    def _taken(self, cohort: EgoCohort) -> Snapshot:
-        return Snapshot(predictions_of(cohort, self._classes), [own_models(cohort)])
-
-    def _measured(
-        self, server_round: int, chosen: EgoCohort, judged: Metrics, loss: Tensor
-    ) -> None:
-        nodes, accuracy = np.diff(chosen.batch.ptr), judged.accuracy.numpy()
-        figures = {"loss": loss.numpy(), "accuracy": accuracy, "nodes": nodes}
-        self.outputs.measured(server_round, chosen.batch.clients, **figures)
-
-    def _start(self) -> Tensors:
-        never = torch.zeros(len(self.graphs), dtype=torch.int32)
-        return super()._start() | {TRAINED: never, FUSED: never.clone()}
-
-
-class EgoNetworkClient(EgoCohortClient, PartyActions):
+class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
     """The ego-networks of one SuperNode: one in a deployment, many in a simulation.
 
     Parameters
@@ -139,6 +112,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
     """
 
     actions = ("align", "union", "unmask", "save", "finish", *PartyActions.party_actions)
+    cohort, all_train = EgoCohort, False
 
     def __init__(
         self,
@@ -214,6 +188,23 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         self._state.drop()
         self.secrets.drop()
         return [], 1, {}
+
+    def snapshot(self) -> Snapshot:
+        return self._taken(self._state.look(self._makers))
+
+    def _taken(self, cohort: EgoCohort) -> Snapshot:
+        return Snapshot(predictions_of(cohort, self._classes), [own_models(cohort)])
+
+    def _measured(
+        self, server_round: int, chosen: EgoCohort, judged: Metrics, loss: Tensor
+    ) -> None:
+        nodes, accuracy = np.diff(chosen.batch.ptr), judged.accuracy.numpy()
+        figures = {"loss": loss.numpy(), "accuracy": accuracy, "nodes": nodes}
+        self.outputs.measured(server_round, chosen.batch.clients, **figures)
+
+    def _start(self) -> Tensors:
+        never = torch.zeros(len(self.graphs), dtype=torch.int32)
+        return super()._start() | {TRAINED: never, FUSED: never.clone()}
 
     # A round
 
@@ -464,11 +455,11 @@ class EgoSecrets:
         if self._trust is not None:
             verified = AlignmentClient(run_id, identities, self._trust)
             return form, SumClient(run_id, numbers, self._trust, verified.points), verified
-        choice(*ALIGNMENTS, NO_SLOTS).check("alignment", form)
+        choice(*ALIGNMENTS).check("alignment", form)
         aligner: Aligner
         if form == "psi":
             aligner = AlignmentClient(run_id, identities)
-        else:  # idle without slots
+        else:
             aligner = PlaintextAlignmentClient(identities)
         return form, SumClient(run_id, numbers, least=self._least), aligner
 

@@ -50,8 +50,8 @@ from flower_graph.secure.sum.service import SecureSum, SumStages, entries_of
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import cohort_client
 from flower_graph.strategies.fedscem import messages as of_egos
-from flower_graph.strategies.ppfl import claims
 from flower_graph.strategies.ppfl import messages as of_public
+from flower_graph.strategies.ppfl import secure_consensus as claims
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient
 from flower_graph.strategies.ppfl.secure_consensus import (
     SecureConsensus,
@@ -683,14 +683,14 @@ def egos_app(kind: int, keys: Path | None) -> Any:
     def client_fn(context: Any) -> EgoNetworkClient:
         own = [egos[int(context.node_config["partition-id"])]]
         trust = trust_in(context, keys)
-        settings = SETTINGS._replace(hidden=HIDDEN)
+        settings = replace(SETTINGS, hidden=HIDDEN)
         return EgoNetworkClient(context, own, settings, trust=trust, masked=True, alignment="psi")
 
     return make_client_app(client_fn)
 
 
 def egos_server(keys: Path | None) -> MaskedEmbeddingAveraging:
-    settings = SETTINGS._replace(hidden=HIDDEN)
+    settings = replace(SETTINGS, hidden=HIDDEN)
     registry = None if keys is None else keys / REGISTRY
     return MaskedEmbeddingAveraging(settings, alignment="psi", registry=registry)
 

@@ -20,7 +20,7 @@ from flower_graph.strategies.fedscem import messages as ego
 from flower_graph.strategies.nfedgnn import messages as common
 from flower_graph.strategies.nfedgnn import messages as relay
 from flower_graph.strategies.ppfl import messages as public
-from flower_graph.strategies.ppfl.claims import Claims
+from flower_graph.strategies.ppfl.secure_consensus import Claims
 from flower_graph.wire import codec, fields
 from flower_graph.wire.arrays import decode_array, encode_array
 from flower_graph.wire.averaging import ClientMean, Measured
@@ -38,8 +38,6 @@ VALUES: dict[type, dict[str, Any]] = {
     sage.Generators: {"rows": np.array([0, 2, 3]), "missing": np.array([1, 5, 2, 2, 1])},
     relay.EnrolmentReply: {"users": np.array([4, 0, 2]), "weight_shape": [3, 2]},
     relay.RelayReply: {"holders": np.array([0, 1, 2, 2])},
-    common.CommonEnrolment: {"users": np.array([4, 0, 2]), "weight_shape": [3, 2]},
-    common.MaskedEnrolment: {"users": np.array([4, 0, 2]), "weight_shape": [3, 2]},
     Claims: {"nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])]},
     public.EmbeddingEnrolment: {"nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])]},
     ego.EgoRequest: {
@@ -59,8 +57,6 @@ KNOWN: dict[type, dict[str, Any]] = {
     public.SumOrder: {"sizes": [2, 1]},
     relay.EnrolmentReply: {"num_nodes": 100},
     relay.RelayReply: {"p": 2, "h": 2, "f": 4, "w": 2, "send_weights": True},
-    common.CommonEnrolment: {"num_nodes": 100},
-    common.MaskedEnrolment: {"num_nodes": 100},
     common.LatentReply: {"p": 2, "m": 5, "h": 2, "trains": True, "measures": True},
     common.SumReply: {"p": 2, "f": 4, "w": 2},
     sage.Generators: {"w": 2},
@@ -207,6 +203,8 @@ def same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, Message):
+        return same(vars(one), vars(other))
     if isinstance(one, Counts):
         return torch.equal(one.flat(), other.flat())
     if isinstance(one, np.ndarray):
