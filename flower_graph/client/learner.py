@@ -22,7 +22,7 @@ from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.grouped import Group, Layout, Tensors
 from flower_graph.errors import ConfigError, DataError
-from flower_graph.ops.adam import MOMENTS
+from flower_graph.ops.adam import MOMENTS, in_memory_order
 from flower_graph.ops.counts import Counts, Errors
 from flower_graph.ops.graph import values_at
 from flower_graph.ops.grouped import group_sum
@@ -149,12 +149,6 @@ def placed_on(graph: LocalGraph, device: torch.device) -> GraphOnDevice:
     )
 
 
-def is_finite(module: nn.Module, sent: Mapping[str, NDArray[np.generic]]) -> bool:
-    """Whether all numbers that a client sends, and those that its module keeps, are finite."""
-    kept = all(bool(one.isfinite().all()) for one in module.parameters())
-    return kept and all(np.isfinite(values).all() for values in sent.values())
-
-
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters that are trained, by name."""
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -230,6 +224,15 @@ class Cohort:
             module.load_state_dict({name: own[name] for name in module.state_dict()}, assign=True)
             self._alone[client] = Learner(module, self._adam(module, own), self._graphs[client])
         return self._alone[client]
+
+    def finite(self) -> set[int]:
+        """Return the clients of whose modules all numbers are finite."""
+        stacks = [
+            in_memory_order(self.tensors[name]) for name, _ in self._module.named_parameters()
+        ]
+        largest = [one.flatten(1).detach().norm(torch.inf, 1) for one in stacks if one.numel()]
+        good: list[bool] = torch.stack(largest, 1).isfinite().all(1).tolist()
+        return {client for client, is_good in zip(self._graphs, good, strict=True) if is_good}
 
     @contextmanager
     def learners(self, clients: Sequence[int]) -> Iterator[list[Learner]]:

@@ -29,7 +29,6 @@ from flower_graph.client.learner import (
     Seen,
     asked,
     first_module,
-    is_finite,
     trained_parameters,
     weighed,
 )
@@ -303,33 +302,29 @@ class ModuleClient(NumPyClient):
 
     @torch.no_grad()
     def _take_over(self, learner: Learner, begun: Mapping[int, Parameters]) -> None:
+        """Begin with the server's arrays, which ``received`` then has."""
         local, clients = self.arrays(learner.module), learner.graph.clients
         came = [begun[client] for client in clients]
-        common = came[0] if all(one is came[0] for one in came) else None
-        stacked = len(clients) > 1
+        if all(one is came[0] for one in came):
+            came = came[:1]
         if len(local) != len(came[0]):
             raise ValueError(f"{len(came[0])} arrays came, but the module shares {len(local)}")
-        for number, (name, value) in enumerate(local.items()):
-            arrays = came if common is None else [common]
-            wanted = tuple(value.shape[1:] if stacked else value.shape)
-            for values in (one[number] for one in arrays):
-                if wanted != values.shape:
-                    expected = f"expected {wanted} as in the clients' module"
-                    raise ValueError(f"{name} has shape {values.shape}, {expected}")
-            held = value if not stacked or common is not None else value.unbind()
-            for to, one in zip([held] if isinstance(held, Tensor) else held, arrays, strict=True):
-                # A mean of counters is no whole number.
-                new = torch.from_numpy(one[number])
-                to.copy_(new if value.is_floating_point() else new.double().round())
-
-    def _shared(self, module: nn.Module) -> dict[str, Tensor]:
-        return {name: value.detach().clone() for name, value in self.arrays(module).items()}
+        self.received = {}
+        for (name, value), *each in zip(local.items(), *came, strict=True):
+            wanted = tuple(value.shape[len(clients) > 1 :])
+            if any(values.shape != wanted for values in each):
+                expected = f"expected {wanted} as in the clients' module"
+                raise ValueError(f"{name} has shape {each[0].shape}, {expected}")
+            stack = torch.from_numpy(each[0] if len(each) == 1 else np.stack(each))
+            # A mean of counters is no whole number.
+            stack = stack if value.is_floating_point() else stack.double().round()
+            value.copy_(stack)
+            self.received[name] = stack.to(value).expand_as(value)
 
     def _train(self, learner: Learner, server_round: int, proximal: float) -> None:
         learner.module.train()
         if not self.settings.keep_optimiser:
             learner.optimiser.state.clear()
-        self.received = self._shared(learner.module)
         with self._drawing(learner.graph, server_round):
             for part in self.steps(learner.graph, server_round):
                 learner.optimiser.zero_grad()
@@ -357,12 +352,13 @@ class ModuleClient(NumPyClient):
         self, cohort: Cohort, clients: Sequence[int], left_out: dict[int, str]
     ) -> Iterator[tuple[int, int, dict[str, NDArray[np.generic]]]]:
         """Yield client, weight and arrays; record clients that send nothing, and why."""
+        finite = cohort.finite()
         for client in clients:
             if not (examples := self._examples_of(client)):
                 left_out[client] = NO_EXAMPLE
                 continue
-            learner = cohort.alone(client)
-            if is_finite(learner.module, sent := self._numbers_of(learner)):
+            sent = self._numbers_of(cohort.alone(client))
+            if client in finite and all(np.isfinite(values).all() for values in sent.values()):
                 yield client, examples, sent
             else:
                 left_out[client] = "weights are not finite"
@@ -425,7 +421,8 @@ class ModuleClient(NumPyClient):
         try:
             group = two.group([graph.client for graph in trains])[1]
             alone = [two.alone(graph.client) for graph in trains]
-            received = [self._shared(one.module) for one in (group, *alone)]
+            state = [self.arrays(one.module) for one in (group, *alone)]
+            received = [{n: v.detach().clone() for n, v in one.items()} for one in state]
             spread_(stacks.values())
             every = zip((group, *alone), received, strict=True)
             together, *each = [self._probed(one, came) for one, came in every]
