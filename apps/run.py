@@ -18,6 +18,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties
 from flower_graph.config.common import CHECKPOINTS, RunConfig, require_trackers
+from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.folders.party import (
     DATA_FORM,
     RunFolder,
@@ -26,15 +27,18 @@ from flower_graph.data.folders.party import (
     read_members,
 )
 from flower_graph.data.new_graph import DataForm
-from flower_graph.engine.machine import refuse_too_large, resolve_device
+from flower_graph.data.partition.statistics import class_counts
+from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import ConfigError
-from flower_graph.flower_compat import ClientAppCallable, NumPyClient
+from flower_graph.flower_compat import ClientAppCallable, Mod, NumPyClient
+from flower_graph.method.base import class_names, data_form, judged_on
 from flower_graph.method.load import to_dict
 from flower_graph.method.registry import method_of
 from flower_graph.outputs.client import FINISH, KeepRequest, own_outputs
 from flower_graph.outputs.client import TYPE as KEEP
 from flower_graph.outputs.figures import merge_clients
 from flower_graph.privacy.accountant import announce_privacy, final_privacy, note_privacy
+from flower_graph.privacy.local import withhold_measurements
 from flower_graph.records.rounds import RoundReport
 from flower_graph.records.warned import counted_warnings
 from flower_graph.report.result import describe_baselines
@@ -56,13 +60,13 @@ TRIED, TRIED_SECONDS = 8, 3.0
 def client_app(config: RunConfig, out: Path | None) -> ClientApp:
     """Build the ClientApp of a run."""
     method = method_of(config)
-    mods, train_mods = method.mods(config)
-    mods = [partial(_tell_baselines, config), partial(_keep_settings, config), *mods]
+    mods: list[Mod] = [partial(_tell_baselines, config), partial(_keep_settings, config)]
+    mods += [withhold_measurements] if config.privacy.withholds else []
 
     def client_fn(context: Context) -> NumPyClient:
         return method.build_client(config, context, out)
 
-    return make_client_app(client_fn, mods=mods, train_mods=train_mods)
+    return make_client_app(client_fn, mods=mods, train_mods=method.train_mods(config))
 
 
 def _tell_baselines(
@@ -73,7 +77,7 @@ def _tell_baselines(
     is_first = message.metadata.message_type == "query" and not context.state
     reply = call_next(message, context)
     folder = client_folder(config, context) if is_first else None
-    figures = {} if folder is None else method_of(config).own_baselines(config, folder)
+    figures = {} if folder is None else method_of(config).baselines(config, folder)
     for line in describe_baselines({"baselines": figures}):  # there are none without labels
         logging.getLogger("flwr").info("what clients here reach alone, told to nobody: %s", line)
     return reply
@@ -89,9 +93,12 @@ def _keep_settings(
     outputs = own_outputs(context, asked.run) if asked.action == FINISH else None
     if outputs is not None:
         folder = client_folder(config, context)
-        form = None if folder is None else DataForm.from_json(folder.detail(DATA_FORM, dict))
+        if folder is None:
+            form = data_form(config, method_of(config).data(config))
+        else:
+            form = DataForm.from_json(folder.detail(DATA_FORM, dict))
         write_config(outputs, to_dict(config))
-        write_data_form(outputs, form or method_of(config).data_form(config))
+        write_data_form(outputs, form)
     return reply
 
 
@@ -120,7 +127,7 @@ def run_server(
     method = method_of(config)
 
     def announce(server_round: int) -> None:
-        work = method.long_work(config, server_round)
+        work = config.long_work(server_round)
         if work and on_wait is not None and server_round <= config.rounds:
             on_wait(f"round {server_round}: {work}")
 
@@ -132,8 +139,8 @@ def run_server(
         out,
         to_dict(config),
         resume_round=last if resume else None,
-        draw=method.draw,
-        steadying=method.steadying(config),
+        draw=strategy.draw_pictures,
+        steadying=config.steadying,
         title=title,
     )
     trackers = Trackers(config.track, writer.out, to_dict(config), title)
@@ -167,13 +174,14 @@ def run_server(
         if not config.privacy.withholds and (differ := merge_clients(out)):
             final["spread"] = differ
         final |= final_privacy(config) | baselines
-        if names := method.class_names(config, folder):
+        if names := class_names(method, config, folder):
             final["classes"] = list(names)
         if folder is None:
-            final["judged-on"] = method.judged_on(config)
-            if counts := method.class_counts(config):
-                final["class-counts"] = counts
-            write_data_form(out, method.data_form(config))
+            data = method.data(config)
+            final["judged-on"] = judged_on(data)
+            if isinstance(data, Clients):
+                final["class-counts"] = class_counts(data)
+            write_data_form(out, data_form(config, data))
         final |= method.final_figures(config, strategy, folder)
         result = writer.finish(final, strategy.weights())
         trackers.finish(result)
@@ -223,15 +231,21 @@ def _require_parties(config: RunConfig, supernodes: int) -> None:
 def check_run(config: RunConfig, supernodes: int | None = None) -> int:
     """Refuse a config that cannot run on this machine; return the number of SuperNodes."""
     require_trackers(config.track)
-    device, method = resolve_device(config.device), method_of(config)
-    count = (method.default_supernodes(config) or 1) if supernodes is None else supernodes
+    resolve_device(config.device)
+    method = method_of(config)
     clients = method.num_clients(config)
+    count = (usual_supernodes(config) or 1) if supernodes is None else supernodes
     _require_parties(config, min(count, clients))
     if count > clients:
         raise ConfigError(f"supernodes: {count} for {clients} clients; at most one each")
-    if device.type == "cpu":
-        refuse_too_large(method.least_memory(config), f"{clients:,} {method.clients}")
     return count
+
+
+def usual_supernodes(config: RunConfig) -> int | None:
+    """Return the number of SuperNodes that a config needs; None if any number will do."""
+    if config.needs_own_nodes:
+        return method_of(config).num_clients(config)
+    return FEWEST_PARTIES if config.strategy.distrusts else None
 
 
 def run(

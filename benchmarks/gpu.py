@@ -36,16 +36,13 @@ from flower_graph.ops.active_rows import ActiveRows
 from flower_graph.rng import generator
 from flower_graph.strategies.fedgls.cohort import StructureCohort
 from flower_graph.strategies.fedgls.networks import StructureSettings, initial_models
-from flower_graph.strategies.fedscem.cohort import (
-    EgoCohort,
-    EgoSettings,
-    Shared,
-)
+from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
+from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.strategies.nfedgnn.config import StrategyConfig
 from flower_graph.strategies.nfedgnn.server_model import RelayServer
 from flower_graph.strategies.nfedgnn.users import LinearCohort, UserSettings
 from flower_graph.strategies.ppfl.config import GATConfig, PPFLConfig
-from flower_graph.strategies.ppfl.gat import PublicGAT
+from flower_graph.strategies.ppfl.modules import PublicGAT
 
 HIDDEN, CLASSES, DEGREE, RATE = 16, 7, 10, 0.01
 FEATURES, ACTIVE, EGO_DEGREE, RATIOS = 500, 20, 5.0, [0.6, 0.2, 0.2]
@@ -124,7 +121,8 @@ def relay(device: torch.device, users: int, features: int, active: int) -> Progr
 
     def round_(number: int) -> float:
         server.receive(everyone, cohort.forward(None))
-        loss, gradient = server.step(number, RATE)
+        loss, gradient = server.gradients(number, server.latent, server.known)
+        server.move(number, RATE)
         server.accuracy()
         cohort.step(None, gradient, RATE)
         return loss["loss"]

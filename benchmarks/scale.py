@@ -40,9 +40,8 @@ from flower_graph.data import Graph, csbm_sparse
 from flower_graph.models import build_server_model
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.nfedgnn.common_client import CommonLayerClient
-from flower_graph.strategies.nfedgnn.method import AnyRelay
-from flower_graph.strategies.nfedgnn.summed import SummedGradientRelay
+from flower_graph.strategies.nfedgnn.client import CommonLayerClient
+from flower_graph.strategies.nfedgnn.strategy import SummedGradientRelay
 
 CLASSES, DEGREE, FEATURES, ACTIVE, HIDDEN = 7, 10.0, 512, 32, 16
 WARM_UP = 2  # rounds that are not counted: the first has no step, the second touches new memory
@@ -67,7 +66,9 @@ def server_data(graph: Graph, labelled: int = 140) -> SimpleNamespace:
     )
 
 
-def build(users: int, form: str, rows: Path | None = None) -> tuple[AnyRelay, InProcessGrid]:
+def build(
+    users: int, form: str, rows: Path | None = None
+) -> tuple[SplitGradientRelay, InProcessGrid]:
     """Generate a graph and set up both halves; the features never become dense."""
     graph = csbm_sparse(users, CLASSES, degree=DEGREE, features=FEATURES, active=ACTIVE)
     model = build_server_model("gcn", hidden=HIDDEN, heads=1, classes=CLASSES, dropout=0.5, seed=0)

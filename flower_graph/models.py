@@ -189,6 +189,8 @@ class GCN(nn.Module):
     ) -> None:
         super().__init__()
         self.dropout, self.input_dropout = dropout, input_dropout
+        self.arguments = {"features": features, "hidden": hidden, "classes": classes}
+        self.arguments |= {"dropout": dropout, "input_dropout": input_dropout}
         self.first = _glorot(Linear(features, hidden))
         self.second = _glorot(Linear(hidden, classes))
         self._graph, self._entries = _GraphCache(gcn_adjacency), _GraphCache(_few_entries)
@@ -255,6 +257,22 @@ class PairModel(nn.Module):
         """Return the rows ``[n, h]``, or the logits ``[m]`` of pairs ``[2, m]``."""
         rows: Tensor = self.rows(x, edge_index, *edge_weight)
         return rows if pairs is None else self.decoder(rows, pairs)
+
+
+class GCNPairs(PairModel):
+    """A ``GCN`` that gives each node a row of ``classes`` numbers; parameters as there."""
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        classes: int,
+        dropout: float = 0.5,
+        input_dropout: float = 0.0,
+    ) -> None:
+        rows = GCN(features, hidden, classes, dropout, input_dropout)
+        super().__init__(rows, classes)
+        self.arguments = rows.arguments
 
 
 def _few_entries(x: Tensor, n: int) -> Adjacency | None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import choice
 from flower_graph.config.schema import section, setting
-from flower_graph.data.baselines import Figures
 from flower_graph.method.module_method import ModuleMethod
 
 APP = "local"
@@ -48,13 +47,10 @@ class LocalMethod(ModuleMethod[LocalConfig]):
     name, schema = APP, LocalConfig
     heterophily = "clients train a GCN, which smooths over edges; not tried on such graphs here"
     tables = ("personalised", "links", "values")
+    needs_variety = False  # clients are alone already
 
     def local(self, config: LocalConfig) -> tuple[str, ...]:
         return ("*",)
-
-    def caveat(self, baselines: Figures) -> str:
-        """Say nothing: clients are alone already."""
-        return ""
 
 
 METHOD = LocalMethod()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -73,6 +74,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def same_log_levels() -> Iterator[None]:
+    """Set the levels of the loggers back: commands set them for their process."""
+    loggers = [logging.getLogger(name) for name in ("flower_graph", "flwr")]
+    before = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+
+
 @pytest.fixture
 def identity(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give this process the identity without which Flower makes no messages."""
@@ -137,9 +148,10 @@ def pictures(no_pictures: Callable[..., None], monkeypatch: pytest.MonkeyPatch) 
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Keep the axes of pictures instead of writing these."""
     from flower_graph.report import plots
+    from flower_graph.strategies.fedgls import plots as of_fedgls
     from flower_graph.strategies.ppfl import plots as of_ppfl
 
     kept: list[Any] = []
-    for module in (plots, of_ppfl):
+    for module in (plots, of_fedgls, of_ppfl):
         monkeypatch.setattr(module, "save", lambda figure, *_: kept.extend(figure.axes))
     return kept

@@ -115,7 +115,7 @@ VARIANTS = {
         ("fedscem, minus", "variant=minus", {}),
         ("fedscem, batches", f"{PLAIN} batch_size=3 variant=iter", {"final": "train"}),
         ("fedscem, shared", "model_sharing=fedavg resolution=1e-6", {}),
-        ("fedscem, self-training", "name=self-training", {"final": "train", "late": 0}),
+        ("fedscem, self-training", "name=self-training", BASELINE),
         ("fedscem, fedavg", "name=fedavg", BASELINE),
         ("fedscem, local-sage", "name=local-sage", BASELINE),
         ("fedscem, fed-sage", "name=fed-sage", BASELINE),

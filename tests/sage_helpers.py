@@ -19,7 +19,7 @@ from flower_graph.strategies.fed_sage import client as client_module
 from flower_graph.strategies.fed_sage import strategy as strategy_module
 from flower_graph.strategies.fed_sage.client import SageClient
 from flower_graph.strategies.fed_sage.strategy import LocalSage
-from flower_graph.strategies.fedscem.cohort import EgoSettings
+from flower_graph.strategies.fedscem.config import EgoSettings
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,9 @@ from flower_graph.data.partition.statistics import (
     overlap_statistics,
 )
 from flower_graph.method.load import load_config
-from flower_graph.method.registry import method_named, method_of
+from flower_graph.method.registry import method_of
+from flower_graph.strategies.fedgls import method as fedgls
+from flower_graph.strategies.ppfl import method as ppfl
 
 Captured = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[1]
@@ -188,14 +190,14 @@ def test_the_papers_figures_stand_beside_ours(
         ("fedgls/cora", "data.name=CitationFull/Cora", None),
         ("fedgls/cora", "partition.clients=9", None),
         ("fedgls/cora", "partition.method=random", None),
-        ("fedscem/cora", "seed=0", None),  # a paper without such figures
     ],
 )
 def test_the_papers_figures_are_for_its_settings_alone(
     config: str, override: str, nodes: int | None
 ) -> None:
-    app = config.partition("/")[0]
-    found = method_named(app).paper_figures(load_config(config, [override]))
+    found = {"fedgls": fedgls, "ppfl": ppfl}[config.partition("/")[0]].paper_sizes(
+        load_config(config, [override])
+    )
     assert found.get("nodes-per-client") == nodes
 
 

@@ -23,7 +23,7 @@ PURE = (
     "strategies/nfedgnn/users.py",
     "strategies/fedscem/cohort.py",
     "flower_graph/engine/graph_batch.py",
-    "strategies/ppfl/gat.py",
+    "strategies/ppfl/modules.py",
     "flower_graph/engine/stacked_weights.py",
     "strategies/fedgls/cohort.py",
     "strategies/fedgls/networks.py",

@@ -23,11 +23,15 @@ from safetensors.numpy import load_file
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.errors import OutputError
 from flower_graph.method.load import flatten, load_config, to_dict
-from flower_graph.method.registry import known_apps, method_named, method_of
+from flower_graph.method.registry import known_apps
 from flower_graph.records.rounds import RoundReport, format_bytes, format_round, read_reports
 from flower_graph.report.result import describe_baselines, describe_result, summarise
 from flower_graph.report.writer import RunWriter
+from flower_graph.server.round_loop import RoundLoop
 from flower_graph.storage.files import LOCK_FILE, FolderLock
+from flower_graph.strategies.fedgls.networks import StructureSettings
+from flower_graph.strategies.fedgls.strategy import StructureFedAvg
+from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment
 
 CONFIG = to_dict(load_config("quickstart", ["rounds=4", "seed=3"]))
 FINAL = {"clients": 10, "engine": "in-process"}
@@ -93,18 +97,28 @@ def test_a_run_leaves_all_files_and_nothing_else(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize(
-    ("app", "name", "first", "last"),
+    ("strategy", "name", "first", "last"),
     [
-        ("fedgls", "structure", {"precision": 0.5}, {"precision": 0.75, "true-degree": 4.0}),
-        ("ppfl", "alignment", {"precision-1": 0.5}, {"precision-1": 0.75, "precision-5": None}),
+        (
+            StructureFedAvg(StructureSettings(2, 2)),
+            *("structure", {"precision": 0.5}, {"precision": 0.75, "true-degree": 4.0}),
+        ),
+        (
+            ProcrustesAlignment(),
+            *("alignment", {"precision-1": 0.5}, {"precision-1": 0.75, "precision-5": None}),
+        ),
     ],
 )
 def test_what_some_methods_measure_has_a_picture_and_its_last_figures_a_place(
-    app: str, name: str, first: dict[str, float], last: dict[str, float | None], tmp_path: Path
+    strategy: RoundLoop,
+    name: str,
+    first: dict[str, float],
+    last: dict[str, float | None],
+    tmp_path: Path,
 ) -> None:
     given = {key: math.nan if value is None else value for key, value in last.items()}
     reports = report(1, **{name: first}), report(2, **{name: given})
-    writer = writing(tmp_path / "run", *reports, draw=method_named(app).draw)
+    writer = writing(tmp_path / "run", *reports, draw=strategy.draw_pictures)
     assert writer.finish(FINAL)[name] == last
     assert [line[name] for line in lines(writer.out)] == [first, last]
     named = {path.name for path in writer.out.iterdir()}
@@ -180,7 +194,7 @@ def test_a_loss_that_rises_tenfold_or_is_no_number_warns_once_and_names_two_keys
 def test_every_method_names_settings_of_its_own_that_make_training_steadier() -> None:
     for app in known_apps():
         config = load_config(f"{app}/own-graph")
-        keys = method_of(config).steadying(config)
+        keys = config.steadying
         assert 1 <= len(keys) <= 2
         settings = dict(flatten(to_dict(config)))
         assert all(settings[key] is not None for key in keys)

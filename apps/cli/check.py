@@ -16,9 +16,13 @@ from click import ClickException
 from flower_graph.apps.cli.say import say, withheld
 from flower_graph.apps.run import check_run, first_rounds
 from flower_graph.config.common import RunConfig
+from flower_graph.data.baselines import says_one_class
+from flower_graph.data.folders.client_folder import Clients
+from flower_graph.data.partition.statistics import graphs_held, nodes_held
 from flower_graph.data.survey import Survey, is_heterophilous, lines, survey, survey_graph
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import ConfigError, DataError, RefusedError, brief
+from flower_graph.method.base import as_graph
 from flower_graph.method.load import is_file_name, list_configs, load_config, to_dict
 from flower_graph.method.permits import Permits
 from flower_graph.method.registry import known_apps, method_of
@@ -92,14 +96,22 @@ def _check_node(text: str, target: str | None, overrides: Sequence[str]) -> int:
 def short_form(config: RunConfig) -> tuple[list[str], list[str]]:
     """Describe the data of a run in a few lines; return warnings separately."""
     method = method_of(config)
-    data = method.as_graph(config)
+    data = as_graph(method.data(config))
     if data.x.layout != torch.strided:  # generated, and too large to look at before a run
         size = f"{data.num_nodes:,} nodes, {data.edge_index.size(1) // 2:,} edges, generated"
-        return [f"the graph: {size}", f"clients: {method.holdings(config)}"], []
+        return [f"the graph: {size}", f"clients: {_holdings(config)}"], []
     description = survey_graph(data)
     graph, _, *others = lines(description)  # notes say of features what was done to them
-    facts = [f"the graph: {graph}", f"clients: {method.holdings(config)}", *others]
+    facts = [f"the graph: {graph}", f"clients: {_holdings(config)}", *others]
     return facts, [*description.warnings, *_warnings(config, description)]
+
+
+def _holdings(config: RunConfig) -> str:
+    """Describe in one line what the clients hold, and how many nodes train and evaluate."""
+    method = method_of(config)
+    if isinstance(data := method.data(config), Clients):
+        return graphs_held(data, method.clients, is_cut=data.whole is not None)
+    return nodes_held(data, method.num_clients(config), method.clients)
 
 
 def _warnings(config: RunConfig, description: Survey) -> list[str]:
@@ -127,17 +139,18 @@ def _tried(name: str, config: RunConfig, description: Survey) -> Tree:
     method = method_of(config)
     try:
         check_run(config)
-        notes = [note for note in method.as_graph(config).notes if note not in description.notes]
+        given = as_graph(method.data(config)).notes
+        notes = [note for note in given if note not in description.notes]
         cut = method.partition(config)
         with withheld("flower_graph", logging.WARNING) as warnings:
             seconds = [report.seconds for report in first_rounds(config)]
     except (ConfigError, DataError) as error:
         return {"refused": str(error)}
-    caveat = method.caveat(cut.baselines or {})
+    caveat = says_one_class(cut.baselines) if method.needs_variety else ""
     result = {
         "notes": notes,
         "clients": method.num_clients(config),
-        "holdings": method.holdings(config),
+        "holdings": _holdings(config),
         "warnings": [
             *_warnings(config, description),
             *([caveat] if caveat else []),
@@ -157,7 +170,7 @@ def _tried(name: str, config: RunConfig, description: Survey) -> Tree:
 def _lines(config: RunConfig, result: Tree) -> list[str]:
     first, each = result["seconds"]["first-round"], result["seconds"]["per-round"]
     whole = first + (config.rounds - 1) * each
-    figures = baseline_figures(result["baselines"] or {})
+    figures = baseline_figures(result["baselines"])
     tries = worth_trying(to_dict(config)) if figures else []
     return [
         f"  clients    {result['holdings']}",

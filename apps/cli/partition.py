@@ -47,10 +47,10 @@ def partition_command(args: argparse.Namespace) -> int:
         check_supernodes(args.supernodes, cuts[0].data.num_clients)
     figures, statistics = [], [cut.statistics for cut in cuts]
     for cut in cuts:
-        tested = {f"{name}-test": one["test"] for name, one in (cut.baselines or {}).items()}
+        tested = {f"{name}-test": one["test"] for name, one in cut.baselines.items()}
         finite = {name: value for name, value in tested.items() if not math.isnan(value)}
         figures.append({**cut.statistics.figures, **finite})
-    paper = method.paper_figures(config)
+    paper = cuts[0].paper
     record: Tree = {
         "config": to_dict(config),
         "seeds": seeds,
@@ -90,11 +90,12 @@ def _write_folders(
     out: Path, config: RunConfig, cuts: Sequence[Partition], supernodes: int | None
 ) -> str:
     from flower_graph.data.folders.party import DATA_FORM, deciding_settings, write_run
+    from flower_graph.method.base import data_form
 
     if len(cuts) > 1:
         return f"none: {len(cuts)} seeds; they are written for one seed"
     # For nodes that come later; the server holds no features, and is told nothing of them.
-    form, data = method_of(config).data_form(config), cuts[0].data
+    form, data = data_form(config, method_of(config).data(config)), cuts[0].data
     if form is not None:
         details = data.client_details | {DATA_FORM: form.to_json()}
         data = replace(data, client_details=details)

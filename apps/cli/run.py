@@ -210,8 +210,10 @@ def check_all(jobs: Sequence[Job], supernodes: int | None = None, *, quiet: bool
 
 
 def _run(job: Job, args: argparse.Namespace, check: Callable[[], None] | None) -> dict[str, object]:
+    from flower_graph.apps.run import run, usual_supernodes
+
     method, is_file = method_of(job.config), is_file_name(job.name)
-    supernodes = args.supernodes or method.default_supernodes(job.config)
+    supernodes = args.supernodes or usual_supernodes(job.config)
     resume = args.resume is not None and job.out.is_dir() and holds_something(job.out)
     printer = RoundPrinter(
         job.config.rounds,
@@ -254,8 +256,6 @@ def _run(job: Job, args: argparse.Namespace, check: Callable[[], None] | None) -
                 ray_address=args.ray_address,
                 meanwhile=meanwhile,
             )
-        from flower_graph.apps.run import run
-
         return run(
             job.config,
             job.out,

@@ -304,7 +304,7 @@ class Shown(NamedTuple):
 
 Drawing = Sequence[Shown]
 Options = Mapping[str, Any]  # of a ``Picture``, and its data sets
-Plot = tuple[Callable[..., object], Mapping[str, Any], Mapping[str, Any]]  # with its arguments
+Plot = tuple[Callable[..., object], Any, Mapping[str, Any]]  # with its arguments
 
 
 def draw(out: Path, paper: Paper, results: Results, store: Store) -> list[str]:
@@ -336,16 +336,25 @@ def _shown(
 
 def curves(shown: Drawing, _: Options) -> Plot:
     """Draw accuracy and loss by round, a panel for each data set, a curve for each method."""
-    panels: dict[str, dict[str, plots.CurveSet]] = {}
+    accuracy, loss = dict[str, dict[str, plots.Line]](), dict[str, dict[str, plots.Line]]()
     reference: dict[str, float] = {}
     for one in shown:
         runs = [*one.runs.values()]
         if runs and one.centralised:
             reference[one.data] = fmean(run.test_at_best_val for run in runs)
         elif runs:
-            accuracy, loss = [run.test_accuracy for run in runs], [r.cross_entropy for r in runs]
-            panels.setdefault(one.data, {})[one.method] = plots.CurveSet(accuracy, loss)
-    return plots.plot_grid, panels, {"reference": reference}
+            rounds = range(1, 1 + max(len(run.cross_entropy) for run in runs))
+            of_accuracy = plots.Line(rounds, [run.test_accuracy for run in runs])
+            accuracy.setdefault(one.data, {})[one.method] = of_accuracy
+            of_loss = plots.Line(rounds, [run.cross_entropy for run in runs])
+            loss.setdefault(one.data, {})[one.method] = of_loss
+    levels = {data: {"centralised": figure} for data, figure in reference.items()}
+    upper = [
+        plots.Panel(lines, "test accuracy", title=data, levels=levels.get(data, {}))
+        for data, lines in accuracy.items()
+    ]
+    lower = [plots.Panel(lines, "loss") for lines in loss.values()]
+    return plots.plot_panels, [upper, lower] if upper else [], {}
 
 
 def intervals(shown: Drawing, options: Options) -> Plot:
@@ -382,29 +391,40 @@ def axes(shown: Drawing, options: Options) -> Plot:
 
     Of many methods those at stake are ``marked``, and the others grey.
     """
-    panels: dict[str, dict[str, plots.Spent]] = {}
+    panels: dict[str, dict[str, plots.Line]] = {}
     for one in shown:
         trained = [curves for curves in one.runs.values() if curves.up and not one.centralised]
         for axis, label in zip(AXES, AXES_NAMES, strict=True) if trained else ():
             spent = max((curves.spent(axis) for curves in trained), key=len)
             name = one.method if one.data in options["data"] else f"{one.method}, {one.data}"
-            drawn = plots.Spent(spent, [curves.best_so_far for curves in trained])
+            drawn = plots.Line(spent, [curves.best_so_far for curves in trained])
             panels.setdefault(label, {})[name] = drawn
-    return plots.plot_spent, panels, {"marked": options.get("marked", ())}
+    how = {"scales": "x", "marked": options.get("marked", ())}
+    row = [plots.Panel(lines, "test accuracy", label, **how) for label, lines in panels.items()]
+    return plots.plot_panels, [row] if row else [], {}
 
 
 def budgets(shown: Drawing, _: Options) -> Plot:
     """Draw accuracy by privacy budget, a panel for each model; lines without one are levels."""
-    panels: dict[str, plots.Panel] = {}
-    noisy = "with noise"
+    noised = dict[str, dict[str, dict[float, list[float]]]]()
+    levels = dict[str, dict[str, list[float]]]()
     for one in shown:
+        title = f"{one.data}, {one.model}"
         for row in [row for row in one.rows if row["metric"] == TEST]:
-            panel = panels.setdefault(f"{one.data}, {one.model}", plots.Panel({}, {}))
             if row.get("epsilon"):
-                panel.budgets[row["epsilon"]], noisy = row["values"], one.method
+                of_method = noised.setdefault(title, {}).setdefault(one.method, {})
+                of_method[row["epsilon"]] = row["values"]
             else:
-                panel.levels[one.method] = row["values"]
-    return plots.plot_budgets, panels, {"noisy": noisy}
+                levels.setdefault(title, {})[one.method] = row["values"]
+    panels = []
+    for title, methods in noised.items():
+        budgets = sorted({budget for values in methods.values() for budget in values})
+        given = {name: [values[one] for one in budgets] for name, values in methods.items()}
+        given |= {name: [values] * len(budgets) for name, values in levels.get(title, {}).items()}
+        lines = {n: plots.Line(budgets, [*zip(*one, strict=True)]) for n, one in given.items()}
+        x_label = "epsilon of the whole run"
+        panels.append(plots.Panel(lines, "test accuracy", x_label, title, scales="x"))
+    return plots.plot_panels, [panels] if panels else [], {}
 
 
 KINDS: dict[str, Callable[..., Plot]] = {

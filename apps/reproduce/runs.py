@@ -17,6 +17,7 @@ from flower_graph.apps.parallel import in_parallel, loaded, settings_of, time_le
 from flower_graph.apps.reproduce.table import Line, function
 from flower_graph.apps.run import simulate_whole
 from flower_graph.config.common import RunConfig
+from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.sources.names import file_path
 from flower_graph.engine.graph_batch import Epoch
 from flower_graph.engine.machine import peak_memory
@@ -187,7 +188,8 @@ def curves_of(
 def steps_of(config: RunConfig) -> tuple[int, float]:
     """Return the number of clients, and the mean local steps of a client in a round."""
     method = method_of(config)
-    return method.num_clients(config), method.local_steps(config)
+    data, clients = method.data(config), method.num_clients(config)
+    return clients, config.local_steps(data if isinstance(data, Clients) else [])
 
 
 def costs(config: RunConfig) -> list[tuple[dict[str, object], dict[str, float]]]:

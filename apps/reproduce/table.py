@@ -152,14 +152,13 @@ def grid(
     budgets: Sequence[Figure] = (),
     last: Settings = (),
     over: Mapping[str, Mapping[Any, Settings]] = MappingProxyType({}),
-    **fields: Any,
 ) -> list[Line]:
     """List a line for each data set, values that are varied, and method.
 
     Parameters
     ----------
     line : Line
-        What all have, but for ``fields``; ``{data}`` in its config stands for the data set.
+        What all have; ``{data}`` in its config stands for the data set.
     data : sequence of str, or mapping
         The data sets; a number is of the settings that each method may try there.
     methods : mapping, or function of the data set
@@ -172,7 +171,7 @@ def grid(
     over : mapping
         What is varied: by key of the lines its values, with the settings that each stands for.
     """
-    line, lines = replace(line, **fields), []
+    lines = []
     varied = [[(key, value) for value in values] for key, values in over.items()]
     for number, name in enumerate(data):
         ours = methods(name) if callable(methods) else methods

@@ -71,14 +71,6 @@ def top(scores: ArrayLike, count: int) -> NDArray[np.int64]:
     return np.argsort(-np.asarray(scores, float), kind="stable")[:count]
 
 
-def cosines(rows: NDArray[np.generic]) -> NDArray[np.float64]:
-    """Return the cosine of each row to each other one, ``[n, n]``; 0 for a row of zeros."""
-    values = rows.astype(np.float64)
-    length = np.linalg.norm(values, axis=1, keepdims=True)
-    unit = values / np.where(length > 0, length, 1)
-    return unit @ unit.T
-
-
 # Report -----------------------------------------------------------------------------------------
 
 

@@ -35,8 +35,15 @@ from flower_graph.ops.links import (
     split_links,
     undirected,
 )
-from flower_graph.outputs.files import Embeddings, KnownLinks, Predictions, SavedModels, Snapshot
-from flower_graph.outputs.form import predictions_from, values_from
+from flower_graph.outputs.files import (
+    Embeddings,
+    KnownLinks,
+    Predictions,
+    SavedModels,
+    Snapshot,
+    predictions_from,
+    values_from,
+)
 from flower_graph.rng import generator, seeded
 from flower_graph.wire.counts import added, counted
 from flower_graph.wire.keys import ROLES

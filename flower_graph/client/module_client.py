@@ -47,9 +47,9 @@ from flower_graph.errors import DataError, RefusedError, brief, told
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops.adam import Adam, moments_of
 from flower_graph.ops.grouped import one_thread
+from flower_graph.outputs.build import form_of
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import SavedModels, Snapshot
-from flower_graph.outputs.form import form_of
 from flower_graph.rng import derive_seed, seeded
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
 from flower_graph.wire.averaging import Asked, Enrolment, Measured, RoundRequest, Rows, Trained

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 from flower_graph.config.partition import PartitionSection
 from flower_graph.config.rules import (
@@ -53,6 +54,7 @@ LOCAL_FORM, CENTRAL_FORM = FORMS = ("local", "central")
 WITHHOLD, REPORT = MEASUREMENTS = ("withhold", "report")
 NO_DEFENCE, KRUM, TRIMMED_MEAN, MEDIAN = ROBUST = ("none", "krum", "trimmed-mean", "median")
 CHECKPOINTS = "checkpoints"
+STEADYING = ("learning_rate", "local_epochs")  # settings of most methods that steady the training
 TRACKERS = ("tensorboard", "mlflow", "wandb")  # each also the module, and the extra that has it
 
 
@@ -254,14 +256,6 @@ class PrivacyConfig:
             refuse_with("privacy.form", CENTRAL_FORM, f"strategy.name={name}", why)
 
 
-class Robust(NamedTuple):
-    """The kind of average, and its parameters."""
-
-    name: str = NO_DEFENCE  # none, krum, trimmed-mean or median
-    num_malicious: int = 1  # Clients that may be hostile; krum only
-    beta: float = 0.2  # Share of the clients that is cut off at each end; trimmed-mean only
-
-
 @dataclass
 class RobustSection:
     """The section ``strategy`` of methods that average clients' weights."""
@@ -275,11 +269,6 @@ class RobustSection:
         Rule("at least 0 and less than 0.5", lambda beta: 0 <= beta < 0.5),
         help="share of the clients cut off at each end; `trimmed-mean` only",
     )
-
-    @property
-    def average(self) -> Robust:
-        """The average that replaces the mean of the clients' weights."""
-        return Robust(self.robust, self.num_malicious, self.beta)
 
     def refuse_robust(self, method: str, not_with: Mapping[str, str]) -> None:
         """Refuse an average other than the mean for methods that it does not fit."""
@@ -375,6 +364,26 @@ class RunConfig:
     def sends_singly(self) -> bool:
         """Whether the server reads the values of a single SuperNode."""
         return not self.masks_sums
+
+    @property
+    def needs_own_nodes(self) -> bool:
+        """Whether each client needs a SuperNode of its own, since replies get noise."""
+        return self.privacy.is_on
+
+    @property
+    def steadying(self) -> Sequence[str]:
+        """The settings to lower when the loss rises."""
+        names = (name for name in STEADYING if hasattr(self.strategy, name))
+        return [f"strategy.{name}" for name in names]
+
+    # Any: graphs of each method's own kind
+    def local_steps(self, graphs: Sequence[Any]) -> float:
+        """Return the number of gradient steps of a client in a round; NaN if unknown."""
+        return float(getattr(self.strategy, "local_epochs", math.nan))
+
+    def long_work(self, server_round: int) -> str:
+        """Return the work that makes a round longer than others; "" for an ordinary round."""
+        return ""
 
     def validate(self) -> None:
         if own := type(self).app:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
-    from flower_graph.method.base import Method, Partition
-    from flower_graph.method.graph_method import GraphMethod, OwnGraphMethod
+    from flower_graph.method.base import GraphMethod, Method, OwnGraphMethod, Partition
     from flower_graph.method.load import load_config
     from flower_graph.method.registry import method_of
 

@@ -3,52 +3,54 @@
 A method is one object, ``METHOD`` in its module: a ``Method``, or a ``GraphMethod`` if each client
 holds a graph of its own. Commands, Flower apps, reports and the audit use this interface; nothing
 else in the project knows which methods there are (``flower_graph.method.registry`` finds them).
+What follows from settings alone, such as the steps of a round, is a property of the method's
+schema (``flower_graph.config.common.RunConfig``).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from flwr.app import Context
-from torch import Tensor, nn
+from torch import Tensor
 
 from flower_graph.client.learner import takes_weights
-from flower_graph.config.common import RunConfig
-from flower_graph.data.baselines import (
-    Figures,
-    graph_baselines,
+from flower_graph.config.common import VALUES, CutRunConfig, RunConfig
+from flower_graph.data.baselines import Figures, client_baselines, graph_baselines, own_baselines
+from flower_graph.data.folders.client_folder import Clients, clients_path, load_folder
+from flower_graph.data.folders.party import (
+    RunData,
+    RunFolder,
+    client_folder,
+    graph_data,
+    graphs_of,
+    share,
 )
-from flower_graph.data.folders.client_folder import Clients
-from flower_graph.data.folders.party import RunData, RunFolder
-from flower_graph.data.gaps import Gaps
-from flower_graph.data.graph import Graph, HeldGraph
+from flower_graph.data.gaps import Gaps, Uses
+from flower_graph.data.graph import Graph, HeldGraph, Scale
 from flower_graph.data.new_graph import DataForm, NewGraph
-from flower_graph.data.partition.statistics import nodes_held
-from flower_graph.data.sources.datasets import cached_data
+from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
+from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.errors import DataError
 from flower_graph.flower_compat import Mod, NumPyClient
 from flower_graph.outputs.build import build_module
-from flower_graph.privacy.local import privacy_mods, withhold_measurements
+from flower_graph.privacy.local import privacy_mods
 
 if TYPE_CHECKING:
     from flower_graph.audit.attacks import Audit
     from flower_graph.data.partition.statistics import PartitionStatistics
     from flower_graph.outputs.files import Embeddings, Predictions, SavedModels
-    from flower_graph.records.rounds import RoundReport
     from flower_graph.server.round_loop import RoundLoop
 
 C = TypeVar("C", bound=RunConfig)  # a method's schema
 G = TypeVar("G", bound=HeldGraph)  # a client's graph, where clients have some
-C_co = TypeVar("C_co", bound=RunConfig, covariant=True)
+P = TypeVar("P", bound=CutRunConfig)  # a schema with the common section `partition`
 S = TypeVar("S", bound="RoundLoop")  # its server's half
-
-# Settings of most methods that make training steadier when they are lowered
-STEADYING = ("strategy.learning_rate", "strategy.local_epochs")
 
 
 class Partition(NamedTuple):
@@ -60,23 +62,26 @@ class Partition(NamedTuple):
         Figures and distributions of the partition.
     data : RunData
         The data of each party, for the data folders.
+    baselines : dict
+        As from ``Method.baselines``.
     note : str
         A remark about these folders, printed after their number.
-    baselines : dict or None
-        As from ``Method.baselines``.
+    paper : dict
+        The paper's figures, if the config asks for the paper's partition.
     """
 
     statistics: PartitionStatistics
     data: RunData
+    baselines: Figures
     note: str = ""
-    baselines: Figures | None = None
+    paper: Mapping[str, int] = MappingProxyType({})
 
 
-class FinishedRun(Protocol[C_co]):
-    """A finished run as a method reads it: a ``Run`` with the method's own schema."""
+class FinishedRun(Protocol):
+    """What a method reads of a finished run: a part of ``Run``."""
 
     @property
-    def config(self) -> C_co: ...
+    def config(self) -> RunConfig: ...
 
     @property
     def data(self) -> DataForm: ...
@@ -119,6 +124,9 @@ class Method(Generic[C, S]):
         Whether clients measure anything on their data that a privacy budget withholds.
     has_true_edges : bool
         Whether ``flower-graph partition --true-edges`` has an effect.
+    needs_variety : bool
+        Whether clients may do better alone if their nodes are mostly of one class
+        (``docs/results/own-graph.md``); ``flower-graph check`` then warns.
     heterophily : str
         A warning about graphs whose neighbours are mostly of other classes, printed if a run has
         such a graph.
@@ -132,6 +140,7 @@ class Method(Generic[C, S]):
     clients = "clients"
     measures = True
     has_true_edges = False
+    needs_variety = False
     heterophily = ""
     tables: Sequence[str] = ()
 
@@ -144,40 +153,9 @@ class Method(Generic[C, S]):
     def num_clients(self, config: C, folder: RunFolder | None = None) -> int:
         raise NotImplementedError
 
-    def local_steps(self, config: C) -> float:
-        """Return the number of gradient steps of a client in a round; NaN if unknown."""
-        return float(getattr(config.strategy, "local_epochs", math.nan))
-
-    def caveat(self, baselines: Figures) -> str:
-        """Return a warning if clients may do better alone, given the baselines; empty by default.
-
-        ``flower-graph check`` prints it; ``docs/results/own-graph.md`` has the measurements.
-        """
-        return ""
-
-    def steadying(self, config: C) -> Sequence[str]:
-        """Name the settings to lower when the loss rises."""
-        return [key for key in STEADYING if hasattr(config.strategy, key.partition(".")[2])]
-
     def partition(self, config: C, *, true_edges: bool = False) -> Partition:
         """Partition the data; with `true_edges`, folders have the edges that clients lack."""
         raise NotImplementedError
-
-    def long_work(self, config: C, server_round: int) -> str:
-        """Return the work that makes a round longer than others; "" for an ordinary round."""
-        return ""
-
-    def default_supernodes(self, config: C) -> int | None:
-        return None
-
-    def least_memory(self, config: C) -> int:
-        """Return the least bytes of all clients' weights in one process; 0 if unknown."""
-        return 0
-
-    def mods(self, config: C) -> tuple[list[Mod], list[Mod]]:
-        """Build the mods of the ClientApp: around every message, and around training only."""
-        around: list[Mod] = [withhold_measurements] if config.privacy.withholds else []
-        return around, self.train_mods(config)
 
     def train_mods(self, config: C) -> list[Mod]:
         """Build the mods that protect what clients send, by default the weights of one client."""
@@ -193,110 +171,198 @@ class Method(Generic[C, S]):
         """Load the data of all clients, once a process: one graph, or a graph each."""
         return cached_data(config)
 
-    def as_graph(self, config: C) -> Graph:
-        """Return the data of all clients as one graph, for the description before a run."""
-        data = self.data(config)
-        return data.as_graph() if isinstance(data, Clients) else data
-
-    def judged_on(self, config: C) -> str:
-        """Return a digest of the test nodes and their labels, by which runs are compared."""
-        graph = self.as_graph(config)
-        if graph.test_mask is None:
-            return ""
-        nodes = graph.test_mask.nonzero()[:, 0]
-        told = torch.cat([nodes, graph.y[nodes]]).numpy().tobytes()
-        return blake2b(told, digest_size=8).hexdigest()
-
-    def class_counts(self, config: C) -> list[list[int]]:
-        """Count each client's nodes by class; nothing where a client is a node."""
-        return []
-
-    def holdings(self, config: C) -> str:
-        """Describe in one line what the clients hold, and how many nodes train and evaluate."""
-        return nodes_held(self.as_graph(config), self.num_clients(config), self.clients)
-
-    def baselines(self, config: C) -> Figures:
-        """Return the baselines' accuracies, in a simulation.
+    def baselines(self, config: C, folder: RunFolder | None = None) -> Figures:
+        """Return the baselines' accuracies: in a simulation of all, with a folder of its clients.
 
         By name (``majority``, ``majority-per-client``, ``logistic-regression``,
         ``label-propagation``) and role (``test``, ``val``), averaged as the method's own; NaN
-        without labels; by default those on the whole graph and its masks.
+        without labels; by default those on the whole graph and its masks, and none of a folder.
         ``flower_graph.data.baselines`` defines them.
         """
-        return graph_baselines(cached_data(config))
+        return graph_baselines(cached_data(config)) if folder is None else {}
 
-    def own_baselines(self, config: C, folder: RunFolder) -> Figures:
-        """Return the baselines of a party's clients; empty if they lack features or labels."""
-        return {}
+    def predict(self, config: C, run: FinishedRun, graph: NewGraph, client: int | None) -> Tensor:
+        """Predict nodes that a run has not seen, by default by the client's or the only model.
 
-    def class_names(self, config: C, folder: RunFolder | None = None) -> Sequence[str] | None:
-        """Return the names of the classes, by number; None if the numbers are the names."""
-        return self.data(config).classes if folder is None else folder.class_names
-
-    def data_form(self, config: C) -> DataForm | None:
-        """Return the form of a new graph; None if the treatment of features is not known."""
-        data = self.data(config)
-        if data.treatment is None:
-            return None
-        return DataForm(data.treatment, data.num_classes, data.classes, Gaps.of(config.data))
-
-    def predict(self, config: C, models: SavedModels, graph: NewGraph, client: int) -> Tensor:
-        """Predict the classes of nodes that the run has not seen, by one client's saved model.
-
-        By default calls the model with features and edges. A method whose newcomers first learn a
-        graph or align embeddings overrides this.
+        A method whose newcomers need more than a model overrides this.
 
         Parameters
         ----------
-        models : SavedModels
-            Models that include the client's; ``build_module`` builds it.
+        run : FinishedRun
+            Models, embeddings and predictions of the run.
         graph : NewGraph
             Features treated as the run's, edges if there are any.
-        client : int
-            The client; -1 for a server's model.
+        client : int or None
+            The client that was asked for; -1 for a server's model.
 
         Returns
         -------
         Tensor
-            Probabilities ``[n, k]``.
+            Probabilities ``[n, k]``; for a regression numbers ``[n]`` in their own unit.
         """
-        edges = self.edges_of(config, graph)
-        with torch.no_grad():
-            return called(build_module(models, client), graph, edges).softmax(1)
-
-    def edges_of(self, config: C, graph: NewGraph) -> Tensor:
-        edges = graph.edge_index
-        if edges is None or not edges.numel():
-            raise DataError(f"the graph has no edges, which the models of {config.app} need")
-        return edges
-
-    def predict_beside(self, run: FinishedRun[C], graph: NewGraph, client: int | None) -> Tensor:
-        """Predict the nodes of a new graph from the outputs of a ``Run``.
-
-        By default by the client's model, or by the only one. A method whose newcomers need more
-        than a model overrides this.
-        """
-        saved, chosen = run.saved(client)
-        return self.predict(run.config, saved, graph, chosen)
-
-    def why_no_model(self, config: C) -> str:
-        """Return why a run has no module as a model, to follow `no models`; empty by default."""
-        return ""
-
-    def paper_figures(self, config: C) -> dict[str, int]:
-        """Return the paper's figures of a partition, if the config asks for one of the paper's."""
-        return {}
-
-    def draw(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
-        """Draw pictures of a run besides ``curves.png`` and ``participation.png`` into a folder."""
+        said, scale = called(run, graph, client), run.data.scale
+        return said.softmax(1) if scale is None else scale.undo(said[:, 0])
 
     def audit(self) -> Audit[C, Self] | None:
         return None
 
 
-def called(module: nn.Module, graph: NewGraph, edges: Tensor) -> Tensor:
-    """Call a saved module on a new graph, with weights of edges if the run's had some."""
-    weight = graph.edge_weight
-    if weight is None or not takes_weights(module):
-        return module(graph.x, edges)  # type: ignore[no-any-return]
-    return module(graph.x, edges, weight)  # type: ignore[no-any-return]
+class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
+    """A method each of whose clients holds a graph of its own.
+
+    Attributes
+    ----------
+    graph : type
+        The dataclass of a client's graph.
+    """
+
+    graph: type[G]
+    client, clients = "graph", "graphs"
+
+    def load_graphs(self, config: C) -> list[G]:
+        """Make the clients' graphs from the config's data, or read them.
+
+        A method with data of its own returns ``Clients``, or a list from whose labels classes are
+        counted.
+        """
+        raise NotImplementedError
+
+    def statistics(self, config: C, graphs: list[G]) -> PartitionStatistics:
+        raise NotImplementedError
+
+    def graphs(self, config: C) -> list[G]:
+        """Load the graphs of all clients, once a process, ordered by the clients' numbers."""
+        return cached_clients(self.load_graphs, config)
+
+    def data(self, config: C) -> Clients[G]:
+        """Load the clients' graphs without the checks of a method that overrides ``graphs``."""
+        return Clients.of(cached_clients(self.load_graphs, config))
+
+    def hosted(self, config: C, context: Context) -> tuple[list[G], RunFolder | None]:
+        folder = client_folder(config, context)
+        if folder is not None:
+            return graphs_of(folder, self.graph), folder
+        everyone = self.graphs(config)
+        return everyone[share(context, len(everyone))], None
+
+    def num_clients(self, config: C, folder: RunFolder | None = None) -> int:
+        return len(self.graphs(config)) if folder is None else folder.manifest.num_clients
+
+    def num_classes(self, config: C, folder: RunFolder | None = None) -> int:
+        return self.data(config).num_classes if folder is None else folder.manifest.classes
+
+    def num_features(self, config: C, folder: RunFolder | None = None) -> int:
+        if folder is not None:
+            return folder.manifest.features
+        return int(self.graphs(config)[0].x.shape[1])
+
+    def baselines(self, config: C, folder: RunFolder | None = None) -> Figures:
+        if folder is not None:
+            return own_baselines(graphs_of(folder, self.graph))
+        return client_baselines(self.data(config))
+
+    def partition(self, config: C, *, true_edges: bool = False) -> Partition:
+        graphs = self.data(config)
+        data = graph_data(graphs, graphs.num_classes, class_names=graphs.classes)
+        return Partition(self.statistics(config, graphs), data, self.baselines(config))
+
+
+class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
+    """A method whose clients hold a ``ClientGraph`` each, made by the section ``partition``."""
+
+    graph = ClientGraph
+
+    def graphless_ratio(self, config: P) -> float:
+        """Return the share of clients without edges, for the default ``load_graphs``."""
+        return 0.0
+
+    def load_graphs(self, config: P) -> list[ClientGraph]:
+        """Cut the clients' graphs out of the config's data, or read them.
+
+        By default by the config's section ``partition``, a ``PartitionSection``; a folder as
+        ``data.name`` has a file for each client.
+        """
+        folder, how = clients_path(config.data), config.partition
+        ratio = self.graphless_ratio(config)
+        if folder is None:
+            graph = cached_data(config)
+            return Clients.cut(partition_graph(graph, how, ratio, config.seed), graph)
+        return load_folder(
+            folder,
+            how.ratios,
+            config.seed if how.seed is None else how.seed,
+            train_share=how.train_share,
+            graphless_ratio=ratio,
+            features=config.data.features,
+            gaps=Gaps.of(config.data),
+            uses=Uses.of(config),
+        )
+
+    def statistics(self, config: P, graphs: list[ClientGraph]) -> PartitionStatistics:
+        # Imported here, since clients do not need it.
+        from flower_graph.data.partition.statistics import client_statistics
+
+        return client_statistics(graphs, Clients.of(graphs).whole)
+
+
+# Of the models of a run, and of its data ----------------------------------------------------------
+
+
+@torch.no_grad()
+def called(run: FinishedRun, graph: NewGraph, client: int | None) -> Tensor:
+    """Call a run's model on a new graph, with weights of edges if the run's had some."""
+    saved, number = run.saved(client)
+    module, edges = build_module(saved, number), edges_of(graph)
+    takes = graph.edge_weight is not None and takes_weights(module)
+    result: Tensor = module(graph.x, edges, *([graph.edge_weight] if takes else []))
+    return result
+
+
+def edges_of(graph: NewGraph) -> Tensor:
+    """Return the edges that the models of a method need; ``DataError`` if there are none."""
+    edges = graph.edge_index
+    if edges is None or not edges.numel():
+        raise DataError("the graph has no edges, which the run's models need")
+    return edges
+
+
+def class_names(
+    method: Method[C, S], config: C, folder: RunFolder | None = None
+) -> Sequence[str] | None:
+    """Return the names of the classes, by number; None if the numbers are the names."""
+    return method.data(config).classes if folder is None else folder.class_names
+
+
+def as_graph(data: Graph | Clients[Any]) -> Graph:
+    """Return the data of all clients as one graph, for the description before a run."""
+    return data.as_graph() if isinstance(data, Clients) else data
+
+
+def judged_on(data: Graph | Clients[Any]) -> str:
+    """Return a digest of the test nodes and their labels, by which runs are compared."""
+    graph = as_graph(data)
+    if graph.test_mask is None:
+        return ""
+    nodes = graph.test_mask.nonzero()[:, 0]
+    told = torch.cat([nodes, graph.y[nodes]]).numpy().tobytes()
+    return blake2b(told, digest_size=8).hexdigest()
+
+
+def data_form(config: RunConfig, data: Graph | Clients[Any]) -> DataForm | None:
+    """Return the form of a new graph; None if the treatment of features is not known."""
+    if data.treatment is None:
+        return None
+    graphs = data if isinstance(data, Clients) and config.takes_edge_weights else []
+    return DataForm(
+        data.treatment,
+        data.num_classes,
+        data.classes,
+        Gaps.of(config.data),
+        weights=any(graph.edge_weight is not None for graph in graphs),
+        scale=scale_of(graphs) if getattr(config, "task", "") == VALUES else None,
+    )
+
+
+def scale_of(graphs: Sequence[ClientGraph]) -> Scale:
+    """Return the scale of all clients' training numbers."""
+    return Scale.of(g.targets[g.train_mask] for g in graphs if g.targets is not None)

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
-from torch import Tensor, nn
+from torch import nn
 
 from flower_graph.client.learner import NODES, LinkTask, NodeTask, ValueTask
 from flower_graph.client.module_client import ModuleClient, ModuleSettings, first_module
 from flower_graph.config.common import CHECKPOINTS, LINKS, VALUES, checkpoint_settings
 from flower_graph.config.module import MLP, ModuleRunConfig, TrainingSection
-from flower_graph.data.baselines import Figures, link_baselines, says_one_class, value_baselines
+from flower_graph.data.baselines import Figures, link_baselines, value_baselines
 from flower_graph.data.folders.party import DATA_FORM, RunFolder, graphs_of
 from flower_graph.data.graph import Scale
-from flower_graph.data.new_graph import DataForm, NewGraph
-from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.data.new_graph import DataForm
 from flower_graph.errors import DataError
-from flower_graph.method.base import FinishedRun, called
-from flower_graph.method.graph_method import GraphMethod
-from flower_graph.models import GCN, PairModel
-from flower_graph.outputs.build import build_module
-from flower_graph.outputs.files import SavedModels
+from flower_graph.method.base import GraphMethod, class_names, scale_of
+from flower_graph.models import GCN, GCNPairs
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
@@ -98,15 +93,15 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         The clients'.
     """
 
+    needs_variety = True
     strategy_class: type[ModuleFedAvg] = ModuleFedAvg
     client_class: type[ModuleClient] = ModuleClient
 
     def module(self, config: M, features: int, classes: int) -> Callable[[], nn.Module]:
         """Return a function that makes a module, by default a two-layer GCN."""
         how = config.model
-        make = partial(GCN, features, how.hidden, classes, how.dropout, how.input_dropout)
-        has_decoder = config.task == LINKS and config.links.decoder == MLP
-        return (lambda: PairModel(make(), classes)) if has_decoder else make
+        kind = GCNPairs if config.task == LINKS and config.links.decoder == MLP else GCN
+        return partial(kind, features, how.hidden, classes, how.dropout, how.input_dropout)
 
     def local(self, config: M) -> tuple[str, ...]:
         """Return patterns of the module's entries that never leave a client."""
@@ -141,13 +136,9 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
             checkpoint_dir=None if out is None else out / CHECKPOINTS,
             output_dir=out,
             how=config.strategy,
-            classes=self.class_names(config, folder),
+            classes=class_names(self, config, folder),
             task=self.task(config, folder),
         )
-
-    def caveat(self, baselines: Figures) -> str:
-        """Say that clients may reach more alone where a community is nearly of one class."""
-        return says_one_class(baselines)
 
     def final_figures(
         self, config: M, strategy: ModuleFedAvg, folder: RunFolder | None = None
@@ -163,18 +154,16 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
 
     def task(self, config: M, folder: RunFolder | None = None) -> NodeTask:
         if config.task == VALUES:
-            return ValueTask(self.scale(config, folder))
+            return ValueTask(self._scale(config, folder))
         if config.task != LINKS:
             return NODES
         how = config.links
         seed = config.seed if how.seed is None else how.seed
         return LinkTask(how.val, how.test, seed, how.decoder)
 
-    def scale(self, config: M, folder: RunFolder | None = None) -> Scale:
-        """Return the scale of all clients' training numbers: of the data, or as a folder says."""
+    def _scale(self, config: M, folder: RunFolder | None) -> Scale:
         if folder is None:
-            graphs = self.graphs(config)
-            return Scale.of(g.targets[g.train_mask] for g in graphs if g.targets is not None)
+            return scale_of(self.graphs(config))
         form = DataForm.from_json(folder.detail(DATA_FORM, dict))
         if form.scale is None:
             raise DataError(
@@ -182,40 +171,15 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
             )
         return form.scale
 
-    def data_form(self, config: M) -> DataForm | None:
-        form = super().data_form(config)
-        if form is None:
-            return None
-        weights = any(graph.edge_weight is not None for graph in self.graphs(config))
-        form = form._replace(weights=weights)
-        return form if config.task != VALUES else form._replace(scale=self.scale(config))
-
-    def predict(self, config: M, models: SavedModels, graph: NewGraph, client: int) -> Tensor:
-        """Predict classes ``[n, k]``, or standardised numbers ``[n, 1]``."""
-        if config.task != VALUES:
-            return super().predict(config, models, graph, client)
-        with torch.no_grad():
-            return called(build_module(models, client), graph, self.edges_of(config, graph))
-
-    def predict_beside(self, run: FinishedRun[M], graph: NewGraph, client: int | None) -> Tensor:
-        """Predict classes ``[n, k]``, or numbers ``[n]`` in their own unit."""
-        said, scale = super().predict_beside(run, graph, client), run.data.scale
-        return said if scale is None else scale.undo(said[:, 0])
-
-    def baselines_of(self, config: M, graphs: Sequence[ClientGraph]) -> Figures:
+    def baselines(self, config: M, folder: RunFolder | None = None) -> Figures:
+        graphs = self.data(config) if folder is None else graphs_of(folder, self.graph)
         if config.task == VALUES:
             return value_baselines(graphs, config.metrics[0])
         if config.task != LINKS:
-            return super().baselines_of(config, graphs)
+            return super().baselines(config, folder)
         task = self.task(config)
         assert isinstance(task, LinkTask)
-        held = [(graph.x, task.split(graph)) for graph in graphs]
-        return link_baselines(held, config.metrics[0])
-
-    def own_baselines(self, config: M, folder: RunFolder) -> Figures:
-        if config.task not in (LINKS, VALUES):
-            return super().own_baselines(config, folder)
-        return self.baselines_of(config, graphs_of(folder, self.graph))
+        return link_baselines([(one.x, task.split(one)) for one in graphs], config.metrics[0])
 
     def _settings(self, config: M) -> ModuleSettings:
         how = config.strategy

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from flower_graph.config.common import LINKS, NODES
+from flower_graph.config.common import ALL, LINKS, NODES
 from flower_graph.config.foreign import CONFIG, DATA, NOBODY, Trust, seed_folders
 from flower_graph.data.new_graph import DataForm, NewGraph, new_graph
 from flower_graph.errors import OutputError
@@ -118,7 +118,7 @@ class Run:
         return sorted(rounds)
 
     def model(self, client: int | None = None) -> nn.Module:
-        """Build a client's model, a plain module of PyG's layers, in evaluation mode.
+        """Build a client's model, a plain PyTorch module, in evaluation mode.
 
         ``client`` is needed if models differ; None for a server's model. The module is called as
         ``model(x, edge_index)``, with features as the run treated them
@@ -178,7 +178,7 @@ class Run:
 
     def predict_graph(self, graph: NewGraph, client: int | None = None) -> Tensor:
         """Predict the nodes of a graph that ``read_new_graph`` read, as ``predict`` does."""
-        result: Tensor = method_of(self.config).predict_beside(self, graph, client)
+        result: Tensor = method_of(self.config).predict(self.config, self, graph, client)
         return result
 
     @cached_property
@@ -230,9 +230,7 @@ class Run:
     def all_saved(self) -> list[SavedModels]:
         """Return the models of all clients; ``OutputError`` if there are none."""
         if not self._models:
-            has_config = (self.path / CONFIG).is_file()
-            why = method_of(self.config).why_no_model(self.config) if has_config else ""
-            raise OutputError(f"{self.path}: no models{why or self._why_none()}")
+            raise OutputError(f"{self.path}: no models{self._why_none()}")
         return self._models
 
     def saved(self, client: int | None = None) -> tuple[SavedModels, int]:
@@ -280,6 +278,8 @@ class Run:
             return ": the run was told to keep none (save=none)"
         if not (self.path / RESULT).is_file() and (self.path / METRICS).is_file():
             return ": the run is not complete"
+        if save == ALL and any((one / Embeddings.FILE).is_file() for one in self._places):
+            return ": what it learnt are embeddings (`run.embeddings(client)`)"
         return f": clients keep them where they live (save={save})"
 
 

@@ -1,4 +1,4 @@
-"""Builds modules from saved weights.
+"""Saves modules, and builds them from saved weights.
 
 A run's folder may come from anybody. Of this package's classes only those that are declared with
 ``built_with`` are built from its files, and only with arguments of the declared types and bounds.
@@ -7,10 +7,13 @@ A run's folder may come from anybody. Of this package's classes only those that 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +22,12 @@ from torch.nn.parameter import is_lazy
 from flower_graph.config.foreign import OTHERWISE, code_of_methods
 from flower_graph.config.rules import Rule
 from flower_graph.errors import OutputError
+from flower_graph.models import GCN, GCNPairs
+from flower_graph.outputs.files import SavedModels
 from flower_graph.storage.reading import reason
 
-if TYPE_CHECKING:
-    from flower_graph.outputs.files import SavedModels
-
 # The modules of this package's classes
-SHIPPED = re.compile(r"flower_graph\.(outputs|strategies\.[a-z_]+)\.modules", re.ASCII)
+SHIPPED = re.compile(r"flower_graph\.(models|strategies\.[a-z_]+\.modules)", re.ASCII)
 
 
 T = TypeVar("T")
@@ -74,6 +76,33 @@ def built_with(**rules: Rule) -> Callable[[type[T]], type[T]]:
     return declare
 
 
+for network in (GCN, GCNPairs):
+    sizes = dict.fromkeys(("features", "hidden", "classes"), WIDTH)
+    built_with(**sizes, dropout=SHARE, input_dropout=SHARE)(network)
+
+# Saving ------------------------------------------------------------------------------------------
+
+
+def form_of(module: nn.Module, make: Callable[[], nn.Module], client: int) -> SavedModels:
+    """Return the saved form of a client's module that ``make`` made, with nothing shared.
+
+    Its arguments are the module's attribute ``arguments``, or those of ``make`` if ``make`` is a
+    ``partial`` of its class, with arguments that JSON can hold; otherwise the class must need none.
+    """
+    kind = type(module)
+    own = {name: value[None] for name, value in module.state_dict().items()}
+    arguments = getattr(module, "arguments", {})
+    if not arguments and isinstance(make, partial) and make.func is kind:
+        names = [
+            one.name for one in inspect.signature(kind).parameters.values()
+            if one.kind == inspect.Parameter.POSITIONAL_OR_KEYWORD
+        ]  # fmt: skip
+        with suppress(TypeError, ValueError):  # what JSON cannot say, or has no name
+            named = {**dict(zip(names[: len(make.args)], make.args, strict=True)), **make.keywords}
+            arguments = json.loads(json.dumps(named, allow_nan=False))
+    return SavedModels(f"{kind.__module__}.{kind.__qualname__}", arguments, [client], {}, own)
+
+
 # Building ----------------------------------------------------------------------------------------
 
 
@@ -96,9 +125,9 @@ def build_module(saved: SavedModels, client: int | None = None) -> nn.Module:
         except TypeError as error:
             raise OutputError(
                 f"the model is a {saved.module}: {error}: not all arguments were saved; let "
-                "`module` return a functools.partial of the class, or give the module that "
-                "`exported` returns a method `saved_as` (`flower-graph docs new-method`); its "
-                "weights alone are `saved.state_dict(client)`"
+                "`module` return a functools.partial of the class, or give the module an attribute "
+                "`arguments` (`flower-graph docs new-method`); its weights alone are "
+                "`saved.state_dict(client)`"
             ) from error
         _check_shapes(kind, saved.arguments, state)
         module: nn.Module = kind(**saved.arguments)

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.config.foreign import NOBODY, Trust
+from flower_graph.data.graph import HeldGraph, called
+from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.errors import OutputError
 from flower_graph.storage.files import private_folder
 from flower_graph.storage.formats import read_arrays, read_tensors, write_tensors
@@ -270,6 +272,30 @@ class KnownLinks(Rows):
 
     FILE = "links.npz"
     other: Numbers
+
+
+def predictions_from(
+    graphs: Sequence[HeldGraph], logits: Tensor, classes: Sequence[str] | None, nodes: object = None
+) -> Predictions:
+    """Make the clients' predictions for all their nodes, concatenated.
+
+    ``nodes``: the nodes' names, if they differ from the graphs'.
+    """
+    return Predictions.of(
+        logits,
+        np.repeat([graph.client for graph in graphs], [graph.y.numel() for graph in graphs]),
+        called(graphs) if nodes is None else nodes,
+        np.concatenate([role_of(g.train_mask, g.val_mask, g.test_mask) for g in graphs]),
+        torch.cat([graph.y for graph in graphs]).cpu(),
+        classes,
+    )
+
+
+def values_from(graph: ClientGraph, values: Tensor) -> Predictions:
+    """Make one client's predictions of numbers ``[n]``, in their own unit."""
+    assert graph.targets is not None
+    role = role_of(graph.train_mask, graph.val_mask, graph.test_mask)
+    return Predictions.of_values(values, graph.client, called([graph]), role, graph.targets)
 
 
 def listed(clients: Sequence[int]) -> str:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import io
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import matplotlib
@@ -203,32 +204,89 @@ def draw_participation(axes: Axes, reports: Sequence[RoundReport]) -> NDArray[np
 # Figures beside each other -----------------------------------------------------------------------
 
 
-class CurveSet(NamedTuple):
-    """One method's curves: a row for each seed, a column for each round."""
+class Line(NamedTuple):
+    """One curve: values of several seeds over numbers or words."""
 
-    accuracy: Sequence[Sequence[float]]  # seeds x rounds, 0 to 1
-    loss: Sequence[Sequence[float]]  # seeds x rounds
+    x: Sequence[float] | Sequence[str]
+    values: Sequence[Sequence[float]]  # seeds x numbers; a run that has ended keeps its last value
+
+    def stacked(self) -> NDArray[np.float64]:
+        """Return the values, ``[seeds, numbers]``."""
+        return staying(self.values, len(self.x))
 
 
-def plot_grid(
-    path: Path,
-    columns: Mapping[str, Mapping[str, CurveSet]],
-    reference: Mapping[str, float] | None = None,
-) -> None:
-    """Draw several methods on several data sets: accuracy above, loss below, over the rounds."""
-    names = list(dict.fromkeys(name for curves in columns.values() for name in curves))
-    figure, axes = panels_of(columns, (3.6, 3.1), 0.6, rows=2)
-    for upper, lower, (data, curves) in zip(*axes, columns.items(), strict=True):
-        for name, curve in curves.items():
-            band(upper, curve.accuracy, names.index(name), name)
-            band(lower, curve.loss, names.index(name), name)
-        upper.set_title(data, fontsize=11)
-        if reference and data in reference:
-            upper.axhline(reference[data], color=GREY, linewidth=1.2, label="centralised")
-        finish(upper, "test accuracy" if upper is axes[0, 0] else "", legend=False)
-        finish(lower, "loss" if upper is axes[0, 0] else "", legend=False)
-    legend_below(figure, axes[0])
+class Panel(NamedTuple):
+    """Curves of several methods or settings.
+
+    Attributes
+    ----------
+    lines : Mapping of str to Line
+        The curves by name; in all panels of a picture one name has one colour.
+    label, x_label, title : str
+        Words for the values, for what they lie over, and above the panel.
+    levels : Mapping of str to float
+        Figures that are drawn as grey lines across.
+    scales : str
+        The axes that are logarithmic, such as ``"x"``. A curve that costs nothing is a line across.
+    marked : sequence of str
+        The curves at stake: the others are grey, and the panel shows where these end.
+    """
+
+    lines: Mapping[str, Line]
+    label: str = ""
+    x_label: str = "round"
+    title: str = ""
+    levels: Mapping[str, float] = MappingProxyType({})
+    scales: str = ""
+    marked: Sequence[str] = ()
+
+
+def plot_panels(path: Path, grid: Sequence[Sequence[Panel]]) -> None:
+    """Draw rows of panels: each curve is a mean over seeds, with a band of one deviation."""
+    names = list(dict.fromkeys(name for row in grid for panel in row for name in panel.lines))
+    figure, axes = panels_of(grid[0], (3.6, 3.1), 0.6, rows=len(grid), same_y="row")
+    for cells, row in zip(axes, grid, strict=True):
+        for cell, panel in zip(cells, row, strict=False):
+            draw_panel(cell, panel, names)
+    legend_below(figure, [*axes.flat])
     save(figure, path)
+
+
+def draw_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> None:
+    """Draw one panel of a picture with curves of these names."""
+    rest = [name for name in panel.lines if panel.marked and name not in panel.marked]
+    for name in rest:  # first, so that they lie below
+        axes.plot(panel.lines[name].x, panel.lines[name].stacked().mean(axis=0), **GREY_LINE)
+    words = dict.fromkeys(x for one in panel.lines.values() for x in one.x if isinstance(x, str))
+    places: dict[object, int] = {word: place for place, word in enumerate(words)}
+    at_stake = {name: line for name, line in panel.lines.items() if name not in rest}
+    for name, (xs, _) in at_stake.items():
+        values, number = at_stake[name].stacked(), names.index(name)
+        if "x" in panel.scales and xs[-1] == 0:  # no point on a logarithmic axis
+            colour, dashes = look(number)
+            axes.axhline(values[:, -1].mean(), color=colour, linestyle=dashes, label=name)
+        else:
+            mean_band(axes, [places.get(x, x) for x in xs], values, number, name)  # type: ignore[arg-type]
+    draw_levels(axes, panel.levels)
+    finish(axes, panel.label, legend=False, x_label=panel.x_label)
+    axes.set_title(panel.title, fontsize=11)
+    if words:
+        axes.set_xticks([*places.values()], [*words])
+    for scale in panel.scales:
+        axis = axes.xaxis if scale == "x" else axes.yaxis
+        axes.set(**{f"{scale}scale": "log"})
+        # Plain numbers at 1, 2, 5, 10 ...: a panel may have only one or two powers of ten
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if len(panel.scales) > 1 else (1,)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_locator(NullLocator())
+    if rest:
+        axes.plot([], [], **{**GREY_LINE, "label": "others (the table names them)"})
+        # The panel shows the values that curves end with, and a few times their range below
+        stacked = [line.stacked() for line in at_stake.values()]
+        ends = [values[:, -1].mean() for values in stacked]
+        highest = max((values.mean(axis=0) + values.std(axis=0)).max() for values in stacked)
+        room = max(LEAST_ROOM, ZOOM * (max(ends) - min(ends)))
+        axes.set_ylim(min(ends) - room, highest + LEAST_ROOM / 4)
 
 
 def plot_counts(path: Path, panels: Mapping[str, Mapping[int, int]], *, title: str) -> None:
@@ -255,12 +313,12 @@ def plot_counts(path: Path, panels: Mapping[str, Mapping[int, int]], *, title: s
 
 
 def panels_of(
-    columns: Mapping[Any, object],
+    columns: Collection[object],
     size: tuple[float, float],
     margin: float = 0.0,
     *,
     rows: int = 1,
-    same_y: bool = False,
+    same_y: bool | Literal["row"] = False,
 ) -> tuple[Figure, Any]:
     """Make a figure with a column for each entry, ``[rows, columns]`` axes of a size in inches."""
     width, height = size
@@ -311,7 +369,12 @@ def draw_curves(axes: Axes, curves: Curves, levels: Mapping[str, float] | None =
     """Draw curves over the rounds, and figures without rounds as grey lines with other dashes."""
     for place, (name, rows) in enumerate(curves.items()):
         band(axes, rows, place, name)
-    for place, (name, level) in enumerate((levels or {}).items(), start=len(curves)):
+    draw_levels(axes, levels or {})
+
+
+def draw_levels(axes: Axes, levels: Mapping[str, float]) -> None:
+    """Draw figures as grey lines across, with other dashes than the curves above them."""
+    for place, (name, level) in enumerate(levels.items(), start=len(axes.lines)):
         dashes: Any = DASHES[place % len(DASHES)]
         axes.axhline(level, color=GREY, linestyle=dashes, linewidth=1.2, zorder=1, label=name)
 
@@ -381,7 +444,6 @@ def save(figure: Figure, path: Path, title: str = "") -> None:
         canvas.print_png(stream)
 
 
-MARKERS = ("o", "s", "^", "D", "v", "P")
 LABEL_WIDTH = 42  # most letters of an attack's name in a line
 TITLE_WIDTH = 30  # of a panel's title
 GREY_LINE: dict[str, object] = {"color": "#B0B0B0", "linewidth": 0.9, "label": "_"}
@@ -454,145 +516,6 @@ def plot_matrices(
     axes[0].set_ylabel(rows[0])
     figure.colorbar(image, ax=list(axes), label=label)
     save(figure, path)
-
-
-def plot_points(
-    path: Path,
-    panels: Mapping[tuple[str, str], Mapping[str, Sequence[tuple[float, float]]]],
-) -> None:
-    """Draw points joined by lines, both axes logarithmic."""
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(4.2 * columns, 3.2 * rows + 0.4), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).flatten()
-    for cell, ((x_name, y_name), lines) in zip(axes, panels.items(), strict=False):
-        for index, (name, points) in enumerate(lines.items()):
-            x, y = zip(*sorted(points), strict=True)
-            marker, colour = MARKERS[index % len(MARKERS)], COLOURS[index % len(COLOURS)]
-            cell.plot(x, y, marker=marker, color=colour, markersize=4, linewidth=1, label=name)
-        for axis, scale in ((cell.xaxis, cell.set_xscale), (cell.yaxis, cell.set_yscale)):
-            scale("log")
-            # Plain numbers at 1, 2, 5, 10 ...: a panel has only one or two powers of ten.
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axis.set_minor_locator(NullLocator())
-        cell.set_xlabel(x_name)
-        cell.set_ylabel(y_name)
-        open_grid(cell)
-    legend_below(figure, list(axes[: len(panels)]))
-    save(figure, path)
-
-
-Line = Mapping[str | float, Sequence[float]]  # all seeds' differences, by a number or a word
-
-
-def plot_lines(path: Path, panels: Mapping[str, Mapping[str, Line]], *, label: str) -> None:
-    """Draw differences in points, a panel for each varied setting, and a line at zero."""
-    figure, (row,) = panels_of(panels, (3.4, 3.8), same_y=True)
-    for cell, (name, lines) in zip(row, panels.items(), strict=True):
-        cell.axhline(0, color=GREY, linewidth=1)
-        finish(cell, label if cell is row[0] else "", legend=False, x_label=name)
-        positions = list(dict.fromkeys(x for one in lines.values() for x in one))
-        # Words stand side by side, numbers at their values
-        places = {x: at if isinstance(x, str) else x for at, x in enumerate(positions)}
-        cell.set_xticks([*places.values()], [*map(str, places)])
-        for index, (data, one) in enumerate(lines.items()):
-            xs = [places[x] for x in one]
-            mean_band(cell, xs, 100 * np.array([*one.values()]).T, index, data)
-    legend_below(figure, row)
-    save(figure, path)
-
-
-class Spent(NamedTuple):
-    """One method's curves by cost."""
-
-    spent: Sequence[float]  # After each round of the longest run
-    accuracy: Sequence[Sequence[float]]  # seeds x rounds; a run that has ended keeps its last value
-
-    @property
-    def values(self) -> NDArray[np.float64]:
-        """Accuracies after each round of the longest run, ``[seeds, rounds]``."""
-        return staying(self.accuracy, len(self.spent))
-
-
-def plot_spent(
-    path: Path, panels: Mapping[str, Mapping[str, Spent]], marked: Sequence[str] = ()
-) -> None:
-    """Draw accuracy against cost, a panel for each kind of cost, on logarithmic axes.
-
-    If some curves are marked, the others are grey, and the axis shows where the marked ones end.
-    """
-    figure, (row,) = panels_of(panels, (4.2, 4.2), same_y=True)
-    for cell, (label, lines) in zip(row, panels.items(), strict=True):
-        rest = [name for name in lines if marked and name not in marked]
-        for name in rest:  # first, so that they lie below
-            cell.plot(lines[name].spent, lines[name].values.mean(axis=0), **GREY_LINE)
-        for index, name in enumerate(name for name in lines if name not in rest):
-            _draw_spent(cell, lines[name], index, name)
-        cell.set_xscale("log")
-        finish(cell, "test accuracy" if cell is row[0] else "", legend=False, x_label=label)
-        cell.xaxis.set_major_locator(LogLocator())
-        if rest:
-            cell.plot([], [], **{**GREY_LINE, "label": "others (the table names them)"})
-            _zoom(cell, [one.values for name, one in lines.items() if name not in rest])
-    legend_below(figure, row)
-    save(figure, path)
-
-
-def _draw_spent(cell: Axes, one: Spent, place: int, name: str) -> None:
-    # A method without cost has no point on a logarithmic axis: it is a horizontal line.
-    if one.spent[-1] > 0:
-        mean_band(cell, one.spent, one.values, place, name)
-        return
-    colour, dashes = look(place)
-    level = one.values[:, -1].mean()
-    cell.axhline(level, color=colour, linestyle=dashes, linewidth=0.8, label=name)
-
-
-def _zoom(cell: Axes, curves: Sequence[NDArray[np.float64]]) -> None:
-    """Limit the axis to the accuracies that curves end with, and a few times their range below."""
-    ends = [values[:, -1].mean() for values in curves]
-    highest = max((values.mean(axis=0) + values.std(axis=0)).max() for values in curves)
-    room = max(LEAST_ROOM, ZOOM * (max(ends) - min(ends)))
-    cell.set_ylim(min(ends) - room, highest + LEAST_ROOM / 4)
-
-
-Values = Sequence[float]  # one a seed
-
-
-class Panel(NamedTuple):
-    """The drawn figures of one config."""
-
-    budgets: dict[float, Values]  # Accuracies by epsilon
-    levels: dict[str, Values]  # Accuracies of runs without noise, by name
-
-
-def plot_budgets(
-    path: Path, panels: Mapping[str, Panel], *, noisy: str = "FED, with noise"
-) -> None:
-    """Draw accuracy against epsilon, with levels for comparison."""
-    # Points and lines are means over the seeds; bars and bands one standard deviation.
-    # Below a single panel the legend is wider than the panel.
-    figure, (row,) = panels_of(panels, (max(4.6, 7.2 / (len(panels) or 1)), 3.9))
-    for cell, (title, panel) in zip(row, panels.items(), strict=True):
-        epsilons = sorted(panel.budgets)
-        means, spread = zip(*(_percent(panel.budgets[one]) for one in epsilons), strict=True)
-        cell.errorbar(epsilons, means, spread, color=COLOURS[0], marker="o", capsize=3, label=noisy)
-        for index, (name, values) in enumerate(panel.levels.items(), 1):
-            mean, half = _percent(values)
-            cell.axhline(mean, color=COLOURS[index], linestyle=DASHES[index], label=name)
-            cell.axhspan(mean - half, mean + half, color=COLOURS[index], alpha=0.15, linewidth=0)
-        cell.set_xscale("log")
-        cell.set_xlabel("epsilon of the whole run")
-        cell.set_title(title, fontsize=11)
-        open_grid(cell)
-    row[0].set_ylabel("accuracy in percent")
-    legend_below(figure, row)
-    save(figure, path)
-
-
-def _percent(values: Values) -> tuple[float, float]:
-    return 100 * float(np.mean(values)), 100 * float(np.std(values))
 
 
 def save_audit(path: Path, findings: Sequence[Tree], *, title: str) -> None:

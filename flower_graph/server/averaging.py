@@ -33,7 +33,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Strategy
 from numpy.typing import NDArray
 
-from flower_graph.config.common import Robust
+from flower_graph.config.common import RobustSection
 from flower_graph.errors import MalformedReplyError, brief, one_line
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.records.participation import NOT_CONNECTED
@@ -225,7 +225,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
             checkpoint_every=checkpoint_every,
         )
         self.central_noise: CentralNoise | None = None  # see ``flower_graph.privacy.central``
-        self.robust: Robust | None = None  # see ``flower_graph.server.robust``
+        self.robust: RobustSection | None = None  # see ``flower_graph.server.robust``
         self.arrays, self.own_arrays = ArrayRecord(), dict[int, ArrayRecord]()
         self.best = BestRound()
         self._round = RoundSoFar()
@@ -449,7 +449,9 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         combined = self.combine(replies)
         if not self._round.is_averaged:
             if self.central_noise is not None or self.robust is not None:
-                unused = "central_noise" if self.robust is None else f"average: {self.robust.name}"
+                unused = (
+                    "central_noise" if self.robust is None else f"average: {self.robust.robust}"
+                )
                 made = f"{type(self).__name__}.combine without ReportedFedAvg.combine"
                 raise ValueError(f"{unused} has no effect with {made}")
             contents = [reply.message.content for reply in replies]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp.strategy import FedAvg, FedMedian, FedTrimmedAvg, Krum
 
-from flower_graph.config.common import KRUM, MEDIAN, NO_DEFENCE, TRIMMED_MEAN, Robust
+from flower_graph.config.common import KRUM, MEDIAN, NO_DEFENCE, TRIMMED_MEAN, RobustSection
 from flower_graph.server.averaging import ReportedFedAvg
 
 LOG = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ AVERAGES: dict[str, type[FedAvg]] = {KRUM: Krum, TRIMMED_MEAN: FedTrimmedAvg, ME
 
 
 class _Enough(FedAvg):
-    robust: Robust
+    robust: RobustSection
     _warned = 0  # number of answers at the last warning
 
     def aggregate_train(
@@ -36,27 +36,27 @@ class _Enough(FedAvg):
 
 
 # Any: each kind has options of its own
-def make_robust(kind: type[S], robust: Robust, *args: object, **options: Any) -> S:
+def make_robust(kind: type[S], how: RobustSection, *args: object, **options: Any) -> S:
     """Build a strategy with another average."""
-    if robust.name == NO_DEFENCE:
+    if how.robust == NO_DEFENCE:
         return kind(*args, **options)
-    average = AVERAGES[robust.name]
+    average = AVERAGES[how.robust]
     made: type[S] = type(f"{kind.__name__}With{average.__name__}", (kind, _Enough, average), {})
     strategy: Any = made(*args, **options)
-    strategy.robust = robust
+    strategy.robust = how
     # Set here, since not every base class passes on unknown arguments.
-    strategy.num_malicious_nodes, strategy.beta = robust.num_malicious, robust.beta
+    strategy.num_malicious_nodes, strategy.beta = how.num_malicious, how.beta
     result: S = strategy
     return result
 
 
-def too_few(robust: Robust, answers: int) -> str:
+def too_few(how: RobustSection, answers: int) -> str:
     """Return why an average of so few answers protects nobody, or an empty string."""
-    if robust.name == KRUM and answers < (needed := 2 * robust.num_malicious + 3):
-        named = f"strategy.num_malicious={robust.num_malicious}"
+    if how.robust == KRUM and answers < (needed := 2 * how.num_malicious + 3):
+        named = f"strategy.num_malicious={how.num_malicious}"
         return f"krum with {named} needs {needed} clients, {answers} answered"
-    if robust.name == TRIMMED_MEAN and not int(robust.beta * answers):
-        return f"strategy.beta={robust.beta:g} leaves out none of {answers} clients"
-    if robust.name == MEDIAN and answers < 3:
+    if how.robust == TRIMMED_MEAN and not int(how.beta * answers):
+        return f"strategy.beta={how.beta:g} leaves out none of {answers} clients"
+    if how.robust == MEDIAN and answers < 3:
         return f"the median of {answers} clients is their mean"
     return ""

@@ -202,17 +202,10 @@ class Session:
         requests: Mapping[int, RecordDict],
         server_round: int,
         read: Callable[[int, RecordDict], T],
-        *,
-        message_type: str = "train",
-        max_reply_bytes: int,
+        **how: Any,  # further arguments of ``Exchange.send``
     ) -> Replies[T]:
         replies = self.exchange.send(
-            requests,
-            message_type=message_type,
-            server_round=server_round,
-            timeout=self.timeout,
-            read=read,
-            max_reply_bytes=max_reply_bytes,
+            requests, server_round=server_round, timeout=self.timeout, read=read, **how
         )
         self.leave_out(replies.rejected)
         return replies

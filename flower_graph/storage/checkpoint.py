@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor
 
 from flower_graph.errors import CheckpointError, told
@@ -47,6 +47,7 @@ CHECKSUM, RUN = "sha256", "run"  # in a file's metadata
 STATE = "state"  # name of the tensor with the server's JSON
 # What the only key of a JSON object says of its value
 DICT, TUPLE, TENSOR, ARRAY, RECORD = "dict", "tuple", "tensor", "array", "array-record"
+BYTES = "bytes"
 SCALARS = (bool, int, float, str, type(None))
 
 
@@ -105,11 +106,9 @@ def _refused(path: Path, why: str, more: str = "") -> CheckpointError:
 
 def save_server(folder: Path, server_round: int, state: dict[str, object]) -> bool:
     """Write the server's state, which completes the round's checkpoint, and drop old rounds."""
-    path, tensors = round_folder(folder, server_round) / SERVER_FILE, dict[str, Tensor]()
-    text = json.dumps(_taken_out(state, "", tensors)).encode()
-    tensors[STATE] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    path = round_folder(folder, server_round) / SERVER_FILE
     try:
-        save_client(path, tensors, "")
+        save_client(path, _flat(state), "")
     except OSError as error:
         LOG.warning("round %d: no checkpoint: %s: %s", server_round, path, error)
         return False
@@ -126,14 +125,38 @@ def load_server(folder: Path, server_round: int) -> dict[str, object]:
     path = round_folder(folder, server_round) / SERVER_FILE
     tensors = load_client(path)
     with reading(path, CheckpointError):
-        state = parse_json(tensors.pop(STATE).numpy().tobytes())
-        return dict(_put_back(state, tensors))
+        return dict(_nested(tensors))
+
+
+# Any: as nested as what was written
+def write_state(state: object) -> bytes:
+    """Write numbers, texts, bytes, arrays and tensors, in lists, tuples and tables of these."""
+    return save(_flat(state))
+
+
+def read_state(data: bytes) -> Any:
+    """Read the output of ``write_state``."""
+    return _nested(load(data))
+
+
+def _flat(state: object) -> dict[str, Tensor]:
+    """Return nested values as tensors: one has the JSON that says where the others belong."""
+    tensors = dict[str, Tensor]()
+    text = json.dumps(_taken_out(state, "", tensors)).encode()
+    tensors[STATE] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return tensors
+
+
+def _nested(tensors: dict[str, Tensor]) -> Any:
+    return _put_back(parse_json(tensors.pop(STATE).numpy().tobytes()), tensors)
 
 
 def _taken_out(value: object, name: str, tensors: dict[str, Tensor]) -> object:
     """Return a state as JSON; ``tensors`` gets its arrays and tensors."""
     if isinstance(value, SCALARS):
         return value
+    if isinstance(value, bytes):
+        return {BYTES: value.hex()}
     if isinstance(value, list | tuple):
         inner = [_taken_out(one, f"{name}[{k}]", tensors) for k, one in enumerate(value)]
         return inner if isinstance(value, list) else {TUPLE: inner}
@@ -160,6 +183,8 @@ def _put_back(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     ((kind, inner),) = value.items()
     if kind == TENSOR:
         return tensors[inner]
+    if kind == BYTES:
+        return bytes.fromhex(inner)
     if kind == ARRAY:
         return tensors[inner].numpy().copy()
     if kind == TUPLE:

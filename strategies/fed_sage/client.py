@@ -33,7 +33,7 @@ from flower_graph.strategies.fed_sage.modules import (
     generator_loss,
     split_features,
 )
-from flower_graph.strategies.fedscem.cohort import EgoSettings
+from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
 
 # NeighGen's own optimiser, as published.

@@ -31,7 +31,6 @@ from flower_graph.ops.mending import (
     slots,
 )
 from flower_graph.outputs.build import SEED, WIDTH, built_with
-from flower_graph.outputs.form import Form
 from flower_graph.rng import generator
 
 NEIGHBOURS = 5  # the most that a node is given, as published
@@ -193,9 +192,6 @@ class SageModel(nn.Module):
         """Freeze the generator but for ``fGen``."""
         for layer in (self.generator.conv1, self.generator.conv2, self.generator.number):
             layer.requires_grad_(False)
-
-    def saved_as(self) -> Form:
-        return Form("flower_graph.strategies.fed_sage.modules.SageModel", self.arguments)
 
 
 def first_model(features: int, hidden: int, classes: int, seed: int) -> SageModel:

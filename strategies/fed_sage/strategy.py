@@ -39,7 +39,7 @@ from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.strategies.fed_sage.client import GENERATOR_EPOCHS, model_maker, module_settings
 from flower_graph.strategies.fed_sage.messages import GeneratorRequest, Generators, PeerGradients
 from flower_graph.strategies.fed_sage.modules import feature_shapes
-from flower_graph.strategies.fedscem.cohort import EgoSettings
+from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)

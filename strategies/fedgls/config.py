@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flower_graph.config.common import CutRunConfig, DataConfig, RobustSection, StrategySection
@@ -87,6 +88,11 @@ class FedGLSConfig(CutRunConfig):
     graph: GraphConfig = section(GraphConfig)
     model: GCNSection = section(GCNSection)
     strategy: StrategyConfig = section(StrategyConfig)
+
+    def local_steps(self, graphs: Sequence[object]) -> float:
+        """Return the number of steps: one an epoch, and one more a round for graph learners."""
+        learns = self.strategy.name == FEDGLS and self.graph.learning_rate > 0
+        return self.strategy.local_epochs + learns
 
     def validate(self) -> None:
         super().validate()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flwr.app import Context
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
-from flower_graph.data.baselines import Figures, client_baselines, says_one_class
 from flower_graph.data.folders.client_folder import Clients, clients_path, is_one_graph
 from flower_graph.data.folders.party import RunData, RunFolder, graph_data
 from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
@@ -20,6 +18,7 @@ from flower_graph.data.sources.datasets import cached_clients
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.method import GraphMethod, Partition
+from flower_graph.method.base import class_names
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client
 from flower_graph.server.robust import make_robust
@@ -49,8 +48,6 @@ if TYPE_CHECKING:
 
     from flower_graph.data.new_graph import NewGraph
     from flower_graph.method.base import FinishedRun
-    from flower_graph.outputs.files import SavedModels
-    from flower_graph.records.rounds import RoundReport
     from flower_graph.strategies.fedgls.attack import ModelAudit
 
 LOG = logging.getLogger(__name__)
@@ -78,13 +75,6 @@ KINDS = {
 }
 
 NEWCOMERS_STEPS = 1  # of φ, as in a round: more do worse (docs/results/newcomers)
-
-# By label of a panel: which figures of a report it shows, by name of the curve
-PANELS = {
-    "edges that are right": {"precision": "precision", "recall": "recall"},
-    "edges within a class": {"learned": "homophily", "true": "true-homophily"},
-    "neighbours of a node": {"learned": "degree", "true": "true-degree"},
-}
 
 # Table 4 (Fu et al., TMLR 2024, appendix D) by data set: clients, features, mean nodes, mean edges
 # and classes. The edges are close to ours if each counts in both directions.
@@ -116,6 +106,7 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         "where logistic regression on good features has 0.84 (`flower-graph docs results/heat-map`)"
     )
     tables = ("fedgls", "fedgls-why")
+    needs_variety = True
 
     def build_strategy(
         self, config: FedGLSConfig, out: Path | None, folder: RunFolder | None = None
@@ -129,7 +120,7 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         local |= checkpoint_settings(config, out) | {"num_nodes": nodes}
         if how.name not in AVERAGING:
             return KINDS[how.name].server(settings, **local)
-        strategy = make_robust(StructureFedAvg, how.average, settings, **local)
+        strategy = make_robust(StructureFedAvg, how, settings, **local)
         strategy.central_noise = central_noise(config.privacy, config.rounds)
         return strategy
 
@@ -144,7 +135,7 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
             device=config.device,
             checkpoint_dir=None if out is None else out / CHECKPOINTS,
             output_dir=out,
-            classes=self.class_names(config, folder),
+            classes=class_names(self, config, folder),
         )
 
     def hosted(
@@ -174,25 +165,8 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
             note = ""
         data = folder_data(graphs, graphs.num_classes, true_edges=true_edges)
         data = replace(data, class_names=graphs.classes)
-        figures = client_baselines(graphs)
-        return Partition(self.statistics(config, graphs), data, note, figures)
-
-    def paper_figures(self, config: FedGLSConfig) -> dict[str, int]:
-        """Return Table 4's row, if the config asks for its partition."""
-        row = TABLE_4.get(config.data.name.lower().removeprefix("planetoid/"))
-        if config.partition.method != "louvain" or row is None:
-            return {}
-        same = row[0] == config.partition.clients
-        return dict(zip(TABLE_4_FIGURES, row, strict=True)) if same else {}
-
-    def caveat(self, baselines: Figures) -> str:
-        """Return a warning if communities are nearly of one class: clients may do better alone."""
-        return says_one_class(baselines)
-
-    def local_steps(self, config: FedGLSConfig) -> float:
-        """Return the number of steps: one an epoch, and one more a round for graph learners."""
-        learns = config.strategy.name == FEDGLS and config.graph.learning_rate > 0
-        return config.strategy.local_epochs + learns
+        figures = self.baselines(config)
+        return Partition(self.statistics(config, graphs), data, figures, note, paper_sizes(config))
 
     def final_figures(
         self, config: FedGLSConfig, strategy: StructureFedAvg, folder: RunFolder | None = None
@@ -204,42 +178,18 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         return {"bytes": strategy.payload, "graphless": graphless}
 
     def predict(
-        self, config: FedGLSConfig, models: SavedModels, graph: NewGraph, client: int
+        self, config: FedGLSConfig, run: FinishedRun, graph: NewGraph, client: int | None
     ) -> Tensor:
-        """Predict by one client's model; a graphless client's model makes the edges."""
-        return called(models, client, graph).softmax(1)
-
-    def predict_beside(
-        self, run: FinishedRun[FedGLSConfig], graph: NewGraph, client: int | None
-    ) -> Tensor:
-        name = run.config.strategy.name
+        """Predict by one client's model, or by the mean of all; a graphless client makes edges."""
+        name = config.strategy.name
         # If there is only one client's model, as on its own machine, it is used.
-        if client is not None or sum(len(form.clients) for form in run.all_saved()) == 1:
-            return super().predict_beside(run, graph, client)
+        if client is not None or len(run.clients) == 1:
+            return called(*run.saved(client), graph).softmax(1)
         if not KINDS[name].client.has_mean:
             why = "clients have no common model; say whose to use (client=, --client)"
             raise OutputError(f"strategy.name={name}: {why}")
-        settings = _settings(run.config)
+        settings = _settings(config)
         return newcomers_logits(run.all_saved(), settings, graph, NEWCOMERS_STEPS).softmax(1)
-
-    def draw(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
-        if not any(report.structure for report in reports):
-            return
-        # Imported here, since clients draw nothing.
-        from matplotlib.figure import Figure
-
-        from flower_graph.report.plots import finish, line, save
-
-        figure = Figure(figsize=(12, 3.6), layout="constrained")
-        rounds = [report.round for report in reports]
-        for axes, (label, curves) in zip(figure.subplots(1, 3), PANELS.items(), strict=True):
-            for name, key in curves.items():
-                values = [report.structure.get(key, math.nan) for report in reports]
-                line(axes, rounds, values, name)
-            finish(axes, label, legend=True)
-            axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # a curve along the edge is hard to see
-        figure.suptitle(title, fontsize=11)
-        save(figure, out / "structure.png")
 
     def audit(self) -> ModelAudit:
         from flower_graph.strategies.fedgls.attack import ModelAudit
@@ -248,6 +198,13 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
 
 
 METHOD = FedGLS()
+
+
+def paper_sizes(config: FedGLSConfig) -> dict[str, int]:
+    """Return Table 4's row, if the config asks for its partition."""
+    row = TABLE_4.get(config.data.name.lower().removeprefix("planetoid/"), ())
+    is_asked = (config.partition.method, config.partition.clients) == ("louvain", *row[:1])
+    return dict(zip(TABLE_4_FIGURES, row, strict=True)) if is_asked else {}
 
 
 def folder_data(graphs: Sequence[ClientGraph], classes: int, *, true_edges: bool) -> RunData:

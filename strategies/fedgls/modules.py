@@ -28,8 +28,13 @@ from flower_graph.outputs.build import (
     built_with,
     mapping,
 )
-from flower_graph.outputs.files import Predictions, SavedModels, Snapshot, SparseRows
-from flower_graph.outputs.form import predictions_from
+from flower_graph.outputs.files import (
+    Predictions,
+    SavedModels,
+    Snapshot,
+    SparseRows,
+    predictions_from,
+)
 from flower_graph.strategies.fedgls.cohort import StructureCohort
 from flower_graph.strategies.fedgls.networks import (
     ENCODER,

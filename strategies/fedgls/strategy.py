@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,7 @@ from torch import Tensor
 from flower_graph.client.cohort_client import CohortClient
 from flower_graph.engine.graph_batch import count_batch
 from flower_graph.outputs.files import Snapshot
+from flower_graph.records.rounds import RoundReport
 from flower_graph.server.averaging import Combined, ReportedFedAvg
 from flower_graph.strategies.fedgls.cohort import StructureCohort, Trained
 from flower_graph.strategies.fedgls.messages import (
@@ -254,6 +256,12 @@ class StructureFedAvg(ReportedFedAvg):
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
         reply = StructureMeasured.from_config(evaluated)
         return reply.to_report() | {"regulariser": mean_of(trained, "contrast")}
+
+    def draw_pictures(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
+        if any(report.structure for report in reports):
+            from flower_graph.strategies.fedgls.plots import save_structure  # clients draw nothing
+
+            save_structure(out / "structure.png", reports, title=title)
 
 
 class SharewiseFedAvg(StructureFedAvg):

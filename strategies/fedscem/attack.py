@@ -19,8 +19,9 @@ from flower_graph.audit.attacks import (
     of_kind,
 )
 from flower_graph.audit.deviating import Deviation, of_alignment, of_sums
-from flower_graph.audit.scores import Finding, cosines, ranking
+from flower_graph.audit.scores import Finding, ranking
 from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.ops.peers import cosine_similarities
 from flower_graph.secure.align.blinded import BLIND, BlindReply, canonical, hash_to_group
 from flower_graph.secure.align.plaintext import IDENTITIES, PlainReply
 from flower_graph.strategies.fedscem.config import FEDSCEM, FedSCemConfig
@@ -54,7 +55,7 @@ def attack(exchanges: Sequence[Exchange], held: Sequence[Identities], hidden: in
     counts, embeddings = vectors(exchanges, len(sets), hidden)
     for what, rows in (("counts", counts), ("embeddings", embeddings)):
         name = f"which clients have nodes in common, from the {what}"
-        result.append(ranking(name, cosines(rows)[pairs], linked))
+        result.append(ranking(name, cosine_similarities(rows)[pairs], linked))
     return result
 
 

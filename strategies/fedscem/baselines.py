@@ -1,185 +1,142 @@
 """Baselines of FedSCem: training alone, FedAvg and FedProx, on the same ego-networks.
 
-*Self-training*: every client takes its local steps and shares nothing; the server gets the sum of
-the clients' measurements.
-
-*FedAvg* (McMahan et al., 2017) and *FedProx* (Li et al., 2020) are Flower's own strategies. A
-SuperNode answers with the mean of its clients' weights and with their number. Flower weighs the
-SuperNodes by that number, so the result is the mean over clients (FedSCem, equation 5). Round
-``t``:
-
-1. server -> clients: the mean model, ``[f, h]`` first layer and ``[D]`` all the rest;
-2. client: takes it over, ``local_epochs`` epochs of its own Adam on ``L_nc``, for FedProx with
-   ``proximal / 2 ||w - w_t||^2``;
-3. client -> server: the weights; Flower averages them;
-4. server -> clients: the new mean, to be measured (Flower's ``evaluate``).
-
-Adam's moments stay with the client. Rows of the first layer whose feature a client does not have
-are sent back unchanged (``EgoCohort.inactive_rows``).
+They are the project's one FedAvg (``fed_avg.py``), FedProx and local training, with FedSCem's
+model. Every client has weight 1, so the mean model is the mean over clients (FedSCem, equation 5).
+Adam's moments stay with the client, and rows of the first layer whose feature a client does not
+have come back unchanged: weight decay alone would move them by Adam's full step, against the
+clients that have the feature.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
-from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.app import Context
 from flwr.serverapp.strategy import FedProx
-from torch import Tensor
+from torch import Tensor, nn
 
-from flower_graph.engine.graph_batch import count_batch, evaluate
+from flower_graph.client.learner import GraphOnDevice, LocalGraph
+from flower_graph.client.module_client import ModuleClient, ModuleSettings
+from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.engine.graph_batch import check_sizes
+from flower_graph.engine.mini_batches import BatchOrder, epochs_of
+from flower_graph.method.module_method import ModuleFedAvg
+from flower_graph.outputs.build import form_of
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
-from flower_graph.server.averaging import ReportedFedAvg
-from flower_graph.strategies.fedscem.cohort import (
-    EgoCohort,
-    EgoSettings,
-    common_model,
-    initial_weights,
-    predictions_of,
-)
-from flower_graph.strategies.fedscem.cohort_client import EgoCohortClient, model_of
-from flower_graph.strategies.fedscem.messages import (
-    METRIC_NAMES,
-    NO_SLOTS,
-)
-from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
-from flower_graph.strategies.fedscem.vector import mean_metrics, measure
-from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
-from flower_graph.wire.averaging import Asked, Rows
-from flower_graph.wire.counts import CountReply
-from flower_graph.wire.keys import (
-    ARRAY_NAMES,
-    CLIENTS,
-    COUNTING,
-    FIRST,
-    REST,
-    ROLES,
-    SERVER_ROUND,
-)
+from flower_graph.strategies.fedscem.cohort import first_model
+from flower_graph.strategies.fedscem.config import EgoSettings
+from flower_graph.strategies.fedscem.modules import EgoGCN
+from flower_graph.wire.arrays import Config, Measurements, Parameters
 
 
-class SelfTraining(MaskedEmbeddingAveraging):
-    """Server for clients that train alone, ``EgoNetworkClient``; arguments as of its parent."""
-
-    # Any: arguments are those of its parent
-    def __init__(self, settings: EgoSettings, **sampling_and_saving: Any) -> None:
-        super().__init__(
-            settings,
-            variant="iter",  # nothing is shared, so its one step is the local one
-            alignment=NO_SLOTS,
-            aggregation="plain",
-            **sampling_and_saving,
-        )
+def module_settings(settings: EgoSettings, *, averages: bool) -> ModuleSettings:
+    """Return how clients train, but for weight decay, which is part of their loss."""
+    return ModuleSettings(
+        settings.learning_rate,
+        local_epochs=settings.local_epochs,
+        keep_optimiser=True,
+        local=() if averages else ("*",),
+        seed=settings.seed,
+    )
 
 
-# Client of FedAvg and FedProx --------------------------------------------------------------------
-
-
-class EgoModelClient(EgoCohortClient):
-    """The ego-networks of one SuperNode, which train the server's model.
+class EgoModelClient(ModuleClient):
+    """The ego-networks of one SuperNode, which train the server's model or each its own.
 
     Parameters
     ----------
     context, egos, settings, **more
-        As of ``EgoNetworkClient``; the context keeps Adam's moments.
+        As of ``EgoNetworkClient``.
+    averages : bool
+        Whether models are averaged; otherwise none leaves its client.
     """
 
-    def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Train the model on the clients that are asked; return their mean weights (steps 2, 3)."""
-        with self._trained(parameters, config) as clients:
-            return _answer(clients, torch.ones(clients.batch.size))
+    all_train = False
 
-    def fit_each(self, parameters: Parameters, config: Config) -> Rows:
-        with self._trained(parameters, config) as clients:
-            own = zip(clients.batch.clients, torch.eye(clients.batch.size), strict=True)
-            return Rows({client: _answer(clients, share) for client, share in own})
+    # Any: arguments of ``ModuleClient``
+    def __init__(
+        self,
+        context: Context,
+        egos: Sequence[EgoNetwork],
+        settings: EgoSettings,
+        *,
+        averages: bool = True,
+        **more: Any,
+    ) -> None:
+        for ego in egos:
+            check_sizes(ego, settings.num_features, settings.num_classes)
+        how = module_settings(settings, averages=averages)
+        super().__init__(context, egos, partial(first_model, settings), how, **more)
+        self._ego = settings
 
-    @contextmanager
-    def _trained(self, parameters: Parameters, config: Config) -> Iterator[EgoCohort]:
-        asked = Asked.from_config(config).chosen(self._clients)
-        with self._state.opened(self._makers) as cohort:
-            # Flower's FedProx sends the weight.
-            proximal = float(config.get("proximal-mu", 0.0))
-            cohort.settings = self.settings._replace(proximal=proximal)
-            clients = cohort.part(asked)
-            clients.start_from(model_of(parameters))
-            clients.train(int(config.get(SERVER_ROUND, 0)))
-            cohort.put(clients)
-            yield clients
+    def examples(self, graph: LocalGraph) -> int:
+        return 1
+
+    def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
+        """Add weight decay to the loss; the rows of the first layer without a feature have none."""
+        assert isinstance(module, EgoGCN)
+        train, first = graph.masks["train"], module.gnn.first.weight
+        logits = self.logits(module, graph)[train]
+        loss = nn.functional.cross_entropy(logits, graph.y[train], reduction="sum")
+        parts = [first * (graph.x != 0).any(0)]
+        parts += [part for part in module.parameters() if part is not first]
+        squares = torch.stack([part.square().sum() for part in parts]).sum()
+        return loss / train.sum().clamp(min=1) + self._ego.weight_decay / 2 * squares
+
+    def steps(self, graph: GraphOnDevice, server_round: int) -> Iterator[GraphOnDevice]:
+        train, how = graph.masks["train"], self._ego
+        order = BatchOrder(how.batch_size, how.seed, server_round, "local")
+        ptr = [0, graph.y.numel()]
+        for epoch in epochs_of(train, ptr, [graph.client], order, epochs=how.local_epochs):
+            for part in epoch:
+                nodes = train if part.nodes is None else train & part.nodes
+                yield graph._replace(masks=graph.masks | {"train": nodes})
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
-        with self._state.opened(self._makers) as clients:
-            clients.start_from(model_of(parameters))
-            logits = clients.classify(clients.embed())
-            judged = evaluate(clients.batch, logits)
-        self._measured(int(config.get(SERVER_ROUND, 0)), clients, judged, judged.loss)
-        measured = measure(judged, None, 1.0).mean(0)
-        metrics: dict[str, Any] = dict(zip(METRIC_NAMES, measured.tolist(), strict=True))
-        good, counting = torch.ones(len(self._clients)) > 0, str(config.get(COUNTING, ""))
-        counts = count_batch(clients.batch, logits, good, counting)
-        metrics |= CountReply(counts).to_config()
-        answer = metrics["cross-entropy"], len(self._clients), metrics
-        return self._state.save_if_asked(config, answer, self._makers)
-
-    def _taken(self, chosen: EgoCohort) -> Snapshot:
-        model = chosen.begun()
-        chosen.start_from(model)  # a client that was not measured has trained since
-        predictions = predictions_of(chosen, self._classes)
-        return Snapshot(predictions, [common_model(model, chosen.settings, chosen.batch.clients)])
+        """Measure the clients; where none has a training node, the loss of all is 0."""
+        loss, weight, metrics = super().evaluate(parameters, config)
+        has_loss = any(bool(graph.train_mask.any()) for graph in self.graphs)
+        return loss if has_loss else 0.0, weight, metrics
 
 
-def _answer(clients: EgoCohort, shares: Tensor) -> Answer:
-    # shares [c], 0 or 1
-    count = int(shares.sum())
-    (mean,) = clients.weighted_sums(shares, divisor=float(count))
-    # a list is no Scalar
-    entries: dict[str, Any] = {ARRAY_NAMES: [FIRST, REST], CLIENTS: count}
-    return [mean.first.cpu().numpy(), mean.rest.cpu().numpy()], count, entries
+class EgoFedAvg(ModuleFedAvg):
+    """FedAvg for ``EgoModelClient``; other arguments as for ``ReportedFedAvg``."""
 
-
-# Server of FedAvg and FedProx --------------------------------------------------------------------
-
-
-class EgoFedAvg(ReportedFedAvg):
-    """Flower's ``FedAvg`` for ``EgoModelClient``; other arguments as for ``ReportedFedAvg``."""
+    usual_rounds, averages = 400, True
 
     # Any: arguments are those of its parent
     def __init__(self, settings: EgoSettings, **more: Any) -> None:
-        super().__init__(seed=settings.seed, **more)
-        self.settings = settings
-        self.num_classes = settings.num_classes
-
-    usual_rounds = 400
-
-    def first_arrays(self) -> ArrayRecord:
-        start = initial_weights(self.settings)
-        return ArrayRecord({FIRST: Array(start.first.numpy()), REST: Array(start.rest.numpy())})
-
-    def snapshot(self) -> Snapshot:
-        model = model_of([array.numpy() for array in self.arrays.values()])
-        return Snapshot(None, [common_model(model, self.settings, [NO_CLIENT])])
-
-    def fixed_settings(self) -> dict[str, object]:
-        return super().fixed_settings() | self.settings._asdict()
+        how = module_settings(settings, averages=self.averages)
+        super().__init__(partial(first_model, settings), how, classes=settings.num_classes, **more)
+        self.ego = settings
 
     def most_examples(self, node: int, *, training: bool) -> int | None:
         """Return the number of a SuperNode's clients: each has weight 1."""
         return len(self.session.members.clients.get(node, ())) or None
 
-    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
-        sums = dict.fromkeys(METRIC_NAMES, 0.0)
-        sums |= {name: value for name, value in evaluated.items() if isinstance(value, float)}
-        means = mean_metrics(sums, self.settings.tau)
-        loss, contrast = means["cross-entropy"], means["contrast"]
-        accuracies = {f"{role}_accuracy": means[role] for role in ROLES}
-        losses: dict[str, object] = {"loss": loss, "cross_entropy": loss, "regulariser": contrast}
-        return losses | accuracies
+    def snapshot(self) -> Snapshot | None:
+        if not self.averages:
+            return None
+        state = {name: torch.from_numpy(value) for name, value in self.weights().items()}
+        model = form_of(self.make_module(), self.make_module, NO_CLIENT)
+        return Snapshot(None, [replace(model, shared=state, own={})])
+
+    def fixed_settings(self) -> dict[str, object]:
+        return super().fixed_settings() | asdict(self.ego)
 
 
 class EgoFedProx(EgoFedAvg, FedProx):
-    """Flower's ``FedProx`` for ``EgoModelClient``; the weight is ``settings.proximal``."""
+    """FedProx for ``EgoModelClient``; the weight is ``settings.proximal``."""
 
     def __init__(self, settings: EgoSettings, **more: object) -> None:
         super().__init__(settings, proximal_mu=settings.proximal, **more)
+
+
+class SelfTraining(EgoFedAvg):
+    """Local training, for ``EgoModelClient`` with ``averages=False``: no array travels."""
+
+    averages = False

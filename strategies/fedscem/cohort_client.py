@@ -23,44 +23,38 @@ from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import OutOfRangeError, RefusedError, StateLostError, UnreadableSumError
 from flower_graph.outputs.files import Snapshot
 from flower_graph.privacy.local import ClientNoise
-from flower_graph.secure.align.blinded import UnionRequest
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
 from flower_graph.secure.align.slots import SlotTable
 from flower_graph.secure.client import PartyActions
 from flower_graph.secure.node_config import least_clients
-from flower_graph.secure.parties.alignment import ProvedUnionRequest, VerifiedAlignmentClient
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.messages import BindReply, KeyReply, MaskRequest
+from flower_graph.secure.sum.messages import KeyReply, MaskRequest
 from flower_graph.storage.files import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.fedscem.cohort import (
     EgoCohort,
-    EgoSettings,
     Shared,
     own_models,
     predictions_of,
 )
-from flower_graph.strategies.fedscem.config import ALIGNMENTS
+from flower_graph.strategies.fedscem.config import ALIGNMENTS, EgoSettings
 from flower_graph.strategies.fedscem.messages import (
-    NO_SLOTS,
     VERIFIED,
     EgoEnrolment,
     EgoReply,
     EgoRequest,
     ModelArrays,
     PlainEnrolment,
-    round_terms,
-    union_terms,
-)
-from flower_graph.strategies.fedscem.vector import (
     VectorEncoding,
     add_noise,
     add_up,
     check_shared,
     measure,
     read_shared,
+    round_terms,
+    union_terms,
 )
 from flower_graph.wire.arrays import Answer, Config, Parameters
 from flower_graph.wire.keys import (
@@ -89,30 +83,7 @@ NAME = "ego-secrets"  # in Context.state
 _LIVE: dict[tuple[int, int], tuple[str, Kept]] = {}
 
 
-class EgoCohortClient(CohortClient[EgoCohort]):
-    """The models of one SuperNode's clients; parameters as of ``EgoNetworkClient``."""
-
-    cohort, all_train = EgoCohort, False
-
-    def snapshot(self) -> Snapshot:
-        return self._taken(self._state.look(self._makers))
-
-    def _taken(self, cohort: EgoCohort) -> Snapshot:
-        return Snapshot(predictions_of(cohort, self._classes), [own_models(cohort)])
-
-    def _measured(
-        self, server_round: int, chosen: EgoCohort, judged: Metrics, loss: Tensor
-    ) -> None:
-        nodes, accuracy = np.diff(chosen.batch.ptr), judged.accuracy.numpy()
-        figures = {"loss": loss.numpy(), "accuracy": accuracy, "nodes": nodes}
-        self.outputs.measured(server_round, chosen.batch.clients, **figures)
-
-    def _start(self) -> Tensors:
-        never = torch.zeros(len(self.graphs), dtype=torch.int32)
-        return super()._start() | {TRAINED: never, FUSED: never.clone()}
-
-
-class EgoNetworkClient(EgoCohortClient, PartyActions):
+class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
     """The ego-networks of one SuperNode: one in a deployment, many in a simulation.
 
     Parameters
@@ -141,6 +112,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
     """
 
     actions = ("align", "union", "unmask", "save", "finish", *PartyActions.party_actions)
+    cohort, all_train = EgoCohort, False
 
     def __init__(
         self,
@@ -183,13 +155,8 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         mask = MaskRequest.from_config(config)
         with self.secrets.opened() as (host, aligner):
             came = host.receive(mask, None)
-            union: UnionRequest | ProvedUnionRequest
-            if self.trust is None:
-                union = UnionRequest.from_config(config)
-                aligner.finish(union)
-            else:
-                union = ProvedUnionRequest.from_config(config)
-                aligner.finish_verified(union)
+            union = aligner.unite(config)
+            if self.trust is not None:
                 # Two sums of tables in one alignment, one of them without us, differ by our table.
                 Journal(self.trust.journal).contribute(union.epoch, TABLE, self.trust.run)
             ready = set(aligner.finished)
@@ -221,6 +188,23 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         self._state.drop()
         self.secrets.drop()
         return [], 1, {}
+
+    def snapshot(self) -> Snapshot:
+        return self._taken(self._state.look(self._makers))
+
+    def _taken(self, cohort: EgoCohort) -> Snapshot:
+        return Snapshot(predictions_of(cohort, self._classes), [own_models(cohort)])
+
+    def _measured(
+        self, server_round: int, chosen: EgoCohort, judged: Metrics, loss: Tensor
+    ) -> None:
+        nodes, accuracy = np.diff(chosen.batch.ptr), judged.accuracy.numpy()
+        figures = {"loss": loss.numpy(), "accuracy": accuracy, "nodes": nodes}
+        self.outputs.measured(server_round, chosen.batch.clients, **figures)
+
+    def _start(self) -> Tensors:
+        never = torch.zeros(len(self.graphs), dtype=torch.int32)
+        return super()._start() | {TRAINED: never, FUSED: never.clone()}
 
     # A round
 
@@ -351,7 +335,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         return request.variant == "iter" and self.settings.batch_size is not None
 
 
-def check_request(request: EgoRequest, aligner: VerifiedAlignmentClient) -> None:
+def check_request(request: EgoRequest, aligner: AlignmentClient) -> None:
     """Refuse requests that contradict what the clients have agreed on."""
     if request.mask is None or request.ring is None:
         raise RefusedError("a vector is asked for without masks: nothing is sent")
@@ -388,7 +372,7 @@ class EgoSecrets:
         self._key = (context.run_id, context.node_id)
         self._in_process = context.node_config.get(STATE_DIR, "") == IN_PROCESS
 
-    def begin(self, run_id: bytes, form: str) -> KeyReply | BindReply:
+    def begin(self, run_id: bytes, form: str) -> KeyReply:
         """Make the keys of a run; return the existing keys if the SuperNode is back."""
         if (self._trust is not None) != (form == VERIFIED):
             raise RefusedError(
@@ -401,7 +385,7 @@ class EgoSecrets:
         if kept is None or (kept[0], kept[1].run_id) != (form, run_id):
             kept = self._new(run_id, form)  # the secrets of another run are of no more use
         host = kept[1]
-        reply = host.keys() if self._trust is None else host.bind()
+        reply = host.keys()
         self.keep(*kept)
         return reply
 
@@ -460,29 +444,27 @@ class EgoSecrets:
         host = SumClient.from_bytes(keys, trust, least=self._least)
         if set(host.clients) != set(clients):
             raise StateLostError("the keys that were kept belong to other clients")
-        if trust is not None:
-            aligner = VerifiedAlignmentClient.from_bytes(local, host.run_id, clients, trust)
+        if form in ("psi", VERIFIED):
+            aligner = AlignmentClient.from_bytes(local, host.run_id, clients, trust)
             begin_alignment(host, aligner)
             return form, host, aligner
-        if form == "psi":
-            return form, host, AlignmentClient.from_bytes(local, host.run_id, clients)
         return form, host, PlaintextAlignmentClient.from_bytes(local, clients)
 
     def _new(self, run_id: bytes, form: str) -> Kept:
         numbers, identities = list(self._identities), self._identities
         if self._trust is not None:
-            verified = VerifiedAlignmentClient(run_id, identities, self._trust)
+            verified = AlignmentClient(run_id, identities, self._trust)
             return form, SumClient(run_id, numbers, self._trust, verified.points), verified
-        choice(*ALIGNMENTS, NO_SLOTS).check("alignment", form)
+        choice(*ALIGNMENTS).check("alignment", form)
         aligner: Aligner
         if form == "psi":
             aligner = AlignmentClient(run_id, identities)
-        else:  # idle without slots
+        else:
             aligner = PlaintextAlignmentClient(identities)
         return form, SumClient(run_id, numbers, least=self._least), aligner
 
 
-def begin_alignment(host: SumClient, aligner: VerifiedAlignmentClient) -> None:
+def begin_alignment(host: SumClient, aligner: AlignmentClient) -> None:
     """Give the alignment what the parties of an epoch have agreed on."""
     if (epoch := host.epoch) is not None:
         aligner.begin(epoch.digest, epoch.parties.tolist(), epoch.points)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 from flower_graph.config.common import DataConfig, RobustSection, RunConfig
 from flower_graph.config.partition import EgoSection
@@ -21,6 +23,9 @@ from flower_graph.config.rules import (
 from flower_graph.config.schema import section, setting
 from flower_graph.method.trust import OpenedSums
 from flower_graph.secure.node_config import FEWEST_PARTIES, MOST_BLOCK
+
+if TYPE_CHECKING:
+    from flower_graph.data.partition.ego_networks import EgoNetwork
 
 APP = "fedscem"
 FEDSCEM = "masked-embedding-averaging"
@@ -54,7 +59,7 @@ class PartitionConfig(EgoSection):
     ratios: list[float] = setting([0.6, 0.2, 0.2], RATIOS, help="shares of train, val and test")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ModelConfig:
     """Every client's model: two GCN layers, a linear classifier, a projection head."""
 
@@ -62,8 +67,47 @@ class ModelConfig:
     projection: int = setting(32, at_least(1), help="numbers that the projection head gives")
 
 
+@dataclass(kw_only=True)
+class TrainingConfig:
+    """How clients train; part of the section ``strategy``."""
+
+    proximal: float = setting(
+        0.01, NOT_NEGATIVE, help="weight of FedProx's proximal term; `fedprox` only"
+    )
+    mu: float = setting(5.0, NOT_NEGATIVE, help="weight of the contrastive loss")
+    tau: float = setting(10.0, ABOVE_ZERO, help="temperature of the contrastive loss")
+    local_epochs: int = setting(1, at_least(1), help="epochs that a client trains in a round")
+    batch_size: int | None = setting(
+        None, at_least(1), help="nodes of a client that a step is on; null: all at once"
+    )
+    learning_rate: float = setting(0.0005, ABOVE_ZERO, help="Adam's step size")
+    weight_decay: float = setting(5e-5, NOT_NEGATIVE, help="Adam's L2 weight")
+
+
 @dataclass
-class StrategyConfig(RobustSection, OpenedSums):
+class EgoSettings(ModelConfig, TrainingConfig):
+    """The model and the training of all clients: the config's sections, and what the data gives.
+
+    Attributes
+    ----------
+    num_features, num_classes : int
+        Widths of the features and of the classifier, ``f`` and ``k``.
+    seed : int
+        The run's seed: all clients start from the same weights.
+    proximal : float
+        Weight of FedProx's term, ``proximal / 2 ||w - w_global||^2``; 0 without.
+    hidden, projection, mu, tau, local_epochs, batch_size, learning_rate, weight_decay
+        As of the sections ``model`` and ``strategy``.
+    """
+
+    num_features: int
+    num_classes: int
+    seed: int = 0
+    proximal: float = field(default=0.0, kw_only=True)
+
+
+@dataclass
+class StrategyConfig(TrainingConfig, RobustSection, OpenedSums):
     """Settings of the clients' training and of what clients share."""
 
     name: str = setting(FEDSCEM, choice(*STRATEGIES), help="FedSCem or a baseline")
@@ -76,17 +120,6 @@ class StrategyConfig(RobustSection, OpenedSums):
     model_sharing: str = setting(
         "none", choice(*MODEL_SHARING), help="weights that are shared besides embeddings"
     )
-    proximal: float = setting(
-        0.01, NOT_NEGATIVE, help="weight of FedProx's proximal term; `fedprox` only"
-    )
-    mu: float = setting(5.0, NOT_NEGATIVE, help="weight of the contrastive loss")
-    tau: float = setting(10.0, ABOVE_ZERO, help="temperature of the contrastive loss")
-    local_epochs: int = setting(1, at_least(1), help="epochs that a client trains in a round")
-    batch_size: int | None = setting(
-        None, at_least(1), help="nodes of a client that a step is on; null: all at once"
-    )
-    learning_rate: float = setting(0.0005, ABOVE_ZERO, help="Adam's step size")
-    weight_decay: float = setting(5e-5, NOT_NEGATIVE, help="Adam's L2 weight")
     alignment: str = setting(
         "psi", choice(*ALIGNMENTS), help="how nodes of several clients are found"
     )
@@ -170,6 +203,29 @@ class FedSCemConfig(RunConfig):
         if how.name == FEDSCEM and how.model_sharing != "none":
             why = "the weights that are shared get no noise"
             self.privacy.refuse_with(f"strategy.model_sharing={how.model_sharing}", why)
+
+    @property
+    def needs_own_nodes(self) -> bool:
+        return self.privacy.is_on and self.strategy.name in AVERAGING
+
+    @property
+    def steadying(self) -> Sequence[str]:
+        return "strategy.learning_rate", "strategy.mu"
+
+    def long_work(self, server_round: int) -> str:
+        if server_round > 1 or self.strategy.name != FEDSCEM:
+            return ""
+        keys = "exchange keys and " if self.masks_sums else ""
+        return f"first clients {keys}find the nodes that they share ({self.strategy.alignment})"
+
+    def local_steps(self, graphs: Sequence[EgoNetwork]) -> float:
+        how = self.strategy
+        is_ours, size = how.name == FEDSCEM, how.batch_size or sys.maxsize
+        sizes = [ego.nodes.numel() for ego in graphs] if is_ours else []
+        if not (is_ours and how.variant == "minus"):
+            sizes += [max(1, int(ego.train_mask.sum())) for ego in graphs]
+        steps = how.local_epochs * sum(-(-nodes // size) for nodes in sizes)
+        return float(steps / len(graphs))
 
     @property
     def masks_sums(self) -> bool:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
-from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +22,10 @@ from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.flower_compat import Mod, NumPyClient
 from flower_graph.method import OwnGraphMethod
+from flower_graph.method.base import class_names, edges_of
 from flower_graph.method.permits import Permits
-from flower_graph.method.trust import OF_PARTIES
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
-from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.robust import make_robust
 from flower_graph.strategies.fed_sage.client import SageClient
@@ -39,9 +36,17 @@ from flower_graph.strategies.fedscem.baselines import (
     EgoModelClient,
     SelfTraining,
 )
-from flower_graph.strategies.fedscem.cohort import EgoSettings, train_alone
+from flower_graph.strategies.fedscem.cohort import train_alone
 from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient
-from flower_graph.strategies.fedscem.config import APP, AVERAGING, FEDSCEM, SAGE, FedSCemConfig
+from flower_graph.strategies.fedscem.config import (
+    APP,
+    AVERAGING,
+    FEDSCEM,
+    SAGE,
+    EgoSettings,
+    FedSCemConfig,
+    TrainingConfig,
+)
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 
 if TYPE_CHECKING:
@@ -50,20 +55,14 @@ if TYPE_CHECKING:
     from flower_graph.strategies.fedscem.attack import EgoAudit
 
 LOG = logging.getLogger(__name__)
-AVERAGES: dict[str, type[ReportedFedAvg]] = {"fedavg": EgoFedAvg, "fedprox": EgoFedProx}
 Server = MaskedEmbeddingAveraging | ReportedFedAvg
-SERVERS: dict[str, Callable[..., Server]] = {
-    FEDSCEM: MaskedEmbeddingAveraging,
+BASELINES: dict[str, type[ReportedFedAvg]] = {
     "self-training": SelfTraining,
-    **AVERAGES,
+    "fedavg": EgoFedAvg,
+    "fedprox": EgoFedProx,
     "local-sage": LocalSage,
     "fed-sage": FedSage,
 }
-# Settings that FedSCem's strategy has, but no baseline
-OF_FEDSCEM = (
-    *("variant", "model_sharing", "alignment", "aggregation"),
-    *("limit", "resolution", "dropout", "least_holders"),
-)
 # A noise so many deviations long comes once in 4e11 draws; a run draws fewer.
 FARTHEST = 7
 NOBODY = "a newcomer starts from the mean of nobody, the weights that all clients began with"
@@ -86,15 +85,13 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         self, config: FedSCemConfig, out: Path | None, folder: RunFolder | None = None
     ) -> Server:
         how, settings = config.strategy, ego_settings(config, folder)
-        options: dict[str, Any] = {**checkpoint_settings(config, out)}
-        options |= {"participation": how.participation, "min_nodes": how.fewest_nodes}
-        if how.name in AVERAGING:
-            averaging = make_robust(AVERAGES[how.name], how.average, settings, **options)
-            averaging.central_noise = central_noise(config.privacy, config.rounds)
-            return averaging
+        options = checkpoint_settings(config, out)
         if how.name == FEDSCEM:
-            options |= {name: getattr(how, name) for name in (*OF_FEDSCEM, *OF_PARTIES)}
-        return SERVERS[how.name](settings, **options)
+            return MaskedEmbeddingAveraging(settings, how, **options)
+        options |= {"participation": how.participation, "min_nodes": how.fewest_nodes}
+        averaging = make_robust(BASELINES[how.name], how, settings, **options)
+        averaging.central_noise = central_noise(config.privacy, config.rounds)
+        return averaging
 
     def build_client(
         self, config: FedSCemConfig, context: Context, out: Path | None
@@ -102,14 +99,15 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         egos, folder = self.hosted(config, context)
         saved = None if out is None else out / CHECKPOINTS
         how: dict[str, Any] = {"device": config.device, "checkpoint_dir": saved, "output_dir": out}
-        how["classes"] = self.class_names(config, folder)
+        how["classes"] = class_names(self, config, folder)
         settings = ego_settings(config, folder)
         if config.strategy.name in SAGE:
             averages = config.strategy.name == "fed-sage"
             return SageClient(context, egos, settings, averages=averages, **how)
-        if config.strategy.name in AVERAGING:
+        if config.strategy.name != FEDSCEM:
             require_one_client(config.privacy, [ego.client for ego in egos])
-            return EgoModelClient(context, egos, settings, **how)
+            averages = config.strategy.name in AVERAGING
+            return EgoModelClient(context, egos, settings, averages=averages, **how)
         noised = config.privacy.is_on and Permits.of(context.node_config).noises
         return EgoNetworkClient(
             context,
@@ -148,29 +146,6 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         """Build none for FedSCem: its clients add noise before masks, which mods would spoil."""
         return [] if config.strategy.name == FEDSCEM else super().train_mods(config)
 
-    def default_supernodes(self, config: FedSCemConfig) -> int | None:
-        alone = config.privacy.is_on and config.strategy.name in AVERAGING
-        fewest = FEWEST_PARTIES if config.strategy.distrusts else None
-        return self.num_clients(config) if alone else fewest
-
-    def steadying(self, config: FedSCemConfig) -> tuple[str, str]:
-        return "strategy.learning_rate", "strategy.mu"
-
-    def long_work(self, config: FedSCemConfig, server_round: int) -> str:
-        if server_round > 1 or config.strategy.name != FEDSCEM:
-            return ""
-        keys = "exchange keys and " if config.masks_sums else ""
-        return f"first clients {keys}find the nodes that they share ({config.strategy.alignment})"
-
-    def local_steps(self, config: FedSCemConfig) -> float:
-        how, egos = config.strategy, self.graphs(config)
-        is_ours, size = how.name == FEDSCEM, how.batch_size or sys.maxsize
-        sizes = [ego.nodes.numel() for ego in egos] if is_ours else []
-        if not (is_ours and how.variant == "minus"):
-            sizes += [max(1, int(ego.train_mask.sum())) for ego in egos]
-        steps = how.local_epochs * sum(-(-nodes // size) for nodes in sizes)
-        return float(steps / len(egos))
-
     def final_figures(
         self, config: FedSCemConfig, strategy: Server, folder: RunFolder | None = None
     ) -> dict[str, object]:
@@ -179,14 +154,13 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
             figures["setup-seconds"] = strategy.session.setup_seconds
         return figures
 
-    def predict_beside(
-        self, run: FinishedRun[FedSCemConfig], graph: NewGraph, client: int | None
+    def predict(
+        self, config: FedSCemConfig, run: FinishedRun, graph: NewGraph, client: int | None
     ) -> Tensor:
         """Predict by a model; without a common one a newcomer trains on its own labels."""
-        config = run.config
         if client is not None or not run.are_own or config.strategy.name in SAGE:
-            return super().predict_beside(run, graph, client)
-        self.edges_of(config, graph)
+            return super().predict(config, run, graph, client)
+        edges_of(graph)
         trains = graph.y >= 0
         mask = graph.values.get("train_mask")
         if isinstance(mask, Tensor) and mask.shape == trains.shape:
@@ -219,16 +193,10 @@ def ego_settings(config: FedSCemConfig, folder: RunFolder | None = None) -> EgoS
 
 def _settings(config: FedSCemConfig, features: int, classes: int) -> EgoSettings:
     how = config.strategy
-    names = ("learning_rate", "weight_decay", "local_epochs", "mu", "tau", "batch_size")
-    is_proximal = "fedprox" in (how.name, how.model_sharing)
-    return EgoSettings(
-        features,
-        classes,
-        seed=config.seed,
-        proximal=how.proximal if is_proximal else 0.0,
-        **{name: getattr(how, name) for name in names},
-        **asdict(config.model),
-    )
+    training = {one.name: getattr(how, one.name) for one in fields(TrainingConfig)}
+    if "fedprox" not in (how.name, how.model_sharing):
+        training["proximal"] = 0.0
+    return EgoSettings(features, classes, seed=config.seed, **training, **asdict(config.model))
 
 
 def embedding_noise(config: FedSCemConfig) -> ClientNoise | None:

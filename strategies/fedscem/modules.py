@@ -1,14 +1,10 @@
-"""The model of an ego-network as a PyTorch module, as a run saves it, without Flower.
-
-Imported only when a model is read, since PyTorch Geometric takes seconds.
-"""
+"""The model of an ego-network as a PyTorch module: what the baselines train and every run saves."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional
-from torch_geometric.nn import GCNConv
 
+from flower_graph.models import GCN
 from flower_graph.outputs.build import WIDTH, built_with
 
 __all__ = ["EgoGCN"]
@@ -28,15 +24,20 @@ class EgoGCN(nn.Module):
 
     def __init__(self, features: int, hidden: int, classes: int, projection: int) -> None:
         super().__init__()
-        self.conv1 = GCNConv(features, hidden)
-        self.conv2 = GCNConv(hidden, hidden)
+        self.arguments: dict[str, object] = {
+            "features": features,
+            "hidden": hidden,
+            "classes": classes,
+            "projection": projection,
+        }
+        self.gnn = GCN(features, hidden, hidden, dropout=0.0)
         self.classifier = nn.Linear(hidden, classes)
         self.projection = nn.Linear(hidden, projection)
 
     def embed(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Return embeddings ``[n, h]`` from features ``[n, f]`` and edges ``[2, e]``."""
-        hidden = functional.relu(self.conv1(x, edge_index))
-        return functional.relu(self.conv2(hidden, edge_index))
+        embedding: Tensor = self.gnn(x, edge_index).relu()
+        return embedding
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Return logits ``[n, k]`` from features ``[n, f]`` and edges ``[2, e]``."""

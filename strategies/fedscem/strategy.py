@@ -38,7 +38,7 @@ import logging
 import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,7 +48,7 @@ import torch
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.config.rules import ABOVE_ZERO, choice
+from flower_graph.config.schema import check_settings
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import AlignmentError, MalformedReplyError, NoClientsError
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
@@ -57,28 +57,20 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.align.blinded import MAX_CLIENTS
 from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
-from flower_graph.secure.node_config import LEAST_HOLDERS, USUAL_DIFFERENCE
-from flower_graph.secure.parties.alignment import VerifiedAlignmentServer
+from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import MaskedReply, MaskRequest
+from flower_graph.secure.sum.messages import KeyReply, MaskedReply, MaskRequest
 from flower_graph.secure.sum.round import Skipped
-from flower_graph.secure.sum.server import Keys as SumKeys
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SumStages, as_record, entries_of
 from flower_graph.server.membership import Membership, renamed
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.fedscem.cohort import (
-    EgoSettings,
-    common_model,
-    initial_weights,
-    split_rest,
-)
-from flower_graph.strategies.fedscem.config import AGGREGATIONS, ALIGNMENTS, MODEL_SHARING, VARIANTS
+from flower_graph.strategies.fedscem.cohort import common_model, initial_weights, state_of
+from flower_graph.strategies.fedscem.config import EgoSettings, StrategyConfig
 from flower_graph.strategies.fedscem.messages import (
-    NO_SLOTS,
     SUMMED_NAMES,
     UNREAD,
     VERIFIED,
@@ -87,17 +79,15 @@ from flower_graph.strategies.fedscem.messages import (
     EgoRequest,
     Layout,
     PlainEnrolment,
+    RoundSum,
     SumArray,
     Sums,
-    round_terms,
-    union_terms,
-)
-from flower_graph.strategies.fedscem.vector import (
-    RoundSum,
     check_counts,
     check_measured,
     mean_metrics,
     read_counted,
+    round_terms,
+    union_terms,
 )
 from flower_graph.wire.arrays import Config, largest_size, read_array
 from flower_graph.wire.counts import counts_size
@@ -120,7 +110,7 @@ class Keys(NamedTuple):
 
     clients: list[int]  # Ascending
     handled: int | None  # How many messages of this run they have handled, if known
-    reply: SumKeys
+    reply: KeyReply
 
 
 class EgoMembership(Membership):
@@ -133,12 +123,10 @@ class EgoMembership(Membership):
         self.parties = sums if isinstance(sums, PartySums) else None
         if self.parties is not None:
             self.alignment = VERIFIED
-            self.aligner = VerifiedAlignmentServer(
-                sums.run_id, self.parties.registry, least_holders
-            )
+            self.aligner = AlignmentServer(least_holders, self.parties.registry, sums.run_id)
         elif alignment == "psi":
             self.aligner = AlignmentServer(least_holders)
-        else:  # idle where nothing is shared
+        else:
             self.aligner = PlaintextAlignmentServer()
         self.new: list[int] = []  # SuperNodes with keys, not aligned yet
         self.begun: set[int] = set()  # clients that have taken part in a round
@@ -148,7 +136,7 @@ class EgoMembership(Membership):
         return EgoEnrolment(self.sums.run_id, self.alignment, resume).to_record()
 
     def read(self, node: int, content: RecordDict) -> Keys:
-        reply: SumKeys = self.sums.enrolment[-1].from_config(entries_of(content))
+        reply = KeyReply.from_config(entries_of(content))
         self.sums.check_keys(node, reply)
         if self.alignment == "psi" and reply.clients.size > MOST_CLAIMED:
             raise MalformedReplyError(
@@ -187,7 +175,7 @@ class EgoMembership(Membership):
         """Let the parties of a new epoch be aligned, and nobody else."""
         parties, aligner = self.parties, self.aligner
         assert parties is not None and parties.epoch is not None
-        assert isinstance(aligner, VerifiedAlignmentServer)
+        assert isinstance(aligner, AlignmentServer)
         members = parties.epoch_clients()
         aligner.forget(set(aligner.enrolled) - {c for local in members.values() for c in local})
         for party, local in members.items():
@@ -204,39 +192,42 @@ class EgoMembership(Membership):
 
 
 class EgoSession(Session):
-    """One run's exchanges over a grid; arguments are those of ``MaskedEmbeddingAveraging``."""
+    """One run's exchanges over a grid; arguments as of ``MaskedEmbeddingAveraging``."""
 
     members: EgoMembership
 
     def __init__(
         self,
+        how: StrategyConfig,
         *,
-        alignment: str,
-        aggregation: str,
-        resolution: float,
-        limit: float = 32.0,
-        dropout: float = 0.3,
-        least_holders: int = LEAST_HOLDERS,
-        registry: Path | str | None = None,
-        differ_by: int = USUAL_DIFFERENCE,
-        **more: Any,  # arguments of ``Session``
+        seed: int,
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
     ) -> None:
-        server = SumServer(dropout=dropout)
-        if registry is not None:
-            server = PartySums(registry, dropout=dropout, differ_by=differ_by)
-        members = EgoMembership(alignment, server, least_holders)
-        super().__init__(members, **more)
-        self.min_nodes = max(server.fewest_nodes, self.min_nodes)
+        server = SumServer(dropout=how.dropout)
+        if how.registry is not None:
+            server = PartySums(how.registry, dropout=how.dropout, differ_by=how.differ_by)
+        super().__init__(
+            EgoMembership(how.alignment, server, how.least_holders),
+            min_nodes=max(server.fewest_nodes, how.fewest_nodes),
+            participation=how.participation,
+            seed=seed,
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_every=checkpoint_every,
+        )
+        resolution = how.resolution
+        if how.model_sharing != "none":
+            resolution = min(resolution, FINE)
         self.sums = SumStages(
             server,
             self.send,
-            limit=limit,
+            limit=how.limit,
             resolution=resolution,
             guard=True,
             first=1,  # as rounds do
             unmask="train.unmask",
         )
-        self.is_masked = aggregation == "masked"
+        self.is_masked = how.aggregation == "masked"
         self.setup_seconds = 0.0
         self.num_slots = 0  # identities that two clients or more hold
         self.unaligned: dict[int, str] = {}  # clients that cannot take part: reason
@@ -280,8 +271,7 @@ class EgoSession(Session):
             aligner = members.aligner
             begun = bool(new) or (isinstance(aligner, AlignmentServer) and aligner.is_behind)
         if begun:
-            if members.alignment != NO_SLOTS:
-                self._align(server_round)
+            self._align(server_round)
             self.sums.give_up()  # the prepared sum does not have them
         self.setup_seconds += time.perf_counter() - started
         return begun
@@ -486,31 +476,14 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
     ----------
     settings : EgoSettings
         The clients' models and training.
-    variant : str
-        ``"full"``, ``"iter"`` or ``"minus"``.
-    model_sharing : str
-        ``"none"``, ``"fedavg"`` or ``"fedprox"`` (with ``settings.proximal``).
-    alignment : str
-        ``"psi"``: blinded identities. ``"plain"``: in the clear.
-    aggregation : str
-        ``"masked"`` or ``"plain"``.
-    limit, resolution : float
-        Largest size of a number in an embedding, and step of the fixed-point numbers; where models
-        are shared, a step of 2^-20 at most.
-    dropout : float
-        Share of a round's clients that may vanish.
-    least_holders : int
-        Least number of clients that hold a summed node; 2 or more, above 2 with the alignments
-        ``"psi"`` and ``"plain"``.
-    registry : Path or str, optional
-        File of the SuperNodes' registered keys, for clients that do not trust the server (their
-        ``trust``): masked sums and ``"psi"`` with proofs, from five SuperNodes on.
-    differ_by : int
-        Least number of SuperNodes by which two of these sums differ; see ``PartySums``.
-    **more
-        ``participation``, the share of the clients asked each round, above 0 and at most 1;
-        ``min_nodes``, SuperNodes to wait for before a round; ``checkpoint_dir`` and
-        ``checkpoint_every``, where and every how many rounds to save everything, 0 for never.
+    how : StrategyConfig, optional
+        The config's section ``strategy``: what clients share, and how it is aligned and summed.
+    checkpoint_dir, checkpoint_every : Path or None, int
+        Where and every how many rounds to save everything, 0 for never.
+    **fields
+        In place of ``how`` its fields, such as ``variant``, ``alignment`` and ``aggregation``. With
+        ``registry``, the file of the SuperNodes' registered keys, clients need not trust the server
+        (their ``trust``).
 
     Notes
     -----
@@ -525,41 +498,30 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
     def __init__(
         self,
         settings: EgoSettings,
+        how: StrategyConfig | None = None,
         *,
-        variant: str = "full",
-        model_sharing: str = "none",
-        alignment: str = "psi",
-        aggregation: str = "masked",
-        resolution: float = 2.0**-12,
-        registry: Path | str | None = None,
-        **more: Any,  # arguments of ``EgoSession``
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
+        **fields: Any,
     ) -> None:
-        for name, value, allowed in (
-            ("variant", variant, VARIANTS),
-            ("model_sharing", model_sharing, MODEL_SHARING),
-            ("alignment", alignment, (*ALIGNMENTS, NO_SLOTS)),
-            ("aggregation", aggregation, AGGREGATIONS),
-        ):
-            choice(*allowed).check(name, value)
-        ABOVE_ZERO.check("tau", settings.tau)
-        if registry is not None and (aggregation, alignment, model_sharing) != READ_BY_NOBODY:
+        how = StrategyConfig(**fields) if how is None else how
+        check_settings(settings)
+        check_settings(how, "strategy.")
+        chosen = how.aggregation, how.alignment, how.model_sharing
+        if how.registry is not None and chosen != READ_BY_NOBODY:
             raise ValueError(
-                f"aggregation={aggregation!r}, alignment={alignment!r}, model_sharing="
-                f"{model_sharing!r}: with a registry they are {READ_BY_NOBODY}"
+                f"aggregation, alignment, model_sharing: {chosen}; {READ_BY_NOBODY} with a registry"
             )
-        shares_model = model_sharing != "none"
         super().__init__(
             EgoSession(
-                alignment=alignment,
-                aggregation=aggregation,
-                resolution=min(resolution, FINE) if shares_model else resolution,
-                registry=registry,
+                how,
                 seed=settings.seed,
-                **more,
+                checkpoint_dir=checkpoint_dir,
+                checkpoint_every=checkpoint_every,
             )
         )
-        self.settings, self.variant, self.num_classes = settings, variant, settings.num_classes
-        self.model = initial_weights(settings) if shares_model else None
+        self.settings, self.how, self.num_classes = settings, how, settings.num_classes
+        self.model = initial_weights(settings) if how.model_sharing != "none" else None
         self.started = self.model  # the model that this round began with
         self.sums: Sums | None = None  # of the last round, for the clients
         self.ledger = ByteLedger()
@@ -632,21 +594,16 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         self.session.tell_all(server_round, as_record({}), "train.finish")
 
     def weights(self) -> dict[str, NDArray[np.float32]]:
-        """Return the mean model; empty if models are not shared.
-
-        ``first`` ``[f, h]``, ``bias-1`` ``[h]``, ``weight-2``, ``bias-2``, ``classifier``,
-        ``classifier-bias``, ``projection`` and ``projection-bias``.
-        """
+        """Return the mean model by the names of ``EgoGCN``; empty if models are not shared."""
         if self.model is None:
             return {}
-        parts = split_rest(self.model.rest[None], self.settings)
-        rest = {name: part[0].numpy() for name, part in parts.items()}
-        return {"first": self.model.first.numpy()} | rest
+        state = state_of(self.model, self.settings).items()
+        return {name: value.contiguous().numpy() for name, value in state}
 
     def snapshot(self) -> Snapshot | None:
         if self.started is None:
             return None
-        return Snapshot(None, [common_model(self.started, self.settings, [NO_CLIENT])])
+        return Snapshot(None, [common_model(self.started, self.settings, NO_CLIENT)])
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         saved = {node: reply.not_saved for node, reply in self.answers.items()}
@@ -654,8 +611,8 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         return self.session.have_saved(server_round, as_record(order), saved)
 
     def fixed_settings(self) -> dict[str, object]:
-        local = {"variant": self.variant, "shares_model": self.model is not None}
-        return {**self.settings._asdict(), **local}
+        local = {"variant": self.how.variant, "shares_model": self.model is not None}
+        return {**asdict(self.settings), **local}
 
     def state(self) -> dict[str, object]:
         state: dict[str, object] = {"ledger": self._payload, "wire": self._wire}
@@ -680,7 +637,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         return EgoRequest(
             server_round,
             np.zeros(0, np.int64),
-            self.variant,
+            self.how.variant,
             sums=self.sums,
             shares_model=model is not None,
             first=None if model is None else model.first.numpy(),

@@ -24,8 +24,8 @@ from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.graph_batch import Epoch
 from flower_graph.engine.machine import resolve_device
 from flower_graph.storage.reading import MOST_LINES, Tree, read_json
-from flower_graph.strategies.fedscem.cohort import EgoCohort, EgoSettings, Shared
-from flower_graph.strategies.fedscem.config import FedSCemConfig
+from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
+from flower_graph.strategies.fedscem.config import EgoSettings, FedSCemConfig
 from flower_graph.strategies.fedscem.method import METHOD, ego_settings
 
 ROUNDS = 7  # measured ones, after one that is not
@@ -137,15 +137,19 @@ def _peak(profiler: profile) -> int:
 # Any: what ``reproduce`` shows, which no method imports
 def plot_costs(shown: Sequence[Any], picture: Tree) -> tuple[Any, Any, Tree]:
     """Draw Figure 8: costs by size, a panel for each pair of them, a line for each data set."""
-    from flower_graph.report.plots import plot_points  # slow to import
+    from flower_graph.report.plots import Line, Panel, plot_panels  # slow to import
 
     groups: dict[tuple[str, int], dict[str, float]] = {}
     for row in (row for one in shown for row in one.rows):
         groups.setdefault((row["data"], row["group"]), {})[row["metric"]] = row["mean"]
-    panels: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
-    for metric, (name, scale) in picture["metrics"].items():
-        for size in picture["over"] if groups else ():
-            lines = panels.setdefault((size, name), {})
+    grid = []
+    for metric, (name, scale) in picture["metrics"].items() if groups else ():
+        grid.append([])
+        for size in picture["over"]:
+            points: dict[str, list[tuple[float, float]]] = {}
             for (data, _group), figures in groups.items():
-                lines.setdefault(data, []).append((figures[size], scale * figures[metric]))
-    return plot_points, panels, {}
+                points.setdefault(data, []).append((figures[size], scale * figures[metric]))
+            pairs = {data: zip(*sorted(one), strict=True) for data, one in points.items()}
+            lines = {data: Line(x, [y]) for data, (x, y) in pairs.items()}
+            grid[-1].append(Panel(lines, name, size, scales="xy"))
+    return plot_panels, grid, {}

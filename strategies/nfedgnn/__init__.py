@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING
 from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
-    from flower_graph.strategies.nfedgnn.cohort_client import NodeClient
-    from flower_graph.strategies.nfedgnn.common_client import CommonLayerClient
-    from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
-    from flower_graph.strategies.nfedgnn.summed import SummedGradientRelay
+    from flower_graph.strategies.nfedgnn.client import CommonLayerClient, NodeClient
+    from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay, SummedGradientRelay
     from flower_graph.strategies.nfedgnn.users import UserSettings
 
 __all__ = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -170,6 +171,15 @@ class NFedGNNConfig(RunConfig):
     @property
     def masks_sums(self) -> bool:
         return self.strategy.aggregation == MASKED
+
+    needs_own_nodes = False  # the noise is each user's own
+
+    @property
+    def steadying(self) -> Sequence[str]:
+        return steadying(self.strategy.smoothness)
+
+    def local_steps(self, graphs: object) -> float:
+        return 1
 
     of_task: ClassVar = {LINKS: FOR_LINKS}
     server_measures = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -39,6 +40,17 @@ from flower_graph.wire.fields import (
 from flower_graph.wire.keys import GRADIENT_ROUND, SERVER_ROUND, USERS
 
 MAX_WEIGHTS = 1 << 28  # of one user
+GRADIENTS = "sum of gradients"  # the purpose of the secure sums
+WORD, LEAST_FRACTION_BITS = 64, 40  # with fewer, Adam makes of the rounding what can be seen
+# Clients of a secure sum that stand for a SuperNode's users: two, since there is no sum of one
+# client; where SuperNodes have keys of their own these are counted
+IN_SUM, AS_PARTY = 2, 1
+
+
+def detail_of(server_round: int, layer_round: int) -> bytes:
+    """Describe a sum: the round of its gradients, and the round of their layer."""
+    return struct.pack("<qq", server_round, layer_round)
+
 
 Settings = Annotated[
     UserSettings,
@@ -81,6 +93,20 @@ class EnrolmentRequest(Message, down="query"):
 
 
 @dataclass
+class MemberKey(Message):
+    """Client to server: a SuperNode's key for masked sums, and whether it has the common key."""
+
+    public: Annotated[
+        Bytes, Block("key-public", "masked sums: its public key (X25519)", shape=f"{KEY_BYTES}")
+    ]
+    key_check: Annotated[
+        Bytes,
+        Block("key-check", "hash of the common key; zeros without one", shape=f"{CHECK_BYTES}"),
+    ]
+    signed_by: Annotated[Bytes | None, SIGNED_KEY] = None
+
+
+@dataclass
 class EnrolmentReply(Message, up="query"):
     """Client to server: its users."""
 
@@ -90,6 +116,11 @@ class EnrolmentReply(Message, up="query"):
         Numbers("weight-shape", "of a user's weights, a bias with them", shape="2", whole=True),
     ]
     handled: Handled = None
+    layer_round: Annotated[
+        int | None,
+        Whole("layer-round", "round of the common layer's last step", least=0, optional=True),
+    ] = None
+    key: Annotated[MemberKey | None, Part(make=MemberKey, when="key-public")] = None
 
     clients = USERS_OF
 
@@ -118,7 +149,6 @@ class RelayRequest(Message, down="train train.finish"):
         IntArray, Exact(GRADIENT_ROUND, "round of that vector; 0: no gradient", shape="p")
     ]
     learning_rate: Annotated[float, Real("learning-rate", "with which these gradients are taken")]
-    settings: Settings  # What the users' models and optimisers are
     average: Annotated[
         FloatArray | None,
         Tensor(
@@ -192,27 +222,6 @@ class RelayReply(Message, up="train"):
 
 
 @dataclass
-class CommonEnrolment(EnrolmentReply, up="query"):
-    """Client to server: its users, and the round of its layer."""
-
-    layer_round: LayerRound = 0
-
-
-@dataclass
-class MaskedEnrolment(CommonEnrolment, up="query"):
-    """Client to server: the further entries of masked sums."""
-
-    public: Annotated[
-        Bytes, Block("key-public", "its public key (X25519)", shape=f"{KEY_BYTES}")
-    ] = field(default_factory=lambda: np.zeros(KEY_BYTES, np.uint8))
-    key_check: Annotated[
-        Bytes,
-        Block("key-check", "hash of the common key; zeros without one", shape=f"{CHECK_BYTES}"),
-    ] = field(default_factory=lambda: np.zeros(CHECK_BYTES, np.uint8))
-    signed_by: Annotated[Bytes | None, SIGNED_KEY] = None
-
-
-@dataclass
 class HiddenSum(Message):
     """Server to client: a sum that the server cannot read; clients take the pads off."""
 
@@ -272,7 +281,6 @@ class LatentRequest(Message, down="train"):
         IntArray,
         Exact("measured", "whose vector is wanted without dropout, in order", shape="m"),
     ]
-    settings: Settings
     advance: Annotated[Advance, Part(make=Advance)] = field(default_factory=Advance)
     trains: Annotated[bool, Flag("trains", "whether `users` send vectors with dropout")] = True
     checkpoint: Saves = False
@@ -306,7 +314,6 @@ class GradientRequest(Message, down="train.add_up"):
     users: Users
     gradient: Gradient
     layer_round: LayerRound
-    settings: Settings
 
     clients = USERS_OF
 
@@ -320,15 +327,8 @@ class SumReply(Message, up="train.add_up"):
 
 
 @dataclass
-class CopyRequest(Message, down="train.copy_layer"):
-    """Server to client: asks for a copy of the layer, for SuperNodes that have missed a step."""
-
-    settings: Settings
-
-
-@dataclass
 class CopyReply(Message, up="train.copy_layer"):
-    """Client to server: a copy of the layer's weights and optimiser."""
+    """Client to server: a copy of the layer, for SuperNodes that have missed a step."""
 
     layer_round: LayerRound
     copy: Annotated[Bytes, Block("layer-copy", "in safetensors' form", shape="b 4")]

@@ -33,7 +33,7 @@ from flower_graph.data.graph import PARTS, Graph, row_range, take_rows
 from flower_graph.data.new_graph import DataForm, NewGraph, read_new_graph
 from flower_graph.data.sources.datasets import DRAWN, cached_data, once, saved_at
 from flower_graph.data.splits import labelled_split
-from flower_graph.engine.machine import first_layer_bytes
+from flower_graph.engine.machine import first_layer_bytes, refuse_too_large, resolve_device
 from flower_graph.errors import ConfigError, DataError, RefusedError
 from flower_graph.flower_compat import Mod
 from flower_graph.method import Method, Partition
@@ -42,8 +42,12 @@ from flower_graph.models import PairModel, SplitModel, build_server_model
 from flower_graph.privacy.local import PrivateRows, client_noise
 from flower_graph.rng import seeded
 from flower_graph.storage.files import DATA_FOLDER, PARTITION, PARTITIONS
-from flower_graph.strategies.nfedgnn.cohort_client import NodeClient, UsersClient
-from flower_graph.strategies.nfedgnn.common_client import CommonLayerClient, MaskedLayerClient
+from flower_graph.strategies.nfedgnn.client import (
+    CommonLayerClient,
+    MaskedLayerClient,
+    NodeClient,
+    UsersClient,
+)
 from flower_graph.strategies.nfedgnn.config import (
     APP,
     FILE,
@@ -51,11 +55,9 @@ from flower_graph.strategies.nfedgnn.config import (
     SUMMED,
     NFedGNNConfig,
     UserData,
-    steadying,
 )
 from flower_graph.strategies.nfedgnn.server_model import held_links
-from flower_graph.strategies.nfedgnn.strategy import RelayStrategy, SplitGradientRelay
-from flower_graph.strategies.nfedgnn.summed import MaskedGradientRelay, SummedGradientRelay
+from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
 
 if TYPE_CHECKING:
     from flower_graph.method.base import FinishedRun
@@ -63,11 +65,9 @@ if TYPE_CHECKING:
 
 
 ROWS_FOLDER = "rows"  # of the output folder, for users' weights in files
-# Any: what a reply and a request of a round are, which differs from form to form
-AnyRelay = RelayStrategy[Any, Any]
 
 
-class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
+class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
     """Every node of the graph is a client."""
 
     name = APP
@@ -83,9 +83,10 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
 
     def build_strategy(
         self, config: NFedGNNConfig, out: Path | None, folder: RunFolder | None = None
-    ) -> AnyRelay:
+    ) -> SplitGradientRelay:
         if folder is None:
             data: Any = users_graph(config)
+            refuse_large_users(config, data.x)
         else:
             classes = {"num_classes": folder.manifest.classes, "classes": folder.class_names}
             data = SimpleNamespace(**folder.tensors, **classes)
@@ -95,21 +96,18 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         if config.task == LINKS and config.links.decoder == MLP:
             with seeded(torch.device("cpu"), config.seed, "pair-decoder"):
                 model = PairModel(split, row_size(config))
-        common: dict[str, Any] = {
-            "latent_size": split.latent_size,
-            "user_bias": config.model.user_bias,
-            "section": config.strategy,
-            "seed": config.seed,
-            "device": config.device,
-            "links": config.links if config.task == LINKS else None,
+        strategy = SplitGradientRelay(
+            data,
+            model,
+            latent_size=split.latent_size,
+            user_bias=config.model.user_bias,
+            feature_dropout=config.model.dropout if config.strategy.share == SUMMED else 0.0,
+            seed=config.seed,
+            device=config.device,
+            links=config.links if config.task == LINKS else None,
+            section=config.strategy,
             **checkpoint_settings(config, out),
-        }
-        strategy: AnyRelay
-        if config.strategy.share == SUMMED:
-            kind = MaskedGradientRelay if config.masks_sums else SummedGradientRelay
-            strategy = kind(data, model, feature_dropout=config.model.dropout, **common)
-        else:
-            strategy = SplitGradientRelay(data, model, **common)
+        )
         if config.data.add is not None or config.data.remove:
             left = users_left(config, data.y.numel(), getattr(data, "names", None))
             strategy.grow(data, left=left, alone=config.strategy.newcomers_alone)
@@ -135,8 +133,8 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         rows = out / ROWS_FOLDER if in_file and out is not None else None
         return NodeClient(context, x, users, rows_dir=rows, **more)
 
-    def predict_beside(
-        self, run: FinishedRun[NFedGNNConfig], graph: NewGraph, client: int | None
+    def predict(
+        self, config: NFedGNNConfig, run: FinishedRun, graph: NewGraph, client: int | None
     ) -> Tensor:
         """Refuse: nobody has a model that takes features and edges."""
         raise DataError(
@@ -150,34 +148,20 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         graph = users_graph(config)
         return graph.num_nodes - len(users_left(config, graph.num_nodes, graph.names))
 
-    def steadying(self, config: NFedGNNConfig) -> tuple[str, ...]:
-        return steadying(config.strategy.smoothness)
-
-    def local_steps(self, config: NFedGNNConfig) -> float:
-        return 1
-
-    def baselines(self, config: NFedGNNConfig) -> Figures:
+    def baselines(self, config: NFedGNNConfig, folder: RunFolder | None = None) -> Figures:
+        if folder is not None:
+            return {}
         graph = users_graph(config)
         if config.task != LINKS:
             return graph_baselines(graph)
         split = held_links(graph.edge_index, graph.num_nodes, config.links, config.seed)
         return link_baselines([(graph.x, split)], config.metrics[0])
 
-    def least_memory(self, config: NFedGNNConfig) -> int:
-        """Count the rows of features that users have: dense features take the most."""
-        x = users_graph(config).x
-        entries = int((x if x.layout == torch.strided else x.values()).count_nonzero())
-        # Averaged over all, one matrix stands for the users of a cohort.
-        # So does the layer that all have, and what is in a file is on the disk.
-        how = config.strategy
-        is_shared = how.average_over == "all" or how.share == SUMMED or how.state == FILE
-        return 0 if is_shared else first_layer_bytes(entries, row_size(config))
-
     def partition(self, config: NFedGNNConfig, *, true_edges: bool = False) -> Partition:
         from flower_graph.data.partition.statistics import node_statistics
 
         graph = users_graph(config)
-        return Partition(node_statistics(graph), node_data(graph), baselines=self.baselines(config))
+        return Partition(node_statistics(graph), node_data(graph), self.baselines(config))
 
     def train_mods(self, config: NFedGNNConfig) -> list[Mod]:
         noise = client_noise(config.privacy, config.rounds)
@@ -186,11 +170,11 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
     def final_figures(
         self,
         config: NFedGNNConfig,
-        strategy: AnyRelay,
+        strategy: SplitGradientRelay,
         folder: RunFolder | None = None,
     ) -> dict[str, object]:
         """Return the payload with the last gradients, which travel after the last report."""
-        return {"bytes": strategy.users.ledger.payload}
+        return {"bytes": strategy.layer.ledger.payload}
 
     def audit(self) -> RelayAudit:
         from flower_graph.strategies.nfedgnn.attack import RelayAudit
@@ -205,6 +189,18 @@ def split_model(config: NFedGNNConfig, classes: int) -> SplitModel:
     """Build the server's part of the network with its first weights."""
     how = {name: getattr(config.model, name) for name in ("hidden", "heads", "dropout")}
     return build_server_model(config.model.name, classes=classes, seed=config.seed, **how)
+
+
+def refuse_large_users(config: NFedGNNConfig, x: Tensor) -> None:
+    """Refuse users whose first layers, a row for each feature that is not 0, do not fit."""
+    how = config.strategy
+    # Averaged over all, one matrix stands for the users of a cohort.
+    # So does the layer that all have, and what is in a file is on the disk.
+    is_shared = how.average_over == "all" or how.share == SUMMED or how.state == FILE
+    if is_shared or resolve_device(config.device).type != "cpu":
+        return
+    entries = int((x if x.layout == torch.strided else x.values()).count_nonzero())
+    refuse_too_large(first_layer_bytes(entries, row_size(config)), f"{len(x):,} users")
 
 
 def row_size(config: NFedGNNConfig) -> int:

@@ -11,7 +11,7 @@ import copy
 import logging
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,17 +39,11 @@ from flower_graph.ops.links import (
     split_links,
     undirected,
 )
-from flower_graph.outputs.files import (
-    NO_CLIENT,
-    SavedModels,
-)
+from flower_graph.outputs.files import NO_CLIENT, SavedModels
 from flower_graph.rng import generator, seeded
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.nfedgnn.config import StrategyConfig, steadying
 from flower_graph.wire.keys import ROLES
-
-if TYPE_CHECKING:
-    pass
 
 LOG = logging.getLogger(__name__)
 MODULES = "flower_graph.strategies.nfedgnn.modules"
@@ -159,15 +153,6 @@ class RelayServer:
 
     def _forget_graph(self) -> None:
         self._graph, self._term = None, None
-
-    def step(
-        self, server_round: int, learning_rate: float, *, is_frozen: bool = False
-    ) -> tuple[dict[str, float], Tensor]:
-        """Step ``theta_s`` once, unless it is frozen; compute every latent vector's gradient."""
-        result = self.gradients(server_round, self.latent, self.known)
-        if not is_frozen:
-            self.move(server_round, learning_rate)
-        return result
 
     def move(self, server_round: int, learning_rate: float) -> None:
         self.optimizer.lr = learning_rate

@@ -20,12 +20,13 @@ from flower_graph.audit.attacks import (
     of_kind,
 )
 from flower_graph.audit.deviating import Deviation, of_sums
-from flower_graph.audit.scores import Finding, cosines, ranking
+from flower_graph.audit.scores import Finding, ranking
 from flower_graph.config.rules import require
 from flower_graph.data.folders.client_folder import clients_path
 from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError
+from flower_graph.ops.peers import cosine_similarities
 from flower_graph.strategies.ppfl.config import LOCAL, SECURE, PPFLConfig
 from flower_graph.wire import keys
 from flower_graph.wire.fields import split_rows
@@ -67,7 +68,7 @@ def attack(exchanges: Sequence[Exchange], graph: Graph, rng: np.random.Generator
     seen = last_rows(exchanges, sent=True) or last_rows(exchanges, sent=False)
     if not seen:
         raise ValueError("neither embeddings nor means were recorded; two rounds are needed")
-    near = {client: cosines(rows) for client, rows in seen.items()}
+    near = {client: cosine_similarities(rows) for client, rows in seen.items()}
     inner = graph.edges[np.ix_(graph.public, graph.public)]
     upper = np.triu(np.ones_like(inner), 1)
     edges, absent = np.argwhere(inner & upper), _draw(np.argwhere(~inner & upper), rng)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from flwr.app import Context
@@ -40,8 +40,9 @@ class EmbeddingModel(Protocol):
     """Anything that embeds the nodes of one client and can be pulled towards targets."""
 
     # A message may be answered by another process than the one before. So a model that keeps
-    # anything from round to round also has PyTorch's ``state_dict`` and ``load_state_dict``
-    # (``KeepsState``), and draws random numbers from nothing but a seed, its client and the round.
+    # anything from round to round also has PyTorch's ``state_dict`` and ``load_state_dict``, with
+    # the same names, shapes and types from its making on. It draws random numbers from nothing but
+    # a seed, its client and the round.
 
     def learn(self, rows: IntArray, targets: FloatArray | None, server_round: int) -> float:
         """Train for one round."""
@@ -49,17 +50,6 @@ class EmbeddingModel(Protocol):
 
     def embed(self) -> FloatArray:
         """Return the embeddings of all nodes of the client, ``[n, d]``."""
-
-
-@runtime_checkable
-class KeepsState(Protocol):
-    """Methods of a model that keeps state from round to round."""
-
-    # Names, shapes and types of the tensors stay the same from the model's making on.
-
-    def state_dict(self) -> dict[str, Tensor]: ...
-
-    def load_state_dict(self, state_dict: Mapping[str, object]) -> object: ...
 
 
 @runtime_checkable
@@ -111,11 +101,10 @@ class EmbeddingClient:
             if values.ndim != 1 or values.size == 0 or np.unique(values).size != values.size:
                 why = "one or more different numbers are allowed"
                 raise ValueError(f"{who}: {name} of shape {values.shape}: {why}")
-        if self.rows.min() < 0 or self.rows.max() >= n:
-            given = f"{self.rows.min()} to {self.rows.max()}"
-            raise ValueError(f"{who}: rows {given}; allowed are 0 to {n - 1}")
-        if self.dimension < 1:
-            raise ValueError(f"{who}: dimension is {self.dimension}, must be at least 1")
+        least, most = int(self.rows.min()), int(self.rows.max())
+        if least < 0 or most >= n or self.dimension < 1:
+            given = f"rows {least} to {most}, dimension {self.dimension}"
+            raise ValueError(f"{who}: {given}; allowed are rows 0 to {n - 1}, dimension 1 or more")
 
     @property
     def public(self) -> IntArray:
@@ -139,14 +128,6 @@ def public_rows(nodes: IntArray, public: IntArray) -> IntArray:
 Models = dict[int, EmbeddingModel]
 
 
-class _Answer(NamedTuple):
-    loss: float
-    embeddings: FloatArray  # [n, d] of all its nodes
-    shared: FloatArray | None  # [p, d] of the public ones; None if any number is not finite
-    disagreement: float
-    judged: Mapping[str, float]
-
-
 class ModelState(CohortState[Models]):
     """The state of models whose ``state_dict`` returns copies."""
 
@@ -165,8 +146,7 @@ def _tensors(models: Models) -> Tensors:
     return {
         f"{number}.{name}": value
         for number, model in models.items()
-        if isinstance(model, KeepsState)
-        for name, value in model.state_dict().items()
+        for name, value in getattr(model, "state_dict", dict)().items()
     }
 
 
@@ -247,10 +227,11 @@ class PublicNodeClient(NumPyClient):
         for number, member in self.members.items():
             model, judge, named = models[number], member.judge, member.nodes
             embeddings = np.asarray(model.embed(), np.float32)
+            logits = model.logits() if isinstance(model, Classifies) else None
             if isinstance(judge, GraphJudge):
                 named = judge.named
                 if np.isfinite(embeddings).all():
-                    predictions.append(_predictions(number, judge, model, embeddings))
+                    predictions.append(judge.predict(embeddings, logits))
             if isinstance(model, Classifies):
                 saved.append(model.saved())
             client = np.full(member.nodes.size, number)
@@ -262,36 +243,40 @@ class PublicNodeClient(NumPyClient):
         )
 
     def round(self, request: PublicRequest) -> PublicReply:
+        reply, embedded = PublicReply(request, [], [], []), dict[int, FloatArray]()
+        judged: list[Mapping[str, float]] = []
         with self._state.opened(self._makers, follows=request.follows) as models:
-            answers = {
-                client: self._train(self.members[client], models[client], targets, request)
-                for client, targets in zip(request.clients, request.targets, strict=True)
-            }
+            for client, targets in zip(request.clients, request.targets, strict=True):
+                member = self.members[client]
+                loss, rows = _learn(member, models[client], targets, request.server_round)
+                embedded[client], shared, judge = rows, rows[member.rows], member.judge
+                pull = math.nan if targets is None else disagreement(shared, targets)
+                reply.loss.append(loss)
+                reply.disagreement.append(pull)
+                is_finite = bool(np.isfinite(rows).all())
+                reply.embeddings.append(shared if is_finite else None)
+                if not is_finite:
+                    reply.left_out[client], judge = NOT_FINITE, None
+                when = request.server_round, request.is_last
+                judged.append({} if judge is None else judge(rows, *when))
         if request.is_last and self._save_to is not None:
             private_folder(self._save_to)
-            for client, answer in answers.items():
+            for client, rows in embedded.items():
                 member, file = self.members[client], self._save_to / f"client-{client}.npz"
-                nodes, public, rows = member.nodes, member.is_public, answer.embeddings
+                nodes, public = member.nodes, member.is_public
                 with saying(file), replaced(file) as stream:
                     np.savez(stream, nodes=nodes, public=public, embeddings=rows)
-        each = answers.values()
         self.outputs.measured(
             request.server_round,
-            [*answers],
-            loss=[one.loss for one in each],
-            accuracy=[[one.judged.get(role, math.nan) for role in ROLES] for one in each],
-            nodes=[len(one.embeddings) for one in each],
+            [*embedded],
+            loss=reply.loss,
+            accuracy=[[one.get(role, math.nan) for role in ROLES] for one in judged],
+            nodes=[len(rows) for rows in embedded.values()],
         )
-        names = dict.fromkeys(name for answer in each for name in answer.judged)
-        return PublicReply(
-            request,
-            [answer.shared for answer in each],
-            [answer.loss for answer in each],
-            [answer.disagreement for answer in each],
-            {name: [answer.judged.get(name, math.nan) for answer in each] for name in names},
-            {client: NOT_FINITE for client, one in answers.items() if one.shared is None},
-            counts=count_judged(one.judged for one in each) if request.counting else None,
-        )
+        names = dict.fromkeys(name for one in judged for name in one)
+        reply.judged = {name: [one.get(name, math.nan) for one in judged] for name in names}
+        reply.counts = count_judged(judged) if request.counting else None
+        return reply
 
     def _first(self) -> Tensors:
         return {name: value.detach().clone() for name, value in _tensors(self._models()).items()}
@@ -299,37 +284,27 @@ class PublicNodeClient(NumPyClient):
     def _build(self, tensors: Tensors) -> tuple[Models, Tensors]:
         models = self._models()
         for number, model in models.items():
-            if isinstance(model, KeepsState):
-                prefix = f"{number}."
-                own = {name: value for name, value in tensors.items() if name.startswith(prefix)}
-                model.load_state_dict({n.removeprefix(prefix): v.clone() for n, v in own.items()})
+            if load := getattr(model, "load_state_dict", None):
+                own = {n: v.clone() for n, v in tensors.items() if n.startswith(f"{number}.")}
+                load({name.partition(".")[2]: value for name, value in own.items()})
         return models, tensors
 
     def _models(self) -> Models:
         return {number: member.build() for number, member in self.members.items()}
 
-    def _train(
-        self,
-        member: EmbeddingClient,
-        model: EmbeddingModel,
-        targets: FloatArray | None,
-        request: PublicRequest,
-    ) -> _Answer:
-        who, d = f"client {member.number}", member.dimension
-        shape = (member.rows.size, d)
-        if targets is not None and (targets.shape != shape or not np.isfinite(targets).all()):
-            raise ValueError(f"{who}: means {targets.shape}: finite ones of {shape} are allowed")
-        loss = float(model.learn(member.rows, targets, request.server_round))
-        embeddings, shape = np.asarray(model.embed(), np.float32), (member.nodes.size, d)
-        if embeddings.shape != shape:
-            raise ValueError(f"{who}: its model embeds as {embeddings.shape}, expected {shape}")
-        shared = embeddings[member.rows]
-        pull = math.nan if targets is None else disagreement(shared, targets)
-        if not np.isfinite(embeddings).all():
-            return _Answer(loss, embeddings, None, pull, {})
-        when = (request.server_round, request.is_last)
-        judged = {} if member.judge is None else member.judge(embeddings, *when)
-        return _Answer(loss, embeddings, shared, pull, judged)
+
+def _learn(
+    member: EmbeddingClient, model: EmbeddingModel, targets: FloatArray | None, server_round: int
+) -> tuple[float, FloatArray]:
+    """Train a client's model for a round; return its loss and its embeddings ``[n, d]``."""
+    who, shape = f"client {member.number}", (member.rows.size, member.dimension)
+    if targets is not None and (targets.shape != shape or not np.isfinite(targets).all()):
+        raise ValueError(f"{who}: means {targets.shape}: finite ones of {shape} are allowed")
+    loss = float(model.learn(member.rows, targets, server_round))
+    embeddings, shape = np.asarray(model.embed(), np.float32), (member.nodes.size, shape[1])
+    if embeddings.shape != shape:
+        raise ValueError(f"{who}: its model embeds as {embeddings.shape}, expected {shape}")
+    return loss, embeddings
 
 
 def disagreement(embeddings: FloatArray, targets: FloatArray) -> float:
@@ -339,25 +314,3 @@ def disagreement(embeddings: FloatArray, targets: FloatArray) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):
         cosine = np.where(length > 0, (a * b).sum(1) / length, 0.0)
     return float(1.0 - cosine.mean())
-
-
-def _predictions(
-    client: int, judge: GraphJudge, model: EmbeddingModel, embeddings: FloatArray
-) -> Predictions:
-    n, said = len(judge.labels), judge.judge(embeddings).said
-    predictions = Predictions(
-        np.full(n, client),
-        judge.named,
-        said.predicted,
-        np.full(n, np.nan, np.float32),  # an SVC has no probability
-        judge.roles,
-        np.maximum(judge.labels, -1),
-        judge.classes,
-        said.fold,
-    )
-    if isinstance(model, Classifies):
-        itself = predictions.predicted < 0
-        share = model.logits().cpu().softmax(1).numpy()[itself]
-        predictions.predicted[itself] = share.argmax(1)
-        predictions.probability[itself] = share.max(1)
-    return predictions.rows(predictions.predicted >= 0)

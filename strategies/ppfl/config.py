@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flower_graph.config.common import DataConfig, RunConfig
@@ -138,6 +139,23 @@ class PPFLConfig(RunConfig):
     gat: GATConfig = section(GATConfig)
     judge: JudgeConfig = section(JudgeConfig)
     strategy: StrategyConfig = section(StrategyConfig)
+
+    @property
+    def steadying(self) -> Sequence[str]:
+        other = "epochs" if self.model.name == DEEPWALK else "beta"
+        return f"{self.model.name}.learning_rate", f"{self.model.name}.{other}"
+
+    def long_work(self, server_round: int) -> str:
+        if server_round < self.rounds or not self.judge.mlp:
+            return ""
+        return (
+            "the last one, in which an MLP too judges the embeddings: it takes several times as "
+            "long (judge.mlp=false leaves it out)"
+        )
+
+    def local_steps(self, graphs: object) -> float:
+        """Return the epochs of a round: a GAT's are steps, DeepWalk's are passes over its walks."""
+        return (self.gat if self.model.name == GAT else self.deepwalk).epochs
 
     @property
     def masks_sums(self) -> bool:

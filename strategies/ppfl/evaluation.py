@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flower_graph.errors import DataError
 from flower_graph.ops.counts import Counts, confusion_of
-from flower_graph.outputs.files import NODE_ROLES, role_of
+from flower_graph.outputs.files import NODE_ROLES, Predictions, role_of
 from flower_graph.rng import derive_seed
 from flower_graph.wire.counts import added
 
@@ -42,13 +42,9 @@ class Folds(NamedTuple):
 
 
 class Judgement(dict[str, float]):
-    """Figures by name, and the SVC's predictions; ``NOBODY`` where there is none."""
+    """Figures by name, and the SVC's predictions as counts."""
 
     confusion: Tensor  # [3, k, k] nodes by role, class, and what the SVC said
-
-    def __init__(self, nodes: int) -> None:
-        super().__init__()
-        self.said = Folds(*(np.full(nodes, NOBODY, np.int64) for _ in Folds._fields))
 
 
 def judge_embeddings(
@@ -175,44 +171,64 @@ class GraphJudge:
         classes: Sequence[str] | None = None,
         num_classes: int = 0,
     ) -> None:
-        self._settings = config.judge
+        self._settings, self._client = config.judge, graph.client
         self._seed = partial(derive_seed, config.seed, "folds", graph.client)
         self.labels: NDArray[np.int64] = graph.y.numpy()
         self.num_classes = num_classes or 1 + int(self.labels.max())
         self.roles = role_of(graph.train_mask, graph.val_mask, graph.test_mask)
         self.named = graph.nodes.numpy() if graph.called is None else np.array(graph.called)
         self.classes = None if classes is None else tuple(classes)
+        masks = zip(NODE_ROLES, (self.roles == number for number in range(4)), strict=True)
+        judged = {role: mask & (self.labels >= 0) for role, mask in [*masks][2:]}
+        self._judged = {role: chosen for role, chosen in judged.items() if chosen.any()}
 
     def __call__(
         self, embeddings: NDArray[np.float32], server_round: int, is_last: bool
     ) -> Judgement:
         """Measure in the rounds that ``judge.every`` names, and in the last."""
-        if not is_last and server_round % self._settings.every:
-            return self.judge(embeddings, ())
-        return self.judge(embeddings, (SVC, MLP) if is_last and self._settings.mlp else (SVC,))
-
-    def judge(
-        self, embeddings: NDArray[np.float32], classifiers: Sequence[str] = (SVC,)
-    ) -> Judgement:
-        """Evaluate by some classifiers; what the SVC says is counted."""
-        result = Judgement(len(self.labels))
-        said = result.said.predicted
-        for role in NODE_ROLES[2:] if classifiers else ():
-            chosen = (self.roles == NODE_ROLES.index(role)) & (self.labels >= 0)
-            if not chosen.any():
-                continue
-            z, y, seed = embeddings[chosen], self.labels[chosen], self._seed(role) % 2**32
-            for name in classifiers:
-                classified = cross_validated(z, y, self._settings.folds, seed, name)
-                result[f"{name}-{role}"] = classified.score(y)
-                if name == SVC:
-                    said[chosen], result.said.fold[chosen] = classified
-            result[role] = result[f"{SVC}-{role}"]
-        named = [self.roles == number for number in range(1, len(NODE_ROLES))]
-        rows = [torch.from_numpy(np.flatnonzero(one & (said >= 0))) for one in named]
+        is_due = is_last or server_round % self._settings.every == 0
+        names = (SVC, MLP) if is_last and self._settings.mlp else (SVC,)
+        result, said = Judgement(), np.full(len(self.labels), NOBODY)
+        for name in names if is_due else ():
+            found = self.classify(embeddings, name)
+            for role, chosen in self._judged.items():
+                score = Folds(*(one[chosen] for one in found)).score(self.labels[chosen])
+                result[f"{name}-{role}"] = score
+                result.setdefault(role, score)
+            said = found.predicted if name == SVC else said
+        rows = [np.flatnonzero((self.roles == role) & (said >= 0)) for role in range(1, 4)]
         pair = torch.from_numpy(said), torch.from_numpy(self.labels)
-        result.confusion = confusion_of(*pair, rows, self.num_classes)
+        result.confusion = confusion_of(*pair, [*map(torch.from_numpy, rows)], self.num_classes)
         return result
+
+    def classify(self, embeddings: NDArray[np.float32], classifier: str = SVC) -> Folds:
+        """Classify each judged node by the others of its role; ``NOBODY`` elsewhere."""
+        result = Folds(*(np.full(len(self.labels), NOBODY) for _ in Folds._fields))
+        for role, chosen in self._judged.items():
+            z, y, seed = embeddings[chosen], self.labels[chosen], self._seed(role) % 2**32
+            found = cross_validated(z, y, self._settings.folds, seed, classifier)
+            result.predicted[chosen], result.fold[chosen] = found
+        return result
+
+    def predict(self, embeddings: NDArray[np.float32], logits: Tensor | None) -> Predictions:
+        """Return the SVC's predictions, and for other nodes a model's own, if it has any."""
+        n, (predicted, fold) = len(self.labels), self.classify(embeddings)
+        probability = np.full(n, np.nan, np.float32)  # an SVC has none
+        if logits is not None:
+            share, itself = logits.cpu().softmax(1).numpy(), predicted < 0
+            predicted = np.where(itself, share.argmax(1), predicted)
+            probability[itself] = share.max(1)[itself]
+        predictions = Predictions(
+            np.full(n, self._client),
+            self.named,
+            predicted,
+            probability,
+            self.roles,
+            np.maximum(self.labels, -1),
+            self.classes,
+            fold,
+        )
+        return predictions.rows(predicted >= 0)
 
 
 def check_labels(graphs: list[OverlappingGraph], folds: int) -> None:

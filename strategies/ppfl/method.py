@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flwr.app import Context
 
@@ -18,14 +18,12 @@ from flower_graph.data.gaps import Gaps
 from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
 from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.flower_compat import NumPyClient
-from flower_graph.method import OwnGraphMethod
-from flower_graph.method.trust import OF_PARTIES
+from flower_graph.method import OwnGraphMethod, Partition
+from flower_graph.method.base import class_names
 from flower_graph.privacy.local import require_one_client
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, PublicNodeClient
 from flower_graph.strategies.ppfl.config import (
     APP,
-    DEEPWALK,
-    GAT,
     LOCAL,
     PPFLConfig,
     require_gensim,
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
     from flower_graph.data.new_graph import NewGraph
     from flower_graph.data.partition.statistics import PartitionStatistics
     from flower_graph.method.base import FinishedRun
-    from flower_graph.records.rounds import RoundReport
     from flower_graph.strategies.ppfl.attack import EmbeddingAudit
 
 JUDGED = ("val", "test")
@@ -67,16 +64,10 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
     ) -> ProcrustesAlignment:
         if folder is None:  # the clients are in this process, too, or in others like it
             require_gensim(config)
-        how = config.strategy
-        kind: type[ProcrustesAlignment] = ProcrustesAlignment
-        names: tuple[str, ...] = ("participation", "alignment", "rotations_only", "absent")
-        if how.name == LOCAL:
-            kind, names = LocalEmbedding, names[:1]
-        elif config.masks_sums:
-            kind, names = SecureConsensus, ("rotations_only", "least_holders", *OF_PARTIES)
-        given: dict[str, Any] = {name: getattr(how, name) for name in names}
-        given |= {"min_nodes": how.fewest_nodes, "seed": config.seed}
-        strategy = kind(**given, **checkpoint_settings(config, out))
+        kind = LocalEmbedding if config.strategy.name == LOCAL else ProcrustesAlignment
+        kind = SecureConsensus if config.masks_sums else kind
+        saves = checkpoint_settings(config, out)
+        strategy = kind(config.strategy, seed=config.seed, **saves)
         strategy.num_classes = self.num_classes(config, folder)
         return strategy
 
@@ -85,7 +76,7 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         here, folder = self.hosted(config, context)
         require_one_client(config.privacy, [graph.client for graph in here])
         classes = self.num_classes(config, folder)
-        names = self.class_names(config, folder)
+        names = class_names(self, config, folder)
         members = [make_member(graph, config, classes, names) for graph in here]
         where: dict[str, Path | None] = {"output_dir": out}
         if out is not None:
@@ -133,28 +124,8 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
 
         return overlap_statistics(graphs, Clients.of(graphs).whole)
 
-    def paper_figures(self, config: PPFLConfig) -> dict[str, int]:
-        """Return the sizes of section 4.1, if the config asks for its shares."""
-        shares = config.partition
-        theirs = (shares.clients, shares.public_share, shares.private_share) == (4, 0.4, 0.15)
-        sizes = OVERLAPS.get(config.data.name.lower().removeprefix("planetoid/"))
-        return dict(zip(OVERLAP_FIGURES, sizes, strict=True)) if theirs and sizes else {}
-
-    def steadying(self, config: PPFLConfig) -> tuple[str, str]:
-        other = "epochs" if config.model.name == DEEPWALK else "beta"
-        return f"{config.model.name}.learning_rate", f"{config.model.name}.{other}"
-
-    def long_work(self, config: PPFLConfig, server_round: int) -> str:
-        if server_round < config.rounds or not config.judge.mlp:
-            return ""
-        return (
-            "the last one, in which an MLP too judges the embeddings: it takes several times as "
-            "long (judge.mlp=false leaves it out)"
-        )
-
-    def local_steps(self, config: PPFLConfig) -> float:
-        """Return the epochs of a round: a GAT's are steps, DeepWalk's are passes over its walks."""
-        return (config.gat if config.model.name == GAT else config.deepwalk).epochs
+    def partition(self, config: PPFLConfig, *, true_edges: bool = False) -> Partition:
+        return super().partition(config)._replace(paper=paper_sizes(config))
 
     def final_figures(
         self, config: PPFLConfig, strategy: ProcrustesAlignment, folder: RunFolder | None = None
@@ -169,21 +140,10 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         }
         return {"bytes": strategy.session.exchange.ledger.payload, "judged": judged}
 
-    def predict_beside(
-        self, run: FinishedRun[PPFLConfig], graph: NewGraph, client: int | None
+    def predict(
+        self, config: PPFLConfig, run: FinishedRun, graph: NewGraph, client: int | None
     ) -> Tensor:
         return join_graph(run, graph, client).probability
-
-    def why_no_model(self, config: PPFLConfig) -> str:
-        if config.model.name != DEEPWALK:
-            return ""
-        return ": a DeepWalk is no module, it has embeddings (`run.embeddings(client)`)"
-
-    def draw(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
-        if any(report.alignment for report in reports):
-            from flower_graph.strategies.ppfl.plots import save_alignment
-
-            save_alignment(out / "alignment.png", reports, title=title)
 
     def audit(self) -> EmbeddingAudit:
         from flower_graph.strategies.ppfl.attack import EmbeddingAudit
@@ -192,6 +152,14 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
 
 
 METHOD = PPFL()
+
+
+def paper_sizes(config: PPFLConfig) -> dict[str, int]:
+    """Return the sizes of section 4.1, if the config asks for its shares."""
+    shares = config.partition
+    theirs = (shares.clients, shares.public_share, shares.private_share) == (4, 0.4, 0.15)
+    sizes = OVERLAPS.get(config.data.name.lower().removeprefix("planetoid/"))
+    return dict(zip(OVERLAP_FIGURES, sizes, strict=True)) if theirs and sizes else {}
 
 
 def make_member(

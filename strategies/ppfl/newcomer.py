@@ -27,10 +27,9 @@ from flower_graph.rng import derive_seed
 from flower_graph.strategies.ppfl.config import APP, DEEPWALK, GAT, PPFLConfig
 from flower_graph.strategies.ppfl.deepwalk import DeepWalk
 from flower_graph.strategies.ppfl.evaluation import SVC, untrained
-from flower_graph.strategies.ppfl.gat import PublicGAT
+from flower_graph.strategies.ppfl.modules import PublicGAT
 
 if TYPE_CHECKING:
-    from flower_graph.config.common import RunConfig
     from flower_graph.data.new_graph import NewGraph
     from flower_graph.method.base import FinishedRun
     from flower_graph.outputs.files import Embeddings, Predictions
@@ -72,10 +71,8 @@ class PublicSpace(NamedTuple):
             raise DataError(f"none of the graph's {nodes.size} nodes is among the {count} public")
         order = np.random.default_rng(derive_seed(seed, "held-back")).permutation(there)
         held, rest = np.split(order, [round(share * len(order))])
-        return self._take(rest), self._take(held)
-
-    def _take(self, rows: Integers) -> PublicSpace:
-        return PublicSpace(self.nodes[rows], self.embeddings[rows])
+        parts = (PublicSpace(self.nodes[rows], self.embeddings[rows]) for rows in (rest, held))
+        return next(parts), next(parts)
 
 
 class Joined(NamedTuple):
@@ -168,24 +165,14 @@ def join_space(
 
 
 class Beside(NamedTuple):
-    """A new graph in the space of a client.
-
-    Attributes
-    ----------
-    joined : Joined
-        The graph's embeddings in the client's space, and the precision of the alignment.
-    probability : Tensor
-        ``[n, k]`` of the classes, by an SVC of the client's own embeddings.
-    client : int
-        The client with that space.
-    """
+    """A new graph in the space of a client."""
 
     joined: Joined
-    probability: Tensor
-    client: int
+    probability: Tensor  # [n, k] of the classes, by an SVC of the client's own embeddings
+    client: int  # whose space it is
 
 
-def join_graph(run: FinishedRun[RunConfig], graph: NewGraph, client: int | None = None) -> Beside:
+def join_graph(run: FinishedRun, graph: NewGraph, client: int | None = None) -> Beside:
     """Train a new graph's model locally, and align it with one of a run's clients.
 
     The model trains with the run's settings, for as many rounds. It is pulled to the public nodes

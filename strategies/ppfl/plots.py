@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from flower_graph.report.plots import GREY, band, finish, legend_below, line, save
+from flower_graph.report.plots import Line, Panel, finish, line, plot_panels, save
 
 if TYPE_CHECKING:
     from flower_graph.records.rounds import RoundReport
@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 # By name of the curve: which figure of a report it shows
 PRECISIONS = {"P@1": "precision-1", "P@5": "precision-5", "P@10": "precision-10"}
 X_LABEL = "iteration"
-
-
-class Curves(NamedTuple):
-    """One setting's curves by name: a row for each seed, a column for each iteration."""
-
-    precision: Mapping[str, Sequence[Sequence[float]]]
-    accuracy: Mapping[str, Sequence[Sequence[float]]]
-    reference: float | None = None  # drawn as a horizontal grey line
 
 
 def save_alignment(path: Path, reports: Sequence[RoundReport], *, title: str) -> None:
@@ -48,45 +40,22 @@ def save_alignment(path: Path, reports: Sequence[RoundReport], *, title: str) ->
     save(figure, path)
 
 
-def plot_alignment(path: Path, columns: Mapping[str, Curves]) -> None:
-    """Compare several settings: alignment precision above, accuracy below."""
-    # Lines are means over the seeds, bands one standard deviation.
-    figure = Figure(figsize=(3.4 * len(columns) + 0.6, 6.0), layout="constrained")
-    axes = figure.subplots(2, len(columns), squeeze=False)
-    methods = list(dict.fromkeys(name for one in columns.values() for name in one.accuracy))
-    for index, (title, curves) in enumerate(columns.items()):
-        upper, lower = axes[0, index], axes[1, index]
-        for number, (name, rows) in enumerate(curves.precision.items()):
-            band(upper, rows, number, name)
-        for name, rows in curves.accuracy.items():
-            # Colours of their own: the precisions above have the first three.
-            number = len(PRECISIONS) + methods.index(name)
-            band(lower, rows, number, name)
-        if curves.reference is not None:
-            lower.axhline(curves.reference, color=GREY, linewidth=1.2, label="full graph")
-        upper.set_title(title, fontsize=10)
-        _finish_share(upper, "" if index else "alignment precision", legend=False)
-        finish(lower, "" if index else "accuracy", legend=False, x_label=X_LABEL)
-    legend_below(figure, [*axes[0], *axes[1]])
-    save(figure, path)
-
-
 # Any: what ``reproduce`` shows, which no method imports
 def plot_figures(shown: Sequence[Any], _: object) -> tuple[Any, Any, dict[str, Any]]:
     """Draw Figures 3 to 6 from the rows of tables that were run, by seed."""
-    columns = {}
+    upper, lower = list[Panel](), list[Panel]()
     figures = [one for one in shown if one.table.startswith("Figure") and one.runs]
     for aligned in sorted(figures, key=lambda one: one.table):
         if aligned.method != "FED":
             continue
         runs = [*aligned.runs.values()]
         precision = {
-            name: [run.alignment[key] for run in runs]
+            name: _over_iterations([run.alignment[key] for run in runs])
             for name, key in PRECISIONS.items()
             if all(key in run.alignment for run in runs)
         }
         accuracy = {
-            one.method: [run.test_accuracy for run in one.runs.values()]
+            one.method: _over_iterations([run.test_accuracy for run in one.runs.values()])
             for one in figures
             if one.table == aligned.table
         }
@@ -97,8 +66,14 @@ def plot_figures(shown: Sequence[Any], _: object) -> tuple[Any, Any, dict[str, A
             for run in one.runs.values()
         ]
         title = f"{aligned.table}: {aligned.data}, {aligned.model}"
-        columns[title] = Curves(precision, accuracy, fmean(whole) if whole else None)
-    return plot_alignment, columns, {}
+        upper.append(Panel(precision, "alignment precision", X_LABEL, title))
+        levels = {"full graph": fmean(whole)} if whole else {}
+        lower.append(Panel(accuracy, "accuracy", X_LABEL, levels=levels))
+    return plot_panels, [upper, lower] if upper else [], {}
+
+
+def _over_iterations(values: Sequence[Sequence[float]]) -> Line:
+    return Line(range(1, 1 + max(map(len, values))), values)
 
 
 def _finish_share(axes: Axes, label: str, *, legend: bool) -> None:

@@ -20,19 +20,26 @@ mean is too blurred to learn from: clients rotate to it, and ``X'_i`` begins wit
 
 Nodes with too few holders are in no sum; a client keeps its own rows of them.
 
-If the server is not trusted, a SuperNode computes the order of nodes in the sum by itself
-(``claims.py``), and everything that a server could tell one SuperNode alone goes into the masks.
+If the server is not trusted, SuperNodes agree on the order of nodes without it. The order decides
+which rows are added: a server that gives each client other positions can read every row from the
+sum, without a lie about masks. So each SuperNode signs which nodes its clients hold. All SuperNodes
+get all claims and compute the same nodes in the same order: the nodes with so many holders that any
+sum has two honest ones. The masks depend on the order and on everything else that decides what a
+client sends: the round, and the means to which embeddings are rotated. If clients were told
+different things, their sum cannot be read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+import struct
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,10 +52,12 @@ from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.records.participation import NOT_READY, Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import derive_seed
+from flower_graph.secure.channel import framed, rows_of
 from flower_graph.secure.client import MaskingClient
-from flower_graph.secure.node_config import LEAST_HOLDERS, USUAL_DIFFERENCE
-from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.node_config import LEAST_HOLDERS
+from flower_graph.secure.parties.identity import SIGNATURE_BYTES, Identity, TrustSettings
 from flower_graph.secure.parties.journal import Journal
+from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING
@@ -56,25 +65,8 @@ from flower_graph.secure.sum.round import Reason, Skipped
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.ppfl.claims import (
-    ABSENT,
-    MEANS,
-    MEASURED,
-    NOT_TOLD,
-    Claims,
-    SignedClaims,
-    agreed_nodes,
-    check_layout,
-    common_nodes,
-    digests_of,
-    fewest_holders,
-    fewest_parties,
-    find_slots,
-    layout_of,
-    sign_claim,
-)
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, PublicNodeClient
-from flower_graph.strategies.ppfl.config import CONSENSUS, PRECISIONS
+from flower_graph.strategies.ppfl.config import PRECISIONS, SECURE, StrategyConfig
 from flower_graph.strategies.ppfl.evaluation import GraphJudge
 from flower_graph.strategies.ppfl.messages import (
     EmbeddingEnrolment,
@@ -83,20 +75,203 @@ from flower_graph.strategies.ppfl.messages import (
     PublicReply,
     PublicRequest,
     SumOrder,
+    held_nodes,
 )
 from flower_graph.strategies.ppfl.strategy import ByClient, ProcrustesAlignment, mean_of
-from flower_graph.wire.arrays import Answer, Config, Parameters, decode_array
+from flower_graph.wire.arrays import Answer, Config, Parameters, decode_array, pack_integers
 from flower_graph.wire.client_errors import Kind
+from flower_graph.wire.codec import Message
 from flower_graph.wire.counts import as_counts, counts_size
 from flower_graph.wire.exchange import Replies
-from flower_graph.wire.fields import Resume
-from flower_graph.wire.keys import RING_WORD
+from flower_graph.wire.fields import Block, Bytes, Numbers, Resume
+from flower_graph.wire.keys import RING_WORD, ROLES
 
+Floats = NDArray[np.float64]
+Held = Mapping[int, IntArray]  # of each client of a SuperNode, the ids of its public nodes
+NOBODYS = np.zeros(0, np.int64)
+PURPOSE = b"public-nodes"
+UNSIGNED = "its claim of public nodes is not signed with its key"
+MEANS = "PPFL-GNN means"  # the purpose of the sums
+DIGEST = hashlib.sha256().digest_size
+ABSENT = -1  # slot of a node that is not in a sum
+NOT_TOLD = NOBODYS, np.zeros((0, DIGEST), np.uint8)  # nodes and means, which a client knows
+# Shares of the SuperNodes that may be missing from a sum, and that may collude with the server: the
+# same at all, since all must choose the same nodes.
+MISSING, COLLUDING = 3, 1  # tenths
+# Measurements are summed too: they follow the rows of a vector, then a 1 for each that exists.
+MEASURED = ("loss", "disagreement", *ROLES, "precision-1", "precision-5", "precision-10")
 LEARNT_FROM = 2  # sums before clients learn from the mean
 ROTATIONS = "public-rotations"  # in Context.state: W_i of each client
 RUN = "public-run"  # likewise: the run of a SuperNode with a key of its own
 ROUNDS = b"public-rounds"  # in its journal
-Floats = NDArray[np.float64]
+# Largest size of a number in an embedding, and the step to which it is rounded
+RING_SIZE: dict[str, Any] = {"limit": 32.0, "resolution": 2.0**-16}
+
+
+# The nodes of a sum -------------------------------------------------------------------------------
+
+
+def sign_claim(identity: Identity, run_id: int, held: Held) -> Bytes:
+    """Sign which public nodes a SuperNode's clients hold, ``[64]``."""
+    signature = identity.sign(PURPOSE, *_parts(run_id, held))
+    return np.frombuffer(signature, np.uint8)
+
+
+def is_signed(registry: Registry, party: int, run_id: int, held: Held, signature: Bytes) -> bool:
+    """Tell whether a party has signed that its clients hold these public nodes."""
+    return registry.verify(party, signature.tobytes(), PURPOSE, *_parts(run_id, held))
+
+
+def fewest_parties(parties: int) -> int:
+    """Return the least number of SuperNodes that hold a summed node."""
+    return 2 + MISSING * parties // 10 + COLLUDING * parties // 10
+
+
+def fewest_holders(clients: int, dropout: float, least: int = LEAST_HOLDERS) -> int:
+    """Return how many clients must hold a summed node, if the server is trusted."""
+    # At most the share ``dropout`` of the clients may be missing from a sum that is opened, so two
+    # are then always in the sum of every node: no row is one client's alone.
+    return max(least, 2 + math.floor(dropout * clients))
+
+
+def agreed_nodes(held: Mapping[int, Held], least: int = LEAST_HOLDERS) -> IntArray:
+    """Choose the nodes of the sums by the parties' clients; at least ``least`` hold a node."""
+    each = [np.unique(np.concatenate(list(of.values()))) for of in held.values()]
+    return common_nodes(each, max(least, fewest_parties(len(each))))
+
+
+def common_nodes(each: Sequence[IntArray], fewest: int) -> IntArray:
+    """Choose the nodes that enough holders have, by ascending id; none has a node twice."""
+    nodes, counts = np.unique(np.concatenate([NOBODYS, *each]), return_counts=True)
+    return nodes[counts >= fewest]
+
+
+def find_slots(nodes: IntArray, common: IntArray) -> IntArray:
+    """Find nodes ``[p]`` among the ascending common ones; ``ABSENT`` for others."""
+    if not common.size:
+        return np.full(nodes.shape, ABSENT)
+    at = np.searchsorted(common, nodes).clip(max=common.size - 1)
+    return np.where(common[at] == nodes, at, ABSENT)
+
+
+def digests_of(rows: FloatArray) -> Bytes:
+    """Hash each row of the common mean, ``[u, 32]``: clients compare all, and see their own."""
+    digests = b"".join(hashlib.sha256(row.tobytes()).digest() for row in rows.astype("<f4"))
+    return np.frombuffer(digests, np.uint8).reshape(len(rows), DIGEST)
+
+
+def layout_of(
+    nodes: IntArray, means: Bytes, dimension: int, server_round: int, order: SumOrder
+) -> bytes:
+    """Hash the meaning of a vector's numbers, for the masks: nodes and means."""
+    flags = order.is_target, order.rotations_only
+    numbers = struct.pack("<qqQ??", dimension, server_round, order.seed, *flags)
+    return hashlib.sha256(framed(numbers, pack_integers(nodes), means.tobytes())).digest()
+
+
+@dataclass
+class Claims(Message, down="train"):
+    """Server to client, with a ``SumOrder``: what all SuperNodes of the sums have signed."""
+
+    clients: Annotated[list[int], Numbers("claim-clients", "of all these SuperNodes", whole=True)]
+    nodes: Annotated[list[IntArray], held_nodes("claim-")]
+    signatures: Annotated[
+        Bytes, Block("claim-signatures", "of each SuperNode", shape=f"a {SIGNATURE_BYTES}")
+    ]
+    means: Annotated[
+        Bytes,
+        Block(
+            "claim-means",
+            "SHA-256 of each row of the common mean; missing if there is none yet",
+            shape=f"u {DIGEST}",
+            optional=True,
+        ),
+    ] = field(default_factory=lambda: NOT_TOLD[1])
+
+    @classmethod
+    def of(cls, answers: Iterable[EmbeddingEnrolment]) -> Claims:
+        every = {client: nodes for one in answers for client, nodes in one.held.items()}
+        signed = [one.signature.tobytes() for one in answers if one.signature is not None]
+        return cls(list(every), list(every.values()), rows_of(signed, -1, SIGNATURE_BYTES))
+
+    def check_mean(self, mean: FloatArray | None, slots: IntArray) -> None:
+        """Refuse means for a client, ``[p, d]``, that differ from the means shown to all."""
+        if mean is None and not self.means.size:
+            return
+        here = slots >= 0
+        if mean is None or slots.max() >= len(self.means) or mean[~here].any():
+            raise RefusedError("the server has means for some clients and not for others")
+        if not np.array_equal(digests_of(mean[here]), self.means[slots[here]]):
+            raise RefusedError("the means that the server sends are not those that it shows to all")
+
+    def checked(self, registry: Registry, run_id: int, parties: Collection[int]) -> dict[int, Held]:
+        """Return the nodes of each party's clients; every party of the sums must have signed."""
+        if len(self.signatures) != len(parties):
+            raise RefusedError(f"claims of {len(self.signatures)} parties, sums of {len(parties)}")
+        every, result = dict(zip(self.clients, self.nodes, strict=True)), dict[int, Held]()
+        for party, signature in zip(sorted(parties), self.signatures, strict=True):
+            granted = registry.parties[party]
+            result[party] = {c: nodes for c, nodes in every.items() if granted.may_host([c])}
+            if not is_signed(registry, party, run_id, result[party], signature):
+                raise RefusedError(f"party {party}: {UNSIGNED}")
+        if sum(map(len, result.values())) != len(self.clients):
+            raise RefusedError("claim-clients: one is there twice, or of no party of the sums")
+        return result
+
+
+class SignedClaims(dict[int, EmbeddingEnrolment]):
+    """The server's collection of claims, by party, which it shows to all."""
+
+    def __init__(self, registry: Registry, run_id: Callable[[], int]) -> None:
+        super().__init__()
+        self.registry, self._run_id = registry, run_id  # Flower's, once there is a run
+
+    def take(self, answer: EmbeddingEnrolment) -> str:
+        parties = [self.registry.parties[number] for number in self.registry.active]
+        party = next((one.number for one in parties if one.may_host(answer.held)), None)
+        if party is None or answer.signature is None:
+            return "its claim of public nodes is not signed, or no party may host all its clients"
+        if not is_signed(self.registry, party, self._run_id(), answer.held, answer.signature):
+            return f"party {party}: {UNSIGNED}"
+        self[party] = answer
+        return ""
+
+    def of(self, parties: Collection[int]) -> dict[int, EmbeddingEnrolment]:
+        return {party: self[party] for party in sorted(parties) if party in self}
+
+
+def check_layout(
+    claims: Claims,
+    trust: TrustSettings,
+    run_id: int,
+    parties: Collection[int],
+    own: Held,
+    least: int = LEAST_HOLDERS,
+) -> IntArray:
+    """Compute the nodes of these parties' sum; refuse claims that would hide less."""
+    count = len(parties)
+    if count - trust.minimum > MISSING * count // 10 or int(trust.corrupt * count) > (
+        COLLUDING * count // 10
+    ):
+        raise RefusedError(
+            f"trust-minimum: {trust.minimum} of {count}, trust-corrupt: {trust.corrupt:g}: two "
+            f"honest holders are sure up to {MISSING} tenths missing and {COLLUDING} colluding"
+        )
+    held = claims.checked(trust.registry, run_id, parties)
+    local = held[trust.identity.party]
+    if local.keys() != own.keys() or not all(np.array_equal(local[c], own[c]) for c in own):
+        raise RefusedError("what the server shows as this SuperNode's claim is not its claim")
+    return agreed_nodes(held, least)
+
+
+def _parts(run_id: int, held: Held) -> list[bytes]:
+    """Return the bytes that are signed: the run, the clients in ascending order, their nodes."""
+    clients = np.array(sorted(held), np.int64)
+    nodes = [pack_integers(held[client]) for client in clients.tolist()]
+    return [struct.pack("<Q", run_id), pack_integers(clients), *nodes]
+
+
+# The server --------------------------------------------------------------------------------------
 
 
 class CommonMean:
@@ -156,68 +331,43 @@ class SecureConsensus(ProcrustesAlignment):
 
     Parameters
     ----------
-    rotations_only, min_nodes, checkpoint_dir, checkpoint_every
-        As of ``ProcrustesAlignment``; a checkpoint has everything but keys.
-    limit, resolution : float
-        Largest size of a number in an embedding, and the step to which it is rounded; a client
-        with a larger number is left out of the sum.
+    settings, seed, checkpoint_dir, checkpoint_every
+        As of ``ProcrustesAlignment``; a checkpoint has everything but keys. The seed draws the
+        first points, to which all clients rotate.
     dropout : float
         Share of the clients that may be missing from a sum. If more are missing, the iteration has
         no mean. A node is in no sum if only one of its holders might remain.
-    seed : int
-        Seed of the first points, to which all clients rotate.
-    registry : Path or str, optional
-        The file of the SuperNodes' keys, where clients do not trust the server.
-    least_holders : int
-        Least number of clients, or SuperNodes with keys, that hold a summed node; 2 or more.
-    differ_by : int
-        Least number of SuperNodes by which two of these sums differ; see ``PartySums``.
+    **fields
+        As of ``ProcrustesAlignment``: also ``registry``, the file of the SuperNodes' keys, where
+        clients do not trust the server, ``least_holders`` and ``differ_by``.
     """
 
     idle = NOT_READY  # all clients are asked that can be in the sum
-    wants_embeddings = False  # what the base class reads from replies
+    forms = (SECURE,)
 
+    # Any: as the base class
     def __init__(
-        self,
-        *,
-        rotations_only: bool = False,
-        limit: float = 32.0,
-        resolution: float = 2.0**-16,
-        dropout: float = 0.3,
-        min_nodes: int = 1,
-        seed: int = 0,
-        checkpoint_dir: Path | None = None,
-        checkpoint_every: int = 0,
-        registry: Path | str | None = None,
-        least_holders: int = LEAST_HOLDERS,
-        differ_by: int = USUAL_DIFFERENCE,
+        self, settings: StrategyConfig | None = None, *, dropout: float = 0.3, **given: Any
     ) -> None:
-        super().__init__(
-            alignment=CONSENSUS,
-            rotations_only=rotations_only,
-            min_nodes=min_nodes,
-            seed=seed,
-            checkpoint_dir=checkpoint_dir,
-            checkpoint_every=checkpoint_every,
-        )
-        self._ring: dict[str, Any] = {"limit": limit, "resolution": resolution}
-        self.mean, self._least = CommonMean(dropout), least_holders
+        super().__init__(settings, **given)
+        self.mean, self._parties = CommonMean(dropout), None
         self.contributors: list[int] = []  # to the last sum
         self._skipped, self._named = "", 0
         self._parts = 0, 0, 0  # numbers of a sum: rows, measurements, counts
         self._measured = dict[str, float]()
-        self._parties = None
-        if registry is not None:
+        if (registry := self.settings.registry) is not None:
+            differ_by = self.settings.differ_by
             self._parties = PartySums(registry, dropout=dropout, differ_by=differ_by)
-            self.clients.claims = SignedClaims(
+            self.claims = SignedClaims(
                 self._parties.registry, lambda: self.session.exchange.grid.run.run_id
             )
+            self.clients.refused = lambda answer: self.claims.take(answer)
 
     @cached_property
     def sums(self) -> SecureSum:
         return SecureSum(
             self.session.exchange,
-            **self._ring,
+            **RING_SIZE,
             server=self._parties or SumServer(dropout=self.mean.dropout),
             timeout=self.session.timeout,
             min_nodes=self.session.min_nodes,
@@ -227,7 +377,9 @@ class SecureConsensus(ProcrustesAlignment):
         there, mean, known = self.there(server_round), self.mean, self.clients
         nodes, claims = self._nodes(self.sums.prepare(server_round, there))
         mean.choose(nodes, known.ids, there, known.dimension)
-        order = SumOrder([], self.session.seed, mean.made >= LEARNT_FROM, self.rotations_only)
+        order = SumOrder(
+            [], self.session.seed, mean.made >= LEARNT_FROM, self.settings.rotations_only
+        )
         told, shown, measured = NOT_TOLD, {}, 0
         if claims is not None:
             claims.means = digests_of(mean.rows) if mean.made else claims.means
@@ -239,20 +391,23 @@ class SecureConsensus(ProcrustesAlignment):
         for node in [node for node in there if node in entries]:
             slots = [mean.slots[client] for client in there[node]]
             self.entries[node] = entries[node] | replace(order, slots=slots).to_config() | shown
-            requests[node] = self.request(server_round, there[node], there[node], mean.of)
+            requests[node] = self.request(server_round, there[node], there[node])
         return requests
+
+    def target(self, client: int) -> FloatArray | None:
+        return self.mean.of(client)
 
     def _nodes(self, ready: Sequence[int]) -> tuple[IntArray, Claims | None]:
         """Choose the nodes of the next sum, for untrusting clients with the claims of all."""
-        signed, claims = self.clients.claims, None
-        if signed is None or self._parties is None:
-            holders, fewest = len(ready), fewest_holders(len(ready), self.mean.dropout, self._least)
+        claims, least = None, self.settings.least_holders
+        if self._parties is None:
+            holders, fewest = len(ready), fewest_holders(len(ready), self.mean.dropout, least)
             nodes = common_nodes([self.clients.ids[client] for client in ready], fewest)
         else:
-            shown = signed.of(self._parties.members)
+            shown = self.claims.of(self._parties.members)
             claims, held = Claims.of(shown.values()), {n: one.held for n, one in shown.items()}
-            holders, fewest = len(held), max(self._least, fewest_parties(len(held)))
-            nodes = agreed_nodes(held, self._least) if held else self.mean.nodes
+            holders, fewest = len(held), max(least, fewest_parties(len(held)))
+            nodes = agreed_nodes(held, least) if held else self.mean.nodes
         if holders > 1 and not nodes.size:
             why = "a sum could be one client's embedding; lower dropout, or align in the clear"
             raise ValueError(f"no public node has {fewest} holders among {holders}: {why}")
@@ -310,7 +465,7 @@ class SecureConsensus(ProcrustesAlignment):
         rows, measured, counts = np.split(summed.values, np.cumsum(self._parts)[:2])
         self.mean.take(rows, self.contributors)
         if counts.size:  # a node is one step of the sum's numbers
-            steps = counts * 2.0 ** Ring.fit(2, **self._ring).fraction_bits
+            steps = counts * 2.0 ** Ring.fit(2, **RING_SIZE).fraction_bits
             self.counts = as_counts(np.rint(steps).astype(np.int64), *self.counted)
         if self._parties is None:
             shown = self.clients.measured

@@ -29,7 +29,6 @@ import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -41,6 +40,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.config.rules import choice
+from flower_graph.config.schema import check_settings
 from flower_graph.ops import (
     align_pairs,
     alignment_precision,
@@ -54,14 +54,13 @@ from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.ppfl.claims import SignedClaims
 from flower_graph.strategies.ppfl.config import (
-    ABSENT,
     CONSENSUS,
+    FORMS,
     LAST,
-    LEAVE_OUT,
     PAIRS,
     PRECISIONS,
+    StrategyConfig,
 )
 from flower_graph.strategies.ppfl.messages import (
     EmbeddingEnrolment,
@@ -95,7 +94,8 @@ class PublicMembership(Membership):
         self.dimension = 0  # dimension of all embeddings; 0 before the first enrolment
         self.begun: set[int] = set()  # clients that have answered a round
         self.measured: ByClient = {}  # of the last round with an answer
-        self.claims: SignedClaims | None = None  # where clients do not trust the server
+        # Tells why an answer is refused, where clients do not trust the server
+        self.refused: Callable[[EmbeddingEnrolment], str] = lambda answer: ""
 
     def question(self, resume: Resume) -> RecordDict:
         return RecordDict({CONFIG: ConfigRecord(resume.to_config())})
@@ -116,7 +116,7 @@ class PublicMembership(Membership):
         return super().in_order(answers)
 
     def refusal(self, answer: EmbeddingEnrolment) -> str:
-        if self.claims is not None and (why := self.claims.take(answer)):
+        if why := self.refused(answer):
             return why
         claims = zip(answer.clients, answer.nodes, answer.dimensions, strict=True)
         for client, nodes, dimension in claims:
@@ -140,20 +140,15 @@ class PublicMembership(Membership):
             LOG.warning("node %d has lost its state: clients %s begin anew", node, lost)
         self.ids |= dict(zip(answer.clients, answer.nodes, strict=True))
 
-    def take(
-        self,
-        requests: Mapping[int, PublicRequest],
-        replies: Mapping[int, PublicReply],
-        wants_embeddings: bool,
-    ) -> tuple[ByClient, dict[int, str]]:
+    def take(self, replies: Iterable[PublicReply]) -> tuple[ByClient, dict[int, str]]:
         """Return what clients measured, and the clients that are left out, with the reason."""
         measured, failed = ByClient(), dict[int, str]()
-        for node, reply in replies.items():
+        for reply in replies:
             failed |= reply.left_out
             figures = {**reply.judged, LOSS: reply.loss, DISAGREEMENT: reply.disagreement}
-            for index, client in enumerate(requests[node].clients):
+            for index, client in enumerate(reply.request.clients):
                 x = reply.embeddings[index]
-                if client in failed or (x is None and wants_embeddings):
+                if client in failed or (x is None and reply.request.wants_embeddings):
                     continue
                 for name, values in figures.items():
                     measured.setdefault(name, {})[client] = values[index]
@@ -196,65 +191,58 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
 
     Parameters
     ----------
-    alignment : str
-        ``"pairs"``, as the paper has it, or ``"consensus"``.
-    rotations_only : bool
-        Leave reflections out.
-    absent : str
-        For clients that did not answer: ``"leave-out"``, or ``"last"``, which uses their last
-        embeddings.
-    participation : float
-        Share of the clients asked each round, above 0 and at most 1.
-    min_nodes : int
-        SuperNodes to wait for before a round.
+    settings : StrategyConfig, optional
+        The section ``strategy``.
     seed : int
         Seed of the draws: of clients, and of the pairs that are measured.
     checkpoint_dir, checkpoint_every : Path, int
         Where and every how many rounds to save everything; 0 for never.
+    **fields
+        Without ``settings``: fields of the section, such as ``alignment``, ``rotations_only``,
+        ``absent``, ``participation`` and ``min_nodes``.
     """
 
     usual_rounds = 10
     idle = NOT_DRAWN  # why a connected client may not have been asked
     wants_embeddings = True
+    forms: tuple[str, ...] = (PAIRS, CONSENSUS)  # of the alignment
 
+    # Any: the section's fields have types of their own
     def __init__(
         self,
+        settings: StrategyConfig | None = None,
         *,
-        alignment: str = PAIRS,
-        rotations_only: bool = False,
-        absent: str = LEAVE_OUT,
-        participation: float = 1.0,
-        min_nodes: int = 1,
         seed: int = 0,
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
+        **fields: Any,
     ) -> None:
-        choice(PAIRS, CONSENSUS).check("alignment", alignment)
-        choice(*ABSENT).check("absent", absent)
-        self.alignment, self.rotations_only, self.absent = alignment, rotations_only, absent
+        self.settings = settings or StrategyConfig(**{"alignment": self.forms[0]} | fields)
+        check_settings(self.settings)
+        choice(*self.forms).check("alignment", self.settings.alignment)
         self.clients = PublicMembership()
         super().__init__(
             Session(
                 self.clients,
-                min_nodes=min_nodes,
-                participation=participation,
+                min_nodes=self.settings.fewest_nodes,
+                participation=self.settings.participation,
                 seed=seed,
                 checkpoint_dir=checkpoint_dir,
                 checkpoint_every=checkpoint_every,
             )
         )
 
+    def draw_pictures(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
+        if any(report.alignment for report in reports):
+            from flower_graph.strategies.ppfl.plots import save_alignment  # clients draw nothing
+
+            save_alignment(out / "alignment.png", reports, title=title)
+
     def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
         """Step 1: return the round's requests, with the clients' means."""
         there = self.there(server_round)
         drawn = self.session.participants(server_round, there)
-        return {
-            node: replace(
-                self.request(server_round, there[node], clients, self.clients.targets.get),
-                wants_embeddings=self.wants_embeddings,
-            )
-            for node, clients in drawn.items()
-        }
+        return {n: self.request(server_round, there[n], some) for n, some in drawn.items()}
 
     def there(self, server_round: int) -> dict[int, list[int]]:
         # Ids of SuperNodes differ from run to run.
@@ -262,11 +250,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return dict(sorted(there.items(), key=lambda item: min(item[1])))
 
     def request(
-        self,
-        server_round: int,
-        hosted: Sequence[int],
-        clients: Sequence[int],
-        target: Callable[[int], NDArray[np.float32] | None],
+        self, server_round: int, hosted: Sequence[int], clients: Sequence[int]
     ) -> PublicRequest:
         session, known = self.session, self.clients
         saves = session.is_due(server_round)
@@ -274,14 +258,18 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
             server_round,
             list(clients),
             [known.ids[client] for client in clients],
-            [target(client) for client in clients],
+            [self.target(client) for client in clients],
             known.dimension,
+            wants_embeddings=self.wants_embeddings,
             is_last=server_round == session.rounds or session.stops_early(server_round),
             follows=not known.begun.isdisjoint(hosted),
             saves=saves,
             run=session.checkpoints.run if saves else "",
             counting=self.counting,
         )
+
+    def target(self, client: int) -> FloatArray | None:
+        return self.clients.targets.get(client)
 
     def read(self, node: int, content: RecordDict) -> PublicReply:
         return PublicReply.from_record(content, self.requests[node], self.num_classes)
@@ -295,7 +283,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
     def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
         """Do steps 4 and 5 with the replies, and return the round's figures."""
         self.counts = added(reply.counts for reply in replies.values.values())
-        measured, failed = self.clients.take(self.requests, replies.values, self.wants_embeddings)
+        measured, failed = self.clients.take(replies.values.values())
         answered = sorted(measured.get(LOSS, ()))
         precision = self.align(server_round, answered)
         who = self.participation(answered, failed)
@@ -325,7 +313,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
 
     def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
         """Do steps 4 and 5, and return how precise the alignment is."""
-        shown = sorted(self.clients.embeddings) if self.absent == LAST else answered
+        shown = sorted(self.clients.embeddings) if self.settings.absent == LAST else answered
         if not answered:
             return {}
         x, held, slots = self.clients.stacked(shown)
@@ -334,14 +322,14 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
             self.clients.targets[client] = means[index, slot].numpy()
         rows = np.searchsorted(shown, answered)  # both ascend
         rng = generator(self.session.seed, "measured-pairs", server_round)
-        return measure_alignment(x[rows], held[rows], self.rotations_only, rng)
+        return measure_alignment(x[rows], held[rows], self.settings.rotations_only, rng)
 
     def means(self, x: Tensor, held: Tensor) -> Tensor:
         """Return every client's means ``[m, u, d]`` of its nodes, in its own space."""
         # x [m, u, d], held [m, u]: which client has which node
-        if self.alignment == PAIRS:
-            return align_pairs(x, held, rotations_only=self.rotations_only)
-        return consensus(x, held, rotations_only=self.rotations_only).aligned
+        if self.settings.alignment == PAIRS:
+            return align_pairs(x, held, rotations_only=self.settings.rotations_only)
+        return consensus(x, held, rotations_only=self.settings.rotations_only).aligned
 
     def count(self) -> dict[str, dict[str, int]]:
         ledger = self.session.exchange.ledger
@@ -377,9 +365,9 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return self.session.have_saved(server_round, content, saved, "query")
 
     def fixed_settings(self) -> dict[str, object]:
-        local = {name: getattr(self, name) for name in ("alignment", "rotations_only", "absent")}
-        drawn = {"participation": self.session.share, "seed": self.session.seed}
-        return {"method": type(self).__name__, **local, **drawn}
+        names = "alignment", "rotations_only", "absent", "participation"
+        chosen = {name: getattr(self.settings, name) for name in names}
+        return {"method": type(self).__name__, **chosen, "seed": self.session.seed}
 
     def state(self) -> dict[str, object]:
         return {"clients": self.clients.state_dict()}
@@ -391,7 +379,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
 class LocalEmbedding(ProcrustesAlignment):
     """The baseline: every client trains alone, and sends only its measurements."""
 
-    wants_embeddings = False
+    wants_embeddings, forms = False, FORMS
 
     def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
         return {}

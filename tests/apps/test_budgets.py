@@ -111,7 +111,7 @@ def test_weights_of_ego_networks_have_noise(
     setting = (f"strategy.name={name}", f"privacy.form={form}")
     result = ran(make("fedscem", *SHOWN, *setting), tmp_path / "out", 6)
     assert math.isfinite(result["test-accuracy"])
-    first = load_file(tmp_path / "out" / "weights.safetensors")["first"]
+    first = load_file(tmp_path / "out" / "weights.safetensors")["gnn.first.weight"]
     assert first.std() > result["privacy"]["noise"] / 6
 
 

@@ -41,7 +41,7 @@ from flower_graph.data.graph import PARTS
 from flower_graph.data.sources import datasets as cached
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError, MembershipError, NoClientsError
-from flower_graph.method import graph_method as method
+from flower_graph.method import base as method
 from flower_graph.method.load import load_config, to_yaml
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
@@ -167,7 +167,7 @@ def test_clients_log_once_what_they_reach_alone_and_tell_nobody(
     assert len(told) == (0 if app == "nfedgnn" else 2)  # nobody holds features and labels
     for line, party in zip(told, folders_of(out), strict=False):
         own = open_folder(party, deciding_settings(asdict(config)), CLIENTS)
-        figure = method_of(config).own_baselines(config, own)["logistic-regression"]["test"]
+        figure = method_of(config).baselines(config, own)["logistic-regression"]["test"]
         assert line.startswith("what clients here reach alone, told to nobody: commonest class 0.")
         assert line.endswith(f"logistic regression on features alone {figure:.3f}")
 

@@ -26,9 +26,9 @@ def test_the_strategy_is_what_the_config_says(
     config = config_of(own_graph(), f"model.name={name}", *overrides)
     strategy = METHOD.build_strategy(config, tmp_path)
     assert isinstance(strategy.server.model, kind)
-    assert strategy.users.settings[:5] == (latent, False, 0.01, 5, "holders")
+    assert strategy.layer.settings[:5] == (latent, False, 0.01, 5, "holders")
     assert strategy.section.learning_rate == 0.2
-    assert (strategy.session.share, strategy.users.average_every) == (0.5, 3)
+    assert (strategy.session.share, strategy.section.average_every) == (0.5, 3)
     assert strategy.server.reg_weight == 1.0
     saving = strategy.session.checkpoints
     assert (saving.folder, saving.every) == (tmp_path / CHECKPOINTS, 2)

@@ -13,15 +13,15 @@ import torch
 from app_helpers import MakeConfig, context_of, own_graph
 from safetensors.torch import load_file
 
-from flower_graph.apps.run import run, simulate
+from flower_graph.apps.run import client_app, make_server, run, simulate
 from flower_graph.client import state
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DivergedError
 from flower_graph.method.load import load_config, to_dict
 from flower_graph.method.of_app import configured
-from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
+from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.nfedgnn.config import NFedGNNConfig
 from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
 
@@ -113,15 +113,16 @@ def test_a_run_that_memory_cannot_hold_is_refused_before_it_begins(
 ) -> None:
     graph = own_graph()
     rows = int(graph.x.count_nonzero())
-    config = config_of(graph)
-    assert method_of(config).least_memory(config) == rows * 4 * (4 + 8)  # weights, two moments
-    gat = config_of(graph, "model.name=gat", "model.heads=3")
-    assert method_of(gat).least_memory(gat) == 3 * rows * 4 * (4 + 8)
-    free = SimpleNamespace(available=rows * 4 * (4 + 8) - 1)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
-    with pytest.raises(ConfigError, match=r"memory.*30"):
-        run(config, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    least = rows * 4 * (4 + 8)  # weights, two moments
+    for heads, settings in ((1, ()), (3, ("model.name=gat", "model.heads=3"))):
+        config = config_of(graph, *settings)
+        free = SimpleNamespace(available=heads * least - 1)
+        monkeypatch.setattr(psutil, "virtual_memory", lambda free=free: free)
+        with pytest.raises(ConfigError, match=r"memory.*30"):
+            run(config, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+        free.available += 1
+        make_server(config, InProcessGrid(client_app(config, None), num_supernodes=1))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DivergedError])
@@ -136,7 +137,7 @@ def test_a_run_that_ends_before_its_first_round_leaves_its_folder_as_it_was(
     def fail(*given: Any) -> None:
         raise error
 
-    monkeypatch.setattr(SplitGradientRelay, "learn", fail)
+    monkeypatch.setattr(SplitGradientRelay, "measure", fail)
     (tmp_path / "empty").mkdir()
     for out in (tmp_path / "empty", tmp_path / "new" / "out"):
         with pytest.raises(error):
@@ -160,17 +161,15 @@ def test_a_method_says_which_rounds_are_long(
     name: str, override: str, number: int, other: int
 ) -> None:
     config = load_config(name, [override, "rounds=22"])
-    method = method_of(config)
-    assert method.long_work(config, number) and not method.long_work(config, other)
+    assert config.long_work(number) and not config.long_work(other)
 
 
 def test_a_long_round_is_announced_before_it_is_run(
     config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(own_graph(), "rounds=3")
-    method = method_of(config)
     said: list[Any] = []
-    monkeypatch.setattr(type(method), "long_work", lambda *_: "does more" if _[2] != 2 else "")
+    monkeypatch.setattr(type(config), "long_work", lambda *_: "does more" if _[1] != 2 else "")
     how: Any = {"progress": lambda report: said.append(report.round), "on_wait": said.append}
     run(config, tmp_path / "out", **how)
     assert said == ["round 1: does more", 1, 2, "round 3: does more", 3]

@@ -9,7 +9,7 @@ from federation import ALL, Setup
 
 from flower_graph.apps.cli.audit import _deviating_run
 from flower_graph.audit.deviating import NOTES, Deviation, all_notes
-from flower_graph.audit.scores import Finding, auc, auc_deviation, cosines, guesses, ranking, top
+from flower_graph.audit.scores import Finding, auc, auc_deviation, guesses, ranking, top
 from flower_graph.method.registry import method_of
 from flower_graph.strategies.fedgls import attack as models
 from flower_graph.strategies.fedgls.attack import Sent, Truth
@@ -119,19 +119,11 @@ def test_a_guess_strays_as_far_as_it_is_said_to() -> None:
 def test_findings_count_their_cases() -> None:
     found = ranking("a", [3, 1, 2], [True, False, False], more=0.5)
     assert (found.success, found.chance, found.n, found.true) == (1.0, 0.5, 3, 1)
-    assert found.detail == {"more": 0.5}
+    assert found.detail == {"more": 0.5} and top([1.0, 5.0, 3.0], 2).tolist() == [1, 2]
     guessed = guesses("b", [True, False, True, True], 0.1)
     assert (guessed.success, guessed.chance, guessed.n) == (0.75, 0.1, 4)
     with pytest.raises(ValueError, match="guessed"):
         guesses("b", [], 0.1)
-
-
-def test_cosines_and_places() -> None:
-    rows = np.array([[2.0, 0.0], [0.0, 3.0], [1.0, 1.0], [0.0, 0.0]])
-    half = np.sqrt(0.5)
-    expected = [[1, 0, half, 0], [0, 1, half, 0], [half, half, 1, 0], [0, 0, 0, 0]]
-    np.testing.assert_allclose(cosines(rows), expected, atol=1e-12)
-    assert top([1.0, 5.0, 3.0], 2).tolist() == [1, 2]
 
 
 LIES = {"fedscem": 5, "deepwalk, secure": 3, "fedscem, plain": 0, "deepwalk": 0, "nfedgnn": 0}

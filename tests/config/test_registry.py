@@ -44,15 +44,14 @@ class Settings(FedGLSConfig):
     def validate(self) -> None:
         self.strategy.validate()
 
+    needs_own_nodes = True
+
 
 class Mine(FedGLS):
     name = "{name}"
     schema = Settings
     client, clients = "hamlet", "hamlets"
     tables = ()
-
-    def default_supernodes(self, config):
-        return self.num_clients(config)
 
     def audit(self):
         return None

@@ -151,7 +151,7 @@ def test_parties_folders_have_their_numbers_and_the_scale_of_all(
     torch.testing.assert_close(graph.targets, method.graphs(config)[1].targets, equal_nan=True)
     numbers = torch.cat([g.targets[g.train_mask] for g in method.graphs(config)])
     expected = float(numbers.mean()), float(numbers.std(correction=0))
-    for scale in (method.scale(config), method.scale(config, folder)):
+    for scale in (method.task(config).scale, method.task(config, folder).scale):
         assert [*scale] == pytest.approx(expected, rel=1e-5)
     assert server_folder(config, str(out / "server")) is not None
     with pytest.raises(DataError, match="task"):  # of a run that learns classes

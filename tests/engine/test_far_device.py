@@ -31,7 +31,7 @@ from flower_graph.strategies.nfedgnn.users import (
     ModuleCohort,
     UserSettings,
 )
-from flower_graph.strategies.ppfl.gat import PublicGAT
+from flower_graph.strategies.ppfl.modules import PublicGAT
 
 USERS = UserSettings(16, True, 5e-4, 0, "holders")
 Place = torch.device
@@ -68,7 +68,8 @@ def relay_server(device: Place) -> tuple[Step, Reply]:
 
     def step() -> None:
         server.receive(torch.arange(60), latent)
-        found[:] = [server.step(1, 0.01)[1]]
+        found[:] = [server.gradients(1, server.latent, server.known)[1]]
+        server.move(1, 0.01)
 
     return step, lambda: found
 
@@ -142,7 +143,7 @@ READS = {
         "strategies/fedgls/networks.py:learn",
         f"{COHORT}:_diverged",
     },
-    "attention": {"strategies/ppfl/gat.py:learn"},  # the loss, which is replied
+    "attention": {"strategies/ppfl/modules.py:learn"},  # the loss, which is replied
 }
 COPIES = {
     "egos": {f"{EGOS}:loss"},  # losses, which are replied
@@ -152,7 +153,7 @@ COPIES = {
 REPLIES = {
     "egos": {EVALUATE},
     "structures": {EVALUATE},
-    "attention": {"strategies/ppfl/gat.py:embed"},
+    "attention": {"strategies/ppfl/modules.py:embed"},
 }
 
 

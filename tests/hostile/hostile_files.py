@@ -57,7 +57,7 @@ NAMED = tuple(
 )
 RUN = "0123456789abcdef" * 2
 SETTINGS = {"app": "fedgls", "seed": 0}
-MODULE = "flower_graph.outputs.modules.GCN"
+MODULE = "flower_graph.models.GCN"
 SIZES = {"features": 3, "hidden": 4, "classes": 2}
 
 

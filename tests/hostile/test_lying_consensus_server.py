@@ -15,9 +15,14 @@ from flower_graph.client.trust import trust_of
 from flower_graph.errors import NoClientsError
 from flower_graph.method.registry import method_of
 from flower_graph.secure.sum.service import entries_of
-from flower_graph.strategies.ppfl.claims import SignedClaims, sign_claim
 from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment, IntArray
-from flower_graph.strategies.ppfl.secure_consensus import CommonMean, Floats, SecureConsensus
+from flower_graph.strategies.ppfl.secure_consensus import (
+    CommonMean,
+    Floats,
+    SecureConsensus,
+    SignedClaims,
+    sign_claim,
+)
 from flower_graph.wire.keys import CONFIG, PUBLIC
 
 COUNT = 7
@@ -153,8 +158,8 @@ def test_a_claim_that_is_replayed_from_another_run_is_refused() -> None:
     context = next(c for c in grid.contexts.values() if c.node_config["partition-id"] == 1)
     held = {1: toy_members(COUNT)[1].public}
     old = sign_claim(trust_of(context).identity, grid.run.run_id + 1, held)
-    strategy.clients.claims = Replayed(strategy.clients.claims.registry, lambda: grid.run.run_id)
-    strategy.clients.claims[1] = EmbeddingEnrolment([1], [held[1]], [3], None, old)
+    strategy.claims = Replayed(strategy.claims.registry, lambda: grid.run.run_id)
+    strategy.claims[1] = EmbeddingEnrolment([1], [held[1]], [3], None, old)
     outcome = start(grid, strategy, rounds=1, skipped=True)
     reasons = {entry["reason"] for entry in outcome.reports[0].rejected}
     assert any("party 1: its claim of public nodes is not signed" in why for why in reasons)

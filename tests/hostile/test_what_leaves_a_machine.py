@@ -29,6 +29,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import ClientCheckpoints
 from flower_graph.errors import ConfigError, DataError, RefusedError, StateLostError
 from flower_graph.flower_compat import NumPyClient, create_message_to_sign
+from flower_graph.method.base import as_graph
 from flower_graph.method.of_app import configured, configured_client
 from flower_graph.method.registry import method_of
 from flower_graph.secure.align.client import AlignmentClient
@@ -226,7 +227,7 @@ def test_no_features_labels_or_edges_leave_a_client(name: str) -> None:
     grid = Federation(client_app(config, None), num_supernodes=setup.supernodes)
     method.build_strategy(config, None).start(grid, num_rounds=2, timeout=5.0)
     came = b"|".join(bytes_of(reply.content) for _, reply in grid.exchanged)
-    private = [row for row in method.as_graph(config).x if row.any()]
+    private = [row for row in as_graph(method.data(config)).x if row.any()]
     if name == "fedgls":
         for graph in method.graphs(config):
             edges = graph.hidden_edges if graph.edge_index is None else graph.edge_index

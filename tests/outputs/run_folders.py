@@ -10,15 +10,15 @@ import torch
 from flower_graph.data.graph import Treatment
 from flower_graph.data.new_graph import DataForm
 from flower_graph.method.load import load_config, to_yaml
+from flower_graph.models import GCN
 from flower_graph.outputs.files import Predictions, SavedModels, write_outputs
-from flower_graph.outputs.modules import GCN
 
 CLASSES = ("cat", "dog")
 GRAPH: dict[str, Any] = {
     "x": torch.tensor([[2.0, 0, 0], [0, 1, 3], [0, 4, 0]]),
     "edge_index": torch.tensor([[0, 1], [1, 2]]),
 }
-MODEL = "flower_graph.outputs.modules.GCN", {"features": 3, "hidden": 4, "classes": 2}
+MODEL = "flower_graph.models.GCN", {"features": 3, "hidden": 4, "classes": 2}
 
 
 def weights(seed: int) -> dict[str, torch.Tensor]:
@@ -52,7 +52,7 @@ def by_hand(seed: int, x: torch.Tensor) -> np.ndarray[Any, Any]:
     a = np.eye(3) + np.array([[0, 1, 0], [1, 0, 1], [0, 1, 0]])
     root = np.diag(a.sum(1) ** -0.5)
     a = root @ a @ root
-    h = a @ x.double().numpy() @ state["conv1.lin.weight"].T + state["conv1.bias"]
-    z = a @ np.maximum(h, 0) @ state["conv2.lin.weight"].T + state["conv2.bias"]
+    h = a @ x.double().numpy() @ state["first.weight"].T + state["first.bias"]
+    z = a @ np.maximum(h, 0) @ state["second.weight"].T + state["second.bias"]
     exp = np.exp(z)
     return exp / exp.sum(1, keepdims=True)  # type: ignore[no-any-return]

@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from torch_geometric.nn import Sequential
 from flower_graph.config.module import ModuleRunConfig
 from flower_graph.method.module_method import ModuleMethod
-from flower_graph.outputs.modules import GCN
+from flower_graph.models import GCN
 
 class Mine(GCN):
     pass
@@ -160,7 +160,7 @@ def test_a_models_class_runs_no_code(door: str, which: str, folder: Path, marker
     elif which == "hints":
         say(folder, module="torch_geometric.nn.Sequential", arguments=sequential)
     else:  # a class that ships makes others' in no way
-        say(folder, module="flower_graph.outputs.modules.nn.Module", arguments={})
+        say(folder, module="flower_graph.models.nn.Module", arguments={})
     with pytest.raises((OutputError, ConfigError)):
         MODELS[door](folder)
     assert not marker.exists()

@@ -16,7 +16,7 @@ from torch import nn
 
 from flower_graph.config.foreign import OWN
 from flower_graph.errors import ConfigError, OutputError
-from flower_graph.outputs.build import build_module
+from flower_graph.outputs.build import build_module, form_of
 from flower_graph.outputs.client import ClientOutputs, KeepRequest
 from flower_graph.outputs.figures import HEAD, merge_clients, spread
 from flower_graph.outputs.files import (
@@ -29,7 +29,6 @@ from flower_graph.outputs.files import (
     table_of,
     write_outputs,
 )
-from flower_graph.outputs.form import Form, form_of
 from flower_graph.records.rounds import BestRound
 from flower_graph.server.averaging import ReportedFedAvg
 
@@ -135,8 +134,9 @@ class Own(nn.Module):
 class Telling(Own):
     """A module that says how it is made."""
 
-    def saved_as(self) -> Form:
-        return Form(f"{__name__}.Telling", {"width": self.linear.in_features})
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {"width": self.linear.in_features}
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_module_with_arguments_loads_or_says_how(
     if arguments:
         assert isinstance(build_module(form), Own)
     else:
-        with pytest.raises(OutputError, match=r"width.*saved_as"):
+        with pytest.raises(OutputError, match=r"width.*arguments"):
             build_module(form)
 
 

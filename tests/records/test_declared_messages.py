@@ -11,17 +11,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flower_graph.errors import MalformedReplyError
 from flower_graph.ops.counts import Counts
 from flower_graph.secure.align import plaintext
-from flower_graph.secure.align.blinded import BlindReply, EvaluateReply
-from flower_graph.secure.parties.alignment import ProvedUnionRequest, SignedBlindReply
+from flower_graph.secure.align.blinded import BlindReply, EvaluateReply, UnionRequest
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import BindReply, MaskedReply, UnmaskReply
+from flower_graph.secure.sum.messages import KeyReply, MaskedReply, UnmaskReply
 from flower_graph.strategies.fed_sage import messages as sage
 from flower_graph.strategies.fedgls import messages as structure
 from flower_graph.strategies.fedscem import messages as ego
 from flower_graph.strategies.nfedgnn import messages as common
 from flower_graph.strategies.nfedgnn import messages as relay
 from flower_graph.strategies.ppfl import messages as public
-from flower_graph.strategies.ppfl.claims import Claims
+from flower_graph.strategies.ppfl.secure_consensus import Claims
 from flower_graph.wire import codec, fields
 from flower_graph.wire.arrays import decode_array, encode_array
 from flower_graph.wire.averaging import ClientMean, Measured
@@ -34,14 +33,11 @@ SIZES = {"p": 2, "c": 3, "k": 2, "f": 4, "h": 2, "w": 2, "n": 5, "m": 5, "q": 2,
 VALUES: dict[type, dict[str, Any]] = {
     UnmaskReply: {"kinds": np.array([[0, 1], [2, 1]], np.uint8), "n": 3},
     BlindReply: {"sizes": np.array([16, 16, 32]), "n": 64},
-    SignedBlindReply: {"sizes": np.array([16, 16, 32]), "n": 64},
     plaintext.PlainReply: {"identities": [["i:1"], ["s:é\n\0", "s:"], []]},
     sage.PeerGradients: {"a": 2},
     sage.Generators: {"rows": np.array([0, 2, 3]), "missing": np.array([1, 5, 2, 2, 1])},
     relay.EnrolmentReply: {"users": np.array([4, 0, 2]), "weight_shape": [3, 2]},
     relay.RelayReply: {"holders": np.array([0, 1, 2, 2])},
-    common.CommonEnrolment: {"users": np.array([4, 0, 2]), "weight_shape": [3, 2]},
-    common.MaskedEnrolment: {"users": np.array([4, 0, 2]), "weight_shape": [3, 2]},
     Claims: {"nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])]},
     public.EmbeddingEnrolment: {"nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])]},
     ego.EgoRequest: {
@@ -61,8 +57,6 @@ KNOWN: dict[type, dict[str, Any]] = {
     public.SumOrder: {"sizes": [2, 1]},
     relay.EnrolmentReply: {"num_nodes": 100},
     relay.RelayReply: {"p": 2, "h": 2, "f": 4, "w": 2, "send_weights": True},
-    common.CommonEnrolment: {"num_nodes": 100},
-    common.MaskedEnrolment: {"num_nodes": 100},
     common.LatentReply: {"p": 2, "m": 5, "h": 2, "trains": True, "measures": True},
     common.SumReply: {"p": 2, "f": 4, "w": 2},
     sage.Generators: {"w": 2},
@@ -209,6 +203,8 @@ def same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, Message):
+        return same(vars(one), vars(other))
     if isinstance(one, Counts):
         return torch.equal(one.flat(), other.flat())
     if isinstance(one, np.ndarray):
@@ -219,7 +215,7 @@ def same(one: Any, other: Any) -> bool:
 def test_all_are_here() -> None:
     assert len(MESSAGES) >= 35
     assert {MaskedReply, EvaluateReply, relay.RelayReply, ego.EgoReply} <= set(MESSAGES)
-    assert {ProvedUnionRequest, BindReply} <= set(MESSAGES)
+    assert {UnionRequest, KeyReply} <= set(MESSAGES)
     assert fields_of(Ring) == {}, "a class without declared fields"
 
 

@@ -11,7 +11,7 @@ from flwr.app import Array, ConfigRecord, Context, Message
 from flwr.serverapp.strategy import FedAdam, FedMedian, Strategy
 
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.config.common import Robust
+from flower_graph.config.common import RobustSection
 from flower_graph.errors import ClientBugError, NoClientsError
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.server.averaging import Combined
@@ -184,7 +184,7 @@ def test_a_mean_is_sent_only_where_nothing_else_is_needed():
     below = type("Below", (declared,), {"combine": Median.combine})
     for kind in (Simple, type("Kin", (Simple, FedAdam), {}), declared):
         assert kind().is_weighted_sum
-        assert not make_robust(kind, Robust("median")).is_weighted_sum
+        assert not make_robust(kind, RobustSection("median")).is_weighted_sum
     for kind in (below, Median, type("Robustly", (Simple, FedMedian), {}), Own):
         assert not kind().is_weighted_sum
 
@@ -310,4 +310,4 @@ def test_noise_or_a_robust_average_that_would_have_no_effect_is_refused():
     with pytest.raises(ValueError, match="central_noise"):
         Run(noisy, THREE)
     with pytest.raises(ValueError, match="average"):
-        Run(make_robust(Own, Robust("krum")), THREE)
+        Run(make_robust(Own, RobustSection("krum")), THREE)

@@ -109,7 +109,7 @@ def test_what_a_host_refuses(context: Context) -> None:
     with pytest.raises(ValueError, match=r"\[100, 100\]"):
         EgoNetworkClient(context, [EGOS[0], EGOS[0]], SETTINGS)
     with pytest.raises(ValueError, match=r"client 10.*2"):
-        EgoNetworkClient(context, EGOS, SETTINGS._replace(num_classes=2))
+        EgoNetworkClient(context, EGOS, replace(SETTINGS, num_classes=2))
     with pytest.raises(StateLostError):
         ask(context, 1)
     begun(context)
@@ -120,11 +120,7 @@ def test_what_a_host_refuses(context: Context) -> None:
 # Secrets: in this process or through bytes -------------------------------------------------------
 
 IDENTITIES: dict[int, list[Any]] = {3: [10, 11], 5: [11]}
-FORMS = {
-    "psi": AlignmentClient,
-    "plain": PlaintextAlignmentClient,
-    "none": PlaintextAlignmentClient,
-}
+FORMS = {"psi": AlignmentClient, "plain": PlaintextAlignmentClient}
 
 
 def forget_process(monkeypatch: pytest.MonkeyPatch) -> None:

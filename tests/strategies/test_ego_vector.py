@@ -19,8 +19,11 @@ from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.slots import SlotTable, open_table
 from flower_graph.secure.ring import Ring
 from flower_graph.strategies.fedscem.cohort import EgoCohort, initial_weights
-from flower_graph.strategies.fedscem.messages import METRIC_NAMES, SUMMED_NAMES, Layout, Sums
-from flower_graph.strategies.fedscem.vector import (
+from flower_graph.strategies.fedscem.messages import (
+    METRIC_NAMES,
+    SUMMED_NAMES,
+    Layout,
+    Sums,
     VectorEncoding,
     add_noise,
     add_up,

@@ -1,6 +1,7 @@
 """LocalSage+ and FedSage+: what they learn, what travels, and what goes wrong."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,7 @@ def test_a_faulty_supernode_is_named_and_left_out() -> None:
 def test_arguments_are_checked() -> None:
     for other in ({"num_features": 9}, {"num_classes": CLASSES - 1}):
         with pytest.raises(ValueError, match="client 0"):
-            new_client(networks(), SETTINGS._replace(**other))
+            new_client(networks(), replace(SETTINGS, **other))
 
 
 # State and checkpoints ------------------------------------------------------------------------

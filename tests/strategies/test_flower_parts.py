@@ -2,6 +2,7 @@
 
 import logging
 import re
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from doc_helpers import DOCS, run_blocks
 from ego_helpers import SETTINGS as EGO_SETTINGS
 from ego_strategy_helpers import client_app as ego_app
 from ego_strategy_helpers import seven_egos
-from flwr.app import Array, ArrayRecord, Context, RecordDict
+from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod, arrays_size_mod, message_size_mod
 from flwr.serverapp.strategy import (
@@ -37,20 +38,18 @@ from flower_graph.rng import generator
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.strategy import StructureFedAvg, initial_arrays
 from flower_graph.strategies.fedscem.baselines import EgoFedAvg, EgoModelClient
-from flower_graph.strategies.fedscem.cohort import initial_weights
 
 # One method that relays, one whose sums have stages, one that Flower's own FedAvg asks
 FEW = ("nFedGNN", "FedSCem", "FedAvg and FedProx")
-LEARNING = EGO_SETTINGS._replace(learning_rate=0.02, local_epochs=3)
+LEARNING = replace(EGO_SETTINGS, learning_rate=0.02, local_epochs=3)
 
 
 def flower_egos(strategy: Strategy, rounds: int) -> tuple[dict[str, Any], list[float]]:
     """Run one of Flower's strategies over ego-networks: the model, and the losses."""
-    start = initial_weights(LEARNING)
-    arrays = {"first": Array(start.first.numpy()), "rest": Array(start.rest.numpy())}
+    arrays = EgoFedAvg(LEARNING).first_arrays()
     app = ego_app(seven_egos(), client=EgoModelClient, settings=LEARNING)
     grid = InProcessGrid(app, num_supernodes=7)
-    result = strategy.start(grid, ArrayRecord(arrays), num_rounds=rounds)
+    result = strategy.start(grid, arrays, num_rounds=rounds)
     losses = [metrics["loss"] for metrics in result.evaluate_metrics_clientapp.values()]
     assert result.arrays is not None
     return {name: array.numpy() for name, array in result.arrays.items()}, losses

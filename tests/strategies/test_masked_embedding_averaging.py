@@ -83,7 +83,7 @@ def slow_run(
     ],
 )
 def test_equals_dense_clients(variant: str, sharing: str, changes: dict[str, Any]) -> None:
-    settings, egos = SETTINGS._replace(**changes), seven_egos()
+    settings, egos = replace(SETTINGS, **changes), seven_egos()
     how = {"aggregation": "plain", "variant": variant, "model_sharing": sharing}
     fast = run(egos, settings=settings, **how)
     slow = slow_run(egos, 3, variant, sharing, settings)
@@ -151,7 +151,7 @@ def test_clients_get_the_means_over_holders(
         ({"limit": float("nan")}, "limit.*nan"),
         ({"resolution": -1.0}, "resolution.*-1.0"),
         ({"resolution": 2.0**-70}, "resolution"),
-        ({"settings": SETTINGS._replace(tau=0.0)}, "tau: 0.0"),
+        ({"settings": replace(SETTINGS, tau=0.0)}, "tau: 0.0"),
         ({"registry": "none.json", "aggregation": "plain"}, "registry"),
     ],
 )

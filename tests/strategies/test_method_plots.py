@@ -8,8 +8,10 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from flower_graph.records.rounds import RoundReport
-from flower_graph.strategies.fedgls.method import METHOD
-from flower_graph.strategies.ppfl.plots import Curves, plot_alignment, save_alignment
+from flower_graph.strategies.fedgls.networks import StructureSettings
+from flower_graph.strategies.fedgls.plots import save_structure
+from flower_graph.strategies.fedgls.strategy import StructureFedAvg
+from flower_graph.strategies.ppfl.plots import save_alignment
 
 FIGURES = {"precision-1": 0.25, "precision-5": 0.5, "precision-10": 0.75}
 
@@ -39,20 +41,6 @@ def test_a_runs_precision_is_beside_its_accuracy_and_curves_bridge_rounds_withou
         assert np.asarray(line.get_xdata()).tolist() == [3, 5]
 
 
-def test_settings_beside_each_other_are_means_over_seeds(drawn: list[Axes]) -> None:
-    one = Curves({"P@1": [[0.5, 1.0], [0.25, 0.5]]}, {"FED": [[0.5, 0.75]]}, 0.875)
-    two = Curves({"P@1": [[0.25, 0.5]]}, {"LOC": [[0.5, 0.5]], "FED": [[0.25, 0.5]]})
-    plot_alignment(Path("x.png"), {"Figure 3": one, "Figure 4": two})
-    upper, upper_two, lower, lower_two = drawn
-    assert (upper.get_title(), upper_two.get_title()) == ("Figure 3", "Figure 4")
-    assert curves(upper) == {"P@1": [0.375, 0.75]}
-    assert curves(lower) == {"FED": [0.5, 0.75], "full graph": [0.875, 0.875]}
-    assert curves(lower_two) == {"LOC": [0.5, 0.5], "FED": [0.25, 0.5]}
-    # A method has one colour in all columns.
-    assert lower.lines[0].get_color() == lower_two.lines[1].get_color()
-    assert lower_two.lines[0].get_color() != lower_two.lines[1].get_color()
-
-
 # FedGLS -----------------------------------------------------------------------------------------
 
 STRUCTURE = {
@@ -73,7 +61,7 @@ def test_learned_figures_are_beside_the_true_ones(drawn: list[Axes]) -> None:
     later = {name: value / 2 for name, value in STRUCTURE.items()}
     some = {name: value for name, value in STRUCTURE.items() if name != "recall"}
     shown = enumerate([STRUCTURE, later, {}, some], start=3)
-    METHOD.draw(Path(), [structure_report(*one) for one in shown], "")
+    save_structure(Path(), [structure_report(*one) for one in shown], title="")
     edges, homophily, degree = drawn
     # A round without a figure is drawn through.
     assert curves(edges) == {"precision": [0.25, 0.125, 0.25], "recall": [0.5, 0.25]}
@@ -83,5 +71,6 @@ def test_learned_figures_are_beside_the_true_ones(drawn: list[Axes]) -> None:
 
 
 def test_nothing_is_drawn_where_no_round_compares_graphs(tmp_path: Path) -> None:
-    METHOD.draw(tmp_path, [structure_report(1, {})], "")
+    strategy = StructureFedAvg(StructureSettings(2, 2))
+    strategy.draw_pictures(tmp_path, [structure_report(1, {})], "")
     assert list(tmp_path.iterdir()) == []

@@ -104,12 +104,12 @@ def test_with_all_newcomers_begin_from_the_seed_and_others_go_on(tmp_path: Path)
 
 
 def strategy_start(strategy: SplitGradientRelay) -> Tensor:
-    return shared_linear_weight(FEATURES, strategy.users.settings)
+    return shared_linear_weight(FEATURES, strategy.layer.settings)
 
 
 def test_newcomers_of_a_run_that_averages_begin_from_the_last_mean(tmp_path: Path) -> None:
     run = Run(tmp_path, average_every=2)
-    mean = run.strategy.users.state_dict()["average"]
+    mean = run.strategy.layer.state_dict()["average"]
     strategy = run.go_on(1, alone=1)
     start = strategy_start(strategy)
     weight = torch.where(mean.isnan(), start, mean)
@@ -143,7 +143,7 @@ def test_who_left_is_in_no_file_and_no_edge_any_more(tmp_path: Path) -> None:
         assert not saved_users(tmp_path, server_round).keys() & set(gone)
         state = checkpoint.load_server(tmp_path, server_round)
         assert not state["server"]["latent"][gone].any()
-        assert not state["book"]["gradient"][gone].any()
+        assert not state["layer"]["gradient"][gone].any()
     kept = saved_users(tmp_path, ROUNDS)
     assert kept.keys() == set(range(24)) - set(gone)
     for user, tensors in kept.items():

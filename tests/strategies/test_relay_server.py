@@ -1,16 +1,11 @@
-"""The server of nFedGNN: what it computes, what waits for each user, what it averages.
-
-That it trains as one autograd graph over dense matrices is in ``test_split_gradient_relay.py``.
-"""
+"""The server of nFedGNN: what it computes. ``tests/plain`` has its training."""
 
 import math
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -20,10 +15,7 @@ from flower_graph.errors import DataError, DivergedError
 from flower_graph.models import SplitModel, build_server_model
 from flower_graph.ops import graph as ops_graph
 from flower_graph.strategies.nfedgnn.config import StrategyConfig
-from flower_graph.strategies.nfedgnn.messages import RelayReply
-from flower_graph.strategies.nfedgnn.server_model import RelayServer, scheduled
-from flower_graph.strategies.nfedgnn.strategy import OwnTable
-from flower_graph.strategies.nfedgnn.users import UserSettings
+from flower_graph.strategies.nfedgnn.server_model import RelayServer
 
 N, C, CPU, RATE = 14, 3, torch.device("cpu"), 0.05
 
@@ -50,17 +42,14 @@ def relay(model: nn.Module, data: Any = None, **more: Any) -> RelayServer:
     return RelayServer(data or graph(), model, section, latent_size=size, seed=7, device=CPU)
 
 
+def step(server: RelayServer, number: int, rate: float) -> Any:
+    result = server.gradients(number, server.latent, server.known)
+    server.move(number, rate)
+    return result
+
+
 def gcn() -> SplitModel:
     return build_server_model("gcn", hidden=4, heads=2, classes=C, dropout=0.0, seed=7)
-
-
-def test_known_users_have_edges_among_themselves_alone():
-    server = relay(gcn())
-    assert server.edges.shape == (2, 0)
-    server.receive(torch.tensor([0, 1, 5]), torch.ones(3, 4))
-    assert sorted(map(tuple, server.edges.T.tolist())) == [(0, 1), (0, 5), (1, 0), (5, 0)]
-    server.receive(torch.arange(N), torch.ones(N, 4))
-    assert torch.equal(server.edges, graph().edge_index)
 
 
 class Echo(nn.Module):
@@ -97,40 +86,18 @@ def test_a_graph_without_a_training_node_is_refused():
         relay(Echo(), data)
 
 
-def test_step_sizes_by_hand():
-    wave = {n: [(1 + math.cos(math.pi * k / n)) / 2 for k in range(n)] for n in (18, 20)}
-    every = {"constant": [1.0] * 20, "cosine": wave[20], "warmup-cosine": [0.5, 1, *wave[18]]}
-    for schedule, shares in every.items():
-        found = [scheduled(schedule, 0.1, number, 20) for number in range(1, 21)]
-        assert found == pytest.approx([0.1 * share for share in shares])
-        assert min(found) > 0 and scheduled(schedule, 0.1, 1, 1) == 0.1
-
-
-def test_a_long_gradient_is_scaled_and_a_short_one_is_not():
-    lengths = []
-    for most in (0.0, 1e-3, 1e3):
-        server = relay(gcn(), gradient_norm=most)
-        server.receive(torch.arange(N), torch.eye(N, 4))
-        _, gradient = server.step(1, RATE)
-        parts = [p.grad for p in server.model.parameters() if p.grad is not None]
-        lengths.append(torch.cat([p.flatten() for p in (*parts, gradient)]).norm().item())
-    assert lengths[0] == lengths[2] > 0.01 and lengths[1] == pytest.approx(1e-3, rel=1e-3)
-
-
 def test_the_average_of_the_servers_weights_by_hand():
     server, course = relay(Echo(), server_average=0.6), list[float]()
     server.receive(torch.arange(N), functional.one_hot(graph().y, C).float())
     average = 0.0
     for number in range(1, 6):
-        server.step(number, RATE)
+        step(server, number, RATE)
         course.append(server.model.scale.item())
         # A plain mean of the first two; from then on 0.4 of the new
         share = max(0.4, 1 / number)
         average += share * (course[-1] - average)
         assert server.eval_model.scale.item() == pytest.approx(average)
         assert torch.allclose(server.logits(), server.latent * average)
-    server.step(6, RATE, is_frozen=True)
-    assert server.eval_model.scale.item() == pytest.approx(average)
     again = relay(Echo(), server_average=0.6)
     again.load_state_dict(server.state_dict())
     assert torch.equal(again.logits(), server.logits())
@@ -162,7 +129,7 @@ def test_a_loss_of_few_nodes_has_the_gradients_of_the_whole(
             build_server_model("gcn", hidden=4, heads=1, classes=C, dropout=0.5, seed=7), data
         )
         server.receive(torch.arange(400), latent)
-        losses, gradient = server.step(1, RATE)
+        losses, gradient = step(server, 1, RATE)
         found.append([torch.tensor(losses["loss"]), gradient, *server.model.state_dict().values()])
     assert all(map(torch.equal, *found))
     assert min(products) == 3 and products[-4:] == [400] * 4
@@ -172,7 +139,7 @@ def test_nobody_with_a_label_has_answered():
     server = relay(gcn())
     assert not server.masks["train"][[1, 2]].any()
     server.receive(torch.tensor([1, 2]), torch.tensor([[1.0, 0, 0, 0], [0, 2.0, 0, 0]]))
-    losses, gradient = server.step(1, RATE)
+    losses, gradient = step(server, 1, RATE)
     assert losses["cross_entropy"] == 0
     assert losses["loss"] == pytest.approx(server.reg_weight * losses["regulariser"])
     assert bool(gradient.any()) == (losses["regulariser"] > 0)
@@ -183,48 +150,8 @@ def test_a_loss_that_is_no_number_stops_before_the_step(value: float):
     server = relay(Echo())
     server.receive(torch.arange(N), torch.full((N, C), value))
     with pytest.raises(DivergedError, match=r"strategy\.learning_rate.*strategy\.reg_weight"):
-        server.step(4, RATE)
+        step(server, 4, RATE)
     assert server.model.scale.item() == 1.0
-
-
-# What waits for users: 5 of them, latent vectors of 2 numbers, weights of 3 x 2 -----------------
-
-H, SHAPE, HOSTED = 2, [3, 2], {10: [0, 1, 4], 20: [3, 2]}
-SETTINGS = UserSettings(H, False, 0.0, 7, "holders")
-EVERYBODY = np.arange(5)
-
-
-def state_of(average_every: int = 0) -> OwnTable:
-    state = OwnTable(5, SETTINGS, average_every)
-    state.weight_shape = SHAPE
-    return state
-
-
-def weights(total: list[list[float]], holders: Any) -> RelayReply:
-    return RelayReply(1, np.zeros((1, H)), np.array(total), np.array(holders))
-
-
-def averaged(*replies: RelayReply) -> NDArray[np.float32]:
-    state = state_of(average_every=1)
-    state.average(4, list(replies))
-    request = state.requests(5, HOSTED, EVERYBODY)[10]
-    assert request.average_round == 4 and request.average is not None
-    assert request.average.dtype == np.float32
-    return request.average
-
-
-def test_average_by_hand():
-    some, others = [[1, 2], [0, 0], [6, 6]], [[3, 4], [0, 0], [0, 0]]
-    without = RelayReply(4, np.zeros((1, H)))
-    mean = averaged(weights(some, [1, 0, 2]), without, weights(others, [3, 0, 0]))
-    np.testing.assert_array_equal(mean, [[1.0, 1.5], [math.nan] * 2, [3.0, 3.0]])
-    unsigned = np.full(3, 2, np.uint64)
-    np.testing.assert_array_equal(averaged(weights([[4, 4]] * 3, unsigned)), 2)
-
-
-def test_average_adds_up_in_double_precision():
-    parts = [weights([[value, 0]] * 3, [1] * 3) for value in (2.0**30, np.float32(1), -(2.0**30))]
-    assert averaged(*parts)[0, 0] == pytest.approx(1 / 3)
 
 
 # Devices -----------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from flower_graph.errors import StateLostError
 from flower_graph.ops.active_rows import pack
 from flower_graph.rng import seeded
 from flower_graph.storage.files import IN_PROCESS
-from flower_graph.strategies.nfedgnn.cohort_client import NodeClient
-from flower_graph.strategies.nfedgnn.messages import RelayRequest
+from flower_graph.strategies.nfedgnn.client import NodeClient
+from flower_graph.strategies.nfedgnn.messages import EnrolmentRequest, RelayRequest
 from flower_graph.strategies.nfedgnn.users import (
     LinearCohort,
     ModuleCohort,
@@ -117,18 +117,6 @@ def assert_equal(got: Tensor, want: Tensor) -> None:
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
-def test_equals_a_loop_over_users(kind: str, bias: bool):
-    settings = SETTINGS._replace(bias=bias)
-    cohort, loop = KINDS[kind][0](settings), Loop(settings, kind)
-    assert_equal(cohort.forward(None), loop.forward())
-    for gradient in gradients(12):
-        cohort.step(None, gradient, RATE)
-        loop.step(list(range(N)), gradient)
-        assert_equal(cohort.forward(None), loop.forward())
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_some_users_step_and_the_others_stay(kind: str):
     settings = SETTINGS._replace(bias=True)
@@ -154,34 +142,9 @@ def test_all_users_start_from_one_seeded_matrix():
     torch.testing.assert_close(linear(SETTINGS).forward(None), features() @ shared[:F])
 
 
-def test_weight_sum_by_hand():
-    settings = UserSettings(1, True, 0.0, 0, "holders")
-    x = torch.tensor([[1.0, 0.0, 5.0], [2.0, 0.0, 0.0]])
-    cohort = LinearCohort(pack(x, bias=True), settings)
-    cohort.tensors()["weight"].copy_(torch.tensor([[1.0], [10.0], [7.0], [100.0], [8.0]]))
-    total, count = cohort.weight_sum(None)
-    assert total.tolist() == [[101.0], [0.0], [10.0], [0.0]], "the bias stays personal"
-    assert count.tolist() == [2, 0, 1, 0]
-    total, count = cohort.weight_sum(torch.tensor([1]))
-    assert total.tolist() == [[100.0], [0.0], [0.0], [0.0]]
-    assert count.tolist() == [1, 0, 0, 0]
-
-
-def test_set_weights_leaves_rows_that_nobody_averaged():
-    settings = UserSettings(1, True, 0.0, 0, "holders")
-    cohort = LinearCohort(pack(torch.tensor([[1.0, 5.0], [2.0, 0.0]]), bias=True), settings)
-    weight = cohort.tensors()["weight"]  # rows (0, 0), (0, 1), (0, bias), (1, 0), (1, bias)
-    weight.copy_(torch.tensor([[1.0], [2.0], [3.0], [4.0], [5.0]]))
-    nan = float("nan")
-    cohort.set_weights(torch.tensor([1]), torch.tensor([[9.0], [nan], [nan]]))
-    assert weight[:, 0].tolist() == [1, 2, 3, 9, 5]
-    cohort.set_weights(None, torch.tensor([[7.0], [8.0], [nan]]))
-    assert weight[:, 0].tolist() == [7, 8, 3, 7, 5]
-
-
 @pytest.mark.parametrize("every", [1, 3])
 def test_averages_of_modules_equal_a_loop(every: int):
-    """Those of linear maps are in ``test_split_gradient_relay.py``."""
+    """Those of linear maps are in ``tests/plain``."""
     settings = SETTINGS._replace(average_over="all", weight_decay=0.3)
     cohorts = [module(settings, slice(0, 5)), module(settings, slice(5, N))]
     loop = Loop(settings, "module")
@@ -238,7 +201,9 @@ def context() -> Iterator[Context]:
 
 
 def client_of(context: Context, x: Tensor = X, users: Tensor = USERS) -> NodeClient:
-    return NodeClient(context, x, users)
+    client = NodeClient(context, x, users)
+    client.get_properties(EnrolmentRequest(HERE).to_config())
+    return client
 
 
 def send(
@@ -251,7 +216,7 @@ def send(
     """Send a message, without a gradient if none is given; return the arrays of the answer."""
     gradient = np.zeros((len(users), 2), np.float32) if gradient is None else gradient
     waiting = np.array(rounds or [0] * len(users))
-    request = RelayRequest(1, np.array(users), gradient, waiting, RATE, HERE, **more)
+    request = RelayRequest(1, np.array(users), gradient, waiting, RATE, **more)
     arrays, _, config = request.to_numpy()
     return client.fit(arrays, config)[0]
 

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from flwr.app import Array, ArrayRecord, Context, Message
 from plain_structure import FEDGLS
 from structure_helpers import client_app, settings_of
 
-from flower_graph.config.common import ROBUST, Robust
+from flower_graph.config.common import ROBUST, RobustSection
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config
 from flower_graph.records.rounds import RoundReport
@@ -27,7 +28,7 @@ from flower_graph.strategies.fedgls.strategy import StructureFedAvg
 from flower_graph.strategies.fedscem.baselines import EgoFedAvg, EgoFedProx, EgoModelClient
 from flower_graph.strategies.fedscem.config import FedSCemConfig
 
-PROXIMAL = EGO_SETTINGS._replace(proximal=0.5)
+PROXIMAL = replace(EGO_SETTINGS, proximal=0.5)
 KINDS: dict[str, tuple[type[ReportedFedAvg], Any]] = {
     "fedgls": (StructureFedAvg, settings_of(FEDGLS)),
     "fedavg": (EgoFedAvg, EGO_SETTINGS),
@@ -46,11 +47,15 @@ def hostile(message: Message, context: Context, call_next: Callable[..., Message
     return reply
 
 
-AVERAGES = Robust("krum", num_malicious=1), Robust("trimmed-mean", beta=0.2), Robust("median")
+AVERAGES = (
+    RobustSection("krum", num_malicious=1),
+    RobustSection("trimmed-mean", beta=0.2),
+    RobustSection("median"),
+)
 
 
 @pytest.mark.parametrize("average", AVERAGES)
-def test_clients_count_whoever_hosts_them(average: Robust) -> None:
+def test_clients_count_whoever_hosts_them(average: RobustSection) -> None:
     """Two SuperNodes, of which one is hostile in one client alone."""
 
     def spoil(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
@@ -76,7 +81,7 @@ def test_clients_count_whoever_hosts_them(average: Robust) -> None:
         assert np.abs(spoilt[name]).max() < 3
 
 
-def run(method: str, average: Robust, is_hostile: bool) -> tuple[list[float], float]:
+def run(method: str, average: RobustSection, is_hostile: bool) -> tuple[list[float], float]:
     """Run ten rounds: the clients' loss after each, and the largest number in the last model."""
     kind, settings = KINDS[method]
     mods = [hostile] if is_hostile else []
@@ -92,8 +97,8 @@ def run(method: str, average: Robust, is_hostile: bool) -> tuple[list[float], fl
 
 @pytest.mark.parametrize("method", one_fast(KINDS, "fedavg"))
 def test_one_hostile_client_ruins_the_mean(method: str) -> None:
-    assert run(method, Robust(), False)[1] < 3
-    assert run(method, Robust(), True)[1] > 100
+    assert run(method, RobustSection(), False)[1] < 3
+    assert run(method, RobustSection(), True)[1] > 100
 
 
 MARKS = pytest.mark.slow, pytest.mark.release
@@ -107,7 +112,7 @@ MARKS = pytest.mark.slow, pytest.mark.release
         for number, case in enumerate(itertools.product(KINDS, AVERAGES))
     ],
 )
-def test_and_none_of_the_others(method: str, average: Robust) -> None:
+def test_and_none_of_the_others(method: str, average: RobustSection) -> None:
     good, _ = run(method, average, False)
     bad, largest = run(method, average, True)
     assert largest < 3
@@ -117,12 +122,12 @@ def test_and_none_of_the_others(method: str, average: Robust) -> None:
 
 
 def test_no_defence_is_the_strategy_itself_and_settings_arrive() -> None:
-    made = make_robust(StructureFedAvg, Robust(), settings_of(FEDGLS), min_nodes=2)
+    made = make_robust(StructureFedAvg, RobustSection(), settings_of(FEDGLS), min_nodes=2)
     assert type(made) is StructureFedAvg
-    other: Any = make_robust(EgoFedProx, Robust("krum", num_malicious=3), PROXIMAL)
+    other: Any = make_robust(EgoFedProx, RobustSection("krum", num_malicious=3), PROXIMAL)
     assert (other.num_malicious_nodes, other.proximal_mu) == (3, 0.5)
     assert isinstance(other, EgoFedProx)
-    trimmed: Any = make_robust(EgoFedAvg, Robust("trimmed-mean", beta=0.3), PROXIMAL)
+    trimmed: Any = make_robust(EgoFedAvg, RobustSection("trimmed-mean", beta=0.3), PROXIMAL)
     assert trimmed.beta == 0.3
     config: Any = load_config("fedgls/cora-linqs", ["strategy.robust=krum"])
     by_yaml: Any = METHOD.build_strategy(config, None)
@@ -133,12 +138,12 @@ def test_no_defence_is_the_strategy_itself_and_settings_arrive() -> None:
 @pytest.mark.parametrize(
     ("robust", "answers", "why"),
     [
-        (Robust("krum", num_malicious=1), 5, "krum with strategy.num_malicious=1 needs 5"),
-        (Robust("trimmed-mean", beta=0.2), 5, "leaves out none of 4 clients"),
-        (Robust("median"), 3, "the median of 2 clients is their mean"),
+        (RobustSection("krum", num_malicious=1), 5, "krum with strategy.num_malicious=1 needs 5"),
+        (RobustSection("trimmed-mean", beta=0.2), 5, "leaves out none of 4 clients"),
+        (RobustSection("median"), 3, "the median of 2 clients is their mean"),
     ],
 )
-def test_too_few_answers(robust: Robust, answers: int, why: str) -> None:
+def test_too_few_answers(robust: RobustSection, answers: int, why: str) -> None:
     assert why in too_few(robust, answers - 1)
     assert too_few(robust, answers) == ""
 
@@ -166,7 +171,7 @@ def test_methods_that_take_them(
     for name in takes:
         settings.strategy.name = name
         settings.validate()
-        assert settings.strategy.average.name == average
+        assert settings.strategy.robust == average
     for name in refuses if average != "none" else ():
         settings.strategy.name = name
         with pytest.raises(ConfigError, match=rf"{average}.*strategy\.name={name}"):

@@ -46,7 +46,7 @@ def test_own_user_models_schedule_and_average_go_on_where_they_were(tmp_path: Pa
     assert first > 1 and resumed.figures == whole.figures[first - 1 :]
     assert same_weights(resumed, whole)
     assert resumed.reports[-1].bytes == whole.reports[-1].bytes
-    ledgers = [one.strategy.users.ledger.payload for one in (resumed, whole)]
+    ledgers = [one.strategy.layer.ledger.payload for one in (resumed, whole)]
     assert ledgers[0] == ledgers[1]
     # What is kept and told is the average, not what is trained
     server, told = whole.strategy.server, whole.weights

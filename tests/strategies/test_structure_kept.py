@@ -159,13 +159,11 @@ def test_whose_model_it_is_is_known_where_there_is_one() -> None:
     config = load_config("fedgls/cora-linqs", ["graph.neighbours=2"])
     graphless, graph = left_by(FEDGLS)[0][1], given(edges=False)
     alone = SavedModels(graphless.module, graphless.arguments, [21], graphless.state_dict(21), {})
-    run = SimpleNamespace(
-        config=config, all_saved=lambda: [alone], saved=lambda client: (alone, 21)
-    )
-    found = METHOD.predict_beside(run, graph, None)
+    run = SimpleNamespace(clients=[21], all_saved=lambda: [alone], saved=lambda client: (alone, 21))
+    found = METHOD.predict(config, run, graph, None)
     close(found, called(graphless, 21, graph).softmax(1))
-    run.all_saved = lambda: left_by(FEDGLS)[0]
-    assert not torch.allclose(found, METHOD.predict_beside(run, graph, None), atol=1e-4)
+    run.all_saved, run.clients = lambda: left_by(FEDGLS)[0], [0, 1]
+    assert not torch.allclose(found, METHOD.predict(config, run, graph, None), atol=1e-4)
 
 
 def test_what_a_graph_lacks_is_said() -> None:

@@ -76,7 +76,7 @@ GAINS = [  # FedGLS less another method, seed by seed
 COSTS = ["seconds-per-round", "steps-a-client", "MiB-a-client", *STRUCTURE]
 TABLE_1 = [
     *t.grid(
-        LINE,
+        replace(LINE, figures=[*t.PLAIN, *COSTS]),
         DATA,
         {
             name: {**fields, "tries": TRIES[name], "paper": PAPER_1.get(name, {})}
@@ -84,27 +84,25 @@ TABLE_1 = [
         },
         GAINS,
         t.within("100 rounds", "500 steps", "10 MiB"),
-        figures=[*t.PLAIN, *COSTS],
     ),
     *t.grid(LINE, DATA, t.BASELINES),
 ]
 
 
-def varied(data: str, value: str, paper: list[float], setting: str, **fields: Any) -> list[t.Line]:
+def varied(line: t.Line, data: str, value: str, paper: list[float], setting: str) -> list[t.Line]:
     """Make the lines of three methods with another value of a setting."""
     own = {
         name: METHODS[name] | {"paper": [one]} for name, one in zip(COMPARED, paper, strict=True)
     }
-    return t.grid(LINE, [data], own, GAINS, over={"varied": {value: [setting]}}, **fields)
+    return t.grid(line, [data], own, GAINS, over={"varied": {value: [setting]}})
 
 
 TABLE_2 = [
     line
     for data, epochs, paper in EPOCHS
     for line in varied(
+        replace(LINE, table="Table 2", seeds=range(3 if data == "PubMed" else 5)),
         *(data, str(epochs), paper, f"strategy.local_epochs={epochs}"),
-        table="Table 2",
-        seeds=range(3 if data == "PubMed" else 5),
     )
 ]
 TABLE_3 = [
@@ -112,7 +110,8 @@ TABLE_3 = [
     replace(line, settings=line.settings[:-1]) if line.method == "Fed-MLP" else line
     for data, value, share, paper in GRAPHLESS
     for line in varied(
-        *(data, value, paper, f"graph.graphless_ratio={share}"), table="Table 3", seeds=(0, 1, 2)
+        replace(LINE, table="Table 3", seeds=(0, 1, 2)),
+        *(data, value, paper, f"graph.graphless_ratio={share}"),
     )
 ]
 MARKED = ["Fed-MLP", "Local-GNN_k", "Fed-GNN_k", "FedGLS", "FedGLS, phi fixed", "Fed-GNN"]

@@ -47,11 +47,11 @@ LINES = [
     replace(line, settings=line.settings[:-1]) if line.method in not_for else line
     for table, (key, values, not_for) in VARIED.items()
     for line in t.grid(
-        *(fedgls.LINE, ["Cora", "CiteSeer"], methods, GAINS),
+        replace(fedgls.LINE, table=table, seeds=(0, 1, 2), figures=FIGURES),
+        ["Cora", "CiteSeer"],
+        methods,
+        GAINS,
         over={"varied": {name: [f"{key}={value}"] for name, value in values.items()}},
-        table=table,
-        seeds=(0, 1, 2),
-        figures=FIGURES,
     )
 ]
 PAPER = t.Paper(

@@ -135,7 +135,7 @@ def split_table(table: str, split: str) -> list[t.Line]:
     return [
         *t.grid(line, SMALL, ours(*TRAINED, is_tried=True), *more, last),
         *t.grid(line, LARGE, ours(*MAIN, is_tried=True), *more, last),
-        *t.grid(LINE, DATA, untrained, table=table, last=[split]),
+        *t.grid(replace(LINE, table=table), DATA, untrained, last=[split]),
     ]
 
 
@@ -145,86 +145,95 @@ TABLE_1 = [
     # The same model on the whole graph can be judged under the strict split only.
     for split, more in {"per-client": [], "global": ["Global"]}.items()
     for line in t.grid(
-        *(CHOSEN, {"Cora": 4, "LastFM-Asia": 2}),
+        replace(CHOSEN, table="Table 1", keys={"split": split}, figures=[t.TEST]),
+        {"Cora": 4, "LastFM-Asia": 2},
         ours("Self-training", "FedAvg", "FedProx", *more, is_tried=True),
         last=[f"partition.split={split}", "patience=50"],
-        table="Table 1",
-        keys={"split": split},
-        figures=[t.TEST],
     )
 ]
 FEDAVG = replace(LINE, config="fedscem/{data}-fedavg", seeds=(0, 1, 2))
 AS_SHIPPED: t.Methods = {"FedAvg+FedSCem, as shipped": {}}
 SHIPPED = t.grid(
-    *(FEDAVG, SMALL, AS_SHIPPED),
+    replace(FEDAVG, table="Shipped", figures=[t.TEST, t.LAST, "rounds", "MiB-a-client"]),
+    SMALL,
+    AS_SHIPPED,
     over={"sums": {"masked": [PER_CLIENT], "plain": [*OPEN, PER_CLIENT]}},
-    table="Shipped",
-    figures=[t.TEST, t.LAST, "rounds", "MiB-a-client"],
 )
 SHIPPED += [
     line
     for line in t.grid(
-        *(FEDAVG, SMALL, AS_SHIPPED),
+        # Of two or three seeds others come out best
+        replace(FEDAVG, table="Shipped, tried", seeds=range(10, 16), figures=[t.VALIDATION]),
+        SMALL,
+        AS_SHIPPED,
         last=[*OPEN, PER_CLIENT],
         over={
             "mu": {mu: [f"{MU}={mu}"] for mu in (1, 0.1)},
             "lr": {rate: [f"{RATE}={rate}"] for rate in (0.0005, 0.002)},
         },
-        table="Shipped, tried",
-        seeds=range(10, 16),  # of two or three seeds others come out best
-        figures=[t.VALIDATION],
     )
     if line.keys != {"mu": 0.1, "lr": 0.0005}
 ]
 FIGURE_6A = [
     replace(line, shown="FedSCem, mu={mu}, tau={tau}".format(**line.keys))
     for line in t.grid(
-        *(LINE, ["Cora"], {"FedSCem": {"settings": FULL}}),
+        replace(
+            LINE,
+            table="Figure 6a",
+            seeds=(0, 1, 2),
+            rounds=500,
+            figures=[t.VALIDATION, t.TEST, "rounds"],
+        ),
+        ["Cora"],
+        {"FedSCem": {"settings": FULL}},
         last=[PER_CLIENT, "patience=50", f"{RATE}=0.002"],
         over={
             "mu": {mu: [f"{MU}={mu}"] for mu in (0.5, 1, 5, 10)},
             "tau": {tau: [f"{TAU}={tau}"] for tau in (0.01, 0.1, 1, 5, 10)},
         },
-        table="Figure 6a",
-        seeds=(0, 1, 2),
-        rounds=500,
-        figures=[t.VALIDATION, t.TEST, "rounds"],
     )
 ]
 SIZES = {"16": "16", "64": "64", "all": "null"}
 BATCHES = t.grid(
-    *(LINE, ["Cora"], ours("FedSCem", "Self-training")),
+    replace(
+        LINE,
+        table="Batches",
+        seeds=(10, 11),
+        rounds=500,
+        figures=[t.VALIDATION, "rounds", "steps-a-client"],
+    ),
+    ["Cora"],
+    ours("FedSCem", "Self-training"),
     last=["patience=50", f"{RATE}=0.002"],
     over={"batch": {name: [f"strategy.batch_size={size}"] for name, size in SIZES.items()}},
-    table="Batches",
-    seeds=(10, 11),
-    rounds=500,
-    figures=[t.VALIDATION, "rounds", "steps-a-client"],
 )
 MASKS = t.grid(
-    *(LINE, SMALL, ours("FedSCem", MASKED)),
+    replace(LINE, table="Masks", seeds=(0,), rounds=50, figures=[t.LAST, "run-seconds"]),
+    SMALL,
+    ours("FedSCem", MASKED),
     last=[PER_CLIENT],
-    table="Masks",
-    seeds=(0,),
-    rounds=50,
-    figures=[t.LAST, "run-seconds"],
 )
 MEASURED = ["seconds-per-round", "peak-mib"]
 SHOWN = ("ms a round", 1000), ("memory, MiB", 1)
 COST = t.grid(
-    *(LINE, DATA, ours(*TRAINED)),
+    replace(
+        LINE,
+        measure="flower_graph.apps.reproduce.runs:costs",
+        table="Cost",
+        rounds=10,
+        figures=MEASURED,
+    ),
+    DATA,
+    ours(*TRAINED),
     last=[PER_CLIENT],
-    measure="flower_graph.apps.reproduce.runs:costs",
-    table="Cost",
-    rounds=10,
-    figures=MEASURED,
 )
 FIGURE_8 = t.grid(
-    *(LINE, DATA, {"FedSCem": {"settings": FULL}}),
+    replace(
+        LINE, measure=f"{TABLES}:costs", table="Figure 8", figures=["nodes", "edges", *MEASURED]
+    ),
+    DATA,
+    {"FedSCem": {"settings": FULL}},
     last=[PER_CLIENT],
-    measure=f"{TABLES}:costs",
-    table="Figure 8",
-    figures=["nodes", "edges", *MEASURED],
 )
 ON_BOTH = [one for one in TABLE_3 if one.data in SMALL and one.method in TRAINED]
 FIGURE_5 = ["Self-training", "FedSCem", "FedAvg", "FedAvg+FedSCem", "FedProx", "FedProx+FedSCem"]

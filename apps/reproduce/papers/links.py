@@ -1,5 +1,6 @@
 """Which nodes are linked: at a server that knows some edges, and inside clients' graphs."""
 
+from dataclasses import replace
 from typing import Any
 
 from flower_graph.apps.reproduce import table as t
@@ -81,7 +82,9 @@ def lines(table: str, method: str, data: str) -> list[t.Line]:
     # Validation falls in the first rounds here, and is back after forty or more
     last = ["patience=150"] if (data, method) == ("PubMed", SUMMED) else []
     seeds = range(3 if data == "PubMed" else 5)
-    return t.grid(LINE, [data], {method: how}, GAINS[table], last=last, table=table, seeds=seeds)
+    return t.grid(
+        replace(LINE, table=table, seeds=seeds), [data], {method: how}, GAINS[table], last=last
+    )
 
 
 PAPER = t.Paper(

@@ -74,7 +74,7 @@ def compared(table: str, model: str, data: str) -> list[t.Line]:
         ours[NFEDGNN]["paper"], ours["centralised"]["paper"] = [0.719], [0.815]
     tried = {data: 2 if data in ("PubMed", "Squirrel", "Squirrel-filtered", "Wiki-CS") else 4}
     figures = [*t.PLAIN, "MiB-a-client"]
-    lines = t.grid(line, tried, ours, GAINS, BUDGETS, ["patience=50"], figures=figures)
+    lines = t.grid(replace(line, figures=figures), tried, ours, GAINS, BUDGETS, ["patience=50"])
     lines += t.grid(line, [data], UNTRAINED)
     if table == "Figure 4":
         # Each feature that is not 0 is another one: what of the accuracy does not need them. Lambda
@@ -104,32 +104,44 @@ UPLINK = [
     for number, data in enumerate([*CITATION, *WIKIPEDIA])
     for (model, method), values in MIB.items()
     for line in t.grid(
-        *(LINE, [data], {method: methods(model)[method]}),
-        table="Table 1",
-        model=model,
-        settings=MODELS[model],
-        rounds=200,
-        seeds=(0,),
-        figures=["uplink-mib"],
+        replace(
+            LINE,
+            table="Table 1",
+            model=model,
+            settings=MODELS[model],
+            rounds=200,
+            seeds=(0,),
+            figures=["uplink-mib"],
+        ),
+        [data],
+        {method: methods(model)[method]},
     )
 ]
 # A curve of accuracy against a budget, chosen among by the first seed
 PRIVACY = replace(LINE, table="Privacy", rounds=200, figures=[t.TEST])
 GUESS = "commonest class"
 BUDGET = [
-    *t.grid(PRIVACY, ["Cora"], {GUESS: UNTRAINED[GUESS]}, seeds=(0,)),
+    *t.grid(replace(PRIVACY, seeds=(0,)), ["Cora"], {GUESS: UNTRAINED[GUESS]}),
     *t.grid(PRIVACY, ["Cora"], {"nFedGNN, no noise": {}}),
     *t.grid(
-        *(PRIVACY, ["Cora"], {"nFedGNN, with noise": {}}),
-        # Most are far beyond what protects anybody, to show where it begins to work.
+        replace(
+            PRIVACY,
+            # Most are far beyond what protects anybody, to show where it begins to work.
+            figures=["epsilon-of-a-round", "noise-multiplier", t.TEST],
+            tries=[
+                [
+                    f"privacy.clipping_norm={norm}",
+                    f"strategy.reg_weight={weight}",
+                    f"rounds={rounds}",
+                ]
+                for norm, weight, rounds in product((0.1, 0.3, 1.0), (1.0, 100.0), (50, 200))
+            ],
+            choosers=(0,),
+            rounds=None,
+        ),
+        ["Cora"],
+        {"nFedGNN, with noise": {}},
         over={"epsilon": {10.0**n: [f"privacy.epsilon={10.0**n}"] for n in range(7)}},
-        figures=["epsilon-of-a-round", "noise-multiplier", t.TEST],
-        tries=[
-            [f"privacy.clipping_norm={norm}", f"strategy.reg_weight={weight}", f"rounds={rounds}"]
-            for norm, weight, rounds in product((0.1, 0.3, 1.0), (1.0, 100.0), (50, 200))
-        ],
-        choosers=(0,),
-        rounds=None,
     ),
 ]
 GCN = {"Figure 4": CITATION, "Figure 6": FILTERED}

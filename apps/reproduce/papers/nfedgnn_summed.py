@@ -52,16 +52,17 @@ PAPER = t.Paper(
             for data, tried in DATA.items()
             for line in (
                 *t.grid(LINE, {data: tried}, METHODS, GAINS),
-                *t.grid(LINE, [data], SCRAMBLED, settings=NOISE),
-                *t.grid(LINE, [data], UNTRAINED, settings=[]),
+                *t.grid(replace(LINE, settings=NOISE), [data], SCRAMBLED),
+                *t.grid(replace(LINE, settings=[]), [data], UNTRAINED),
             )
         ],
         "sketch": [
             replace(line, shown=f"{line.method} to {line.keys['buckets']}")
             for line in t.grid(
-                *(LINE, DATA, {"nFedGNN, summed, sketched": {}}),
+                replace(LINE, table="Sketch"),
+                DATA,
+                {"nFedGNN, summed, sketched": {}},
                 over={"buckets": {k: [f"strategy.sketch={v}"] for k, v in BUCKETS.items()}},
-                table="Sketch",
             )
         ],
     },

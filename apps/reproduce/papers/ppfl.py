@@ -156,13 +156,13 @@ def public(data: str, model: str, by: str, levels: list[int]) -> list[t.Line]:
             paper = {t.TEST: figures[number] / 100, GAIN.name: figures[2] / 100}
         own = TRIES[method, model][0][: 1 if model == "GAT" else 2]
         lines += t.grid(
-            *(line_of("Table 3", data, model), [data]),
+            replace(line_of("Table 3", data, model), seeds=(0, 1, 2), figures=t.PLAIN[:3]),
+            [data],
             {method: {"settings": METHODS[method], "paper": paper}},
-            *([(GAIN, ["FED"])], [*map(t.Figure, [*SPENT, *PRECISION])]),
+            [(GAIN, ["FED"])],
+            [*map(t.Figure, [*SPENT, *PRECISION])],
             last=[noise(data), f"partition.public={by}", f"partition.public_share={share / 100}"],
             over={"public": {by: judged}, "share": {share: own}},
-            seeds=(0, 1, 2),
-            figures=t.PLAIN[:3],
         )
     return lines
 

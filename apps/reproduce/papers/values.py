@@ -1,5 +1,6 @@
 """A number of each node: homicide rates of US counties; no paper's tables."""
 
+from dataclasses import replace
 from typing import Any
 
 from flower_graph.apps.reproduce import table as t
@@ -72,9 +73,10 @@ PAPER = t.Paper(
             line
             for table, methods in METHODS.items()
             for line in t.grid(
-                *(LINE, ["US counties"], methods, CHANGES[table]),
-                table=table,
-                settings=[*MODEL, *CUT[table]],
+                replace(LINE, table=table, settings=[*MODEL, *CUT[table]]),
+                ["US counties"],
+                methods,
+                CHANGES[table],
             )
         ]
     },

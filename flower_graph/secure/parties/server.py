@@ -8,13 +8,13 @@ next sum. An epoch begins, with three more, when SuperNodes have joined.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
+from flower_graph.errors import IdentityError, MalformedReplyError
 from flower_graph.secure.channel import rows_of
 from flower_graph.secure.node_config import (
     DIFFER_BY,
@@ -22,177 +22,27 @@ from flower_graph.secure.node_config import (
     MOST_POINTS,
     USUAL_DIFFERENCE,
 )
-from flower_graph.secure.parties.differences import choose, members_of, set_of
 from flower_graph.secure.parties.epoch import (
-    LIST,
-    MASKS,
     MOST_LISTS,
-    ROUND_KEY,
     Epoch,
     commit,
     fewest_in_a_sum,
 )
-from flower_graph.secure.parties.identity import SIGNATURE_BYTES
 from flower_graph.secure.parties.registry import Registry
-from flower_graph.secure.ring import RingArray
 from flower_graph.secure.sum.messages import (
-    BindReply,
-    BindRequest,
     EpochReply,
     EpochRequest,
-    ListReply,
-    ListRequest,
-    MaskedReply,
-    MaskRequest,
-    PrepareReply,
+    KeyReply,
+    KeyRequest,
     RevealReply,
     RevealRequest,
-    SumTerms,
-    UnmaskRequest,
 )
-from flower_graph.secure.sum.round import Blame, Cause, Circle, Reason, SumRound
-from flower_graph.secure.sum.server import M, Send, SumServer
-from flower_graph.wire.codec import Message
-from flower_graph.wire.exchange import Replies
+from flower_graph.secure.sum.round import Cause, Distrust, Reason, SumRound
+from flower_graph.secure.sum.server import Send, SumServer
 from flower_graph.wire.fields import Bytes
-from flower_graph.wire.ledger import setup_bytes
 
 LOG = logging.getLogger(__name__)
 TRIES = 3  # lists of commitments, while parties show no seed
-# Parties beyond `differ-by` that may be left out, should some vanish that are ready
-SPARE = 2
-
-
-class PartyRound(SumRound):
-    """A round of sums over parties: with signatures, and the parties to leave out of it."""
-
-    # Parties sign no list that differs from an earlier one by too few (``differences.py``). The
-    # server knows which parties to leave out only when all vectors are there, but it adds vectors
-    # up as they come. So the sums of a few parties, by turns, are kept beside the total, to be
-    # taken out again.
-
-    def __init__(
-        self,
-        epoch: Epoch,
-        registry: Registry,
-        earlier: dict[str, list[int]],
-        number: int,
-        nodes: list[int | None],
-        hosted: list[list[int]],
-        channel_keys: Bytes,
-        blame: Blame,
-    ) -> None:
-        # earlier: parties in earlier sums, by purpose
-        circle = Circle(epoch.id, epoch.parties, epoch.partners, epoch.threshold, epoch.minimum)
-        super().__init__(circle, number, nodes, hosted, channel_keys, blame)
-        self.epoch, self._registry, self._earlier = epoch, registry, earlier
-        self.keys = np.zeros((epoch.parties.size, SIGNATURE_BYTES), np.uint8)
-        self.lists = np.zeros_like(self.keys)
-        self.signed: MASKS = np.zeros(epoch.parties.size, np.bool_)
-        self._sums: list[int] = []  # earlier sums of the purpose
-        self._spare: list[int] = []  # parties, those that are left out first
-        self._kept: dict[int, RingArray] = {}  # their sums
-
-    def _take_prepare(self, row: int, reply: PrepareReply) -> None:
-        parts = self.epoch.key_parts(self.number, reply.round_keys.tobytes())
-        self.keys[row] = self._verified(row, reply.signature, ROUND_KEY, parts)
-        super()._take_prepare(row, reply)
-
-    def mask_requests(
-        self, length: int, word: int, terms: SumTerms, out: Collection[int] = ()
-    ) -> dict[int, MaskRequest]:
-        """Choose parties to leave out, too, if the sum is not allowed with them."""
-        requests = super().mask_requests(length, word, terms, out)
-        earlier = self._sums = self._earlier.setdefault(terms.purpose, [])
-        apart, ready = self.epoch.differ_by, self.parties[self.live].tolist()
-        start = self.number * (apart + SPARE) % max(1, len(ready))
-        # First those that an earlier sum was made without: its set can be had again.
-        order = sorted(
-            ready[start:] + ready[:start],
-            key=lambda party: -sum(not one >> party & 1 for one in earlier),
-        )
-        chosen = self._choose(set_of(ready), order)
-        left_out = [] if chosen is None else members_of(set_of(ready) & ~chosen)
-        others = [party for party in order if party not in left_out]
-        self._spare = left_out + others[: apart + SPARE]
-        return requests
-
-    def _mask_request(self, row: int, length: int, word: int) -> MaskRequest:
-        request, partners = super()._mask_request(row, length, word), self.partners[row]
-        signatures = self.keys[partners[self.live[partners]]]
-        return replace(request, ready=self.live.copy(), signatures=signatures)
-
-    def _take_masked(self, row: int, reply: MaskedReply) -> None:
-        super()._take_masked(row, reply)
-        if (party := int(self.parties[row])) in self._spare:
-            self._kept[party] = reply.total
-
-    def list_requests(self) -> dict[int, ListRequest]:
-        """Leave out parties that this sum's list may not have; ask the others to sign it."""
-        if self.skipped is not None:
-            return {}
-        present = set_of(self.parties[self.contributed].tolist())
-        chosen = self._choose(present, [one for one in self._spare if one in self._kept])
-        if chosen is None:
-            self.skip(
-                f"whoever is left out, this sum differs by fewer than {self.epoch.differ_by} "
-                f"SuperNodes from an earlier one ({DIFFER_BY}), or {self.minimum} are not left; "
-                "nothing is revealed"
-            )
-            return {}
-        for party in members_of(present & ~chosen):
-            self._leave_out(party, self._kept[party])
-        self._kept.clear()
-        listed = self.contributed.copy()
-        try:
-            self.epoch.check_present(listed, "sent their vectors")
-        except RefusedError as error:
-            self.skip(f"{error}; nothing is revealed")
-            return {}
-        if chosen not in self._sums:
-            self._sums.append(chosen)
-        request = ListRequest(self.run_id, self.number, listed)
-        return {node: request for node, row in self._rows.items() if listed[row]}
-
-    def take_list(self, node: int, reply: ListReply) -> None:
-        row = self._row(node)
-        parts = self.epoch.signed_parts(self.number, self.live, self.contributed, self.terms)
-        self.lists[row], self.signed[row] = self._verified(row, reply.signature, LIST, parts), True
-
-    def unmask_requests(self) -> dict[int, UnmaskRequest]:
-        """Ask the parties whose lists enough of their partners have signed; others would refuse."""
-        result = {}
-        for node, request in super().unmask_requests().items():
-            partners = self.partners[row := self._rows[node]]
-            columns = np.flatnonzero(self.signed[partners])[: self.threshold]
-            if self.signed[row] and columns.size == self.threshold:
-                lists = self.lists[partners[columns]]
-                result[node] = replace(request, columns=columns, signatures=lists)
-        return result
-
-    def _leave_out(self, party: int, total: RingArray) -> None:
-        row = self.epoch.index(party)
-        self.total -= total
-        self.contributed[row] = False
-        why = f"or this sum and an earlier one would differ by too few SuperNodes ({DIFFER_BY})"
-        for client in self._hosted[row]:
-            self._note(Cause.LEFT_OUT, client, f"{why} (party {party})")
-
-    def _choose(self, present: int, spare: list[int]) -> int | None:
-        apart, fewest, number = self.epoch.differ_by, self.minimum, self.number
-        return choose(present, self._sums, apart, spare=spare, fewest=fewest, number=number)
-
-    def _verified(
-        self, row: int, signature: Bytes | None, purpose: bytes, parts: tuple[bytes, ...]
-    ) -> Bytes:
-        party = int(self.parties[row])
-        signed = b"" if signature is None else signature.tobytes()
-        if signature is None or not self._registry.verify(party, signed, purpose, *parts):
-            raise MalformedReplyError(f"party {party}: its signature is not valid")
-        return signature
-
-    def _count(self, present: MASKS) -> int:
-        return int(present.sum())  # parties, not clients
 
 
 class PartySums(SumServer):
@@ -219,8 +69,6 @@ class PartySums(SumServer):
         If a share is impossible, or the registry has too few parties for a sum.
     """
 
-    enrolment = ("sum_bind", BindRequest, BindReply)
-
     def __init__(
         self,
         registry: Path | str,
@@ -241,7 +89,7 @@ class PartySums(SumServer):
         self._differ_by = differ_by
         self._earlier: dict[str, list[int]] = {}  # parties in earlier sums, by purpose
         self._cheating: set[int] = set()  # parties
-        self.bindings: dict[int, BindReply] = {}  # of parties
+        self.bindings: dict[int, KeyReply] = {}  # of parties
         self._unbound: set[int] = set()  # SuperNodes that are to bind under another registry
         self._fresh: set[int] = set()  # parties that have bound themselves for the next epoch
         # The parties' agreement; None before the first epoch, or under a new registry
@@ -284,7 +132,10 @@ class PartySums(SumServer):
 
     # Who is there
 
-    def check_keys(self, node: int, reply: BindReply) -> None:
+    def question(self) -> KeyRequest:
+        return KeyRequest(self.run_id, signed=True)
+
+    def check_keys(self, node: int, reply: KeyReply) -> None:
         if reply.run_id != self.run_id:
             raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
         try:
@@ -292,17 +143,14 @@ class PartySums(SumServer):
         except IdentityError as error:
             raise MalformedReplyError(str(error)) from error
         if (points := reply.declared[:, 1].sum()) > MOST_POINTS:
-            raise MalformedReplyError(f"party {reply.party}: {points} points, above {MOST_POINTS}")
+            raise MalformedReplyError(f"party {reply.number}: {points} points, above {MOST_POINTS}")
 
-    def party_of(self, reply: BindReply) -> int:
-        return reply.party
+    def knows(self, old: int, reply: KeyReply) -> bool:
+        return reply.number in self._taking_part and super().knows(old, reply)
 
-    def knows(self, old: int, reply: BindReply) -> bool:
-        return reply.party in self._taking_part and super().knows(old, reply)
-
-    def enroll(self, node: int, reply: BindReply, gone: Collection[int] = ()) -> None:
+    def enroll(self, node: int, reply: KeyReply, gone: Collection[int] = ()) -> None:
         self.check_keys(node, reply)
-        party, home = reply.party, self.node_of_party(reply.party)
+        party, home = reply.number, self.node_of_party(reply.number)
         if home not in (None, node, *gone):
             raise MalformedReplyError(f"party {party} is at node {home} already")
         shown = self._member(node, reply)
@@ -314,10 +162,10 @@ class PartySums(SumServer):
             self.take_binding(node, reply)
             self._fresh.add(party)
 
-    def take_binding(self, node: int, reply: BindReply) -> None:
+    def take_binding(self, node: int, reply: KeyReply) -> None:
         """Store a SuperNode's statement, if its party signed it."""
         self.check_keys(node, reply)
-        self.bindings[reply.party] = reply
+        self.bindings[reply.number] = reply
         self._settle(node, reply)
 
     def forget(self, node: int) -> None:
@@ -385,9 +233,9 @@ class PartySums(SumServer):
 
     def _bind(self, server_round: int, send: Send, nodes: Collection[int]) -> set[int]:
         """Have the parties of some SuperNodes commit to another seed; return those that did."""
-        requests = dict.fromkeys(sorted(nodes), BindRequest(self.run_id))
+        requests = dict.fromkeys(sorted(nodes), self.question())
         take = self.take_binding
-        replies = self._exchange(send, server_round, "sum_bind", requests, BindReply, take)
+        replies = self._exchange(send, server_round, "sum_enroll", requests, KeyReply, take)
         for entry in replies.rejected:  # with a version of the registry that is old, for one
             self.forget(entry.node_id)
         return {party for node, party in self._at.items() if node in replies.values}
@@ -485,24 +333,8 @@ class PartySums(SumServer):
             nodes.append(member.node if is_there else None)
         keys = rows_of([member.channel_key for member in members], len(parties), -1)
         hosted = [member.clients for member in members]
-        agreed = epoch, self.registry, self._earlier
-        return PartyRound(*agreed, number, nodes, hosted, keys, self._blame)
-
-    def sign(self, number: int, server_round: int, send: Send) -> None:
-        lists = self.list_requests(number)
-        self._exchange(send, server_round, "sum_list", lists, ListReply, self.take_list)
-
-    def list_requests(self, number: int) -> dict[int, ListRequest]:
-        one = self._round(number)
-        return self._there(one.list_requests()) if isinstance(one, PartyRound) else {}
-
-    def take_list(self, node: int, reply: ListReply) -> None:
-        one = self._round(reply.server_round)
-        assert isinstance(one, PartyRound)  # others ask for no list
-        one.take_list(node, reply)
-
-    def _exclude_suspects(self, one: SumRound) -> None:
-        """Exclude nobody without a proof."""
+        distrust = Distrust(epoch, self.registry, self._earlier)
+        return SumRound(epoch, number, nodes, hosted, keys, self._blame, distrust)
 
     def _blame(self, reason: Reason, node: int | None) -> None:
         """Record a party's fault for all its clients; if it is proven, exclude them."""
@@ -514,22 +346,3 @@ class PartySums(SumServer):
         self.blamed += [replace(reason, client=c, text=text) for c in self.hosted([party])]
         if node is not None:
             self._cheating.add(party)
-
-    def _exchange(
-        self,
-        send: Send,
-        server_round: int,
-        action: str,
-        requests: Mapping[int, Message],
-        kind: type[M],
-        take: Callable[[int, M], object],
-    ) -> Replies[object]:
-        if not requests:
-            return Replies()
-        return send(
-            {node: request.to_record() for node, request in requests.items()},
-            server_round,
-            lambda node, content: take(node, kind.read(content)),
-            message_type=f"train.{action}",
-            max_reply_bytes=setup_bytes(),
-        )

@@ -17,10 +17,9 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import RecordDict
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.channel import is_low_order, rows_of
@@ -28,6 +27,8 @@ from flower_graph.secure.sum.messages import (
     KEPT_ROUNDS,
     KeyReply,
     KeyRequest,
+    ListReply,
+    ListRequest,
     MaskRequest,
     PrepareRequest,
     SumTerms,
@@ -46,28 +47,15 @@ from flower_graph.secure.sum.round import (
 from flower_graph.wire.codec import Message
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.fields import RUN_BYTES
+from flower_graph.wire.ledger import setup_bytes
 
 LOG = logging.getLogger(__name__)
-Keys = Any  # left open: what a SuperNode enrols with: here a KeyReply
-T = TypeVar("T")  # what is read of a reply
 M = TypeVar("M", bound=Message)
-Enrolment = tuple[str, Callable[[bytes], Message], type[Message]]  # action, request, reply
 
 
-class Send(Protocol):
-    """Sends a message to each of some SuperNodes and reads their replies, as ``Session.send``."""
-
-    def __call__(  # it has no more to say
-        self,
-        requests: Mapping[int, RecordDict],
-        server_round: int,
-        read: Callable[[int, RecordDict], T],
-        *,
-        message_type: str,
-        max_reply_bytes: int,
-    ) -> Replies[T]: ...
-
-
+# Sends a message to each of some SuperNodes and reads their replies, as ``Session.send``. Any: what
+# is read of a reply
+Send = Callable[..., Replies[Any]]
 MOST_BEGINNINGS = 8  # times that a client enrols with keys of its own in a run
 MOST_CHEATS = 3  # SuperNodes that are proven to cheat before nobody new is taken any more
 ALONE = 0, 0, 0  # the plan of a SuperNode whose clients are all in the sum
@@ -98,9 +86,6 @@ class SumServer:
     # while this one is unmasked. ``take`` raises ``MalformedReplyError`` for a reply that is late,
     # second, of another run, round or length, or about clients of other SuperNodes, and then has
     # taken nothing of it.
-
-    # What a SuperNode is asked, and answers, when it enrols
-    enrolment: ClassVar[Enrolment] = ("sum_enroll", KeyRequest, KeyReply)
 
     def __init__(self, *, dropout: float = 0.3, corrupt: float = 0.1) -> None:
         check_shares(dropout, corrupt)
@@ -158,16 +143,19 @@ class SumServer:
         # limit: largest size of a number, which they agree on, too
         return False
 
-    def sign(self, number: int, server_round: int, send: Send) -> None:
-        """Have clients sign the members of a sum before masks are removed; here not needed."""
-
     # Who is there
 
-    def check_keys(self, node: int, reply: Keys) -> None:
+    def question(self) -> KeyRequest:
+        """Return the request to a SuperNode that is to enrol."""
+        return KeyRequest(self.run_id)
+
+    def check_keys(self, node: int, reply: KeyReply) -> None:
         """Refuse keys of another run, keys of low order, and clients that may not begin anew."""
         if reply.run_id != self.run_id:
             raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
         clients = reply.clients.tolist()
+        if reply.party is not None:
+            raise MalformedReplyError("it signs for a party, and there are none in this sum")
         if is_low_order(reply.channel_key.tobytes()):
             raise MalformedReplyError(f"the channel key of client {clients[0]} is of low order")
         home = self.node_of(clients[0])
@@ -184,7 +172,7 @@ class SumServer:
         if max(times) >= MOST_BEGINNINGS:
             raise MalformedReplyError(f"client {clients[0]} has begun anew too often")
 
-    def enroll(self, node: int, reply: Keys, gone: Collection[int] = ()) -> None:
+    def enroll(self, node: int, reply: KeyReply, gone: Collection[int] = ()) -> None:
         """Enrol a SuperNode's clients; if it enrols again, its new keys replace the old."""
         self.check_keys(node, reply)
         clients = reply.clients.tolist()
@@ -208,13 +196,9 @@ class SumServer:
         if (party := self._at.pop(node, None)) is not None:
             self._members[party].node = None
 
-    def party_of(self, reply: Keys) -> int:
-        """Return the number that a SuperNode has as a party."""
-        return int(reply.clients.min())
-
-    def knows(self, old: int, reply: Keys) -> bool:
+    def knows(self, old: int, reply: KeyReply) -> bool:
         """Tell whether a SuperNode enrolled with exactly these clients and this key."""
-        member = self._members.get(self.party_of(reply))
+        member = self._members.get(reply.number)
         return member is not None and member == self._member(old, reply)
 
     def move(self, old: int, node: int) -> None:
@@ -226,11 +210,11 @@ class SumServer:
         for one in self._rounds.values():
             one.move(old, node)
 
-    def _member(self, node: int, reply: Keys) -> Member:
+    def _member(self, node: int, reply: KeyReply) -> Member:
         return Member(node, sorted(reply.clients.tolist()), reply.channel_key.tobytes())
 
-    def _settle(self, node: int, reply: Keys) -> None:
-        party, member = self.party_of(reply), self._member(node, reply)
+    def _settle(self, node: int, reply: KeyReply) -> None:
+        party, member = reply.number, self._member(node, reply)
         if (before := self._members.get(party)) is not None:
             for client in before.clients:
                 if self._party_of.get(client) == party:
@@ -267,6 +251,17 @@ class SumServer:
         """Ask every SuperNode that prepared for its masked sum of ``length`` words."""
         return self._there(self._round(number).mask_requests(length, word, terms, self.excluded))
 
+    def sign(self, number: int, server_round: int, send: Send) -> None:
+        """Settle the members of a sum; parties that do not trust the server sign them."""
+        requests = self.list_requests(number)
+        self._exchange(send, server_round, "sum_list", requests, ListReply, self.take_list)
+
+    def list_requests(self, number: int) -> dict[int, ListRequest]:
+        return self._there(self._round(number).list_requests())
+
+    def take_list(self, node: int, reply: ListReply) -> None:
+        self._round(reply.server_round).take_list(node, reply)
+
     def unmask_requests(self, number: int) -> dict[int, UnmaskRequest]:
         """Write the requests for shares; none if too few clients are in the sum."""
         return self._there(self._round(number).unmask_requests())
@@ -277,17 +272,14 @@ class SumServer:
 
     def result(self, number: int) -> SumResult | Skipped:
         """End a round and return its sum; replies that come later are refused."""
-        result = self._round(number).result()
-        self._exclude_suspects(self._rounds.pop(number))
-        return result
-
-    def _exclude_suspects(self, one: SumRound) -> None:
+        result, one = self._round(number).result(), self._rounds.pop(number)
         nodes = {self.node_of(client) for client in one.suspects.tolist()}
         for client, node in sorted(self.homes.items()):
             if node in nodes and client not in self.excluded:
                 text = "most others and its SuperNode cannot open what they seal for each other"
-                self._blame(Reason(Cause.AT_ODDS, text, client, one.number), None)
+                self._blame(Reason(Cause.AT_ODDS, text, client, number), None)
                 self._excluded.add(client)
+        return result
 
     def _begin(self, number: int, clients: set[int]) -> SumRound:
         chosen = sorted(clients - self.excluded)
@@ -296,7 +288,13 @@ class SumServer:
             if self.node_of(client) is None:
                 raise ValueError(f"client {client} is not enrolled")
             local.setdefault(self._party_of[client], []).append(client)
-        self._warn_of_differences()
+        if not self._warned:
+            self._warned = True
+            LOG.warning(
+                "the server is trusted (semi-honest): it could subtract the sums of two rounds, "
+                "and so read what those sent together who are in one of them alone, even a single "
+                "client (`flower-graph docs security#what-sums-over-time-tell`)"
+            )
         m, dropped = len(local), math.floor(self.dropout * len(chosen))
         if self._honest(len(chosen)) < 2 or self._honest(m) < min(m, 2):
             few = f"{len(chosen)} clients, a sum needs at least 2 that do not collude"
@@ -326,15 +324,24 @@ class SumServer:
         one.skip(why)
         return one
 
-    def _warn_of_differences(self) -> None:
-        """Warn, when the first sum begins, that a trusted server keeps no sums apart."""
-        if not self._warned:
-            self._warned = True
-            LOG.warning(
-                "the server is trusted (semi-honest): it could subtract the sums of two rounds, "
-                "and so read what those sent together who are in one of them alone, even a single "
-                "client (`flower-graph docs security#what-sums-over-time-tell`)"
-            )
+    def _exchange(
+        self,
+        send: Send,
+        server_round: int,
+        action: str,
+        requests: Mapping[int, Message],
+        kind: type[M],
+        take: Callable[[int, M], object],
+    ) -> Replies[object]:
+        if not requests:
+            return Replies()
+        return send(
+            {node: request.to_record() for node, request in requests.items()},
+            server_round,
+            lambda node, content: take(node, kind.read(content)),
+            message_type=f"train.{action}",
+            max_reply_bytes=setup_bytes(),
+        )
 
     def _round(self, server_round: int) -> SumRound:
         if server_round not in self._rounds:

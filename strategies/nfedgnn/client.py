@@ -1,0 +1,578 @@
+"""The users of one SuperNode: their half of a round, their state, checkpoints.
+
+``NodeClient`` has users with a layer each, ``CommonLayerClient`` users that share one layer. For
+the common layer a message brings the sum of the last step; a SuperNode that has missed a step first
+gets a copy of the layer. The same sum is applied only once, however often it comes.
+
+``MaskedLayerClient`` shows the server neither layer nor sums. The sum of the users' gradients
+leaves the SuperNode under masks, which cancel in the sum over all SuperNodes, and under pads, which
+only the common key takes off (``secure.common_key``). First weights and dropout come from the same
+key, so the server cannot follow the layer by itself.
+
+A SuperNode that does not trust the server sums only with SuperNodes that have keys of their own,
+and takes the common key only from them. It never steps with a changed sum: from its addition
+the server would know how the layer moved, and so, by the next latent vectors, each user's features.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context
+from numpy.typing import NDArray
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from flower_graph.client.state import CohortState, Makers, Tensors
+from flower_graph.data.description import check_rows
+from flower_graph.engine.machine import resolve_device
+from flower_graph.errors import CheckpointError, RefusedError, StateLostError
+from flower_graph.flower_compat import NumPyClient
+from flower_graph.ops.active_rows import ActiveRows, pack
+from flower_graph.ops.graph import row_entries
+from flower_graph.outputs.client import ClientOutputs
+from flower_graph.outputs.files import SavedModels, Snapshot
+from flower_graph.secure.client import MaskingClient
+from flower_graph.secure.common_key import CommonKey, KeyPacket, ShareKeyRequest
+from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.journal import Journal
+from flower_graph.secure.relayed import CHECKS
+from flower_graph.secure.sum.messages import RING, MaskRequest
+from flower_graph.storage import row_file
+from flower_graph.storage.files import node_name, state_key
+from flower_graph.storage.writing import remove_empty
+from flower_graph.strategies.nfedgnn.messages import (
+    AS_PARTY,
+    GRADIENTS,
+    IN_SUM,
+    LEAST_FRACTION_BITS,
+    WORD,
+    Advance,
+    CopyReply,
+    EnrolmentReply,
+    EnrolmentRequest,
+    GradientRequest,
+    LatentReply,
+    LatentRequest,
+    MemberKey,
+    RelayReply,
+    RelayRequest,
+    SumReply,
+    detail_of,
+)
+from flower_graph.strategies.nfedgnn.users import (
+    ADAM_TENSORS,
+    CommonLayer,
+    Layer,
+    LinearCohort,
+    LinearLayer,
+    ModuleCohort,
+    ModuleLayer,
+    StoredCohort,
+    UserSettings,
+    bounded,
+    common_model,
+    user_models,
+)
+from flower_graph.wire.arrays import Answer, Config, Parameters
+from flower_graph.wire.keys import SUM_STATE
+
+LOG = logging.getLogger(__name__)
+ROWS = "rows"  # in a checkpoint: where each user's rows of weights begin
+STEPS = b"steps of the layer"  # in the journal
+Opened = tuple[LinearCohort, Tensors]
+# Per user: the last round whose gradient was applied, and whose averaged weights were taken over.
+# A message that comes twice, because its reply was lost, is applied once.
+GRADIENT_ROUND, AVERAGE_ROUND = "gradient-round", "average-round"
+
+
+class UsersClient(NumPyClient):
+    """The users of one SuperNode, as the clients of all forms have them: ``NodeClient``."""
+
+    actions: tuple[str, ...] = ("finish",)
+    settings_key = "user-settings"  # in Context.state, from enrolment until the run is over
+    state_name = "node-client"  # in Context.state, for what users have learnt
+    copies = False  # whether a message that fails costs nothing
+
+    def __init__(
+        self,
+        context: Context,
+        x: Tensor,
+        users: Tensor,
+        *,
+        user_model: nn.Module | None = None,
+        device: str = "cpu",
+        checkpoint_dir: Path | None = None,
+        output_dir: Path | None = None,
+    ) -> None:
+        if x.shape[0] != users.numel() or users.numel() == 0:
+            raise ValueError(f"x has {x.shape[0]} rows for {users.numel()} users; give one each")
+        check_rows(x)
+        self.users, self._context = users.long().cpu(), context
+        self.outputs = ClientOutputs(context, output_dir)
+        self._x, self._model, self._device = x, user_model, resolve_device(device)
+        self._state: CohortState[Any] = CohortState(
+            context, self.state_name, self.users, checkpoint_dir, copies=self.copies
+        )
+
+    @property
+    def settings(self) -> UserSettings:
+        """The settings that came with the enrolment."""
+        kept = self._context.state.config_records.get(self.settings_key)
+        if kept is None:
+            raise StateLostError("the settings of this run are not here")
+        return UserSettings(**dict(kept))  # type: ignore[arg-type]
+
+    def get_properties(self, config: Config) -> Config:
+        question = EnrolmentRequest.from_config(config)
+        self._context.state[self.settings_key] = ConfigRecord(question.settings._asdict())
+        if question.before is not None and int(self.users.min()) >= question.before:
+            self._state.begin(question.resume)  # all have come since that checkpoint
+        else:
+            self._restore(question)
+        handled = self._state.processed(self._makers())
+        if self._model is not None:
+            shape = [sum(p.numel() for p in self._model.parameters()), 1]
+        else:
+            shape = [self._x.shape[1] + int(self.settings.bias), self.settings.latent_size]
+        reply = EnrolmentReply(self.users.numpy(), shape, handled)
+        self._enrol(reply)
+        return reply.to_config()
+
+    def _enrol(self, reply: EnrolmentReply) -> None:
+        """Add further entries to the reply."""
+
+    def _restore(self, question: EnrolmentRequest) -> None:
+        raise NotImplementedError
+
+    def _makers(self) -> Makers[Any]:
+        raise NotImplementedError
+
+    def _halves(self) -> SavedModels:
+        raise NotImplementedError
+
+    def _packed(self) -> ActiveRows:
+        return pack(self._x, bias=self.settings.bias).to(self._device)
+
+    def _forget(self) -> None:
+        self._state.drop()
+        self._context.state.pop(self.settings_key, None)
+
+    def snapshot(self) -> Snapshot:
+        if self._model is not None:
+            LOG.warning("user_model: a module of your own is saved in checkpoints alone")
+            return Snapshot(None, [])
+        return Snapshot(None, [self._halves()])
+
+    def _places(self, users: NDArray[np.generic]) -> Tensor:
+        wanted = torch.from_numpy(np.ascontiguousarray(users))
+        if torch.equal(wanted, self.users):
+            return torch.arange(wanted.numel())
+        order = torch.argsort(self.users)
+        result = torch.searchsorted(self.users[order], wanted).clamp(max=order.numel() - 1)
+        place = order[result]
+        if not torch.equal(self.users[place], wanted):
+            raise ValueError("the message names users that this client does not host")
+        return place
+
+    def _unless_all(self, place: Tensor) -> Tensor | None:
+        """Return the places of users; ``None``, the fast path, for all users in their order."""
+        return None if torch.equal(place, torch.arange(self.users.numel())) else place
+
+
+class NodeClient(UsersClient):
+    """The users of one SuperNode: one in a deployment, thousands in a simulation.
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context, with the users' weights (``flower_graph.client.state``).
+    x : Tensor
+        ``[n_c, f]`` the users' features, dense or sparse CSR.
+    users : Tensor
+        ``[n_c]`` the users' numbers in the server's graph.
+    user_model : Module, optional
+        ``f_u``: any module from one user's features to a vector of ``latent_size``; by default
+        the paper's linear map. ``f_u`` runs without dropout, since one latent vector serves
+        training and evaluation; put dropout into the server's model.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    checkpoint_dir : Path, optional
+        Where to save the users' weights when the server asks for a checkpoint.
+    output_dir : Path, optional
+        The run's output folder (``flower_graph.outputs.client``).
+    rows_dir : Path, optional
+        Folder for a file that holds the users' weights and moments instead of the memory, only
+        for the paper's linear map without averaging. The users are computed on the CPU.
+
+    Raises
+    ------
+    ValueError
+        If users and features do not fit, or ``rows_dir`` is given with a ``user_model`` or for a
+        SuperNode whose files are encrypted.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        x: Tensor,
+        users: Tensor,
+        *,
+        rows_dir: Path | None = None,
+        **more: Any,  # the other parameters
+    ) -> None:
+        self._file: Path | None = None
+        if rows_dir is not None:
+            more["device"] = "cpu"  # what is read from the disk changes there
+            self._file = rows_dir / f"users-{node_name(context)}.rows"
+            if more.get("user_model") is not None or state_key(context) is not None:
+                raise ValueError("rows_dir: not with user_model, nor with state-key")
+        super().__init__(context, x, users, **more)
+
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
+        request = RelayRequest.from_numpy(parameters, config)
+        with self._updated(request) as (cohort, users):
+            reply = RelayReply(request.server_round, cohort.forward(users).cpu().numpy())
+            if request.send_weights:
+                total, count = cohort.weight_sum(users)
+                reply.weight_sum, reply.holders = total.cpu().numpy(), count.cpu().numpy()
+        if request.checkpoint:
+            reply.not_saved = self._save(request.server_round, request.run)
+        return reply.to_numpy()
+
+    def _save(self, server_round: int, run: str) -> str:
+        """Write a checkpoint, with the start of each user's rows of weights."""
+        if self._file is not None:
+            try:
+                row_file.mark(self._file, server_round)
+            except OSError as error:
+                return f"its users' rows cannot be copied: {error.strerror}"
+        is_linear = self._model is None and self._file is None
+        more = {ROWS: self._rows().ptr.cpu()} if is_linear else {}
+        return self._state.save(server_round, run, self._makers(), more)
+
+    def _restore(self, question: EnrolmentRequest) -> None:
+        """Go on from a checkpoint; if users have changed, take the part of the users here."""
+        before, resume = question.before, question.resume
+        if self._file is not None and self._state.store.is_due(resume):
+            if before is not None:
+                raise ValueError("rows_dir: not where users come and go")
+            row_file.go_back(self._file, resume.server_round)
+
+        def adopt(saved: Tensors, numbers: Tensor, more: Tensors) -> Tensors | None:
+            if before is None or not torch.isin(self.users[self.users < before], numbers).all():
+                return None
+            self._state.drop()  # what a run that was stopped left in this process is of others
+            return self._adopted(saved, numbers, more)
+
+        restored = self._state.restore(resume, self._makers(), adopt)
+        if before is not None and restored is not None:
+            # The file that was read may have users that have left.
+            why = self._save(resume.server_round, resume.run)
+            if why:
+                raise CheckpointError(why)
+
+    def _adopted(self, saved: Tensors, numbers: Tensor, more: Tensors) -> Tensors:
+        result = self._makers().start()
+        both = np.intersect1d(self.users.numpy(), numbers.numpy(), return_indices=True)
+        here, there = (torch.from_numpy(place) for place in both[1:])
+        for name, tensor in result.items():
+            to, source = here, there
+            if name in ADAM_TENSORS and self._model is None:  # all users' rows on end
+                to = row_entries(self._rows().ptr.cpu(), here)[1]
+                source = row_entries(more[ROWS], there)[1]
+            tensor[to.to(tensor.device)] = saved[name][source].to(tensor.device)
+        return result
+
+    def _halves(self) -> SavedModels:
+        cohort, _ = self._state.look(self._makers())
+        return user_models(self.users.tolist(), self._rows(), cohort.tensors(), self.settings)
+
+    def finish(self, parameters: Parameters, config: Config) -> Answer:
+        request = RelayRequest.from_numpy(parameters, config)
+        with self._updated(request):
+            pass
+        self._forget()
+        if self._file is not None and not row_file.marked(self._file):
+            row_file.remove_all(self._file)
+            remove_empty(self._file.parent)
+        # Nothing more to tell; but mods such as LocalDpMod compare the shapes of both messages.
+        return RelayReply(request.server_round, np.zeros_like(request.gradient)).to_numpy()
+
+    @contextmanager
+    def _updated(self, request: RelayRequest) -> Iterator[tuple[LinearCohort, Tensor | None]]:
+        """Apply a message to its users; changes are kept if the block ends well."""
+        # The state must be there if a gradient comes for what the users have sent.
+        follows = bool(request.gradient_round.any())
+        if self._file is not None and (request.send_weights or request.average is not None):
+            raise ValueError("rows_dir: users whose weights are in a file do not average them")
+        place = self._places(request.users)
+        with self._state.opened(self._makers(), follows=follows) as (cohort, tensors):
+            if self._file is not None:
+                ptr = self._rows().ptr
+                rows = int((ptr[place + 1] - ptr[place]).sum())
+                row_file.check_room(self._file, self._numbers_of(rows))
+            if request.average is not None:
+                rounds = torch.full_like(place, request.average_round)
+                fresh = _note_new(tensors[AVERAGE_ROUND], place, rounds)
+                if fresh.any():
+                    mean = torch.from_numpy(request.average)
+                    cohort.set_weights(self._unless_all(place[fresh]), mean)
+            rounds = torch.from_numpy(request.gradient_round)
+            fresh = _note_new(tensors[GRADIENT_ROUND], place, rounds)
+            if fresh.any():
+                gradient = torch.from_numpy(request.gradient)
+                gradient = gradient if fresh.all() else gradient[fresh]
+                cohort.step(self._unless_all(place[fresh]), gradient, request.learning_rate)
+            yield cohort, self._unless_all(place)
+
+    def _makers(self) -> Makers[Opened]:
+        def start() -> Tensors:
+            never = torch.zeros(self.users.numel(), dtype=torch.int32)
+            rounds = {GRADIENT_ROUND: never, AVERAGE_ROUND: never.clone()}
+            if self._file is not None:
+                row_file.create(self._file, self._numbers_of(self._rows().feature.numel()))
+                return {"step": never.clone()} | rounds
+            return self._cohort(None).tensors() | rounds
+
+        def build(tensors: Tensors) -> tuple[Opened, Tensors]:
+            # Round counters stay with the CPU's bookkeeping.
+            counters = (GRADIENT_ROUND, AVERAGE_ROUND)
+            placed = {k: t if k in counters else t.to(self._device) for k, t in tensors.items()}
+            return (self._cohort(placed), placed), placed
+
+        return Makers(start, build)
+
+    def _numbers_of(self, rows: int) -> int:
+        return len(ADAM_TENSORS) * rows * self.settings.latent_size
+
+    def _cohort(self, tensors: Tensors | None) -> LinearCohort:
+        if self._model is not None:
+            return ModuleCohort(self._x.to(self._device), self._model, self.settings, tensors)
+        rows = self._rows()
+        if self._file is not None and tensors is not None:
+            numbers = row_file.mapped(self._file, self._numbers_of(rows.feature.numel()))
+            return StoredCohort(rows, self.settings, tensors, numbers)
+        return LinearCohort(rows, self.settings, tensors)
+
+    def _rows(self) -> ActiveRows:
+        return self._state.store.once(self._packed)
+
+
+def _note_new(seen: Tensor, place: Tensor, rounds: Tensor) -> Tensor:
+    """Return which users have not had a round's message yet; note that they have it now."""
+    fresh = seen[place] < rounds
+    seen[place[fresh]] = rounds[fresh].to(seen)
+    return fresh
+
+
+class CommonLayerClient(UsersClient):
+    """The users of one SuperNode, with the layer and the optimiser that all users share.
+
+    Parameters
+    ----------
+    context, x, users, user_model, **more
+        As of ``NodeClient``; ``user_model`` is the same for all users.
+    """
+
+    actions: tuple[str, ...] = ("finish", "add_up", "copy_layer")
+    state_name, copies = "common-layer", True
+    _common_key: CommonKey | None = None  # seals the layer, in the masked form
+
+    def _restore(self, question: EnrolmentRequest) -> None:
+        # All users share the layer, so it fits after users came or went.
+        before = question.before
+        self._state.restore(
+            question.resume, self._makers(), lambda saved, *_: saved if before else None
+        )
+
+    def _enrol(self, reply: EnrolmentReply) -> None:
+        reply.layer_round = self._state.look(self._makers()).round if reply.handled else 0
+
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
+        request = LatentRequest.from_numpy(parameters, config)
+        with self._state.opened(self._makers()) as layer:
+            layer.settings = self.settings
+            self._advance(layer, request.advance)
+            reply = LatentReply(request.server_round, layer.round)
+            if request.trains:
+                users = self._unless_all(self._places(request.users))
+                reply.latent = layer.forward(users, request.server_round).cpu().numpy()
+            if request.measured.size:
+                users = self._unless_all(self._places(request.measured))
+                reply.measured = layer.forward(users).cpu().numpy()
+        if request.checkpoint:
+            last = request.server_round - 1
+            reply.not_saved = self._state.save(last, request.run, self._makers())
+        return reply.to_numpy(request.users.size)
+
+    def add_up(self, parameters: Parameters, config: Config) -> Answer:
+        request = GradientRequest.from_numpy(parameters, config)
+        layer = self._state.look(self._makers())
+        layer.settings = self.settings
+        if layer.round != request.layer_round:
+            text = f"the layer is of round {layer.round}, the gradients of {request.layer_round}"
+            raise StateLostError(text)
+        gradient, place = torch.from_numpy(request.gradient), self._places(request.users)
+        total = layer.gradient(place, gradient, request.server_round)
+        return self._summed(request, total.cpu().numpy(), config)
+
+    def copy_layer(self, parameters: Parameters, config: Config) -> Answer:
+        layer = self._state.look(self._makers())
+        data = save({name: t.cpu().contiguous() for name, t in layer.tensors.items()})
+        data = data if self._common_key is None else self._common_key.seal(data)
+        return CopyReply(layer.round, np.frombuffer(data, np.uint8).reshape(-1, 4)).to_numpy()
+
+    def finish(self, parameters: Parameters, config: Config) -> Answer:
+        self._forget()
+        return [], self.users.numel(), {}
+
+    def _halves(self) -> SavedModels:
+        layer = self._state.look(self._makers())
+        return common_model(self.users.tolist(), layer.weight, self.settings.bias)
+
+    def _advance(self, layer: CommonLayer, advance: Advance) -> None:
+        if layer.round == advance.layer_round:
+            return
+        if layer.round != advance.before and advance.copy is not None:
+            sealed, key = advance.copy.tobytes(), self._common_key
+            copy = load(sealed if key is None else key.open(sealed))
+            for name, tensor in layer.tensors.items():
+                if name not in copy or copy[name].shape != tensor.shape:
+                    raise ValueError(f"the copy of the layer does not fit: {name}")
+                tensor.copy_(copy[name])
+        if layer.round == advance.before and (total := self._total(advance)) is not None:
+            layer.step(total, advance.layer_round, advance.learning_rate)
+        if layer.round != advance.layer_round:
+            text = f"the layer is of round {layer.round}, the others' of {advance.layer_round}"
+            raise StateLostError(text)
+
+    # What is otherwise where the server is to read no sum and no weight
+
+    def _total(self, advance: Advance) -> Tensor | None:
+        return torch.from_numpy(advance.total) if advance.total is not None else None
+
+    def _summed(
+        self, request: GradientRequest, total: NDArray[np.float64], config: Config
+    ) -> Answer:
+        answer = SumReply(request.server_round, total.astype(np.float32))
+        return answer.to_numpy(request.users.size)
+
+    def _makers(self) -> Makers[CommonLayer]:
+        settings = self.settings
+
+        def make() -> Layer:
+            if self._model is not None:
+                return ModuleLayer(self._x.to(self._device), self.users, self._model)
+            return LinearLayer(self._packed(), self.users, settings)
+
+        layer = self._state.store.once(make)
+
+        def build(tensors: Tensors) -> tuple[CommonLayer, Tensors]:
+            placed = {name: t.to(self._device) for name, t in tensors.items()}
+            return CommonLayer(layer, settings, placed), placed
+
+        return Makers(lambda: CommonLayer.start(layer, settings), build)
+
+
+class MaskedLayerClient(CommonLayerClient, MaskingClient):
+    """A ``CommonLayerClient`` whose server can see neither the layer nor the sums.
+
+    Parameters
+    ----------
+    context, x, users, **more
+        As of ``CommonLayerClient``.
+    trust : TrustSettings, optional
+        The SuperNode's key and the parties that it trusts, if it does not trust the server.
+    """
+
+    actions = (*CommonLayerClient.actions, *MaskingClient.actions, "share_key")
+
+    # Any: arguments are those of its parent
+    def __init__(
+        self,
+        context: Context,
+        x: Tensor,
+        users: Tensor,
+        *,
+        trust: TrustSettings | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(context, x, users, **more)
+        count = IN_SUM if trust is None else AS_PARTY
+        MaskingClient.__init__(self, context, self.users[:count].tolist(), trust)
+        self._key = self._common_key = CommonKey(context, trust)
+        self._checks = 0 if trust is None else CHECKS
+
+    def share_key(self, parameters: Parameters, config: Config) -> Answer:
+        request = ShareKeyRequest.from_config(config)
+        self._key.public  # noqa: B018  # its pair is there from then on
+        return [], self.users.numel(), self._key.share(request).to_config()
+
+    def finish(self, parameters: Parameters, config: Config) -> Answer:
+        self._key.drop()
+        self.context.state.pop(SUM_STATE, None)
+        return super().finish(parameters, config)
+
+    @property
+    def settings(self) -> UserSettings:
+        """The settings, with a seed from the common key."""
+        # Without a key a layer is never begun: a SuperNode that is asked has a key, or is sent one.
+        settings = super().settings
+        return settings._replace(seed=self._key.seed()) if self._key.check.any() else settings
+
+    def _enrol(self, reply: EnrolmentReply) -> None:
+        super()._enrol(reply)
+        reply.key = MemberKey(self._key.public, self._key.check, self._key.signed_by)
+
+    def _total(self, advance: Advance) -> Tensor | None:
+        if advance.total is not None:
+            raise RefusedError("a sum came that the server can read: nobody here takes part")
+        if (hidden := advance.hidden) is None:
+            return None
+        # Which sum it is follows from the step that it is for.
+        of = hidden.sum_run, hidden.sum_round, detail_of(advance.layer_round, advance.before)
+        with ExitStack() as stack:
+            if (trust := self.trust) is not None:
+                journal = Journal(trust.journal)
+                stack.enter_context(journal.one_trial(advance.layer_round, STEPS, trust.run))
+            pad = self._key.pad(*of, hidden.ring, hidden.words.size - self._checks)
+            total = pad.taken(hidden.ring, hidden.words, hidden.contributors)
+        # At most as long as honest SuperNodes can make it: a liar cannot make it longer.
+        return torch.from_numpy(bounded(total, hidden.contributors * hidden.ring.limit))
+
+    def _summed(
+        self, request: GradientRequest, total: NDArray[np.float64], config: Config
+    ) -> Answer:
+        if "mask-run" not in config:
+            raise RefusedError("a sum of gradients is asked for without masks: nothing is sent")
+        mask, ring = MaskRequest.from_config(config), RING.from_config(config)
+        if ring.word != WORD or ring.fraction_bits < LEAST_FRACTION_BITS:
+            form = f"words of {ring.word} bits with {ring.fraction_bits} of a fraction"
+            raise RefusedError(f"{form}: {WORD} with at least {LEAST_FRACTION_BITS} are needed")
+        # A SuperNode that refused a sum that is too long would tell of its users' features.
+        total = bounded(total, ring.limit)
+        first, *others = self.clients
+        numbers = np.concatenate([total.ravel(), np.zeros(self._checks)])
+        vectors = {first: numbers, **{other: np.zeros(numbers.size) for other in others}}
+        detail = detail_of(request.server_round, request.layer_round)
+        pad = self._key.pad(mask.run_id, mask.server_round, detail, ring, total.size)
+        words = pad.added(ring, total.ravel())
+        # Under pads two sums tell the server nothing: each is of a state of its own.
+        state = [np.array([request.server_round, request.layer_round]), np.frombuffer(mask.run_id)]
+        reply, entries = self.masked(config, vectors, GRADIENTS, detail, state, words)
+        return [reply.total], request.users.size, entries
+
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
+        """Take the last step, then answer with latent vectors; refuse without the common key."""
+        if config.get("key-packet") is not None:
+            self._key.take(KeyPacket.from_config(config))
+        elif not self._key.check.any():
+            raise StateLostError("the common key is not here")
+        return super().fit(parameters, config)
