@@ -25,8 +25,8 @@ from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.graph_batch import check_sizes
 from flower_graph.engine.mini_batches import BatchOrder, epochs_of
 from flower_graph.method.module_method import ModuleFedAvg
+from flower_graph.outputs.build import form_of
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
-from flower_graph.outputs.form import form_of
 from flower_graph.strategies.fedscem.cohort import EgoSettings, initial_weights, state_of
 from flower_graph.strategies.fedscem.modules import EgoGCN
 from flower_graph.wire.arrays import Config, Measurements, Parameters
@@ -89,7 +89,7 @@ class EgoModelClient(ModuleClient):
         train, first = graph.masks["train"], module.gnn.first.weight
         logits = self.logits(module, graph)[train]
         loss = nn.functional.cross_entropy(logits, graph.y[train], reduction="sum")
-        parts = [part for part in module.parameters() if part is not first]
+        parts: list[Tensor] = [part for part in module.parameters() if part is not first]
         parts.append(first * (graph.x != 0).any(0))
         squares = torch.stack([part.square().sum() for part in parts]).sum()
         return loss / train.sum().clamp(min=1) + self._ego.weight_decay / 2 * squares

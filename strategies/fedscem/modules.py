@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from flower_graph.models import GCN
 from flower_graph.outputs.build import WIDTH, built_with
-from flower_graph.outputs.form import Form
 
 __all__ = ["EgoGCN"]
 
@@ -40,6 +39,3 @@ class EgoGCN(nn.Module):
         """Return logits ``[n, k]`` from features ``[n, f]`` and edges ``[2, e]``."""
         logits: Tensor = self.classifier(self.embed(x, edge_index))
         return logits
-
-    def saved_as(self) -> Form:
-        return Form("flower_graph.strategies.fedscem.modules.EgoGCN", self.arguments)
