@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 from flwr.app import Context
-from flwr.serverapp.strategy import FedProx
 from torch import Tensor, nn
 
 from flower_graph.client.learner import GraphOnDevice, LocalGraph
-from flower_graph.client.module_client import ModuleClient, ModuleSettings
+from flower_graph.client.module_client import PROXIMAL, ModuleClient, ModuleSettings
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.graph_batch import check_sizes
 from flower_graph.engine.mini_batches import BatchOrder, epochs_of
@@ -136,11 +135,11 @@ class EgoFedAvg(ModuleFedAvg):
         return super().fixed_settings() | self.ego._asdict()
 
 
-class EgoFedProx(EgoFedAvg, FedProx):
+class EgoFedProx(EgoFedAvg):
     """FedProx for ``EgoModelClient``; the weight is ``settings.proximal``."""
 
-    def __init__(self, settings: EgoSettings, **more: object) -> None:
-        super().__init__(settings, proximal_mu=settings.proximal, **more)
+    def question(self) -> dict[str, float]:
+        return {PROXIMAL: self.ego.proximal}
 
 
 class SelfTraining(EgoFedAvg):
