@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from flwr.app import Context
@@ -56,7 +56,11 @@ class EgoModelClient(ModuleClient):
 
     all_train = False
 
-    # Any: arguments of ``ModuleClient``
+    # Any, here and below: arguments of ``ModuleClient``
+    def __new__(cls, context: Context, egos: object, settings: EgoSettings, **_: Any) -> Self:
+        # Steps on all nodes are taken as a group
+        return super().__new__(cls if settings.batch_size is None else EgoBatchClient)
+
     def __init__(
         self,
         context: Context,
@@ -78,28 +82,34 @@ class EgoModelClient(ModuleClient):
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
         """Add weight decay to the loss; the rows of the first layer without a feature have none."""
         assert isinstance(module, EgoGCN)
-        train, first = graph.masks["train"], module.gnn.first.weight
+        train, first = graph.masks["train"], module.gnn.first.weight  # [c, h, f] of a group
+        owner, clients = graph.owner, len(graph.clients)
+        count = torch.bincount(owner[train], minlength=clients)
         logits = self.logits(module, graph)[train]
-        loss = nn.functional.cross_entropy(logits, graph.y[train], reduction="sum")
-        parts: list[Tensor] = [part for part in module.parameters() if part is not first]
-        parts.append(first * (graph.x != 0).any(0))
-        squares = torch.stack([part.square().sum() for part in parts]).sum()
-        return loss / train.sum().clamp(min=1) + self._ego.weight_decay / 2 * squares
-
-    def steps(self, graph: GraphOnDevice, server_round: int) -> Iterator[GraphOnDevice]:
-        train, how = graph.masks["train"], self._ego
-        order = BatchOrder(how.batch_size, how.seed, server_round, "local")
-        ptr = [0, graph.y.numel()]
-        for epoch in epochs_of(train, ptr, [graph.client], order, epochs=how.local_epochs):
-            for part in epoch:
-                nodes = train if part.nodes is None else train & part.nodes
-                yield graph._replace(masks=graph.masks | {"train": nodes})
+        losses = nn.functional.cross_entropy(logits, graph.y[train], reduction="none")
+        entries = graph.x.new_zeros(clients, graph.x.shape[1]).index_add_(0, owner, graph.x.abs())
+        squares = [(first.square().sum(-2) * (entries > 0)).sum()]
+        squares += [part.square().sum() for part in module.parameters() if part is not first]
+        decay = self._ego.weight_decay / 2 * torch.stack(squares).sum()
+        return (losses / count[owner[train]]).sum() + decay
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         """Measure the clients; where none has a training node, the loss of all is 0."""
         loss, weight, metrics = super().evaluate(parameters, config)
         has_loss = any(bool(graph.train_mask.any()) for graph in self.graphs)
         return loss if has_loss else 0.0, weight, metrics
+
+
+class EgoBatchClient(EgoModelClient):
+    """An ``EgoModelClient`` whose clients step on a few nodes at a time, each by itself."""
+
+    def steps(self, graph: GraphOnDevice, server_round: int) -> Iterator[GraphOnDevice]:
+        train, how = graph.masks["train"], self._ego
+        order = BatchOrder(how.batch_size, how.seed, server_round, "local")
+        for epoch in epochs_of(train, graph.ptr, graph.clients, order, epochs=how.local_epochs):
+            for part in epoch:
+                nodes = train if part.nodes is None else train & part.nodes
+                yield graph._replace(masks=graph.masks | {"train": nodes})
 
 
 class EgoFedAvg(ModuleFedAvg):
