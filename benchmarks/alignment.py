@@ -28,7 +28,6 @@ from flower_graph.ops import align_pairs, consensus
 from flower_graph.rng import generator
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.server import AlignmentServer
-from flower_graph.secure.parties.alignment import VerifiedAlignmentClient, VerifiedAlignmentServer
 
 RUN, SEED = b"run", b"the epoch's seed"
 # SuperNodes, clients of each, identities of each client
@@ -65,9 +64,9 @@ class Aligning:
         declared = {client: size for one in points for client, size in one.items()}
         grants = [range(min(data), max(data) + 1) for data in own.values()]
         trusts = parties.make(grants, folder, 0.0, max(declared.values()))
-        self.server = server = VerifiedAlignmentServer(RUN, trusts[0].registry)
+        self.server = server = AlignmentServer(registry=trusts[0].registry, run_id=RUN)
         server.begin(SEED, self.clients, trusts[0].registry)
-        self.hosts = {n: VerifiedAlignmentClient(RUN, own[n], trusts[n]) for n in own}
+        self.hosts = {n: AlignmentClient(RUN, own[n], trusts[n]) for n in own}
         for host in self.hosts.values():
             host.begin(SEED, self.clients, declared)
 

@@ -31,8 +31,6 @@ from flower_graph.secure.sum.messages import (
     RING,
     SECURE_SUM,
     SEED,
-    BindReply,
-    BindRequest,
     EpochRequest,
     KeyReply,
     KeyRequest,
@@ -168,7 +166,7 @@ class PlayedParty(Played):
         return Identity(self.keys[party], self.trust.registry).sign(purpose, *parts)
 
     def _meet(self) -> None:
-        bound = BindReply.from_config(self.say("epoch", "sum_bind", BindRequest(RUN)))
+        bound = KeyReply.from_config(self.say("epoch", "sum_enroll", KeyRequest(RUN, signed=True)))
         self.own_key = bound.channel_key.tobytes()
         seeds = [os.urandom(32) for _ in range(self.m)]
         promised = [commit(RUN, party, seed) for party, seed in enumerate(seeds)]
@@ -185,7 +183,7 @@ class PlayedParty(Played):
         signatures = []
         for party, (_, public) in zip(self.partners.tolist(), self.channels, strict=True):
             key, commitment = (np.frombuffer(one, np.uint8) for one in (public, promised[party]))
-            binding = BindReply(RUN, party, np.array([party]), key, commitment, key[:0])
+            binding = KeyReply(RUN, np.array([party]), key, party, commitment)
             identity = Identity(self.keys[party], self.trust.registry)
             signatures.append(binding.signed(identity, self.trust.block_cap).signature.tobytes())
         keys = rows_of([public for _, public in self.channels], self.k, -1)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from plain_structure import PlainNet
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.nn import GCNConv
 
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.stacked_weights import ModelWeights
-from flower_graph.strategies.fedscem.cohort import EgoSettings, Shared
+from flower_graph.strategies.fedscem.cohort import Shared
+from flower_graph.strategies.fedscem.config import EgoSettings
 
 NODES, FEATURES, CLASSES, HIDDEN, PROJECTION = 40, 7, 3, 5, 4
 SETTINGS = EgoSettings(
@@ -57,7 +57,7 @@ def _ego(place: int, x: Tensor, y: Tensor, edges: Tensor, draw: torch.Generator)
     if place == ODD["no training"]:
         role[role == 0], y = 1, torch.where(torch.arange(nodes.numel()) < 2, -1, y)
     masks = [(role == k) & (y >= 0) for k in range(3)]
-    return EgoNetwork(100 + place, int(nodes[0]), nodes, own.nonzero().T, x[nodes], y, *masks)
+    return EgoNetwork(100 + place, nodes, x[nodes], y, own.nonzero().T, None, *masks)
 
 
 def toy_shared(egos: Sequence[EgoNetwork]) -> Shared:
@@ -83,7 +83,7 @@ def slow_nt_xent(z: Tensor, shared: Tensor, rows: Tensor, tau: float) -> Tensor:
     return torch.stack(losses) if losses else z.new_zeros(0)
 
 
-class PlainClient(PlainNet):
+class PlainClient(nn.Module):
     """One client as anybody would write it with PyG: dense weights, autograd, PyTorch's Adam."""
 
     def __init__(self, ego: EgoNetwork, start: ModelWeights, settings: EgoSettings) -> None:
@@ -99,10 +99,31 @@ class PlainClient(PlainNet):
         )
 
     def slots(self) -> list[nn.Parameter]:
-        """Return the parameters in the order of ``rest``, the first layer's matrix before them."""
+        """Return the first layer's matrix, and the parameters in the order of ``rest``."""
         first, second = self.layers
         tail = [second.lin.weight, second.bias, *self.classifier.parameters()]
         return [first.lin.weight, first.bias, *tail, *self.head.parameters()]
+
+    def load(self, model: ModelWeights) -> None:
+        """Take over a model; the optimiser stays."""
+        self.start, (first, *rest) = model, self.slots()
+        with torch.no_grad():
+            first.copy_(model.first.T)
+            for slot, value in zip(rest, self.start_slots()[1:], strict=True):
+                slot.copy_(value)
+
+    def start_slots(self) -> list[Tensor]:
+        shapes = [slot.shape for slot in self.slots()[1:]]
+        parts = self.start.rest.split([shape.numel() for shape in shapes])
+        rest = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return [self.start.first.T, *rest]
+
+    def model(self, x: Tensor) -> ModelWeights:
+        """Return the weights; a row whose feature is nowhere in ``x`` as it came."""
+        first, *rest = (slot.detach() for slot in self.slots())
+        has = (x != 0).any(0)[:, None]
+        flat = torch.cat([part.flatten() for part in rest])
+        return ModelWeights(torch.where(has, first.T, self.start.first), flat)
 
     def active(self) -> Tensor:
         """Return all weights as a client's state has them: rows with a feature, and the rest."""

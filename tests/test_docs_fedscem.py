@@ -10,7 +10,7 @@ from doc_helpers import DOCS, run_blocks
 
 from flower_graph import MaskedEmbeddingAveraging
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedscem.cohort import EgoSettings
+from flower_graph.strategies.fedscem.config import EgoSettings
 
 PAGE = DOCS / "fedscem.md"
 SETTINGS = EgoSettings(num_features=8, num_classes=3, learning_rate=0.01, mu=1.0, tau=1.0)

@@ -23,10 +23,10 @@ PURE = (
     "strategies/nfedgnn/users.py",
     "strategies/fedscem/cohort.py",
     "flower_graph/engine/graph_batch.py",
-    "strategies/ppfl/gat.py",
+    "strategies/ppfl/modules.py",
     "flower_graph/engine/stacked_weights.py",
     "strategies/fedgls/cohort.py",
-    "strategies/fedgls/networks.py",
+    "strategies/fedgls/learners.py",
     "flower_graph/ops/*.py",
 )
 # The only modules that are in no folder of the library; docs/architecture.md says why

@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 
 from flower_graph.audit.scores import Finding, guesses, ranking
 from flower_graph.secure.align import blinded as ids
-from flower_graph.secure.align.server import KEY_HOLDERS
+from flower_graph.secure.align.blinded import KEY_HOLDERS, MOST_SKIPPED
 from flower_graph.secure.channel import rows_of
-from flower_graph.secure.parties.alignment import MOST_SKIPPED, ProvedUnionRequest
 from flower_graph.secure.parties.proofs import public_of
-from flower_graph.secure.parties.server import PartyRound
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
     SEED,
@@ -221,7 +219,7 @@ class OwnAnswers(Deviation):
         clients = request.clients.tolist()
         answers = [ids.multiply(self.blinded[client], self._key(client)) for client in clients]
         self.told += len(answers)
-        return replace(request, points=rows_of(chain(*answers), -1, ids.POINT))
+        return replace(request, points=rows_of(chain(*answers), -1, ids.POINT)[None])
 
     def named(self, points: ids.Bytes2D, client: int) -> ids.Bytes2D:
         """Name candidates as a client would that believed the server."""
@@ -314,12 +312,12 @@ class PartyDeviation(SumDeviation):
         nodes = {row: server.node_of_party(int(one.parties[row])) for row in sent}
         return {node: self._lie(one, row) for row, node in nodes.items()}
 
-    def _lie(self, one: PartyRound, place: int) -> UnmaskRequest:
+    def _lie(self, one: SumRound, place: int) -> UnmaskRequest:
         """Ask one party for what the story needs, with all signatures that there are."""
         rows, row = np.array([place]), one.partners[place]
         columns: NDArray[np.int64] = np.flatnonzero(one.signed[row])
         return UnmaskRequest(
-            one.epoch.id,
+            one.run_id,
             one.number,
             int(one.contributed.sum()),
             one.parties[rows],
@@ -332,10 +330,10 @@ class PartyDeviation(SumDeviation):
 class OwnProvedAnswers(OwnAnswers):
     """Answers instead of the key-holders, where answers are proved."""
 
-    def answered(self, request: ProvedUnionRequest) -> ProvedUnionRequest:
-        shares = [self._share(holder) for holder in request.holders.tolist()]
-        if not request.clients.size:
+    def answered(self, request: ids.UnionRequest) -> ids.UnionRequest:
+        if request.holders is None:  # nobody waits
             return request
+        shares = [self._share(holder) for holder in request.holders.tolist()]
         blocks = [self.blinded[client] for client in request.clients.tolist()]
         answers = [np.concatenate([ids.multiply(one, share) for one in blocks]) for share in shares]
         keys = rows_of([public_of(share) for share in shares], -1, ids.POINT)

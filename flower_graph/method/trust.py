@@ -19,8 +19,6 @@ from flower_graph.secure.node_config import (
     USUAL_DIFFERENCE,
 )
 
-OF_PARTIES = ("registry", "differ_by")  # keyword arguments of a strategy
-
 
 @dataclass
 class TrustSection(StrategySection):

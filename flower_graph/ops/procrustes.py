@@ -85,7 +85,8 @@ def nearest_orthogonal(product: Tensor, tolerance: Tensor, *, rotations_only: bo
         # The last direction has the smallest singular value: turning it round costs least.
         mirrored = torch.linalg.det(left) * torch.linalg.det(right) < 0
         left[..., -1] = torch.where(mirrored[..., None], -left[..., -1], left[..., -1])
-    return left @ right
+    result: Tensor = left @ right
+    return result
 
 
 def _completed(left: Tensor, unknown: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -312,8 +313,8 @@ def consensus(
         if moved <= tolerance * size:
             break
     aligned = (reference @ maps.mT).masked_fill_(clients.held[:, :, None] == 0, 0)
-    result = (as_given(each, x) for each in (reference, maps, aligned))
-    return Consensus(*result, moved / size if size else 0.0)
+    change = moved / size if size else 0.0
+    return Consensus(as_given(reference, x), as_given(maps, x), as_given(aligned, x), change)
 
 
 def _first_reference(clients: _Clients) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context
 from numpy.typing import ArrayLike, NDArray
 
-from flower_graph.errors import RefusedError, StateLostError
+from flower_graph.errors import StateLostError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.parties.identity import TrustSettings
@@ -20,7 +20,6 @@ from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import (
     RING,
     SECURE_SUM,
-    BindRequest,
     KeyRequest,
     MaskedReply,
     MaskRequest,
@@ -35,7 +34,7 @@ FloatArray = NDArray[np.floating]
 class PartyActions(NumPyClient):
     """The exchanges without a vector, of a SuperNode with a key of its own."""
 
-    party_actions = ("sum_bind", "sum_reveal", "sum_epoch", "sum_list")
+    party_actions = ("sum_enroll", "sum_reveal", "sum_epoch", "sum_list")
 
     @abstractmethod
     def exchange(self, action: str, config: Config) -> Config:
@@ -44,7 +43,7 @@ class PartyActions(NumPyClient):
     def _party_answer(self, parameters: Parameters, config: Config, action: str) -> Answer:
         return [], 1, self.exchange(action, config)
 
-    sum_bind = partialmethod(_party_answer, action="sum_bind")
+    sum_enroll = partialmethod(_party_answer, action="sum_enroll")
     sum_reveal = partialmethod(_party_answer, action="sum_reveal")
     sum_epoch = partialmethod(_party_answer, action="sum_epoch")
     sum_list = partialmethod(_party_answer, action="sum_list")
@@ -57,18 +56,15 @@ class MaskingClient(PartyActions):
     """
 
     # The keys are kept in the context's state: a party's with ``trust``, clients' without.
-    actions: tuple[str, ...] = ("sum_enroll", "sum_unmask", *PartyActions.party_actions)
+    actions: tuple[str, ...] = ("sum_unmask", *PartyActions.party_actions)
 
     def __init__(
         self, context: Context, clients: Sequence[int], trust: TrustSettings | None = None
     ) -> None:
         self.context, self.clients, self.trust = context, clients, trust
 
-    def sum_enroll(self, parameters: Parameters, config: Config) -> Answer:
-        """Make channel keys, or return those of the run; refused if there is a key of its own."""
-        if self.trust is not None:
-            raise RefusedError("with a key of its own: no trusted server's sum")
-        return [], len(self.clients), self.exchange("sum_enroll", config)
+    def _party_answer(self, parameters: Parameters, config: Config, action: str) -> Answer:
+        return [], len(self.clients), self.exchange(action, config)
 
     def sum_unmask(self, parameters: Parameters, config: Config) -> Answer:
         return [], len(self.clients), self.exchange("sum_unmask", config)
@@ -103,8 +99,6 @@ class MaskingClient(PartyActions):
     def exchange(self, action: str, config: Config) -> Config:
         if action == "sum_enroll":
             host = self._of_run(KeyRequest.from_config(config).run_id)
-        elif action == "sum_bind":
-            host = self._of_run(BindRequest.from_config(config).run_id)
         else:
             host = self.keys()
         entries = host.answer(action, config)

@@ -104,6 +104,15 @@ def read_bytes(path: Path | str, most: int) -> bytes:
         return stream.read(os.fstat(stream.fileno()).st_size)
 
 
+def read_secret(path: Path | str) -> bytes:
+    """Read a key's file, which its owner alone may use; ``OSError`` if others may."""
+    with open_regular(path, MOST_KEY) as stream:
+        if (mode := os.fstat(stream.fileno()).st_mode & 0o777) & 0o077:
+            why = f"it has mode {mode:o}, others may use it; `chmod 600` it"
+            raise OSError(errno.EACCES, why, str(path))
+        return stream.read()
+
+
 def read_text(path: Path | str, most: int, encoding: str = "utf-8") -> str:
     """Read a text; raises as ``read_bytes``, and ``UnicodeDecodeError``."""
     return read_bytes(path, most).decode(encoding)

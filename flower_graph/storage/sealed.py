@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from flower_graph.errors import CheckpointError, ConfigError
-from flower_graph.storage.reading import MOST_KEY, SEALED, open_regular, reason
+from flower_graph.storage.reading import SEALED, read_secret, reason
 
 STATE_KEY = "state-key"  # node config
 SALT, NONCE, CHECK, TAG = 16, 12, 8, 16
@@ -90,13 +90,9 @@ def _read_secret(given: object) -> bytes:
     if not isinstance(given, str) or not given:
         raise ConfigError(f"{where}: {given!r:.60} is no path")
     try:
-        with open_regular(Path(given).expanduser(), MOST_KEY) as stream:
-            mode = os.fstat(stream.fileno()).st_mode & 0o777
-            secret = stream.read().rstrip(b"\r\n")
+        secret = read_secret(Path(given).expanduser()).rstrip(b"\r\n")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{where}: {given} cannot be read: {reason(error)}") from error
-    if mode & 0o077:
-        raise ConfigError(f"{where}: {given} has mode {mode:o}, others may use it; `chmod 600` it")
     if len(secret) < FEWEST:
         allowed = f"{KEY_DIGITS} hexadecimal digits, or a passphrase of {FEWEST} characters or more"
         raise ConfigError(f"{where}: {given} has {len(secret)} characters; must have {allowed}")

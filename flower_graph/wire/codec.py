@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from typing import (
     Annotated,
@@ -105,7 +105,7 @@ class Writing:
 class Field(Generic[T]):
     """An entry of a config or metric record; the base of all kinds."""
 
-    key: str
+    key: str = ""  # by default the field's name behind the message's prefix, if it has one
     says: str = ""
     _: KW_ONLY
     optional: bool = False  # left out if empty; read as the dataclass's default if missing
@@ -218,7 +218,7 @@ def take(key: str, shape: str, reading: Reading) -> NDArray[np.generic]:
 class Part(Field[object]):
     """A group of entries: of a message, or of another class whose fields are given."""
 
-    key: str = ""  # the title of the group on the page, if it has one
+    # The key is the title of the group on the page, if it has one
     make: Callable[..., object] = dict
     fields: Mapping[str, AnyField] | None = None
     when: str = ""  # the entry that says whether the group is sent
@@ -272,12 +272,14 @@ class Part(Field[object]):
 @cache
 def fields_of(cls: object) -> Mapping[str, AnyField]:
     """Return the declared fields of a class, in order."""
-    hints = get_type_hints(cls, include_extras=True).items()
-    declared = {name: get_args(hint) for name, hint in hints if get_origin(hint) is Annotated}
-    return {
-        name: next(field for field in parts if isinstance(field, Field))
-        for name, parts in declared.items()
-    }
+    found, prefix = {}, getattr(cls, "prefix", "")
+    for name, hint in get_type_hints(cls, include_extras=True).items():
+        if get_origin(hint) is Annotated:
+            one = next(field for field in get_args(hint) if isinstance(field, Field))
+            if prefix and not one.key and not isinstance(one, Part):
+                one = replace(one, key=prefix + name.replace("_", "-"))
+            found[name] = one
+    return found
 
 
 class Message:
@@ -286,13 +288,20 @@ class Message:
     down: ClassVar[tuple[str, ...]] = ()  # the types of the Flower messages that carry it
     up: ClassVar[tuple[str, ...]] = ()
     fixed: ClassVar[Mapping[str, object]] = {}  # entries that are always the same
+    prefix: ClassVar[str] = ""  # begins the keys that fields do not name
     layout: ClassVar[Part]  # its fields
 
     def __init_subclass__(
-        cls, *, down: str = "", up: str = "", fixed: Mapping[str, object] | None = None
+        cls,
+        *,
+        down: str = "",
+        up: str = "",
+        fixed: Mapping[str, object] | None = None,
+        prefix: str = "",
     ) -> None:
         """Register which Flower messages carry it: their types, with blanks between."""
         super().__init_subclass__()
+        cls.prefix = prefix or cls.prefix
         cls.down, cls.up, cls.fixed = tuple(down.split()), tuple(up.split()), fixed or {}
         cls.layout = Part(make=cls)
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
         EgoModelClient,
         SelfTraining,
     )
-    from flower_graph.strategies.fedscem.cohort import EgoSettings
     from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient
+    from flower_graph.strategies.fedscem.config import EgoSettings
     from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 
 __all__ = [

@@ -10,7 +10,7 @@ clients that have the feature.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -26,17 +26,10 @@ from flower_graph.engine.mini_batches import BatchOrder, epochs_of
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.outputs.build import form_of
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
-from flower_graph.strategies.fedscem.cohort import EgoSettings, initial_weights, state_of
+from flower_graph.strategies.fedscem.cohort import first_model
+from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.strategies.fedscem.modules import EgoGCN
 from flower_graph.wire.arrays import Config, Measurements, Parameters
-
-
-def first_model(settings: EgoSettings) -> EgoGCN:
-    """Make the model that all clients start from."""
-    how = settings
-    module = EgoGCN(how.num_features, how.hidden, how.num_classes, how.projection)
-    module.load_state_dict(state_of(initial_weights(settings), settings))
-    return module
 
 
 def module_settings(settings: EgoSettings, *, averages: bool) -> ModuleSettings:
@@ -132,7 +125,7 @@ class EgoFedAvg(ModuleFedAvg):
         return Snapshot(None, [replace(model, shared=state, own={})])
 
     def fixed_settings(self) -> dict[str, object]:
-        return super().fixed_settings() | self.ego._asdict()
+        return super().fixed_settings() | asdict(self.ego)
 
 
 class EgoFedProx(EgoFedAvg):

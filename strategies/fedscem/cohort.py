@@ -9,9 +9,10 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat, zip_longest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,50 +34,12 @@ from flower_graph.ops.contrast import projected_nt_xent
 from flower_graph.ops.graph import pointers, propagate
 from flower_graph.ops.grouped import grouped_add, grouped_linear
 from flower_graph.outputs.files import Predictions, SavedModels, SparseRows, predictions_from
-from flower_graph.rng import generator
+from flower_graph.rng import generator, seeded
+from flower_graph.strategies.fedscem.config import EgoSettings
+from flower_graph.strategies.fedscem.modules import EgoGCN
 
-if TYPE_CHECKING:
-    from flower_graph.data.partition.ego_networks import EgoNetwork
-
-
+MODULE, FIRST = f"{EgoGCN.__module__}.{EgoGCN.__qualname__}", "gnn.first.weight"
 BEGUN = ("begun.first", "begun.rest")  # prefix in a state: the model that clients began with
-
-
-class EgoSettings(NamedTuple):
-    """The model and the training of all clients, which the server sends.
-
-    Attributes
-    ----------
-    num_features, num_classes : int
-        Widths of the features and of the classifier, ``f`` and ``k``.
-    hidden, projection : int
-        Length of an embedding, ``h``, and of a metric embedding, ``d``.
-    learning_rate, weight_decay : float
-        Adam's, as in ``torch.optim.Adam``.
-    seed : int
-        The run's seed: all clients start from the same weights.
-    local_epochs : int
-        Epochs of each kind of training in a round.
-    mu, tau : float
-        Weight and temperature of the contrastive loss (equations 9 and 11).
-    proximal : float
-        Weight of FedProx's term, ``proximal / 2 ||w - w_global||^2``; 0 without.
-    batch_size : int or None
-        Nodes in a batch; None: one step an epoch, on all nodes.
-    """
-
-    num_features: int
-    num_classes: int
-    hidden: int = 64
-    projection: int = 32
-    learning_rate: float = 5e-4
-    weight_decay: float = 5e-5
-    seed: int = 0
-    local_epochs: int = 1
-    mu: float = 5.0
-    tau: float = 10.0
-    proximal: float = 0.0
-    batch_size: int | None = None
 
 
 class Shared(NamedTuple):
@@ -86,44 +49,45 @@ class Shared(NamedTuple):
     mean: Tensor  # [s, h] its mean embedding, h~
 
 
-def rest_shapes(settings: EgoSettings) -> dict[str, tuple[int, ...]]:
-    """Return names and shapes of all parameters but the first layer's matrix, in order."""
-    h, k, d = settings.hidden, settings.num_classes, settings.projection
-    return {
-        "bias-1": (h,),
-        "weight-2": (h, h),
-        "bias-2": (h,),
-        "classifier": (h, k),
-        "classifier-bias": (k,),
-        "projection": (h, d),
-        "projection-bias": (d,),
-    }
+def sizes_of(settings: EgoSettings) -> dict[str, int]:
+    """Return the arguments of the clients' ``EgoGCN``."""
+    widths = settings.num_features, settings.hidden, settings.num_classes, settings.projection
+    return dict(zip(("features", "hidden", "classes", "projection"), widths, strict=True))
 
 
-def split_rest(rest: Tensor, settings: EgoSettings) -> dict[str, Tensor]:
-    """Split rows ``[c, D]`` into the parameters other than the first layer's matrix, by name."""
-    shapes = rest_shapes(settings)
-    parts = rest.split([torch.Size(shape).numel() for shape in shapes.values()], dim=1)
-    pairs = zip(shapes.items(), parts, strict=True)
-    return {name: part.unflatten(1, shape) for (name, shape), part in pairs}
+@torch.no_grad()
+def first_model(settings: EgoSettings) -> EgoGCN:
+    """Draw the model that every client starts from, as PyG's GCN and PyTorch's Linear do."""
+    check_classes(settings.num_classes)
+    with seeded(torch.device("cpu"), settings.seed, "module"):
+        model = EgoGCN(**sizes_of(settings))
+    chance, bound = generator(settings.seed, "ego-model"), settings.hidden**-0.5
+    for layer in (model.gnn.first, model.gnn.second):
+        drawn = torch.empty(layer.in_features, layer.out_features)
+        layer.weight.copy_(nn.init.xavier_uniform_(drawn, generator=chance).T)
+    for head in (model.classifier, model.projection):
+        drawn = torch.empty(head.in_features, head.out_features)
+        head.weight.copy_(drawn.uniform_(-bound, bound, generator=chance).T)
+        head.bias.uniform_(-bound, bound, generator=chance)
+    return model
 
 
 def initial_weights(settings: EgoSettings) -> ModelWeights:
-    """Draw the weights that every client starts from, as PyG's GCN and PyTorch's Linear do."""
-    check_classes(settings.num_classes)
-    rng = generator(settings.seed, "ego-model")
-    first = torch.empty(settings.num_features, settings.hidden)
-    nn.init.xavier_uniform_(first, generator=rng)
-    parts = []
-    for name, shape in rest_shapes(settings).items():
-        part = torch.zeros(shape)
-        if name == "weight-2":
-            nn.init.xavier_uniform_(part, generator=rng)
-        elif name.startswith(("classifier", "projection")):
-            bound = settings.hidden**-0.5
-            part.uniform_(-bound, bound, generator=rng)
-        parts.append(part.reshape(-1))
-    return ModelWeights(first, torch.cat(parts))
+    """Return the model that every client starts from, as the engine stacks it."""
+    first, *rest = (part.detach() for part in first_model(settings).parameters())
+    return ModelWeights(first.T.contiguous(), torch.cat([part.flatten() for part in rest]))
+
+
+def split_rest(rest: Tensor, settings: EgoSettings) -> dict[str, Tensor]:
+    """Split rows ``[c, D]`` into the parameters of an ``EgoGCN`` but the first, by name."""
+    h, k, d = settings.hidden, settings.num_classes, settings.projection
+    widths = {"gnn.second": h, "classifier": k, "projection": d}
+    shapes: dict[str, tuple[int, ...]] = {"gnn.first.bias": (h,)}
+    for name, width in widths.items():
+        shapes |= {f"{name}.weight": (width, h), f"{name}.bias": (width,)}
+    parts = rest.split([math.prod(shape) for shape in shapes.values()], dim=1)
+    pairs = zip(shapes.items(), parts, strict=True)
+    return {name: part.unflatten(1, shape) for (name, shape), part in pairs}
 
 
 class EgoCohort(StackedWeights):
@@ -177,13 +141,6 @@ class EgoCohort(StackedWeights):
         found = self.indices(places)
         # Others count something for each client, as steps do.
         return found | dict.fromkeys(self._state.keys() - found.keys() - {*BEGUN}, found["step"])
-
-    def counter(self, name: str) -> Tensor:
-        """Return a number that a state has of each client, such as a round, ``[c]``."""
-        return self._state[name]
-
-    def set_counter(self, name: str, value: int) -> None:
-        self._state[name].fill_(value)
 
     def train(self, server_round: int) -> Tensor:
         """Step on ``L_nc`` (equation 3); return the logits from before, for ``evaluate``."""
@@ -297,12 +254,12 @@ class EgoCohort(StackedWeights):
         # Multiplying by the weights after the neighbours' sum gives the same, and includes the
         # bias.
         around = propagate(batch.graph, hidden)
-        h = F.relu_(grouped_linear(around, parts[1], parts[2], batch.ptr))
+        h = F.relu_(grouped_linear(around, parts[1].mT, parts[2], batch.ptr))
         self._last = first, parts, h
         return parts, h
 
     def _logits(self, h: Tensor, rest: list[Tensor]) -> Tensor:
-        return grouped_linear(h, rest[3], rest[4], self.batch.ptr)
+        return grouped_linear(h, rest[3].mT, rest[4], self.batch.ptr)
 
     def _classification(self, logits: Tensor, part: MiniBatch) -> Tensor:
         """``L_nc``: cross-entropy, mean over each client's training nodes, summed over clients."""
@@ -326,26 +283,12 @@ class EgoCohort(StackedWeights):
         count = torch.bincount(owner[shared.place], minlength=self.batch.size)
         bounds = ptr, [0, *count.cumsum(0).tolist()]
         losses = projected_nt_xent(
-            h, shared.mean, rest[5], rest[6], shared.place, *bounds, self.settings.tau
+            h, shared.mean, rest[5].mT, rest[6], shared.place, *bounds, self.settings.tau
         )
         return losses, count
 
     def _split(self, rest: Tensor) -> list[Tensor]:
         return list(split_rest(rest, self.settings).values())
-
-
-MODULE = "flower_graph.strategies.fedscem.modules.EgoGCN"
-FIRST = "gnn.first.weight"
-# names of the engine's parameters, whose matrices PyTorch stores transposed
-NAMES = {
-    "bias-1": "gnn.first.bias",
-    "weight-2": "gnn.second.weight",
-    "bias-2": "gnn.second.bias",
-    "classifier": "classifier.weight",
-    "classifier-bias": "classifier.bias",
-    "projection": "projection.weight",
-    "projection-bias": "projection.bias",
-}
 
 
 def predictions_of(cohort: EgoCohort, classes: Sequence[str] | None) -> Predictions:
@@ -359,18 +302,18 @@ def own_models(cohort: EgoCohort) -> SavedModels:
     batch, (first, rest) = cohort.batch, cohort.weights()
     rows = SparseRows(FIRST, first, batch.feature, torch.tensor(batch.row_ptr), transposed=True)
     begun = {FIRST: cohort.begun().first.T}
-    own = _named(rest, cohort.settings)
-    return SavedModels(MODULE, _arguments(cohort.settings), list(batch.clients), begun, own, rows)
+    own = split_rest(rest, cohort.settings)
+    return SavedModels(MODULE, sizes_of(cohort.settings), list(batch.clients), begun, own, rows)
 
 
-def common_model(model: ModelWeights, settings: EgoSettings, clients: Sequence[int]) -> SavedModels:
-    """Return the model that the clients share; client -1 is the server."""
-    return SavedModels(MODULE, _arguments(settings), list(clients), state_of(model, settings), {})
+def common_model(model: ModelWeights, settings: EgoSettings, client: int) -> SavedModels:
+    """Return the saved form of a model that the clients share."""
+    return SavedModels(MODULE, sizes_of(settings), [client], state_of(model, settings), {})
 
 
 def state_of(model: ModelWeights, settings: EgoSettings) -> dict[str, Tensor]:
     """Return a model as the ``state_dict`` of an ``EgoGCN``."""
-    rest = _named(model.rest[None], settings).items()
+    rest = split_rest(model.rest[None], settings).items()
     return {FIRST: model.first.T} | {name: part[0] for name, part in rest}
 
 
@@ -378,22 +321,9 @@ def train_alone(graph: NewGraph, settings: EgoSettings, trains: Tensor, rounds: 
     """Train a newcomer on nodes ``[n]`` of its own; return probabilities ``[n, k]`` of all."""
     assert graph.edge_index is not None
     nodes, nobody = torch.arange(graph.y.numel()), torch.zeros_like(trains)
-    ego = EgoNetwork(0, 0, nodes, graph.edge_index, graph.x, graph.y, trains, nobody, nobody)
+    held = nodes, graph.x, graph.y, graph.edge_index, None, trains, nobody, nobody
+    ego = EgoNetwork(0, *held)
     cohort = EgoCohort([ego], settings)
     for number in range(rounds):
         cohort.train(number)
     return cohort.classify(cohort.embed()).softmax(1)
-
-
-def _named(rest: Tensor, settings: EgoSettings) -> dict[str, Tensor]:
-    parts = split_rest(rest, settings)
-    return {NAMES[name]: part.mT if part.dim() == 3 else part for name, part in parts.items()}
-
-
-def _arguments(settings: EgoSettings) -> dict[str, int]:
-    return {
-        "features": settings.num_features,
-        "hidden": settings.hidden,
-        "classes": settings.num_classes,
-        "projection": settings.projection,
-    }

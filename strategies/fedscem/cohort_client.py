@@ -23,43 +23,39 @@ from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import OutOfRangeError, RefusedError, StateLostError, UnreadableSumError
 from flower_graph.outputs.files import Snapshot
 from flower_graph.privacy.local import ClientNoise
-from flower_graph.secure.align.blinded import UnionRequest
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
 from flower_graph.secure.align.slots import SlotTable
 from flower_graph.secure.client import PartyActions
 from flower_graph.secure.node_config import least_clients
-from flower_graph.secure.parties.alignment import ProvedUnionRequest, VerifiedAlignmentClient
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.messages import BindReply, KeyReply, MaskRequest
+from flower_graph.secure.sum.messages import KeyReply, MaskRequest
 from flower_graph.storage.files import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.fedscem.cohort import (
     EgoCohort,
-    EgoSettings,
     Shared,
     own_models,
     predictions_of,
 )
-from flower_graph.strategies.fedscem.config import ALIGNMENTS
+from flower_graph.strategies.fedscem.config import ALIGNMENTS, EgoSettings
 from flower_graph.strategies.fedscem.messages import (
     VERIFIED,
     EgoEnrolment,
     EgoReply,
     EgoRequest,
+    Layout,
     ModelArrays,
     PlainEnrolment,
-    round_terms,
-    union_terms,
-)
-from flower_graph.strategies.fedscem.vector import (
     VectorEncoding,
     add_noise,
     add_up,
     check_shared,
     measure,
     read_shared,
+    round_terms,
+    union_terms,
 )
 from flower_graph.wire.arrays import Answer, Config, Parameters
 from flower_graph.wire.keys import (
@@ -160,13 +156,8 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
         mask = MaskRequest.from_config(config)
         with self.secrets.opened() as (host, aligner):
             came = host.receive(mask, None)
-            union: UnionRequest | ProvedUnionRequest
-            if self.trust is None:
-                union = UnionRequest.from_config(config)
-                aligner.finish(union)
-            else:
-                union = ProvedUnionRequest.from_config(config)
-                aligner.finish_verified(union)
+            union = aligner.unite(config)
+            if self.trust is not None:
                 # Two sums of tables in one alignment, one of them without us, differ by our table.
                 Journal(self.trust.journal).contribute(union.epoch, TABLE, self.trust.run)
             ready = set(aligner.finished)
@@ -237,9 +228,9 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
                 chosen = cohort.part(request.clients.tolist())
                 if request.model is not None:
                     self._start_from(chosen, number, request.model)
-                pads = round_terms(number - 1, request.ring, order).pad_context(run)
-                contrast, is_unread = self._fuse(chosen, request, aligner.slots, pads)
-                due = bool((chosen.counter(TRAINED) < number).any())
+                before = round_terms(number - 1, request.ring, order).pad_context(run)
+                contrast, is_unread = self._fuse(chosen, request, aligner.slots, before)
+                due = bool((chosen.tensors()[TRAINED] < number).any())
                 if due and not request.is_last and number > 1:
                     cohort.put(chosen)
                     self.outputs.candidate(number - 1, lambda: self._taken(cohort))
@@ -286,7 +277,7 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
         """Begin the round with the mean model; a repeated message changes nothing."""
         # The models of a checkpoint may have begun the round already: with the fusion, and after
         # the last round even without the local step.
-        is_new = (chosen.counter(TRAINED) < number) & (chosen.counter(FUSED) < number - 1)
+        is_new = (chosen.tensors()[TRAINED] < number) & (chosen.tensors()[FUSED] < number - 1)
         chosen.start_from(model_of(model), replace=bool(is_new.any()))
 
     def _fuse(
@@ -296,17 +287,21 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
         # Returns the result of ``EgoCohort.fuse``, if it was called, and whether means could not
         # be read.
         before, is_unread, is_shared = request.server_round - 1, False, False
-        if before < 1 or bool((chosen.counter(FUSED) >= before).all()):
+        if before < 1 or bool((chosen.tensors()[FUSED] >= before).all()):
             return None, is_unread
-        chosen.set_counter(FUSED, before)
+        chosen.tensors()[FUSED].fill_(before)
         # If nothing was shared, only the classification loss is left.
         empty = torch.zeros(0, dtype=torch.long, device=self._device)
         shared = Shared(empty, torch.zeros(0, self.settings.hidden, device=self._device))
         if request.sums is not None and self.settings.mu:
+            layout = Layout(table.num_slots, self.settings.hidden)
+            origin = request.sums.sum_round
+            reading = VectorEncoding(layout, table, request.ring, pads, origin)
             try:
-                if self.trust is not None:
-                    self._check(request, table, pads, self.trust)
-                shared = read_shared(request.sums, chosen, table, request.ring, pads)
+                if self.trust is not None:  # every change has the same consequence
+                    with Journal(self.trust.journal).one_trial(before, FUSIONS, self.trust.run):
+                        check_shared(request.sums, reading)
+                shared = read_shared(request.sums, chosen, reading)
                 is_shared = table.num_slots > 0
             except (RefusedError, UnreadableSumError) as error:  # for this round only
                 # A sum that passed is not counted: a client that also has the common key, and
@@ -323,19 +318,10 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
             return None, is_unread
         return chosen.fuse(shared, before, classify=request.variant != "iter"), is_unread
 
-    def _check(
-        self, request: EgoRequest, table: SlotTable, pads: bytes, trust: TrustSettings
-    ) -> None:
-        """Refuse sums that a server has changed; every change has the same consequence."""
-        assert request.sums is not None and request.ring is not None  # a party is told of a ring
-        step, hidden = request.server_round - 1, self.settings.hidden
-        with Journal(trust.journal).one_trial(step, FUSIONS, trust.run):
-            check_shared(request.sums, table, request.ring, pads, hidden)
-
     def _train(self, chosen: EgoCohort, request: EgoRequest) -> Tensor | None:
         if request.is_last:
             return None
-        chosen.set_counter(TRAINED, request.server_round)
+        chosen.tensors()[TRAINED].fill_(request.server_round)
         # With batches `iter` alternates these steps with the fusion's steps.
         is_without = request.variant == "minus" or self._alternates(request)
         return None if is_without else chosen.train(request.server_round)
@@ -345,7 +331,7 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
         return request.variant == "iter" and self.settings.batch_size is not None
 
 
-def check_request(request: EgoRequest, aligner: VerifiedAlignmentClient) -> None:
+def check_request(request: EgoRequest, aligner: AlignmentClient) -> None:
     """Refuse requests that contradict what the clients have agreed on."""
     if request.mask is None or request.ring is None:
         raise RefusedError("a vector is asked for without masks: nothing is sent")
@@ -382,7 +368,7 @@ class EgoSecrets:
         self._key = (context.run_id, context.node_id)
         self._in_process = context.node_config.get(STATE_DIR, "") == IN_PROCESS
 
-    def begin(self, run_id: bytes, form: str) -> KeyReply | BindReply:
+    def begin(self, run_id: bytes, form: str) -> KeyReply:
         """Make the keys of a run; return the existing keys if the SuperNode is back."""
         if (self._trust is not None) != (form == VERIFIED):
             raise RefusedError(
@@ -395,7 +381,7 @@ class EgoSecrets:
         if kept is None or (kept[0], kept[1].run_id) != (form, run_id):
             kept = self._new(run_id, form)  # the secrets of another run are of no more use
         host = kept[1]
-        reply = host.keys() if self._trust is None else host.bind()
+        reply = host.keys()
         self.keep(*kept)
         return reply
 
@@ -454,18 +440,16 @@ class EgoSecrets:
         host = SumClient.from_bytes(keys, trust, least=self._least)
         if set(host.clients) != set(clients):
             raise StateLostError("the keys that were kept belong to other clients")
-        if trust is not None:
-            aligner = VerifiedAlignmentClient.from_bytes(local, host.run_id, clients, trust)
+        if form in ("psi", VERIFIED):
+            aligner = AlignmentClient.from_bytes(local, host.run_id, clients, trust)
             begin_alignment(host, aligner)
             return form, host, aligner
-        if form == "psi":
-            return form, host, AlignmentClient.from_bytes(local, host.run_id, clients)
         return form, host, PlaintextAlignmentClient.from_bytes(local, clients)
 
     def _new(self, run_id: bytes, form: str) -> Kept:
         numbers, identities = list(self._identities), self._identities
         if self._trust is not None:
-            verified = VerifiedAlignmentClient(run_id, identities, self._trust)
+            verified = AlignmentClient(run_id, identities, self._trust)
             return form, SumClient(run_id, numbers, self._trust, verified.points), verified
         choice(*ALIGNMENTS).check("alignment", form)
         aligner: Aligner
@@ -476,7 +460,7 @@ class EgoSecrets:
         return form, SumClient(run_id, numbers, least=self._least), aligner
 
 
-def begin_alignment(host: SumClient, aligner: VerifiedAlignmentClient) -> None:
+def begin_alignment(host: SumClient, aligner: AlignmentClient) -> None:
     """Give the alignment what the parties of an epoch have agreed on."""
     if (epoch := host.epoch) is not None:
         aligner.begin(epoch.digest, epoch.parties.tolist(), epoch.points)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from flower_graph.config.common import DataConfig, RobustSection, RunConfig
@@ -14,7 +14,6 @@ from flower_graph.config.rules import (
     NOT_NEGATIVE,
     RATIOS,
     SEED,
-    SHARE,
     Rule,
     at_least,
     choice,
@@ -39,6 +38,18 @@ NOT_ROBUST = {
     "local-sage": "nothing is averaged",
     "fed-sage": "hostile clients could still spoil the generators",
 }
+# Settings with which a deviating server learns no client's data, and what it could read with others
+UNREADABLE = {
+    "name": (FEDSCEM, "its clients send what the server reads"),
+    "aggregation": ("masked", "every vector would be in the clear"),
+    "alignment": ("psi", "identities could be found out"),
+    "model_sharing": (
+        "none",
+        "the server reads the sum of the weights, and two sums of which one lacks a client differ "
+        "by that client's",
+    ),
+    "participation": (1.0, "sums over changing clients can be compared"),
+}
 VARIANTS = ("full", "iter", "minus")
 MODEL_SHARING = ("none", "fedavg", "fedprox")
 ALIGNMENTS = ("psi", "plain")
@@ -59,7 +70,7 @@ class PartitionConfig(EgoSection):
     ratios: list[float] = setting([0.6, 0.2, 0.2], RATIOS, help="shares of train, val and test")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ModelConfig:
     """Every client's model: two GCN layers, a linear classifier, a projection head."""
 
@@ -67,20 +78,10 @@ class ModelConfig:
     projection: int = setting(32, at_least(1), help="numbers that the projection head gives")
 
 
-@dataclass
-class StrategyConfig(RobustSection, OpenedSums):
-    """Settings of the clients' training and of what clients share."""
+@dataclass(kw_only=True)
+class TrainingConfig:
+    """How clients train; part of the section ``strategy``."""
 
-    name: str = setting(FEDSCEM, choice(*STRATEGIES), help="FedSCem or a baseline")
-    participation: float = setting(1.0, SHARE, help="share of the clients asked each round")
-    variant: str = setting(
-        "full",
-        choice(*VARIANTS),
-        help="how losses are trained: FedSCem, FedSCem_iter, FedSCem−",
-    )
-    model_sharing: str = setting(
-        "none", choice(*MODEL_SHARING), help="weights that are shared besides embeddings"
-    )
     proximal: float = setting(
         0.01, NOT_NEGATIVE, help="weight of FedProx's proximal term; `fedprox` only"
     )
@@ -92,6 +93,43 @@ class StrategyConfig(RobustSection, OpenedSums):
     )
     learning_rate: float = setting(0.0005, ABOVE_ZERO, help="Adam's step size")
     weight_decay: float = setting(5e-5, NOT_NEGATIVE, help="Adam's L2 weight")
+
+
+@dataclass
+class EgoSettings(ModelConfig, TrainingConfig):
+    """The model and the training of all clients: the config's sections, and what the data gives.
+
+    Attributes
+    ----------
+    num_features, num_classes : int
+        Widths of the features and of the classifier, ``f`` and ``k``.
+    seed : int
+        The run's seed: all clients start from the same weights.
+    proximal : float
+        Weight of FedProx's term, ``proximal / 2 ||w - w_global||^2``; 0 without.
+    hidden, projection, mu, tau, local_epochs, batch_size, learning_rate, weight_decay
+        As of the sections ``model`` and ``strategy``.
+    """
+
+    num_features: int
+    num_classes: int
+    seed: int = 0
+    proximal: float = field(default=0.0, kw_only=True)
+
+
+@dataclass
+class StrategyConfig(TrainingConfig, RobustSection, OpenedSums):
+    """Settings of the clients' training and of what clients share."""
+
+    name: str = setting(FEDSCEM, choice(*STRATEGIES), help="FedSCem or a baseline")
+    variant: str = setting(
+        "full",
+        choice(*VARIANTS),
+        help="how losses are trained: FedSCem, FedSCem_iter, FedSCem−",
+    )
+    model_sharing: str = setting(
+        "none", choice(*MODEL_SHARING), help="weights that are shared besides embeddings"
+    )
     alignment: str = setting(
         "psi", choice(*ALIGNMENTS), help="how nodes of several clients are found"
     )
@@ -117,7 +155,7 @@ class StrategyConfig(RobustSection, OpenedSums):
 
     def validate(self) -> None:
         self.refuse_robust(self.name, NOT_ROBUST)
-        self.refuse_trust(self._readable())
+        self.refuse_trust(self.readable())
         self.refuse_holders(self.alignment, "psi")
         good = 0 < self.resolution <= self.limit
         allowed = f"above 0 and at most {self.limit} (strategy.limit)"
@@ -128,20 +166,10 @@ class StrategyConfig(RobustSection, OpenedSums):
         )
         require(self.resolution >= finest, "strategy.resolution", self.resolution, allowed)
 
-    def _readable(self) -> dict[str, str]:
-        """Return the settings with which a deviating server could read clients' data."""
-        readable = {
-            "name": (self.name != FEDSCEM, "its clients send what the server reads"),
-            "aggregation": (self.aggregation != "masked", "every vector would be in the clear"),
-            "alignment": (self.alignment != "psi", "identities could be found out"),
-            "model_sharing": (
-                self.model_sharing != "none",
-                "the server reads the sum of the weights, and two sums of which one lacks a client "
-                "differ by that client's",
-            ),
-            "participation": (self.participation < 1, "sums over changing clients can be compared"),
-        }
-        return {key: why for key, (is_readable, why) in readable.items() if is_readable}
+    def readable(self) -> dict[str, str]:
+        """Return the settings with which a deviating server could read clients' data, and why."""
+        chosen = {key: getattr(self, key) for key in UNREADABLE}
+        return {key: UNREADABLE[key][1] for key, v in chosen.items() if v != UNREADABLE[key][0]}
 
 
 @dataclass

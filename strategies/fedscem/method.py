@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
+from flower_graph.data.features import Gaps
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_ego_folder
 from flower_graph.data.folders.party import RunFolder
-from flower_graph.data.gaps import Gaps
 from flower_graph.data.new_graph import NewGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
 from flower_graph.data.sources.datasets import cached_data
@@ -24,26 +24,31 @@ from flower_graph.flower_compat import Mod, NumPyClient
 from flower_graph.method import OwnGraphMethod
 from flower_graph.method.base import class_names, edges_of
 from flower_graph.method.permits import Permits
-from flower_graph.method.trust import OF_PARTIES
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.robust import make_robust
-from flower_graph.strategies.fed_sage.client import SageClient
-from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
+from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage, SageClient
 from flower_graph.strategies.fedscem.baselines import (
     EgoFedAvg,
     EgoFedProx,
     EgoModelClient,
     SelfTraining,
 )
-from flower_graph.strategies.fedscem.cohort import EgoSettings, train_alone
+from flower_graph.strategies.fedscem.cohort import train_alone
 from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient
-from flower_graph.strategies.fedscem.config import APP, AVERAGING, FEDSCEM, SAGE, FedSCemConfig
+from flower_graph.strategies.fedscem.config import (
+    APP,
+    AVERAGING,
+    FEDSCEM,
+    SAGE,
+    EgoSettings,
+    FedSCemConfig,
+    TrainingConfig,
+)
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 
 if TYPE_CHECKING:
-    from flower_graph.data.partition.statistics import PartitionStatistics
     from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.fedscem.attack import EgoAudit
 
@@ -56,11 +61,6 @@ BASELINES: dict[str, type[ReportedFedAvg]] = {
     "local-sage": LocalSage,
     "fed-sage": FedSage,
 }
-# Settings that FedSCem's strategy has, but no baseline
-OF_FEDSCEM = (
-    *("variant", "model_sharing", "alignment", "aggregation"),
-    *("limit", "resolution", "dropout", "least_holders"),
-)
 # A noise so many deviations long comes once in 4e11 draws; a run draws fewer.
 FARTHEST = 7
 NOBODY = "a newcomer starts from the mean of nobody, the weights that all clients began with"
@@ -83,11 +83,10 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         self, config: FedSCemConfig, out: Path | None, folder: RunFolder | None = None
     ) -> Server:
         how, settings = config.strategy, ego_settings(config, folder)
-        options: dict[str, Any] = {**checkpoint_settings(config, out)}
-        options |= {"participation": how.participation, "min_nodes": how.fewest_nodes}
+        options = checkpoint_settings(config, out)
         if how.name == FEDSCEM:
-            options |= {name: getattr(how, name) for name in (*OF_FEDSCEM, *OF_PARTIES)}
-            return MaskedEmbeddingAveraging(settings, **options)
+            return MaskedEmbeddingAveraging(settings, how, **options)
+        options |= {"participation": how.participation, "min_nodes": how.fewest_nodes}
         averaging = make_robust(BASELINES[how.name], how, settings, **options)
         averaging.central_noise = central_noise(config.privacy, config.rounds)
         return averaging
@@ -100,13 +99,11 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         how: dict[str, Any] = {"device": config.device, "checkpoint_dir": saved, "output_dir": out}
         how["classes"] = class_names(self, config, folder)
         settings = ego_settings(config, folder)
-        if config.strategy.name in SAGE:
-            averages = config.strategy.name == "fed-sage"
-            return SageClient(context, egos, settings, averages=averages, **how)
         if config.strategy.name != FEDSCEM:
             require_one_client(config.privacy, [ego.client for ego in egos])
-            averages = config.strategy.name in AVERAGING
-            return EgoModelClient(context, egos, settings, averages=averages, **how)
+            kind = SageClient if config.strategy.name in SAGE else EgoModelClient
+            averages = config.strategy.name in ("fed-sage", *AVERAGING)
+            return kind(context, egos, settings, averages=averages, **how)
         noised = config.privacy.is_on and Permits.of(context.node_config).noises
         return EgoNetworkClient(
             context,
@@ -135,11 +132,6 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         if len(egos) < 2 and config.masks_sums:
             raise ConfigError(f"data.name: {str(path)!r} has 1 client; a masked sum needs 2")
         return egos
-
-    def statistics(self, config: FedSCemConfig, graphs: list[EgoNetwork]) -> PartitionStatistics:
-        from flower_graph.data.partition.statistics import ego_statistics
-
-        return ego_statistics(graphs)
 
     def train_mods(self, config: FedSCemConfig) -> list[Mod]:
         """Build none for FedSCem: its clients add noise before masks, which mods would spoil."""
@@ -192,16 +184,10 @@ def ego_settings(config: FedSCemConfig, folder: RunFolder | None = None) -> EgoS
 
 def _settings(config: FedSCemConfig, features: int, classes: int) -> EgoSettings:
     how = config.strategy
-    names = ("learning_rate", "weight_decay", "local_epochs", "mu", "tau", "batch_size")
-    is_proximal = "fedprox" in (how.name, how.model_sharing)
-    return EgoSettings(
-        features,
-        classes,
-        seed=config.seed,
-        proximal=how.proximal if is_proximal else 0.0,
-        **{name: getattr(how, name) for name in names},
-        **asdict(config.model),
-    )
+    training = {one.name: getattr(how, one.name) for one in fields(TrainingConfig)}
+    if "fedprox" not in (how.name, how.model_sharing):
+        training["proximal"] = 0.0
+    return EgoSettings(features, classes, seed=config.seed, **training, **asdict(config.model))
 
 
 def embedding_noise(config: FedSCemConfig) -> ClientNoise | None:

@@ -24,8 +24,8 @@ from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.graph_batch import Epoch
 from flower_graph.engine.machine import resolve_device
 from flower_graph.storage.reading import MOST_LINES, Tree, read_json
-from flower_graph.strategies.fedscem.cohort import EgoCohort, EgoSettings, Shared
-from flower_graph.strategies.fedscem.config import FedSCemConfig
+from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
+from flower_graph.strategies.fedscem.config import EgoSettings, FedSCemConfig
 from flower_graph.strategies.fedscem.method import METHOD, ego_settings
 
 ROUNDS = 7  # measured ones, after one that is not
@@ -56,7 +56,8 @@ def _whole(data: WholeGraph, config: FedSCemConfig) -> EgoNetwork:
     count = int(data.y.numel())
     nobody = torch.zeros(count, dtype=torch.bool)
     edges = to_undirected(data.edge_index, count)
-    network = EgoNetwork(0, 0, torch.arange(count), edges, data.x, data.y, nobody, nobody, nobody)
+    held = torch.arange(count), data.x, data.y, edges, None, nobody, nobody, nobody
+    network = EgoNetwork(0, *held)
     partition = config.partition
     seed = config.seed if partition.seed is None else partition.seed
     return split_global([network], data.y, partition.ratios, seed)[0]

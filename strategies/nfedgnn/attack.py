@@ -42,7 +42,7 @@ from flower_graph.data.sources.datasets import cached_data
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.peers import cosine_similarities
 from flower_graph.strategies.nfedgnn.config import AVERAGED, OWN, SUMMED, NFedGNNConfig
-from flower_graph.strategies.nfedgnn.messages import LatentRequest, RelayRequest
+from flower_graph.strategies.nfedgnn.messages import EnrolmentRequest, LatentRequest, RelayRequest
 from flower_graph.strategies.nfedgnn.users import UserSettings, shared_linear_weight
 from flower_graph.wire import keys
 from flower_graph.wire.codec import Message
@@ -65,14 +65,17 @@ def requests_of(
     exchanges: Sequence[Exchange], kind: type[M]
 ) -> Iterator[tuple[M, Callable[[str], Floats]]]:
     """Give each round's request, and a function that reads an array of its reply."""
-    is_empty = True
     for one in of_kind(exchanges, "train"):
-        records, is_empty = one.request.array_records.values(), False
+        records = one.request.array_records.values()
         arrays = [array.numpy() for record in records for array in record.values()]
         request = kind.from_numpy(arrays, config_of(one.request))
         yield request, partial(array_of, one.reply, keys.ARRAYS)
-    if is_empty:
-        raise ValueError("no training message was recorded; at least one round is needed")
+
+
+def settings_of(exchanges: Sequence[Exchange]) -> UserSettings:
+    """Return the users' settings, which a client gets when it enrols."""
+    enrolment = next(of_kind(exchanges, "query"))
+    return EnrolmentRequest.from_config(config_of(enrolment.request)).settings
 
 
 def read(
@@ -82,16 +85,15 @@ def read(
     steps = {user: list[Step]() for user in users}
     taken = dict.fromkeys(users, 0)  # the round of the last mean of each
     for request, reply in requests_of(exchanges, RelayRequest):
-        latent, mean = reply("relay"), request.average
+        latent = reply("relay")
         for index, user in enumerate(request.users.tolist()):
             if user not in steps:
                 continue
             gradient = request.gradient[index] if request.gradient_round[index] else None
-            takes = mean is not None and taken[user] < request.average_round
-            taken[user] = request.average_round if takes else taken[user]
-            average = mean if takes else None
+            average = request.average if taken[user] < request.average_round else None
+            taken[user] = max(taken[user], request.average_round)
             steps[user].append(Step(gradient, average, latent[index], request.learning_rate))
-    return request.settings, {user: local for user, local in steps.items() if local}
+    return settings_of(exchanges), {user: local for user, local in steps.items() if local}
 
 
 def own_scores(
@@ -100,18 +102,17 @@ def own_scores(
     """Score users' features by their first latent vector, and by all latents and gradients."""
     settings, steps = read(exchanges, users)
     start = shared_linear_weight(features, settings).numpy()[:features]
-    known = Known(start, settings.bias, settings.weight_decay)
     values = [1 / count for count in range(1, MOST_WORDS + 1)] if sums_to_one else [1.0]
+    attacks: dict[str, Callable[[list[Step]], Floats]] = {
+        "one latent, least squares": lambda local: least_squares(local[0].latent, start),
+        "one latent, sparse": lambda local: sparse_from_one(local[0].latent, start),
+        "all latents and gradients, sparse": lambda local: sparse_from_sequence(
+            start, settings, local, values
+        )[0],
+    }
     return {
-        "from one latent, least squares": {
-            user: least_squares(local[0].latent, start) for user, local in steps.items()
-        },
-        "from one latent, sparse": {
-            user: sparse_from_one(local[0].latent, start) for user, local in steps.items()
-        },
-        "from all latents and gradients, sparse": {
-            user: sparse_from_sequence(known, local, values)[0] for user, local in steps.items()
-        },
+        f"from {name}": {user: solve(local) for user, local in steps.items()}
+        for name, solve in attacks.items()
     }
 
 
@@ -139,15 +140,7 @@ class Step(NamedTuple):
     # [f, h] averaged weights that the user is to take over before that; NaN rows stay
     average: Floats | None
     latent: Floats  # [h] what it answers
-    learning_rate: float = 0.0  # of the step that applies the gradient
-
-
-class Known(NamedTuple):
-    """What the messages tell about the users' models."""
-
-    start: Floats  # [f, h] the first weights, without a bias
-    bias: bool  # Whether users have a bias; it starts at zero
-    weight_decay: float  # Of the users' Adam
+    rate: float = 0.0  # of the step that applies the gradient
 
 
 def least_squares(latent: Floats, start: Floats) -> Floats:
@@ -164,47 +157,47 @@ def sparse_from_one(latent: Floats, start: Floats) -> Floats:
 
 
 def sparse_from_sequence(
-    known: Known, steps: Sequence[Step], values: Sequence[float]
+    start: Floats, settings: UserSettings, steps: Sequence[Step], values: Sequence[float]
 ) -> tuple[Floats, float]:
     """Return each feature's score from all equations of a sequence, and the features' value."""
-    size = known.start.shape[1]
-    steps = steps[: max(1, EQUATIONS // size)]
-    shift = bias_course(known, steps)
+    # start [f, h]: the first weights, without a bias
+    steps = steps[: max(1, EQUATIONS // settings.latent_size)]
+    shift = bias_course(settings, steps)
     target = (np.stack([step.latent for step in steps]) - shift).astype(float).ravel()
-    fits = [_unexplained(equations(known, steps, value), target) for value in values]
+    fits = [_unexplained(equations(start, settings, steps, value), target) for value in values]
     value = values[int(np.argmin(fits))]
-    result = nnls(equations(known, steps, value), target / value, maxiter=SEARCH_STEPS)[0]
-    return result, value
+    matrix = equations(start, settings, steps, value)
+    return nnls(matrix, target / value, maxiter=SEARCH_STEPS)[0], value
 
 
-def equations(known: Known, steps: Sequence[Step], value: float) -> Floats:
+def equations(start: Floats, settings: UserSettings, steps: Sequence[Step], value: float) -> Floats:
     """Return the matrix that a user's features meet, ``[T h, f]``, if each feature is ``value``."""
-    course = row_course(known.start, value, known, steps)
-    return course.transpose(0, 2, 1).reshape(-1, known.start.shape[0])
+    course = row_course(start, value, settings.weight_decay, steps)
+    return course.transpose(0, 2, 1).reshape(-1, len(start))
 
 
-def bias_course(known: Known, steps: Sequence[Step]) -> Floats:
+def bias_course(settings: UserSettings, steps: Sequence[Step]) -> Floats:
     """Return the bias in every round, ``[T, h]``; zeros where users have none."""
+    start = np.zeros((1, settings.latent_size))
+    if not settings.bias:
+        return start.repeat(len(steps), 0)
     # The last row of averaged weights is the bias's.
-    size = known.start.shape[1]
-    if not known.bias:
-        return np.zeros((len(steps), size))
     last = [None if step.average is None else step.average[-1:] for step in steps]
     local = [step._replace(average=row) for step, row in zip(steps, last, strict=True)]
-    return row_course(np.zeros((1, size)), 1.0, known, local)[:, 0]
+    return row_course(start, 1.0, settings.weight_decay, local)[:, 0]
 
 
-def row_course(start: Floats, value: float, known: Known, steps: Sequence[Step]) -> Floats:
+def row_course(start: Floats, value: float, weight_decay: float, steps: Sequence[Step]) -> Floats:
     """Return the weights of features of size ``value`` in every round, ``[T, f, h]``."""
     weight, course = torch.from_numpy(start.astype(float).copy()), []
-    adam = Adam([weight], weight_decay=known.weight_decay)
+    adam = Adam([weight], weight_decay=weight_decay)
     for step in steps:
         if step.average is not None:
             new = torch.from_numpy(step.average[: len(weight)]).to(weight)
             weight.copy_(torch.where(new.isnan(), weight, new))
         if step.gradient is not None:
             slope = value * torch.from_numpy(step.gradient).to(weight)
-            weight.grad, adam.lr = slope.expand_as(weight).clone(), step.learning_rate
+            weight.grad, adam.lr = slope.expand_as(weight).clone(), step.rate
             adam.step()
         course.append(weight.numpy().copy())
     return np.stack(course)
@@ -230,8 +223,9 @@ def common_scores(
     """
     # [n, h] without dropout, by the round of the layer's last step; and what the step was made of
     latents, steps = dict[int, Floats](), dict[int, tuple[Floats, float]]()
+    settings = settings_of(exchanges)
     for request, reply in requests_of(exchanges, LatentRequest):
-        settings, advance, at = request.settings, request.advance, request.advance.layer_round
+        advance, at = request.advance, request.advance.layer_round
         if advance.total is not None:
             steps.setdefault(at, (advance.total.copy(), advance.learning_rate))
         if request.measured.size:
@@ -312,7 +306,7 @@ class RelayAudit(Audit[NFedGNNConfig, object]):
             sums_to_one = "row" in config.data.features
             scores = own_scores(grid.exchanges, drawn, x.shape[1], sums_to_one=sums_to_one)
             request, reply = next(requests_of(grid.exchanges, RelayRequest))
-            latents = [np.zeros((len(x), request.settings.latent_size))]
+            latents = [np.zeros((len(x), request.gradient.shape[1]))]
             latents[0][request.users] = reply("relay")
         found = [_measure(f"features, {name}", x, one, rng) for name, one in scores.items()]
         return [*found, compare(latents, x, rng)]

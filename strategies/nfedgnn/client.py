@@ -55,7 +55,6 @@ from flower_graph.strategies.nfedgnn.messages import (
     WORD,
     Advance,
     CopyReply,
-    CopyRequest,
     EnrolmentReply,
     EnrolmentRequest,
     GradientRequest,
@@ -97,7 +96,7 @@ class UsersClient(NumPyClient):
     """The users of one SuperNode, as the clients of all forms have them: ``NodeClient``."""
 
     actions: tuple[str, ...] = ("finish",)
-    settings_key = "user-settings"  # in Context.state, where the run keeps something
+    settings_key = "user-settings"  # in Context.state, from enrolment until the run is over
     state_name = "node-client"  # in Context.state, for what users have learnt
     copies = False  # whether a message that fails costs nothing
 
@@ -122,42 +121,44 @@ class UsersClient(NumPyClient):
             context, self.state_name, self.users, checkpoint_dir, copies=self.copies
         )
 
+    @property
+    def settings(self) -> UserSettings:
+        """The settings that came with the enrolment."""
+        kept = self._context.state.config_records.get(self.settings_key)
+        if kept is None:
+            raise StateLostError("the settings of this run are not here")
+        return UserSettings(**dict(kept))  # type: ignore[arg-type]
+
     def get_properties(self, config: Config) -> Config:
         question = EnrolmentRequest.from_config(config)
-        settings, makers = question.settings, self._makers(question.settings)
+        self._context.state[self.settings_key] = ConfigRecord(question.settings._asdict())
         if question.before is not None and int(self.users.min()) >= question.before:
             self._state.begin(question.resume)  # all have come since that checkpoint
         else:
-            self._restore(question, makers)
-        handled = self._state.processed(makers)
+            self._restore(question)
+        handled = self._state.processed(self._makers())
         if self._model is not None:
             shape = [sum(p.numel() for p in self._model.parameters()), 1]
         else:
-            shape = [self._x.shape[1] + int(settings.bias), settings.latent_size]
+            shape = [self._x.shape[1] + int(self.settings.bias), self.settings.latent_size]
         reply = EnrolmentReply(self.users.numpy(), shape, handled)
-        self._enrol(reply, makers)
+        self._enrol(reply)
         return reply.to_config()
 
-    def _enrol(self, reply: EnrolmentReply, makers: Makers[Any]) -> None:
+    def _enrol(self, reply: EnrolmentReply) -> None:
         """Add further entries to the reply."""
 
-    def _restore(self, question: EnrolmentRequest, makers: Makers[Any]) -> None:
+    def _restore(self, question: EnrolmentRequest) -> None:
         raise NotImplementedError
 
-    def _makers(self, settings: UserSettings) -> Makers[Any]:
+    def _makers(self) -> Makers[Any]:
         raise NotImplementedError
 
-    def _halves(self, settings: UserSettings) -> SavedModels:
+    def _halves(self) -> SavedModels:
         raise NotImplementedError
 
-    def _packed(self, settings: UserSettings) -> ActiveRows:
-        return pack(self._x, bias=settings.bias).to(self._device)
-
-    # What of a run outlasts its messages
-
-    def _remember(self, settings: UserSettings) -> None:
-        if self.outputs.is_on and self.settings_key not in self._context.state:
-            self._context.state[self.settings_key] = ConfigRecord(settings._asdict())
+    def _packed(self) -> ActiveRows:
+        return pack(self._x, bias=self.settings.bias).to(self._device)
 
     def _forget(self) -> None:
         self._state.drop()
@@ -167,10 +168,7 @@ class UsersClient(NumPyClient):
         if self._model is not None:
             LOG.warning("user_model: a module of your own is saved in checkpoints alone")
             return Snapshot(None, [])
-        kept = self._context.state.config_records.get(self.settings_key)
-        if kept is None:
-            raise StateLostError("what was kept of this run is not here")
-        return Snapshot(None, [self._halves(UserSettings(**dict(kept)))])  # type: ignore[arg-type]
+        return Snapshot(None, [self._halves()])
 
     def _places(self, users: NDArray[np.generic]) -> Tensor:
         wanted = torch.from_numpy(np.ascontiguousarray(users))
@@ -245,10 +243,10 @@ class NodeClient(UsersClient):
                 total, count = cohort.weight_sum(users)
                 reply.weight_sum, reply.holders = total.cpu().numpy(), count.cpu().numpy()
         if request.checkpoint:
-            reply.not_saved = self._save(request.server_round, request.run, request.settings)
+            reply.not_saved = self._save(request.server_round, request.run)
         return reply.to_numpy()
 
-    def _save(self, server_round: int, run: str, settings: UserSettings) -> str:
+    def _save(self, server_round: int, run: str) -> str:
         """Write a checkpoint, with the start of each user's rows of weights."""
         if self._file is not None:
             try:
@@ -256,49 +254,45 @@ class NodeClient(UsersClient):
             except OSError as error:
                 return f"its users' rows cannot be copied: {error.strerror}"
         is_linear = self._model is None and self._file is None
-        more = {ROWS: self._rows(settings).ptr.cpu()} if is_linear else {}
-        return self._state.save(server_round, run, self._makers(settings), more)
+        more = {ROWS: self._rows().ptr.cpu()} if is_linear else {}
+        return self._state.save(server_round, run, self._makers(), more)
 
-    def _restore(self, question: EnrolmentRequest, makers: Makers[Opened]) -> None:
+    def _restore(self, question: EnrolmentRequest) -> None:
         """Go on from a checkpoint; if users have changed, take the part of the users here."""
-        before, resume, settings = question.before, question.resume, question.settings
+        before, resume = question.before, question.resume
         if self._file is not None and self._state.store.is_due(resume):
             if before is not None:
                 raise ValueError("rows_dir: not where users come and go")
             row_file.go_back(self._file, resume.server_round)
-        if before is None:
-            self._state.restore(resume, makers)
-            return
 
         def adopt(saved: Tensors, numbers: Tensor, more: Tensors) -> Tensors | None:
-            if not torch.isin(self.users[self.users < before], numbers).all():
+            if before is None or not torch.isin(self.users[self.users < before], numbers).all():
                 return None
             self._state.drop()  # what a run that was stopped left in this process is of others
-            return self._adopted(settings, saved, numbers, more)
+            return self._adopted(saved, numbers, more)
 
-        if self._state.restore(resume, makers, adopt) is not None:
+        restored = self._state.restore(resume, self._makers(), adopt)
+        if before is not None and restored is not None:
             # The file that was read may have users that have left.
-            why = self._save(resume.server_round, resume.run, settings)
+            why = self._save(resume.server_round, resume.run)
             if why:
                 raise CheckpointError(why)
 
-    def _adopted(
-        self, settings: UserSettings, saved: Tensors, numbers: Tensor, more: Tensors
-    ) -> Tensors:
-        result = self._makers(settings).start()
+    def _adopted(self, saved: Tensors, numbers: Tensor, more: Tensors) -> Tensors:
+        result = self._makers().start()
         both = np.intersect1d(self.users.numpy(), numbers.numpy(), return_indices=True)
         here, there = (torch.from_numpy(place) for place in both[1:])
         for name, tensor in result.items():
             to, source = here, there
             if name in ADAM_TENSORS and self._model is None:  # all users' rows on end
-                to = row_entries(self._rows(settings).ptr.cpu(), here)[1]
+                to = row_entries(self._rows().ptr.cpu(), here)[1]
                 source = row_entries(more[ROWS], there)[1]
             tensor[to.to(tensor.device)] = saved[name][source].to(tensor.device)
         return result
 
-    def _halves(self, settings: UserSettings) -> SavedModels:
-        cohort, _ = self._state.look(self._makers(settings))
-        return user_models(self.users.tolist(), self._rows(settings), cohort.tensors(), settings)
+    def _halves(self) -> SavedModels:
+        cohort, _ = self._state.look(self._makers())
+        return user_models(self.users.tolist(), self._rows(), cohort.tensors(), self.settings)
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
         request = RelayRequest.from_numpy(parameters, config)
@@ -314,66 +308,68 @@ class NodeClient(UsersClient):
     @contextmanager
     def _updated(self, request: RelayRequest) -> Iterator[tuple[LinearCohort, Tensor | None]]:
         """Apply a message to its users; changes are kept if the block ends well."""
-        self._remember(request.settings)
         # The state must be there if a gradient comes for what the users have sent.
         follows = bool(request.gradient_round.any())
         if self._file is not None and (request.send_weights or request.average is not None):
             raise ValueError("rows_dir: users whose weights are in a file do not average them")
-        place, makers = self._places(request.users), self._makers(request.settings)
-        with self._state.opened(makers, follows=follows) as (cohort, tensors):
+        place = self._places(request.users)
+        with self._state.opened(self._makers(), follows=follows) as (cohort, tensors):
             if self._file is not None:
-                ptr = self._rows(request.settings).ptr
+                ptr = self._rows().ptr
                 rows = int((ptr[place + 1] - ptr[place]).sum())
-                count = rows * len(ADAM_TENSORS) * request.settings.latent_size
-                row_file.check_room(self._file, count)
-            # The users that have not taken this average yet
-            taken = tensors[AVERAGE_ROUND]
-            due = place[taken[place] < request.average_round]
-            if request.average is not None and due.numel():
-                cohort.set_weights(self._unless_all(due), torch.from_numpy(request.average))
-                taken[due] = request.average_round
-            # The users for which the gradient is new
-            stepped, rounds = tensors[GRADIENT_ROUND], torch.from_numpy(request.gradient_round)
-            fresh = stepped[place] < rounds
-            due = place[fresh]
-            if due.numel():
+                row_file.check_room(self._file, self._numbers_of(rows))
+            if request.average is not None:
+                rounds = torch.full_like(place, request.average_round)
+                fresh = _note_new(tensors[AVERAGE_ROUND], place, rounds)
+                if fresh.any():
+                    mean = torch.from_numpy(request.average)
+                    cohort.set_weights(self._unless_all(place[fresh]), mean)
+            rounds = torch.from_numpy(request.gradient_round)
+            fresh = _note_new(tensors[GRADIENT_ROUND], place, rounds)
+            if fresh.any():
                 gradient = torch.from_numpy(request.gradient)
-                gradient = gradient if due.numel() == rounds.numel() else gradient[fresh]
-                cohort.step(self._unless_all(due), gradient, request.learning_rate)
-                stepped[due] = rounds[fresh].to(stepped)
+                gradient = gradient if fresh.all() else gradient[fresh]
+                cohort.step(self._unless_all(place[fresh]), gradient, request.learning_rate)
             yield cohort, self._unless_all(place)
 
-    def _makers(self, settings: UserSettings) -> Makers[Opened]:
+    def _makers(self) -> Makers[Opened]:
         def start() -> Tensors:
             never = torch.zeros(self.users.numel(), dtype=torch.int32)
             rounds = {GRADIENT_ROUND: never, AVERAGE_ROUND: never.clone()}
             if self._file is not None:
-                row_file.create(self._file, self._file_size(settings))
+                row_file.create(self._file, self._numbers_of(self._rows().feature.numel()))
                 return {"step": never.clone()} | rounds
-            return self._cohort(settings, None).tensors() | rounds
+            return self._cohort(None).tensors() | rounds
 
         def build(tensors: Tensors) -> tuple[Opened, Tensors]:
             # Round counters stay with the CPU's bookkeeping.
             counters = (GRADIENT_ROUND, AVERAGE_ROUND)
             placed = {k: t if k in counters else t.to(self._device) for k, t in tensors.items()}
-            return (self._cohort(settings, placed), placed), placed
+            return (self._cohort(placed), placed), placed
 
         return Makers(start, build)
 
-    def _file_size(self, settings: UserSettings) -> int:
-        rows = self._rows(settings).feature.numel()
-        return len(ADAM_TENSORS) * rows * settings.latent_size
+    def _numbers_of(self, rows: int) -> int:
+        return len(ADAM_TENSORS) * rows * self.settings.latent_size
 
-    def _cohort(self, settings: UserSettings, tensors: Tensors | None) -> LinearCohort:
+    def _cohort(self, tensors: Tensors | None) -> LinearCohort:
         if self._model is not None:
-            return ModuleCohort(self._x.to(self._device), self._model, settings, tensors)
+            return ModuleCohort(self._x.to(self._device), self._model, self.settings, tensors)
+        rows = self._rows()
         if self._file is not None and tensors is not None:
-            numbers = row_file.mapped(self._file, self._file_size(settings))
-            return StoredCohort(self._rows(settings), settings, tensors, numbers)
-        return LinearCohort(self._rows(settings), settings, tensors)
+            numbers = row_file.mapped(self._file, self._numbers_of(rows.feature.numel()))
+            return StoredCohort(rows, self.settings, tensors, numbers)
+        return LinearCohort(rows, self.settings, tensors)
 
-    def _rows(self, settings: UserSettings) -> ActiveRows:
-        return self._state.store.once(lambda: self._packed(settings))
+    def _rows(self) -> ActiveRows:
+        return self._state.store.once(self._packed)
+
+
+def _note_new(seen: Tensor, place: Tensor, rounds: Tensor) -> Tensor:
+    """Return which users have not had a round's message yet; note that they have it now."""
+    fresh = seen[place] < rounds
+    seen[place[fresh]] = rounds[fresh].to(seen)
+    return fresh
 
 
 class CommonLayerClient(UsersClient):
@@ -389,20 +385,20 @@ class CommonLayerClient(UsersClient):
     state_name, copies = "common-layer", True
     _common_key: CommonKey | None = None  # seals the layer, in the masked form
 
-    def _restore(self, question: EnrolmentRequest, makers: Makers[CommonLayer]) -> None:
+    def _restore(self, question: EnrolmentRequest) -> None:
         # All users share the layer, so it fits after users came or went.
         before = question.before
-        self._state.restore(question.resume, makers, lambda saved, *_: saved if before else None)
+        self._state.restore(
+            question.resume, self._makers(), lambda saved, *_: saved if before else None
+        )
 
-    def _enrol(self, reply: EnrolmentReply, makers: Makers[CommonLayer]) -> None:
-        reply.layer_round = self._state.look(makers).round if reply.handled else 0
+    def _enrol(self, reply: EnrolmentReply) -> None:
+        reply.layer_round = self._state.look(self._makers()).round if reply.handled else 0
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         request = LatentRequest.from_numpy(parameters, config)
-        self._remember(request.settings)
-        makers = self._makers(request.settings)
-        with self._state.opened(makers) as layer:
-            layer.settings = self._seeded(request.settings)
+        with self._state.opened(self._makers()) as layer:
+            layer.settings = self.settings
             self._advance(layer, request.advance)
             reply = LatentReply(request.server_round, layer.round)
             if request.trains:
@@ -412,14 +408,14 @@ class CommonLayerClient(UsersClient):
                 users = self._unless_all(self._places(request.measured))
                 reply.measured = layer.forward(users).cpu().numpy()
         if request.checkpoint:
-            saved = request.server_round - 1, request.run
-            reply.not_saved = self._state.save(*saved, makers)
+            last = request.server_round - 1
+            reply.not_saved = self._state.save(last, request.run, self._makers())
         return reply.to_numpy(request.users.size)
 
     def add_up(self, parameters: Parameters, config: Config) -> Answer:
         request = GradientRequest.from_numpy(parameters, config)
-        layer = self._state.look(self._makers(request.settings))
-        layer.settings = self._seeded(request.settings)
+        layer = self._state.look(self._makers())
+        layer.settings = self.settings
         if layer.round != request.layer_round:
             text = f"the layer is of round {layer.round}, the gradients of {request.layer_round}"
             raise StateLostError(text)
@@ -428,7 +424,7 @@ class CommonLayerClient(UsersClient):
         return self._summed(request, total.cpu().numpy(), config)
 
     def copy_layer(self, parameters: Parameters, config: Config) -> Answer:
-        layer = self._state.look(self._makers(CopyRequest.from_config(config).settings))
+        layer = self._state.look(self._makers())
         data = save({name: t.cpu().contiguous() for name, t in layer.tensors.items()})
         data = data if self._common_key is None else self._common_key.seal(data)
         return CopyReply(layer.round, np.frombuffer(data, np.uint8).reshape(-1, 4)).to_numpy()
@@ -437,9 +433,9 @@ class CommonLayerClient(UsersClient):
         self._forget()
         return [], self.users.numel(), {}
 
-    def _halves(self, settings: UserSettings) -> SavedModels:
-        layer = self._state.look(self._makers(settings))
-        return common_model(self.users.tolist(), layer.weight, settings.bias)
+    def _halves(self) -> SavedModels:
+        layer = self._state.look(self._makers())
+        return common_model(self.users.tolist(), layer.weight, self.settings.bias)
 
     def _advance(self, layer: CommonLayer, advance: Advance) -> None:
         if layer.round == advance.layer_round:
@@ -459,13 +455,6 @@ class CommonLayerClient(UsersClient):
 
     # What is otherwise where the server is to read no sum and no weight
 
-    def _seeded(self, settings: UserSettings) -> UserSettings:
-        # Without a key a layer is never begun: a SuperNode that is asked has a key, or is sent one.
-        key = self._common_key
-        if key is None or not key.check.any():
-            return settings
-        return settings._replace(seed=key.seed())
-
     def _total(self, advance: Advance) -> Tensor | None:
         return torch.from_numpy(advance.total) if advance.total is not None else None
 
@@ -475,13 +464,13 @@ class CommonLayerClient(UsersClient):
         answer = SumReply(request.server_round, total.astype(np.float32))
         return answer.to_numpy(request.users.size)
 
-    def _makers(self, settings: UserSettings) -> Makers[CommonLayer]:
-        settings = self._seeded(settings)
+    def _makers(self) -> Makers[CommonLayer]:
+        settings = self.settings
 
         def make() -> Layer:
             if self._model is not None:
                 return ModuleLayer(self._x.to(self._device), self.users, self._model)
-            return LinearLayer(self._packed(settings), self.users, settings)
+            return LinearLayer(self._packed(), self.users, settings)
 
         layer = self._state.store.once(make)
 
@@ -531,8 +520,15 @@ class MaskedLayerClient(CommonLayerClient, MaskingClient):
         self.context.state.pop(SUM_STATE, None)
         return super().finish(parameters, config)
 
-    def _enrol(self, reply: EnrolmentReply, makers: Makers[CommonLayer]) -> None:
-        super()._enrol(reply, makers)
+    @property
+    def settings(self) -> UserSettings:
+        """The settings, with a seed from the common key."""
+        # Without a key a layer is never begun: a SuperNode that is asked has a key, or is sent one.
+        settings = super().settings
+        return settings._replace(seed=self._key.seed()) if self._key.check.any() else settings
+
+    def _enrol(self, reply: EnrolmentReply) -> None:
+        super()._enrol(reply)
         reply.key = MemberKey(self._key.public, self._key.check, self._key.signed_by)
 
     def _total(self, advance: Advance) -> Tensor | None:

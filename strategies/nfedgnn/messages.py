@@ -96,7 +96,9 @@ class EnrolmentRequest(Message, down="query"):
 class MemberKey(Message):
     """Client to server: a SuperNode's key for masked sums, and whether it has the common key."""
 
-    public: Annotated[Bytes, Block("key-public", "its public key (X25519)", shape=f"{KEY_BYTES}")]
+    public: Annotated[
+        Bytes, Block("key-public", "masked sums: its public key (X25519)", shape=f"{KEY_BYTES}")
+    ]
     key_check: Annotated[
         Bytes,
         Block("key-check", "hash of the common key; zeros without one", shape=f"{CHECK_BYTES}"),
@@ -126,9 +128,9 @@ class EnrolmentReply(Message, up="query"):
         users, last = self.users, known["num_nodes"] - 1
         if users.size == 0 or not each_once(users):
             raise MalformedReplyError("it hosts no users, or one twice")
-        if users.min() < 0 or users.max() > last:
-            wrong = users.min() if users.min() < 0 else users.max()
-            raise MalformedReplyError(f"it hosts user {wrong}, but the graph has nodes 0 to {last}")
+        if (wrong := users[(users < 0) | (users > last)]).size:
+            text = f"it hosts user {wrong[0]}, but the graph has nodes 0 to {last}"
+            raise MalformedReplyError(text)
         size = math.prod(self.weight_shape)
         if min(self.weight_shape) < 1 or size > MAX_WEIGHTS:
             given = f"weight-shape: {self.weight_shape}"
@@ -147,7 +149,6 @@ class RelayRequest(Message, down="train train.finish"):
         IntArray, Exact(GRADIENT_ROUND, "round of that vector; 0: no gradient", shape="p")
     ]
     learning_rate: Annotated[float, Real("learning-rate", "with which these gradients are taken")]
-    settings: Settings  # What the users' models and optimisers are
     average: Annotated[
         FloatArray | None,
         Tensor(
@@ -280,7 +281,6 @@ class LatentRequest(Message, down="train"):
         IntArray,
         Exact("measured", "whose vector is wanted without dropout, in order", shape="m"),
     ]
-    settings: Settings
     advance: Annotated[Advance, Part(make=Advance)] = field(default_factory=Advance)
     trains: Annotated[bool, Flag("trains", "whether `users` send vectors with dropout")] = True
     checkpoint: Saves = False
@@ -314,7 +314,6 @@ class GradientRequest(Message, down="train.add_up"):
     users: Users
     gradient: Gradient
     layer_round: LayerRound
-    settings: Settings
 
     clients = USERS_OF
 
@@ -328,15 +327,8 @@ class SumReply(Message, up="train.add_up"):
 
 
 @dataclass
-class CopyRequest(Message, down="train.copy_layer"):
-    """Server to client: asks for a copy of the layer, for SuperNodes that have missed a step."""
-
-    settings: Settings
-
-
-@dataclass
 class CopyReply(Message, up="train.copy_layer"):
-    """Client to server: a copy of the layer's weights and optimiser."""
+    """Client to server: a copy of the layer, for SuperNodes that have missed a step."""
 
     layer_round: LayerRound
     copy: Annotated[Bytes, Block("layer-copy", "in safetensors' form", shape="b 4")]

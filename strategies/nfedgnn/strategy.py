@@ -94,11 +94,10 @@ from flower_graph.secure.common_key import (
     ShareKeyRequest,
     check_signed,
 )
-from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.secure.sum.round import Skipped
-from flower_graph.secure.sum.server import SumServer
+from flower_graph.secure.sum.server import PartySums, SumServer
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundStrategy
@@ -112,7 +111,6 @@ from flower_graph.strategies.nfedgnn.messages import (
     LEAST_FRACTION_BITS,
     Advance,
     CopyReply,
-    CopyRequest,
     EnrolmentReply,
     EnrolmentRequest,
     GradientRequest,
@@ -133,7 +131,6 @@ from flower_graph.strategies.nfedgnn.server_model import (
 )
 from flower_graph.strategies.nfedgnn.users import UserSettings, bounded
 from flower_graph.wire.arrays import Config, FloatArray, IntArray
-from flower_graph.wire.codec import Message
 from flower_graph.wire.counts import counted
 from flower_graph.wire.exchange import Rejected, Replies, few
 from flower_graph.wire.fields import Bytes, Resume
@@ -216,25 +213,15 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         is_good = section.share == SUMMED or not feature_dropout
         require(is_good, "feature_dropout", feature_dropout, f"0 without share={SUMMED}")
         self.section = section
+        over, decay = section.average_over, section.weight_decay
+        settings = UserSettings(latent_size, user_bias, decay, seed, over, feature_dropout)
         kind = RelayServer if links is None else partial(LinkRelayServer, links=links)
         self.server: RelayServer = kind(
-            data,
-            server_model,
-            section,
-            latent_size=latent_size,
-            seed=seed,
-            device=resolve_device(device),
+            data, server_model, section, settings, resolve_device(device)
         )
         self.num_classes = self.server.num_classes
-        settings = UserSettings(
-            latent_size,
-            user_bias,
-            section.weight_decay,
-            seed,
-            section.average_over,
-            feature_dropout,
-        )
-        self.layer: Layer = (CommonLayer if section.share == SUMMED else OwnLayer)(self, settings)
+        form = CommonLayer if section.share == SUMMED else OwnLayer
+        self.layer: OwnLayer | CommonLayer = form(self, settings)
         self.members = UserMembership(self.layer)
         super().__init__(
             Session(
@@ -254,7 +241,8 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         layer, server = self.layer, self.server
         latent, heard = layer.latents(server_round)
         losses, gradient = server.gradients(server_round, latent, heard)
-        rate = self.step_size(server_round)
+        how = self.section
+        rate = scheduled(how.schedule, how.learning_rate, server_round, self.session.rounds)
         skipped = layer.step(server_round, gradient, rate)
         if not skipped and not layer.is_alone(server_round):
             server.move(server_round, rate)
@@ -264,10 +252,6 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         report = self.measure(server_round, who, losses)
         report.skipped = skipped
         return report
-
-    def step_size(self, server_round: int) -> float:
-        section = self.section
-        return scheduled(section.schedule, section.learning_rate, server_round, self.session.rounds)
 
     def hosted(self, server_round: int) -> dict[int, IntArray]:
         return self.numbers(
@@ -382,10 +366,7 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         """Return the server's half of a run, of users that have answered."""
         server = self.server
         users = server.known.nonzero().flatten().cpu()
-        every = (
-            np.arange(server.num_nodes) if server.names is None else np.array(list(server.names))
-        )
-        nodes, client = every[users.numpy()], np.full(len(users), NO_CLIENT)
+        nodes, client = server.nodes[users.numpy()], np.full(len(users), NO_CLIENT)
         models, is_public = server_models(server.eval_model), np.zeros(len(users), bool)
 
         def beside(rows: Tensor) -> Embeddings:
@@ -393,7 +374,7 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
 
         if isinstance(server, LinkRelayServer):
             edges = server.whole[:, server.known[server.whole].all(0)].cpu().numpy()
-            known = KnownLinks(np.full(edges.shape[1], NO_CLIENT), *every[edges])
+            known = KnownLinks(np.full(edges.shape[1], NO_CLIENT), *server.nodes[edges])
             return Snapshot(None, models, beside(server.rows(server.whole)), known)
         masks = (server.masks[name].cpu()[users] for name in ROLES)
         logits, label = server.logits().cpu()[users], server.y.cpu()[users]
@@ -471,7 +452,12 @@ class MaskedGradientRelay(SplitGradientRelay):
 
 
 class Layer:
-    """The server's half of the users' layer: who is there, what travels and its bytes, its step."""
+    """The server's half of the users' layer in all forms: who is there, and bytes.
+
+    A form has ``latents(round)``, a round's latent vectors ``[n, h]`` and the users that were heard
+    ``[n]``; ``step(round, gradient, rate)``, which returns why the layer cannot step, or "";
+    ``read`` and ``reply_bytes`` of a reply; and ``finish``.
+    """
 
     # Of the state: arrays with a row for each user, and others
     rows: ClassVar[tuple[str, ...]] = ("joined", "traffic")
@@ -497,27 +483,8 @@ class Layer:
         # Of each user: rounds that it answered, and its payload up and down
         self.traffic = np.zeros((count, 3), np.int64)
 
-    # What a layer writes
-
-    def latents(self, server_round: int) -> tuple[Tensor, Tensor]:
-        """Get a round's latent vectors ``[n, h]``, and which users' nodes count ``[n]``."""
-        raise NotImplementedError
-
-    def step(self, server_round: int, gradient: Tensor, rate: float) -> str:
-        """Let the layer step by the gradients ``[n, h]``; return why it cannot, or ""."""
-        raise NotImplementedError
-
     def look_ahead(self, server_round: int) -> None:
         """Ask, after the step, for what the round's evaluation needs."""
-
-    def read(self, request: Any, content: RecordDict) -> RelayReply | LatentReply:
-        raise NotImplementedError
-
-    def reply_bytes(self, requests: Collection[Any]) -> int:
-        raise NotImplementedError
-
-    def finish(self, server_round: int) -> None:
-        raise NotImplementedError
 
     def check(self, answer: EnrolmentReply) -> None:
         """Refuse an enrolment without what this layer needs."""
@@ -529,11 +496,9 @@ class Layer:
     def enrolled(self, node: int, answer: EnrolmentReply) -> None:
         self.weight_shape = answer.weight_shape
 
-    def begin_anew(self, users: NDArray[np.int64]) -> bool:
+    def begin_anew(self, users: IntArray) -> bool:
         """Forget what waits for users that have lost their state; return whether they had any."""
         return bool(self.traffic[users, ANSWERED].any())
-
-    # Users
 
     def grow(self, count: int, left: Sequence[int], alone: int) -> None:
         self._begin(count)
@@ -598,7 +563,7 @@ class OwnLayer(Layer):
         self.gradient_round = np.zeros(count, np.int64)  # 0: none waits
         self.has_average = np.zeros(count, np.int64)  # round of the mean each user has
 
-    def begin_anew(self, users: NDArray[np.int64]) -> bool:
+    def begin_anew(self, users: IntArray) -> bool:
         # Their gradients belong to weights that are no more; averaged weights are sent again.
         self.gradient_round[users] = self.has_average[users] = 0
         return super().begin_anew(users)
@@ -647,7 +612,6 @@ class OwnLayer(Layer):
             self.gradient[users],
             self.gradient_round[users],
             self.rate,
-            self.settings,
             self.average.numpy() if due and self.average is not None else None,
             self.average_round if due else 0,
             send_weights,
@@ -818,7 +782,6 @@ class CommonLayer(Layer):
                 self.asked_round,
                 users,
                 measured,
-                settings,
                 self.advance(node, copied, copy),
                 # Without dropout one vector will do for both.
                 trains=bool(users.size) and (settings.dropout > 0 or not measured.size),
@@ -858,7 +821,7 @@ class CommonLayer(Layer):
             measures=bool(request.measured.size),
             p=request.users.size,
             m=request.measured.size,
-            h=request.settings.latent_size,
+            h=self.settings.latent_size,
         )
 
     def reply_bytes(self, requests: Collection[LatentRequest]) -> int:
@@ -890,7 +853,7 @@ class CommonLayer(Layer):
             lost = "the layer of round %d is lost: all go on from round %d"
             LOG.warning(lost, self.last, newest)
             self._go_back(newest)
-        request = CopyRequest(self.settings)
+        request = RecordDict({CONFIG: ConfigRecord()})
         for donor in filter(self.can_go_on, hosted):
             reply = self.ask_one(donor, "train.copy_layer", request, CopyReply.read)
             if reply is not None and reply.layer_round == self.at[donor]:
@@ -899,11 +862,11 @@ class CommonLayer(Layer):
         return NEVER, None
 
     def ask_one(
-        self, node: int, message_type: str, request: Message, read: Callable[[RecordDict], T]
+        self, node: int, message_type: str, request: RecordDict, read: Callable[[RecordDict], T]
     ) -> T | None:
         """Ask one SuperNode, and return its answer if it gives one."""
         replies = self.relay.session.send(
-            {node: request.to_record()},
+            {node: request},
             self.asked_round,
             lambda _, content: read(content),
             message_type=message_type,
@@ -933,9 +896,7 @@ class CommonLayer(Layer):
                 self.count("up", "latent", users, size)
             self.traffic[users, ANSWERED] += 1
             self.count("down", "gradient", users, size)
-            requests[node] = GradientRequest(
-                server_round, users, gradients[users], self.last, self.settings
-            )
+            requests[node] = GradientRequest(server_round, users, gradients[users], self.last)
         total, self.no_sum = self.sum.add(server_round, requests), None
         if isinstance(total, NoSum):
             self.no_sum = total
@@ -991,7 +952,7 @@ def _add_entries(contents: Mapping[int, RecordDict], entries: Mapping[int, Confi
 class UserMembership(Membership):
     """The users of each SuperNode; their weights have one shape."""
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: OwnLayer | CommonLayer) -> None:
         super().__init__()
         self.layer = layer
 
@@ -1124,7 +1085,7 @@ class MaskedSum(PlainSum):
             if self._parties is not None:
                 rows = [keys[node].signed_by for node in others]
                 signed = np.array(rows, np.uint8).reshape(-1, SIGNED_BY)
-            request = ShareKeyRequest(public, not holders, signed)
+            request = ShareKeyRequest(public, not holders, signed).to_record()
             read = partial(ShareKeyReply.read, k=len(others))
             reply = self.layer.ask_one(donor, "train.share_key", request, read)
             if reply is not None:

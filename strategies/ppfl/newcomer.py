@@ -27,7 +27,7 @@ from flower_graph.rng import derive_seed
 from flower_graph.strategies.ppfl.config import APP, DEEPWALK, GAT, PPFLConfig
 from flower_graph.strategies.ppfl.deepwalk import DeepWalk
 from flower_graph.strategies.ppfl.evaluation import SVC, untrained
-from flower_graph.strategies.ppfl.gat import PublicGAT
+from flower_graph.strategies.ppfl.modules import PublicGAT
 
 if TYPE_CHECKING:
     from flower_graph.data.new_graph import NewGraph
@@ -71,10 +71,8 @@ class PublicSpace(NamedTuple):
             raise DataError(f"none of the graph's {nodes.size} nodes is among the {count} public")
         order = np.random.default_rng(derive_seed(seed, "held-back")).permutation(there)
         held, rest = np.split(order, [round(share * len(order))])
-        return self._take(rest), self._take(held)
-
-    def _take(self, rows: Integers) -> PublicSpace:
-        return PublicSpace(self.nodes[rows], self.embeddings[rows])
+        parts = (PublicSpace(self.nodes[rows], self.embeddings[rows]) for rows in (rest, held))
+        return next(parts), next(parts)
 
 
 class Joined(NamedTuple):
@@ -167,21 +165,11 @@ def join_space(
 
 
 class Beside(NamedTuple):
-    """A new graph in the space of a client.
-
-    Attributes
-    ----------
-    joined : Joined
-        The graph's embeddings in the client's space, and the precision of the alignment.
-    probability : Tensor
-        ``[n, k]`` of the classes, by an SVC of the client's own embeddings.
-    client : int
-        The client with that space.
-    """
+    """A new graph in the space of a client."""
 
     joined: Joined
-    probability: Tensor
-    client: int
+    probability: Tensor  # [n, k] of the classes, by an SVC of the client's own embeddings
+    client: int  # whose space it is
 
 
 def join_graph(run: FinishedRun, graph: NewGraph, client: int | None = None) -> Beside:
@@ -250,10 +238,8 @@ def _new_client(
     nobody = torch.zeros(n, dtype=torch.bool)
     edges = to_undirected(graph.edge_index, n)
     public = torch.from_numpy(np.isin(nodes, placed.node if words else placed.number))
-    masks = train, nobody, nobody
-    return OverlappingGraph(
-        client, numbers, public, graph.x, graph.y, graph.y, edges, *masks
-    ), nodes
+    held = numbers, graph.x, graph.y, edges, None, train, nobody, nobody
+    return OverlappingGraph(client, *held, public=public, train_y=graph.y), nodes
 
 
 def _classified(

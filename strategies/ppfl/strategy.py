@@ -29,7 +29,6 @@ import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -141,20 +140,15 @@ class PublicMembership(Membership):
             LOG.warning("node %d has lost its state: clients %s begin anew", node, lost)
         self.ids |= dict(zip(answer.clients, answer.nodes, strict=True))
 
-    def take(
-        self,
-        requests: Mapping[int, PublicRequest],
-        replies: Mapping[int, PublicReply],
-        wants_embeddings: bool,
-    ) -> tuple[ByClient, dict[int, str]]:
+    def take(self, replies: Iterable[PublicReply]) -> tuple[ByClient, dict[int, str]]:
         """Return what clients measured, and the clients that are left out, with the reason."""
         measured, failed = ByClient(), dict[int, str]()
-        for node, reply in replies.items():
+        for reply in replies:
             failed |= reply.left_out
             figures = {**reply.judged, LOSS: reply.loss, DISAGREEMENT: reply.disagreement}
-            for index, client in enumerate(requests[node].clients):
+            for index, client in enumerate(reply.request.clients):
                 x = reply.embeddings[index]
-                if client in failed or (x is None and wants_embeddings):
+                if client in failed or (x is None and reply.request.wants_embeddings):
                     continue
                 for name, values in figures.items():
                     measured.setdefault(name, {})[client] = values[index]
@@ -248,13 +242,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         """Step 1: return the round's requests, with the clients' means."""
         there = self.there(server_round)
         drawn = self.session.participants(server_round, there)
-        return {
-            node: replace(
-                self.request(server_round, there[node], clients, self.clients.targets.get),
-                wants_embeddings=self.wants_embeddings,
-            )
-            for node, clients in drawn.items()
-        }
+        return {n: self.request(server_round, there[n], some) for n, some in drawn.items()}
 
     def there(self, server_round: int) -> dict[int, list[int]]:
         # Ids of SuperNodes differ from run to run.
@@ -262,11 +250,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return dict(sorted(there.items(), key=lambda item: min(item[1])))
 
     def request(
-        self,
-        server_round: int,
-        hosted: Sequence[int],
-        clients: Sequence[int],
-        target: Callable[[int], NDArray[np.float32] | None],
+        self, server_round: int, hosted: Sequence[int], clients: Sequence[int]
     ) -> PublicRequest:
         session, known = self.session, self.clients
         saves = session.is_due(server_round)
@@ -274,14 +258,18 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
             server_round,
             list(clients),
             [known.ids[client] for client in clients],
-            [target(client) for client in clients],
+            [self.target(client) for client in clients],
             known.dimension,
+            wants_embeddings=self.wants_embeddings,
             is_last=server_round == session.rounds or session.stops_early(server_round),
             follows=not known.begun.isdisjoint(hosted),
             saves=saves,
             run=session.checkpoints.run if saves else "",
             counting=self.counting,
         )
+
+    def target(self, client: int) -> FloatArray | None:
+        return self.clients.targets.get(client)
 
     def read(self, node: int, content: RecordDict) -> PublicReply:
         return PublicReply.from_record(content, self.requests[node], self.num_classes)
@@ -295,7 +283,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
     def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
         """Do steps 4 and 5 with the replies, and return the round's figures."""
         self.counts = added(reply.counts for reply in replies.values.values())
-        measured, failed = self.clients.take(self.requests, replies.values, self.wants_embeddings)
+        measured, failed = self.clients.take(replies.values.values())
         answered = sorted(measured.get(LOSS, ()))
         precision = self.align(server_round, answered)
         who = self.participation(answered, failed)

@@ -7,7 +7,7 @@ from flower_graph.apps.cli.main import main
 from flower_graph.errors import IdentityError
 from flower_graph.secure.channel import new_key
 from flower_graph.secure.parties.identity import TrustSettings
-from flower_graph.secure.sum.messages import BindReply
+from flower_graph.secure.sum.messages import KeyReply
 
 PARTIES = 6
 
@@ -37,7 +37,7 @@ def settings(key="key-0", registry="registry.json"):
 def bound(one, clients):
     """Give what a SuperNode sends when it enrols."""
     key, blank = np.frombuffer(new_key()[1], np.uint8), np.zeros(32, np.uint8)
-    said = BindReply(b"run", one.identity.party, np.array(clients), key, blank, blank[:0])
+    said = KeyReply(b"run", np.array(clients), key, one.identity.party, blank)
     return said.signed(one.identity, one.block_cap)
 
 

@@ -285,6 +285,17 @@ def test_the_app_decides_which_schema_holds(tmp_path):
         ("nfedgnn/cora-linqs", "strategy.sketch=64", "strategy.sketch: 64"),
         ("nfedgnn/cora-linqs", "strategy.aggregation=masked", "strategy.aggregation"),
         ("nfedgnn/cora-linqs", "strategy.trust=malicious-server", "strategy.share: own"),
+        ("ppfl/cora-linqs-gat", "strategy.trust=malicious-server", "strategy.alignment: pairs"),
+        (
+            "ppfl/cora-linqs-gat",
+            "strategy.trust=malicious-server strategy.alignment=secure strategy.name=local",
+            "strategy.name: local",
+        ),
+        (
+            "ppfl/cora-linqs-gat",
+            "strategy.alignment=secure strategy.registry=a.json",
+            "strategy.registry: a.json",
+        ),
         ("nfedgnn/cora-averaged", "strategy.state=file", "strategy.state"),
         ("nfedgnn/cora-summed", "strategy.newcomers_alone=2", "strategy.newcomers_alone: 2"),
         ("nfedgnn/cora-summed", "privacy.epsilon=5", "strategy.share=summed"),

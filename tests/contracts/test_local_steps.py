@@ -11,7 +11,7 @@ from flower_graph.apps.reproduce.runs import curves_of, steps_of
 from flower_graph.apps.run import simulate_whole
 from flower_graph.engine.stacked_weights import StackedWeights
 from flower_graph.method.registry import known_apps
-from flower_graph.strategies.ppfl.gat import PublicGAT
+from flower_graph.strategies.ppfl.modules import PublicGAT
 
 STACKED = ("fedscem", "fedgls")  # one call is a step of all clients
 COUNTED = (

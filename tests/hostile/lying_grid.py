@@ -16,7 +16,6 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.channel import new_key
-from flower_graph.secure.parties.alignment import ProvedEvaluateRequest, ProvedUnionRequest
 from flower_graph.secure.parties.proofs import public_of
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
@@ -105,7 +104,7 @@ unsigned = edited("signatures", lambda rows: rows.fill(0))
 SUMS = (
     Lie(
         "a semi-honest sum",
-        "bind-run",
+        "sum-signed",
         lambda entries, place: KeyRequest(bytes(16)).to_config(),
         "no trusted server's sum|does not name 'sum_enroll'",
         "train.sum_enroll",
@@ -147,7 +146,7 @@ def in_the_clear(entries: Entries, place: int) -> dict[str, Any]:
     return {key: value for key, value in entries.items() if not key.startswith(masks)}
 
 
-def own_answers(request: ProvedUnionRequest) -> ProvedUnionRequest:
+def own_answers(request: ids.UnionRequest) -> ids.UnionRequest:
     share = ids.scalar(b"the server's own", b"key", 0)
     keys, points = np.array(request.keys), np.array(request.points)
     keys[0] = np.frombuffer(public_of(share), np.uint8)
@@ -155,7 +154,7 @@ def own_answers(request: ProvedUnionRequest) -> ProvedUnionRequest:
     return replace(request, keys=keys, points=points)
 
 
-def guesses(request: ProvedEvaluateRequest) -> ProvedEvaluateRequest:
+def guesses(request: ids.EvaluateRequest) -> ids.EvaluateRequest:
     return replace(request, points=request.points[::-1])
 
 
@@ -169,14 +168,14 @@ FEDSCEM = (
     Lie("a semi-honest alignment", "alignment", asking("psi"), REFUSES),
     Lie("a plain alignment", "alignment", asking("plain"), "identities are asked for"),
     Lie("plain sums", "mask-ready", in_the_clear, "no masks are asked for"),
-    Lie("guesses", "align-parties", changed(ProvedEvaluateRequest, guesses), "is not signed by",
+    Lie("guesses", "align-parties", changed(ids.EvaluateRequest, guesses), "is not signed by",
         unless="-"),
-    Lie("answers of its own", "align-keys", changed(ProvedUnionRequest, own_answers),
+    Lie("answers of its own", "align-keys", changed(ids.UnionRequest, own_answers),
         "is not signed by it", unless="-"),
     Lie("answers without proof", "align-keys",
-        changed(ProvedUnionRequest, lambda m: replace(m, points=np.roll(m.points, 1, 0))),
+        changed(ids.UnionRequest, lambda m: replace(m, points=np.roll(m.points, 1, 0))),
         "are not proved", unless="-"),
-    *(lie for lie in SUMS if lie.at != "bind-run"),
+    *(lie for lie in SUMS if lie.at != "sum-signed"),
 )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
@@ -360,68 +361,41 @@ def try_all(
     return found
 
 
-@dataclass(frozen=True)
-class Part:
-    """What is tried of one form of a method.
-
-    ``draws`` attacks are drawn by hypothesis for each type of message, besides those made by hand.
-    ``kinds`` are the types of messages, all if empty: another form has the others.
-    """
-
-    draws: int
-    kinds: tuple[str, ...] = ()
-
-
-PAPERS: dict[str, dict[str, Part]] = {
-    "nFedGNN": {"nfedgnn": Part(50), "nfedgnn, averaged": Part(50, ("train",))},
-    "FedSCem": {
-        "fedscem": Part(10),
-        "fedscem, plain alignment": Part(10, ("train.align",)),
-        "fedscem, plain": Part(10, ("train",)),
-    },
-    "FedGLS": {"fedgls": Part(30)},
-    "PPFL-GNN": {"gat": Part(50), "deepwalk, secure": Part(10)},
-    "FedGTA": {"fedgta": Part(20)},
-    "FED-PUB": {"fedpub": Part(20)},
+# By form of a method: its row on the page, how many attacks hypothesis draws for each type of
+# message besides those made by hand, and the types of messages, all if none is named
+FORMS: dict[str, tuple[str, int, tuple[str, ...]]] = {
+    "nfedgnn": ("nFedGNN", 50, ()),
+    "nfedgnn, averaged": ("nFedGNN", 50, ("train",)),
+    "fedscem": ("FedSCem", 10, ()),
+    "fedscem, plain alignment": ("FedSCem", 10, ("train.align",)),
+    "fedscem, plain": ("FedSCem", 10, ("train",)),
+    "fedgls": ("FedGLS", 30, ()),
+    "gat": ("PPFL-GNN", 50, ()),
+    "deepwalk, secure": ("PPFL-GNN", 10, ()),
+    "fedgta": ("FedGTA", 20, ()),
+    "fedpub": ("FED-PUB", 20, ()),
 }
-FORMS = [name for forms in PAPERS.values() for name in forms]
 
 
 def run(name: str, part: int = 1, kinds: Collection[str] = ()) -> dict[str, Any]:
     """Try everything against one form, or one case of so many: verdicts by type of message."""
     logging.disable(logging.INFO)
-    how = next(forms[name] for forms in PAPERS.values() if name in forms)
-    tried = try_all(CORPUS[name], how.draws, part, kinds or how.kinds)
+    _, draws, own = FORMS[name]
+    tried = try_all(CORPUS[name], draws, part, kinds or own)
     return {kind: tally.summary() for kind, tally in tried.items()}
 
 
-def work_of(name: str) -> list[tuple[str, str]]:
-    """Give a form with each type of message that is tried of it."""
-    how = next(forms[name] for forms in PAPERS.values() if name in forms)
-    return [(name, kind) for kind in how.kinds or kinds_tried(CORPUS[name])]
-
-
-def run_all(forms: Sequence[str], jobs: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    started = time.perf_counter()
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        work = [task for tasks in pool.map(work_of, forms) for task in tasks]
-        open_ = {pool.submit(run, name, 1, [kind]): (name, kind) for name, kind in work}
-        for done in as_completed(open_):
-            print(*open_[done], f"{time.perf_counter() - started:.0f} s", flush=True)
-            yield open_[done][0], done.result()
+def kinds_of(name: str) -> list[str]:
+    return list(FORMS[name][2]) or kinds_tried(CORPUS[name])
 
 
 def totals(methods: dict[str, Any]) -> dict[str, dict[str, int]]:
-    counts = {name: [kind["counts"] for kind in kinds.values()] for name, kinds in methods.items()}
-    found = {
-        paper: added_up([one for name in forms for one in counts.get(name, ())])
-        for paper, forms in PAPERS.items()
-    }
-    return found | {"all": added_up(list(found.values()))}
-
-
-def added_up(counts: list[dict[str, int]]) -> dict[str, int]:
-    return {name: sum(one[name] for one in counts) for name in COUNTS}
+    """Add verdicts up by the rows of the page."""
+    found = {row: dict.fromkeys(COUNTS, 0) for row in [*(one[0] for one in FORMS.values()), "all"]}
+    for name, kinds in methods.items():
+        for kind, row, count in product(kinds.values(), (FORMS[name][0], "all"), COUNTS):
+            found[row][count] += kind["counts"][count]
+    return found
 
 
 def main() -> None:
@@ -430,35 +404,32 @@ def main() -> None:
     parser.add_argument("--only", choices=FORMS, nargs="+", help="the file keeps all others")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     given = parser.parse_args()
-    for name, found in run_all(given.only or FORMS, given.jobs):
-        write(given.out, name, found)
-    print(json.dumps(json.loads(given.out.read_text("utf-8"))["totals"], indent=2))
-
-
-def write(out: Path, name: str, found: dict[str, Any]) -> None:
-    """Put verdicts on one form into the file, and the sums into the table of the page beside it."""
+    out, started = given.out, time.perf_counter()
     known = json.loads(out.read_text("utf-8"))["methods"] if out.exists() else {}
-    known[name] = known.get(name, {}) | found
+    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+        forms = given.only or list(FORMS)
+        work = [
+            (n, k) for n, kinds in zip(forms, pool.map(kinds_of, forms), strict=True) for k in kinds
+        ]
+        open_ = {pool.submit(run, name, 1, [kind]): (name, kind) for name, kind in work}
+        for done in as_completed(open_):
+            name, kind = open_[done]
+            print(name, kind, f"{time.perf_counter() - started:.0f} s", flush=True)
+            known[name] = known.get(name, {}) | done.result()
     methods = {one: dict(sorted(known[one].items())) for one in FORMS if one in known}
-    versions = {
-        "flower-graph": flower_graph.__version__,
-        "flwr": flwr.__version__,
-        "hypothesis": hypothesis.__version__,
-        "python": platform.python_version(),
-    }
+    packages = {"flower-graph": flower_graph, "flwr": flwr, "hypothesis": hypothesis}
+    versions = {name: module.__version__ for name, module in packages.items()}
+    versions["python"] = platform.python_version()
     written = {"totals": totals(methods), "versions": versions, "methods": methods}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
-    if (page := out.with_suffix(".md")).exists():
-        text, rows = page.read_text("utf-8"), table(written["totals"])
-        page.write_text(re.sub(r"\| method \|(.+\n)+", lambda _: rows, text), encoding="utf-8")
-
-
-def table(sums: dict[str, dict[str, int]]) -> str:
-    head = ("method", *COUNTS)
-    rows = [[name, *(f"{found[one]:,}" for one in COUNTS)] for name, found in sums.items()]
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    rows = [["method", *COUNTS], ["---"] * (1 + len(COUNTS))]
+    rows += [[n, *(f"{c:,}" for c in one.values())] for n, one in written["totals"].items()]
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    if (page := out.with_suffix(".md")).exists():  # the sums go into its table
+        text = page.read_text("utf-8")
+        page.write_text(re.sub(r"\| method \|(.+\n)+", lambda _: table, text), encoding="utf-8")
+    print(table)
 
 
 if __name__ == "__main__":

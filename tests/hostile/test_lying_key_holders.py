@@ -12,19 +12,21 @@ from party_helpers import settings
 
 from flower_graph.errors import AlignmentError, RefusedError
 from flower_graph.secure.align import blinded as ids
-from flower_graph.secure.align.blinded import BlindRequest, UnionRequest, cells_for, peel
-from flower_graph.secure.align.client import AlignmentClient
-from flower_graph.secure.channel import pieces, rows_of
-from flower_graph.secure.parties.alignment import (
+from flower_graph.secure.align.blinded import (
     OF_BLOCK,
     OF_KEY,
-    ProvedEvaluateRequest,
-    VerifiedAlignmentClient,
-    VerifiedAlignmentServer,
+    BlindRequest,
+    EvaluateRequest,
+    UnionRequest,
     block_parts,
+    cells_for,
     drawn,
+    peel,
     proof_context,
 )
+from flower_graph.secure.align.client import AlignmentClient
+from flower_graph.secure.align.server import AlignmentServer
+from flower_graph.secure.channel import pieces, rows_of
 from flower_graph.secure.parties.proofs import prove, public_of
 
 RUN, SEED = b"run", b"seed that all committed to"
@@ -57,7 +59,7 @@ def test_without_proofs_a_server_with_keys_of_its_own_opens_all_identities():
         points = host.blind(BlindRequest(1, one)).points
         keys[client] = ids.scalar(os.urandom(32), b"liar", 0)
         answers = ids.multiply(points, keys[client])
-        host.finish(UnionRequest(1, one, np.array([len(points)]), answers, cells))
+        host.finish(UnionRequest(1, one, np.array([len(points)]), answers[None], cells))
         total = total + host.sketch(cells, [client])
     assert opened(total, keys) == {client: sorted(own) for client, own in DATA.items()}
 
@@ -73,18 +75,15 @@ class Setting(Alignment):
         self.trusts = settings(5, Path(self._folder.name))
         super().__init__(DATA, [], RUN)
         self.nodes = {party: [2 * party, 2 * party + 1] for party in range(5)}
-        self.server = VerifiedAlignmentServer(RUN, self.trusts[0].registry)
+        self.server = AlignmentServer(registry=self.trusts[0].registry, run_id=RUN)
         self.server.begin(SEED, self.nodes, self.trusts[0].registry)
         self.hosts = {party: self.host(party) for party in self.nodes}
         for party, local in self.nodes.items():
             self.server.enroll(party, local)
 
     def host(self, party, state=None):
-        own = RUN, self.own(party)
-        if state is None:
-            host = VerifiedAlignmentClient(*own, self.trusts[party])
-        else:
-            host = VerifiedAlignmentClient.from_bytes(state, *own, self.trusts[party])
+        own = RUN, self.own(party), self.trusts[party]
+        host = AlignmentClient(*own) if state is None else AlignmentClient.from_bytes(state, *own)
         host.begin(SEED, self.nodes, dict.fromkeys(DATA, 16))
         return host
 
@@ -193,7 +192,7 @@ def guess(setting, client, party, points, signer):
     signed = setting.trusts[signer].identity.sign(OF_BLOCK, *block_parts(RUN, 1, client, points))
     signature = rows_of([signed], 1, 64)
     one = np.array([client]), np.array([party]), np.array([len(points)])
-    return ProvedEvaluateRequest(1, *one, points, signature).to_config()
+    return EvaluateRequest(1, np.array([0]), points, *one, signature).to_config()
 
 
 def test_key_holders_evaluate_no_guesses():
@@ -233,9 +232,7 @@ def test_who_is_not_drawn_and_who_knows_no_seed_evaluates_nothing():
     setting = Setting()
     setting.hosts[1]._draw = []
     with pytest.raises(RefusedError, match="seed"):
-        setting.hosts[1].prove(
-            ProvedEvaluateRequest.from_config(guess(setting, 3, 1, np.zeros((16, 32), np.uint8), 1))
-        )
+        setting.hosts[1].answer(guess(setting, 3, 1, np.zeros((16, 32), np.uint8), 1))
 
 
 def test_a_wrong_proof_is_refused_by_the_server_and_its_key_holder_replaced():

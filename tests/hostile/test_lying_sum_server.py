@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lying_grid import edited, flipped, own_key, struck
+from lying_grid import edited, own_key, struck
 from party_helpers import PartyWorld
 from sum_helpers import LENGTH, RING, TERMS, World, wire
 from test_summing import gridded
@@ -23,17 +23,16 @@ from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
 from flower_graph.secure import channel
 from flower_graph.secure.channel import new_key
 from flower_graph.secure.client import SecureSumClient
-from flower_graph.secure.parties import server as party_server
-from flower_graph.secure.parties.differences import (
+from flower_graph.secure.parties.epoch import LIST, MOST_LISTS
+from flower_graph.secure.parties.journal import (
+    Journal,
     check_difference,
     choose,
     members_of,
     set_of,
 )
-from flower_graph.secure.parties.epoch import LIST, MOST_LISTS
-from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.shamir import SHARE_BYTES, combine_shares
+from flower_graph.secure.sum import server as party_server
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
@@ -47,6 +46,7 @@ from flower_graph.secure.sum.messages import (
     UnmaskRequest,
 )
 from flower_graph.secure.sum.round import Skipped
+from flower_graph.secure.sum.server import PartySums
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import Exchange
@@ -77,7 +77,6 @@ def declare(row, points):
 
 
 LIES = [
-    (RevealRequest, flipped("commitments"), "committed to another seed|not on the list"),
     (
         RevealRequest,
         lambda m: replace(m, parties=m.parties[:7], commitments=m.commitments[:7]),
@@ -126,12 +125,12 @@ def test_who_declares_more_than_the_cap_is_not_bound(tmp_path):
     party = world.hosts[1000]
     party.points = {0: 16, 1: 65}
     with pytest.raises(IdentityError, match=r"65 points.*1"):
-        party.bind()
+        party.keys()
     party.trust = replace(party.trust, block_cap=2**31)
     party.points = {0: 16, 1: 2**20}
     with pytest.raises(MalformedReplyError, match="1048576 points"):
-        world.server.take_binding(1000, party.bind())
-    reply = replace(party.bind(), declared=np.array([[0, 16], [2, 16]]))
+        world.server.take_binding(1000, party.keys())
+    reply = replace(party.keys(), declared=np.array([[0, 16], [2, 16]]))
     with pytest.raises(MalformedReplyError, match="clients"):
         world.server.take_binding(1000, reply)
 
@@ -149,7 +148,7 @@ def test_who_brings_more_points_than_the_ceiling_is_left_out_alone(tmp_path, mon
     monkeypatch.setattr(party_server, "MOST_POINTS", 32)
     world.hosts[1000].points = {0: 16, 1: 32}
     with pytest.raises(MalformedReplyError, match=r"party 0.*48"):
-        world.server.take_binding(1000, world.hosts.pop(1000).bind())
+        world.server.take_binding(1000, world.hosts.pop(1000).keys())
     world.begin()
     assert world.server.epoch.parties.tolist() == [1, 2, 3, 4, 5]
 
@@ -455,7 +454,7 @@ def test_packets_of_another_epoch_do_not_open(tmp_path):
     world = PartyWorld.make(12, tmp_path)
     server = world.server
     for node, party in world.hosts.items():
-        server.take_binding(node, wire(party.bind()))
+        server.take_binding(node, wire(party.keys()))
     server.reveal_requests(RING.limit)
     other = copy.deepcopy(server)
     other._request = replace(server._request, number=1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from told_otherwise import AGREED, HOW, RINGS, WORLDS, Cell, World
 
-from flower_graph.secure.parties import alignment
+from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.sum.messages import SumTerms
 
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "told-otherwise.md"
@@ -31,24 +31,16 @@ FAST = (
     ("sum, trusted", "PrepareRequest.prepare-threshold", "one", 0),
     ("sum, trusted", "UnmaskRequest.unmask-kinds", "replayed", 0),
     ("sum, trusted", "MaskRequest.limit", AGREED, 0),
-    ("FedSCem", "ProvedEvaluateRequest.align-points", "run", 0),
+    ("FedSCem", "EvaluateRequest.align-points", "run", 0),
     ("PPFL-GNN", "SumOrder.slots", "one", 1),
     ("PPFL-GNN", "Claims.claim-nodes", "one", 0),
 )
-SAMPLE = (
-    ("FedSCem", "EgoRequest.guard-bits", AGREED, 1),
-    ("FedSCem", "ProvedUnionRequest.align-cells", "one", 0),
-    ("FedSCem", "EgoEnrolment.alignment", "one", 2),
-    ("FedSCem, trusted", "EvaluateRequest.align-points", "replayed", 0),
-    ("PPFL-GNN", "PublicRequest.arrays/public", "one", 2),
-    ("PPFL-GNN, trusted", "SumOrder.slots", "one", 2),
-)  # fmt: skip
 QUICK = ("sum", "sum, trusted", "PPFL-GNN")
 # Of which CI runs all cells; all others wait for a release
 FIXED = {
     "sum": ("MaskRequest.limit", "ListRequest.list-parties", "MaskRequest.mask-live"),
     "sum, trusted": ("MaskRequest.guard-bits", "PrepareRequest.prepare-minimum"),
-    "FedSCem": ("EgoRequest.contributors", "ProvedUnionRequest.align-holders"),
+    "FedSCem": ("EgoRequest.contributors", "UnionRequest.align-holders"),
     "PPFL-GNN": ("Claims.claim-means",),
     "FedSCem, trusted": ("UnionRequest.align-cells",),
     "PPFL-GNN, trusted": ("SumOrder.slots",),
@@ -108,7 +100,7 @@ def test_the_table_has_every_entry_that_is_declared_and_every_one_that_is_sent(
 
 @pytest.mark.parametrize(
     ("name", "key", "how", "value"),
-    [*FAST, *(pytest.param(*one, marks=pytest.mark.slow) for one in SAMPLE)],
+    FAST,
 )
 def test_some_entries_told_otherwise(name: str, key: str, how: str, value: int, world: Get) -> None:
     one = world(name)
@@ -119,9 +111,9 @@ def test_some_entries_told_otherwise(name: str, key: str, how: str, value: int, 
 def test_the_table_would_find_a_key_holder_that_takes_anybodys_points(
     world: Get, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alignment.VerifiedAlignmentClient, "_check_block", lambda *_: None)
+    monkeypatch.setattr(AlignmentClient, "_check_block", lambda *_: None)
     one = world("FedSCem")
-    cell = Cell(one.entries["ProvedEvaluateRequest.align-points"], "run")
+    cell = Cell(one.entries["EvaluateRequest.align-points"], "run")
     assert "no client blinded" in one.outcome(cell)
 
 

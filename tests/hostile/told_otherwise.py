@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -39,14 +39,13 @@ from flower_graph.data.graph import to_undirected
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.secure.align import blinded
 from flower_graph.secure.client import SecureSumClient
-from flower_graph.secure.parties import alignment
 from flower_graph.secure.parties.identity import TrustSettings
-from flower_graph.secure.parties.server import PartyRound, PartySums
 from flower_graph.secure.ring import SIGNED, Ring
 from flower_graph.secure.sum import messages as of_sums
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import RING
-from flower_graph.secure.sum.round import SumResult
+from flower_graph.secure.sum.round import SumResult, SumRound
+from flower_graph.secure.sum.server import PartySums
 from flower_graph.secure.sum.service import SecureSum, SumStages, entries_of
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import cohort_client
@@ -335,6 +334,9 @@ FAILS = (RuntimeError, ValueError, AssertionError, LookupError)  # the server's 
 
 
 SIGMA = 5.0
+# Pairs of runs of the two kinds of data, and the most where these are too few to tell: where fewer
+# pairs would be the same than ENOUGH. By chance none is then, once in e^ENOUGH times.
+PAIRS_OF_RUNS, MOST_PAIRS, ENOUGH = 8, 40, 7
 
 # What is noted of a run ---------------------------------------------------------------------------
 
@@ -405,7 +407,7 @@ def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
             (SumStages, "result", ended),
             (blinded, "blind", blinding),
             (blinded, "multiply", multiplying),
-            (PartyRound, "_verified", lambda self, row, signature, *_: signature),
+            (SumRound, "_verified", lambda self, row, signature, *_: signature),
             (SumClient, "mask", masking),
             (os, "fsync", lambda _: None),  # journals are written often
             (os, "fdatasync", lambda _: None),
@@ -510,15 +512,19 @@ class World:
         """Run a cell, and say what came of it."""
         found: list[str] = []
         runs: tuple[list[Had], list[Had]] = [], []
-        for _ in range(8):  # what chance sends over the bound, or draws, it does not every time
+        # What chance sends over the bound, or draws, it does not every time
+        for number in range(1, MOST_PAIRS + 1):
             one = self.run(cell, 0)
             if not one.grid.told:
                 return "-"
             other = self.run(cell, 1)
             for had, those in zip((one, other), runs, strict=True):
                 those.append(had)
-            found = [*self.leaks(one), *self.leaks(other), *self._bits(*runs)]
-            if not found:
+            bits = self._bits(*runs)
+            found = [*self.leaks(one), *self.leaks(other), *bits]
+            if not found or (
+                number >= PAIRS_OF_RUNS and (len(found) > len(bits) or all(bits.values()))
+            ):
                 break
         if found:
             return "told apart: " + "; ".join(found[:4])
@@ -583,11 +589,13 @@ class World:
                 found += [number, own[0].numbers[here].tolist()]
         return found
 
-    def _bits(self, ones: list[Had], others: list[Had]) -> list[str]:
+    def _bits(self, ones: list[Had], others: list[Had]) -> dict[str, bool]:
         """Name what differs between two kinds of the victim's data, besides words.
 
         What is the same in any pair of runs is no difference: key-holders are drawn by chance, and
-        a refusal names what is wrong with those of its run.
+        a refusal names what is wrong with those of its run. Chance may also draw other key-holders
+        in every run. So for each name it says whether there are runs enough: if the two kinds were
+        alike, as many pairs of them would be the same, in proportion, as of runs of one kind.
         """
         views: dict[str, Callable[[Had], Any]] = {
             "answers": lambda had: self._said(had.grid),
@@ -595,11 +603,14 @@ class World:
             "end": lambda had: had.ended,
             "numbers that stand alone": self.alone,
         }
-        return [
-            name
-            for name, view in views.items()
-            if not any(one == other for one, other in product(map(view, ones), map(view, others)))
-        ]
+        found = {}
+        for name, view in views.items():
+            both = [list(map(view, ones)), list(map(view, others))]
+            if any(one == other for one, other in product(*both)):
+                continue
+            within = [one == other for runs in both for one, other in combinations(runs, 2)]
+            found[name] = sum(within) * len(ones) * len(others) >= ENOUGH * len(within)
+        return found
 
     def _said(self, grid: TellsOtherwise) -> list[Any]:
         """Give the victim's answers, but for those as key-holder, whom chance draws."""
@@ -653,7 +664,7 @@ def ego_of(place: int, held: Any, kind: int) -> EgoNetwork:
     y = torch.arange(count) % SETTINGS.num_classes
     role = torch.arange(count) % 3
     ids = torch.from_numpy(10**9 + nodes)
-    return EgoNetwork(2 * place, int(ids[0]), ids, edge, x, y, *(role == k for k in range(3)))
+    return EgoNetwork(2 * place, ids, x, y, edge, None, *(role == k for k in range(3)))
 
 
 def files_of(place: int, keys: Path) -> dict[str, str]:
@@ -672,14 +683,14 @@ def egos_app(kind: int, keys: Path | None) -> Any:
     def client_fn(context: Any) -> EgoNetworkClient:
         own = [egos[int(context.node_config["partition-id"])]]
         trust = trust_in(context, keys)
-        settings = SETTINGS._replace(hidden=HIDDEN)
+        settings = replace(SETTINGS, hidden=HIDDEN)
         return EgoNetworkClient(context, own, settings, trust=trust, masked=True, alignment="psi")
 
     return make_client_app(client_fn)
 
 
 def egos_server(keys: Path | None) -> MaskedEmbeddingAveraging:
-    settings = SETTINGS._replace(hidden=HIDDEN)
+    settings = replace(SETTINGS, hidden=HIDDEN)
     registry = None if keys is None else keys / REGISTRY
     return MaskedEmbeddingAveraging(settings, alignment="psi", registry=registry)
 
@@ -712,25 +723,19 @@ def public_server(keys: Path | None) -> SecureConsensus:
 class FedSCem(World):
     """Embedding averaging whose server may lie."""
 
-    modules = (of_egos, blinded, alignment)
+    modules, never = (of_egos, blinded), NEVER_EGOS
     app, server = staticmethod(egos_app), staticmethod(egos_server)
-    # And what the trusted form of the alignment has
-    never = NEVER_EGOS | frozenset(
-        f"{one}.align-{key}"
-        for one, keys in {
-            "EvaluateRequest": ("clients", "epoch", "points", "stage"),
-            "UnionRequest": ("cells", "clients", "epoch", "points", "sizes", "stage"),
-        }.items()
-        for key in keys
-    )
 
 
 class TrustedFedSCem(FedSCem):
     """Likewise, where the server is trusted to keep to the protocol."""
 
     trusted = True
-    modules = (of_egos, blinded)
-    never = NEVER_EGOS | {"EgoRequest.sums-checks", "EgoRequest.sums-members"}
+    never = NEVER_EGOS | {
+        *("EgoRequest.sums-checks", "EgoRequest.sums-members"),
+        *(f"EvaluateRequest.align-{key}" for key in ("blocks", "parties", "sizes", "signatures")),
+        *(f"UnionRequest.align-{key}" for key in ("holders", "keys", "key-signatures", "proofs")),
+    }
 
 
 class PublicNodes(World):
@@ -791,7 +796,7 @@ class Sums(World):
     modules = (of_sums,)
     app, server = staticmethod(sums_app), Summing
     # What a trusted server says, and what an alignment has besides
-    never = frozenset({"KeyRequest.sum-run", "RevealRequest.reveal-declared"})
+    never = frozenset({"RevealRequest.reveal-declared"})
 
     @staticmethod
     def _below() -> set[str]:
@@ -818,7 +823,7 @@ class TrustedSums(Sums):
 
     @classmethod
     def requests(cls) -> dict[str, Entry]:
-        of_parties = "BindRequest", "RevealRequest", "EpochRequest", "ListRequest"
+        of_parties = "RevealRequest", "EpochRequest", "ListRequest"
         found = super().requests()
         return {name: found[name] for name in found if name.split(".")[0] not in of_parties}
 

@@ -6,7 +6,7 @@ identities and their embeddings. With plain sums the same search finds them, so 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -77,7 +77,7 @@ def observe(*, seed: int = 0, supernodes: int = M, **options: Any) -> Record:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ego_host, "add_up", spy_on_client)
         patch.setattr(SumServer, "result", spy_on_server)
-        settings = SETTINGS._replace(hidden=HIDDEN)
+        settings = replace(SETTINGS, hidden=HIDDEN)
         app = client_app(private_egos(seed), settings=settings)
         grid = RecordingGrid(app, num_supernodes=supernodes)
         server = MaskedEmbeddingAveraging(settings, **{**FINE, **options})

@@ -11,12 +11,11 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flower_graph.errors import MalformedReplyError
 from flower_graph.ops.counts import Counts
 from flower_graph.secure.align import plaintext
-from flower_graph.secure.align.blinded import BlindReply, EvaluateReply
-from flower_graph.secure.parties.alignment import ProvedUnionRequest, SignedBlindReply
+from flower_graph.secure.align.blinded import BlindReply, EvaluateReply, UnionRequest
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import BindReply, MaskedReply, UnmaskReply
-from flower_graph.strategies.fed_sage import messages as sage
-from flower_graph.strategies.fedgls import messages as structure
+from flower_graph.secure.sum.messages import KeyReply, MaskedReply, UnmaskReply
+from flower_graph.strategies.fed_sage import strategy as sage
+from flower_graph.strategies.fedgls import strategy as structure
 from flower_graph.strategies.fedscem import messages as ego
 from flower_graph.strategies.nfedgnn import messages as common
 from flower_graph.strategies.nfedgnn import messages as relay
@@ -34,7 +33,6 @@ SIZES = {"p": 2, "c": 3, "k": 2, "f": 4, "h": 2, "w": 2, "n": 5, "m": 5, "q": 2,
 VALUES: dict[type, dict[str, Any]] = {
     UnmaskReply: {"kinds": np.array([[0, 1], [2, 1]], np.uint8), "n": 3},
     BlindReply: {"sizes": np.array([16, 16, 32]), "n": 64},
-    SignedBlindReply: {"sizes": np.array([16, 16, 32]), "n": 64},
     plaintext.PlainReply: {"identities": [["i:1"], ["s:é\n\0", "s:"], []]},
     sage.PeerGradients: {"a": 2},
     sage.Generators: {"rows": np.array([0, 2, 3]), "missing": np.array([1, 5, 2, 2, 1])},
@@ -65,8 +63,6 @@ KNOWN: dict[type, dict[str, Any]] = {
     sage.PeerGradients: {"a": 2, "w": 2},
     ego.EgoReply: {"L": 3},
     ego.PlainEnrolment: {"asked": np.arange(100)},
-    structure.SharedModels: {"f": 4, "h": 2, "D": 3, "encoder": True, "shares": True},
-    structure.SharedPrototypes: {"k": 2, "h": 2},
     Measured: {"classes": 2, "counting": "confusion"},
     structure.StructureMeasured: {"classes": 2, "counting": "confusion"},
     CountReply: {"classes": 2, "counting": "confusion"},
@@ -217,7 +213,7 @@ def same(one: Any, other: Any) -> bool:
 def test_all_are_here() -> None:
     assert len(MESSAGES) >= 35
     assert {MaskedReply, EvaluateReply, relay.RelayReply, ego.EgoReply} <= set(MESSAGES)
-    assert {ProvedUnionRequest, BindReply} <= set(MESSAGES)
+    assert {UnionRequest, KeyReply} <= set(MESSAGES)
     assert fields_of(Ring) == {}, "a class without declared fields"
 
 

@@ -12,11 +12,10 @@ from flower_graph.secure.align.blinded import BlindReply, EvaluateReply
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum import messages as sums
 from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply
-from flower_graph.strategies.fed_sage.messages import Generators
 from flower_graph.strategies.fed_sage.modules import LATENT
+from flower_graph.strategies.fed_sage.strategy import Generators
 from flower_graph.strategies.fedscem.messages import EgoReply, Layout, PlainEnrolment
 from flower_graph.strategies.nfedgnn.messages import EnrolmentReply, RelayReply, RelayRequest
-from flower_graph.strategies.nfedgnn.users import UserSettings
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import encode_array, pack_integers
 from flower_graph.wire.codec import fields_of
@@ -114,8 +113,7 @@ def relayed(holders: np.ndarray, *, asked: bool = True) -> RelayReply:
     average = {"weights": np.arange(6.0).reshape(3, 2), "holders": holders}
     content["average"] = ArrayRecord({n: encode_array("", value) for n, value in average.items()})
     content["metrics"] = MetricRecord({"server-round": 4})
-    settings = UserSettings(2, True, 5e-4, 1, "all")
-    request = RelayRequest(4, users, latent, users, 0.1, settings, send_weights=asked)
+    request = RelayRequest(4, users, latent, users, 0.1, send_weights=asked)
     return RelayReply.from_record(content, request, (3, 2))
 
 

@@ -12,12 +12,12 @@ import numpy as np
 from sum_helpers import LENGTH, RING, TERMS, World, wire
 
 from benchmarks import parties
-from flower_graph.secure.parties.differences import STATE_BYTES
 from flower_graph.secure.parties.identity import TrustSettings, new_identity
+from flower_graph.secure.parties.journal import STATE_BYTES
 from flower_graph.secure.parties.registry import Registry
-from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.round import Skipped
+from flower_graph.secure.sum.server import PartySums
 
 RUN = bytes(16)
 
@@ -71,7 +71,7 @@ class PartyWorld(World):
     def begin(self, lost: Collection[int] = ()) -> None:
         server = self.server
         for node, party in self.hosts.items():
-            server.take_binding(node, wire(party.bind()))
+            server.take_binding(node, wire(party.keys()))
         for node, request in server.reveal_requests(RING.limit).items():
             reply = self.restart(node).reveal(self.send(node, request))
             if node not in lost:

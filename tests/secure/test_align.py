@@ -260,7 +260,7 @@ def test_names_are_dealt_evenly_and_a_state_has_those_that_are_there() -> None:
     host = AlignmentClient.from_bytes(host.to_bytes(), b"run", identities)
     for client, block in zip([9, 4, 2], [32, 0, 16], strict=True):
         points = reply.points[block : block + 16]
-        host.finish(UnionRequest(1, np.array([client]), np.array([16]), points, 8))
+        host.finish(UnionRequest(1, np.array([client]), np.array([16]), points[None], 8))
         host = AlignmentClient.from_bytes(host.to_bytes(), b"run", identities)
         assert host.finished == {9: [], 4: [9], 2: [2, 4, 9]}[client]
     assert np.array_equal(host.sketch(512, [2]), insert(host._tokens[4][:2], 512))

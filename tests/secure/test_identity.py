@@ -15,7 +15,7 @@ from flower_graph.errors import ConfigError, IdentityError
 from flower_graph.secure.channel import new_key
 from flower_graph.secure.parties.identity import Identity, TrustSettings, new_identity
 from flower_graph.secure.parties.registry import Registry, read_numbers, write_numbers
-from flower_graph.secure.sum.messages import BINDING, BindReply
+from flower_graph.secure.sum.messages import BINDING, KeyReply
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +204,7 @@ def binding(**others):
         name: np.array(value, types.get(name, np.uint8)) if isinstance(value, list) else value
         for name, value in (values | others).items()
     }
-    return BindReply(**given | {"declared": given["declared"].reshape(-1, 2)})
+    return KeyReply(**given | {"declared": given["declared"].reshape(-1, 2)})
 
 
 def test_one_signature_covers_the_run_the_clients_the_keys_and_the_blocks(made):

@@ -185,10 +185,10 @@ def test_a_server_with_the_old_version_gets_nothing_of_who_has_the_new_one(world
         with pytest.raises(StateLostError):
             step()
     with pytest.raises(MalformedReplyError, match="registry"):
-        world.server.take_binding(1004, party.bind())
+        world.server.take_binding(1004, party.keys())
     for node, one in world.hosts.items():
         if node != 1004:
-            world.server.take_binding(node, one.bind())
+            world.server.take_binding(node, one.keys())
     world.server.forget(1004)
     request = world.server.reveal_requests(RING.limit)[1005]
     read(world, 1005, registry)
@@ -198,10 +198,10 @@ def test_a_server_with_the_old_version_gets_nothing_of_who_has_the_new_one(world
 
 def test_a_seed_that_was_shown_serves_no_list_of_another_version(world):
     party = world.hosts[1004]
-    party.bind()
+    party.keys()
     seed = party._seed
     for node, one in world.hosts.items():
-        world.server.take_binding(node, one.bind())
+        world.server.take_binding(node, one.keys())
     party.reveal(world.server.reveal_requests(RING.limit)[1004])
     read(world, 1004, world.server.registry.without(3))
     assert world.hosts[1004]._seed != seed

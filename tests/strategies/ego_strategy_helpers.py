@@ -19,7 +19,8 @@ from flower_graph.client.state import IN_PROCESS, StateStore
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedscem.cohort import EgoCohort, EgoSettings
+from flower_graph.strategies.fedscem.cohort import EgoCohort
+from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.wire.keys import RING_WORD, SUMS, TOTAL
 
 RESOLUTION = 2.0**-20  # so fine that 12 clients still fit into 64-bit words
@@ -41,7 +42,7 @@ def ego(client: int, nodes: Sequence[int], edges: Sequence[tuple[int, int]] = ()
     x = torch.stack([_features(node) for node in nodes])
     none = torch.zeros(len(nodes), dtype=torch.bool)
     index = torch.tensor(both, dtype=torch.long).reshape(-1, 2).T
-    return EgoNetwork(client, nodes[0], ids, index, x, ids % CLASSES, ~none, none, none)
+    return EgoNetwork(client, ids, x, ids % CLASSES, index, None, ~none, none, none)
 
 
 def _features(node: int) -> Tensor:

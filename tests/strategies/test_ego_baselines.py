@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,8 +20,8 @@ from flower_graph.strategies.fedscem.baselines import (
 )
 from flower_graph.strategies.fedscem.cohort import initial_weights, state_of
 
-PROXIMAL = SETTINGS._replace(proximal=0.5, local_epochs=2)
-ALONE = PROXIMAL._replace(proximal=0.0)
+PROXIMAL = replace(SETTINGS, proximal=0.5, local_epochs=2)
+ALONE = replace(PROXIMAL, proximal=0.0)
 
 
 def run_baseline(strategy: EgoFedAvg) -> list[float]:

@@ -62,7 +62,7 @@ def test_all_clients_start_alike_as_pyg_and_pytorch_do():
     assert torch.equal(rest, start.rest.expand(12, -1))
     assert start.first.abs().max() <= (6 / (FEATURES + HIDDEN)) ** 0.5
     assert torch.equal(initial_weights(SETTINGS).rest, start.rest)
-    assert not torch.equal(initial_weights(SETTINGS._replace(seed=4)).first, start.first)
+    assert not torch.equal(initial_weights(replace(SETTINGS, seed=4)).first, start.first)
 
 
 def test_a_choice_is_these_clients_alone_and_leaves_the_others():
@@ -162,7 +162,7 @@ def test_a_newcomer_that_trains_alone_is_a_plain_client() -> None:
 
 # By batches --------------------------------------------------------------------------------------
 
-BATCHES = SETTINGS._replace(batch_size=3)
+BATCHES = replace(SETTINGS, batch_size=3)
 PLAIN = {"alignment": "plain", "aggregation": "plain"}
 
 
@@ -170,7 +170,7 @@ def test_iter_by_batches_of_all_nodes_is_one_step_of_each_loss_in_turn() -> None
     shared = toy_shared(toy_egos())
     whole, batched = (
         EgoCohort(toy_egos(), SETTINGS),
-        EgoCohort(toy_egos(), SETTINGS._replace(batch_size=15)),
+        EgoCohort(toy_egos(), replace(SETTINGS, batch_size=15)),
     )
     whole.train(1)
     whole.fuse(shared, 1, classify=False)
@@ -212,7 +212,7 @@ def test_equals_plain_pyg_clients_batch_by_batch() -> None:
 def test_what_is_not_in_the_batch_is_no_negative_of_it() -> None:
     # Nodes 0, 1, 2 of client 110 have the embeddings a, b, a; those of 0 and 1 are shared, both
     # with the mean a. Cosines are 1 within a and 0 between a and b.
-    chosen = EgoCohort(toy_egos()[10:11], SETTINGS._replace(tau=1.0))
+    chosen = EgoCohort(toy_egos()[10:11], replace(SETTINGS, tau=1.0))
     a, b = torch.eye(2)
     h = torch.stack([a, b, a, *[b] * (chosen.batch.ptr[1] - 3)])
     shared = Shared(torch.tensor([0, 1]), torch.stack([a, a]))
@@ -238,7 +238,7 @@ def test_what_is_not_in_the_batch_is_no_negative_of_it() -> None:
 @pytest.mark.parametrize("kind", [LocalSage, FedSage])
 def test_classifiers_of_sage_train_by_batches(kind: Any) -> None:
     def figures(size: int | None, supernodes: int = 2) -> Tensor:
-        settings = SAGE._replace(batch_size=size)
+        settings = replace(SAGE, batch_size=size)
         return run_sage(kind, settings=settings, supernodes=supernodes, rounds=2).figures
 
     whole, batched = figures(None), figures(2)

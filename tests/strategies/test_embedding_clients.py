@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from public_helpers import StillModel, ToyModel, still_member, toy_members
+from public_helpers import ToyModel, still, still_member, toy_members
 from torch import Tensor
 
 from flower_graph.strategies.ppfl.cohort_client import (
@@ -23,7 +23,6 @@ from flower_graph.strategies.ppfl.cohort_client import (
 )
 from flower_graph.strategies.ppfl.messages import (
     FloatArray,
-    IntArray,
     PublicReply,
     PublicRequest,
 )
@@ -57,7 +56,7 @@ GOOD: dict[str, Any] = {
     "nodes": np.array([4, 2, 9]),
     "rows": np.array([2, 0]),
     "dimension": 2,
-    "build": partial(StillModel, VECTORS),
+    "build": partial(still, VECTORS),
 }
 
 
@@ -91,25 +90,6 @@ def test_supernodes_need_clients_with_different_numbers() -> None:
     one = toy_members(1)[0]
     with pytest.raises(ValueError, match=r"\[0, 0\]"):
         PublicNodeClient(context(), [one, one])
-
-
-def test_targets_reach_the_model_at_the_public_rows() -> None:
-    seen: list[tuple[list[int], Any]] = []
-
-    class Watching(StillModel):
-        def learn(self, rows: IntArray, targets: FloatArray | None, server_round: int) -> float:
-            seen.append((rows.tolist(), None if targets is None else targets.tolist()))
-            return 1.0
-
-    build = partial(Watching, np.eye(2, 3, dtype=np.float32))
-    host = PublicNodeClient(
-        context(), [EmbeddingClient(5, np.array([8, 9]), np.array([1]), 3, build)]
-    )
-    ask(host, 1)
-    reply = ask(host, 2, [np.array([[0, 2, 0]], np.float32)])
-    assert seen == [([1], None), ([1], [[0, 2, 0]])]
-    assert rows_of(reply).tolist() == [[0, 1, 0]]
-    assert reply.disagreement == [0.0]
 
 
 def test_a_client_whose_embeddings_are_not_finite_is_left_out_and_not_judged() -> None:

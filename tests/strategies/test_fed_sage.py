@@ -1,6 +1,7 @@
 """LocalSage+ and FedSage+: what they learn, what travels, and what goes wrong."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,6 @@ from torch.nn import functional as F
 
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.strategies.fed_sage import modules as formulas
-from flower_graph.strategies.fed_sage.client import SageClient
-from flower_graph.strategies.fed_sage.messages import GeneratorRequest
 from flower_graph.strategies.fed_sage.modules import (
     CODE,
     FEATURES,
@@ -27,9 +26,14 @@ from flower_graph.strategies.fed_sage.modules import (
     distance_gradient,
     first_model,
     generator_loss,
-    split_features,
+    split_like,
 )
-from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
+from flower_graph.strategies.fed_sage.strategy import (
+    FedSage,
+    GeneratorRequest,
+    LocalSage,
+    SageClient,
+)
 
 
 def test_local_sage_sends_no_payload_and_fed_sage_all_of_it() -> None:
@@ -102,7 +106,7 @@ def test_a_faulty_supernode_is_named_and_left_out() -> None:
 def test_arguments_are_checked() -> None:
     for other in ({"num_features": 9}, {"num_classes": CLASSES - 1}):
         with pytest.raises(ValueError, match="client 0"):
-            new_client(networks(), SETTINGS._replace(**other))
+            new_client(networks(), replace(SETTINGS, **other))
 
 
 # State and checkpoints ------------------------------------------------------------------------
@@ -218,7 +222,7 @@ def test_learning_together_follows_the_mean_of_own_and_foreign_gradients() -> No
     client.generate(*request.to_numpy()[::2])
     for place, (ego, one) in enumerate(zip(egos, learners_of(client), strict=True)):
         nodes = len(impaired(ego).rest)
-        others = split_features(torch.from_numpy(gradient[place]), SETTINGS.num_features)
+        others = split_like(torch.from_numpy(gradient[place]), grads[place])
         for name, grad, other in zip(FEATURES, grads[place], others, strict=True):
             mean = (grad + other / nodes) / 6
             mean = mean + 1e-4 * before[place][name]  # weight decay

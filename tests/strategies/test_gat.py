@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional
-from torch_geometric.nn import GATConv
 
 from flower_graph.data.partition.overlapping import OverlappingGraph as Client
 from flower_graph.strategies.ppfl.config import GATConfig, ModelConfig, PPFLConfig
-from flower_graph.strategies.ppfl.gat import PublicGAT
+from flower_graph.strategies.ppfl.modules import PublicGAT
 
 N, F, D, C = 12, 9, 6, 3
 ROWS = np.array([1, 4, 5, 11])
@@ -54,52 +52,6 @@ def trained(graph: Client, server_round: int = 1, **changes: Any) -> np.ndarray:
     return model.embed()
 
 
-def pyg_layers(model: PublicGAT) -> tuple[GATConv, GATConv]:
-    first, second = GATConv(F, D // 2, heads=2), GATConv(D, C)
-    state = dict(model.module.named_parameters())
-    with torch.no_grad():
-        for layer, end in ((first, "_1"), (second, "_2")):
-            layer.lin.weight.copy_(state["linear" + end].T)
-            layer.att_src.copy_(state["source" + end][None])
-            layer.att_dst.copy_(state["target" + end][None])
-            layer.bias.copy_(state["bias" + end])
-    return first, second
-
-
-def test_layers_losses_and_steps_are_pygs():
-    """Two steps along cross-entropy + beta cosine: PyG's layers and PyTorch's Adam do the same."""
-    graph, beta, losses = make_client(nodes=30), 0.7, list[float]()
-    assert (graph.x != 0).any(0).all()  # or a column would be left out
-    model, targets = model_of(graph, dropout=0.0, beta=beta, epochs=2), make_targets()
-    draw = torch.Generator().manual_seed(1)
-    state = model.state_dict()
-    parts = [name for name in state if name.startswith("module.")]  # biases too are drawn
-    drawn = {name: torch.randn(state[name].shape, generator=draw) for name in parts}
-    model.load_state_dict(state | drawn)
-    first, second = pyg_layers(model)
-
-    def hidden_layer() -> Tensor:
-        return functional.elu(first(graph.x, graph.edge_index))
-
-    before = hidden_layer().detach().numpy()
-    np.testing.assert_allclose(model.embed(), before, rtol=1e-5, atol=1e-5)
-    adam = torch.optim.Adam(
-        [*first.parameters(), *second.parameters()], lr=0.01, weight_decay=5e-4, fused=True
-    )
-    for _ in range(2):
-        hidden = hidden_layer()
-        logits = second(hidden, graph.edge_index)
-        loss = functional.cross_entropy(logits[graph.train_mask], graph.y[graph.train_mask])
-        losses.append(float(loss.detach()))
-        cosine = functional.cosine_similarity(hidden[ROWS], torch.from_numpy(targets))
-        adam.zero_grad()
-        (loss + beta * (1 - cosine).mean()).backward()
-        adam.step()
-    assert model.learn(ROWS, targets, 1) == pytest.approx(losses[1], rel=1e-4)
-    after = hidden_layer().detach().numpy()
-    np.testing.assert_allclose(model.embed(), after, rtol=1e-3, atol=1e-4)
-
-
 def test_beta_zero_or_no_public_row_is_training_without_targets():
     graph, none = make_client(), np.empty(0, np.int64)
     local, alone, empty = (model_of(graph, beta=beta) for beta in (0.0, 2.0, 2.0))
@@ -112,18 +64,6 @@ def test_beta_zero_or_no_public_row_is_training_without_targets():
     np.testing.assert_array_equal(local.embed(), alone.embed())
     np.testing.assert_array_equal(empty.embed(), alone.embed())
     assert np.abs(local.embed() - trained(graph, beta=2.0)).max() > 1e-4
-
-
-def test_going_on_from_a_state_is_going_on():
-    graph, targets = make_client(), make_targets()
-    whole, first, second = (model_of(graph) for _ in range(3))
-    whole.learn(ROWS, None, 1)
-    first.learn(ROWS, None, 1)
-    second.load_state_dict({name: one.clone() for name, one in first.state_dict().items()})
-    first.learn(ROWS, targets, 2)  # must not reach the copy
-    assert second.learn(ROWS, targets, 2) == whole.learn(ROWS, targets, 2)
-    np.testing.assert_array_equal(second.embed(), whole.embed())
-    assert int(second.state_dict()["step"]) == 2 * SETTINGS.gat.epochs
 
 
 def test_same_seed_same_bits_and_others_differ():
@@ -146,7 +86,7 @@ def test_neither_the_layout_of_features_nor_a_judged_label_matters():
 def test_features_that_a_client_never_sees_change_nothing():
     graph = make_client()
     wider = dataclasses.replace(graph, x=functional.pad(graph.x, (0, 4)))
-    weights = [model_of(one).state_dict()["module.linear_1"] for one in (graph, wider)]
+    weights = [model_of(one).state_dict()["module.hidden.linear"] for one in (graph, wider)]
     assert weights[0].shape == weights[1].shape
     # Only the bound of the draws depends on the number of features.
     ratio = weights[1] / weights[0]

@@ -111,7 +111,7 @@ def test_what_a_method_sends_is_what_the_page_says(method: str, tmp_path: Path) 
     # Parties declare points where there is an alignment.
     rare = {
         *[
-            "bind-declared",
+            "sum-declared",
             "reveal-declared",
             "left-out",
             "mask-left-out",
@@ -121,10 +121,14 @@ def test_what_a_method_sends_is_what_the_page_says(method: str, tmp_path: Path) 
     }
     # Where users come and go, which test_relay_growth.py has; and where the server may lie, which
     # tests/hostile/test_lying_methods.py has, with what is signed there, which PPFL-GNN's run has
-    rare |= {"users-before", "sums-members", "sums-checks"}
+    rare |= {"users-before", "sums-members", "sums-checks", "align-blocks", "align-parties"}
+    rare |= {"align-signatures", "align-proofs", "align-keys", "align-key-signatures"}
+    rare |= {"align-sizes", "align-holders"}
     if method != "PPFL-GNN":
         rare |= {"prepare-signature", "mask-ready", "mask-signatures", "unmask-signatures"}
-        rare.add("unmask-columns")
+        rare |= {"unmask-columns", "sum-signed", "sum-party", "sum-commitment", "sum-signature"}
+    if method == "nFedGNN":  # of its enrolment, with one layer for all
+        rare |= {"layer-round", "key-public", "key-check", "key-signed-by"}
     rare |= {row[3].strip("`") for row in SECTIONS["Checkpoints"] + SECTIONS["Metrics"]}
     unseen = [
         entry

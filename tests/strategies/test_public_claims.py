@@ -11,8 +11,7 @@ from flwr.app import Context, RecordDict
 from public_helpers import Outcome, make_distrusting, run_secure, silent, start, toy_members
 
 from flower_graph.client.trust import throwaway_parties, trust_of
-from flower_graph.errors import ConfigError, RefusedError
-from flower_graph.method.load import load_config
+from flower_graph.errors import RefusedError
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment
@@ -161,12 +160,6 @@ def claims(parties: list[TrustSettings]) -> Claims:
     return Claims.from_config(Claims.of(signed.of(range(6)).values()).to_config())
 
 
-def test_all_find_the_same_nodes(parties: list[TrustSettings], claims: Claims) -> None:
-    for party, trust in enumerate(parties):
-        nodes = check_layout(claims, trust, 5, range(6), HELD[party])
-        assert nodes.tolist() == [10, 11, 12]
-
-
 @pytest.mark.parametrize(
     ("change", "run_id", "count", "message"),
     [
@@ -191,19 +184,20 @@ def test_claims_are_refused_that_nobody_signed(
         check_layout(changed, parties[2], run_id, range(count), HELD[2])
 
 
-def test_a_claim_that_is_not_our_own_is_refused(
-    parties: list[TrustSettings], claims: Claims
+@pytest.mark.parametrize(
+    ("own", "change", "message"),
+    [
+        ({2: np.array([10, 11])}, {}, "server"),
+        (HELD[2], {"minimum": 4}, "holders"),
+        (HELD[2], {"corrupt": 0.4}, "holders"),
+    ],
+)
+def test_who_held_other_nodes_or_counts_on_fewer_takes_no_part(
+    parties: list[TrustSettings], claims: Claims, own: Any, change: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(RefusedError, match="server"):
-        check_layout(claims, parties[2], 5, range(6), {2: np.array([10, 11])})
-
-
-@pytest.mark.parametrize("change", [{"minimum": 4}, {"corrupt": 0.4}])
-def test_who_counts_on_less_than_all_others_takes_no_part(
-    parties: list[TrustSettings], claims: Claims, change: dict[str, Any]
-) -> None:
-    with pytest.raises(RefusedError, match="holders"):
-        check_layout(claims, replace(parties[2], **change), 5, range(6), HELD[2])
+    assert check_layout(claims, parties[2], 5, range(6), HELD[2]).tolist() == [10, 11, 12]
+    with pytest.raises(RefusedError, match=message):
+        check_layout(claims, replace(parties[2], **change), 5, range(6), own)
 
 
 def test_the_server_takes_no_claim_that_is_not_signed(parties: list[TrustSettings]) -> None:
@@ -213,20 +207,3 @@ def test_the_server_takes_no_claim_that_is_not_signed(parties: list[TrustSetting
     other = sign_claim(parties[1].identity, 5, {0: np.array([10])})
     assert "not signed with its key" in signed.take(replace(answer, signature=other))
     assert "no party may host" in signed.take(replace(answer, clients=[17], signature=other))
-
-
-# Settings -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("overrides", "key"),
-    [
-        ((), "strategy.alignment"),
-        (("strategy.alignment=secure", "strategy.name=local"), "strategy.name"),
-        (("strategy.alignment=secure", "strategy.trust=semi-honest", "strategy.registry=a.json"),
-         "strategy.registry"),
-    ],
-)  # fmt: skip
-def test_settings_that_hide_nothing_are_refused(overrides: tuple[str, ...], key: str) -> None:
-    with pytest.raises(ConfigError, match=key):
-        load_config("ppfl/cora-linqs-gat", ["strategy.trust=malicious-server", *overrides])

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from flower_graph.ops.active_rows import pack
 from flower_graph.strategies.nfedgnn import attack
-from flower_graph.strategies.nfedgnn.attack import Known, Step
+from flower_graph.strategies.nfedgnn.attack import Step
 from flower_graph.strategies.nfedgnn.users import LinearCohort, UserSettings, shared_linear_weight
 
 FEATURES, SIZE, ROUNDS = 60, 8, 12
@@ -17,9 +17,8 @@ def settings(weight_decay: float = 5e-4, bias: bool = True) -> UserSettings:
     return UserSettings(SIZE, bias, weight_decay, 3, "holders")
 
 
-def known_of(how: UserSettings) -> Known:
-    start = shared_linear_weight(FEATURES, how).numpy()[:FEATURES]
-    return Known(start, how.bias, how.weight_decay)
+def start_of(how: UserSettings) -> NDArray[np.float32]:
+    return shared_linear_weight(FEATURES, how).numpy()[:FEATURES]
 
 
 def user(count: int) -> NDArray[np.float32]:
@@ -46,8 +45,8 @@ def run(x: NDArray[np.float32], how: UserSettings, noise: float = 0.0) -> list[S
 def test_rows_move_as_the_clients_do(bias: bool) -> None:
     how, x = settings(bias=bias), user(5)
     steps = run(x, how)
-    course = attack.row_course(known_of(how).start, 0.2, known_of(how), steps)
-    expected = course[:, x > 0].sum(1) * 0.2 + attack.bias_course(known_of(how), steps)
+    course = attack.row_course(start_of(how), 0.2, how.weight_decay, steps)
+    expected = course[:, x > 0].sum(1) * 0.2 + attack.bias_course(how, steps)
     np.testing.assert_allclose(np.stack([s.latent for s in steps]), expected, atol=1e-6)
 
 
@@ -55,7 +54,7 @@ def test_rows_move_as_the_clients_do(bias: bool) -> None:
 def test_few_words_are_found_exactly_and_so_is_their_value(count: int) -> None:
     how, x = settings(), user(count)
     candidates = [1 / number for number in range(1, 11)]
-    scores, value = attack.sparse_from_sequence(known_of(how), run(x, how), candidates)
+    scores, value = attack.sparse_from_sequence(start_of(how), how, run(x, how), candidates)
     assert value == pytest.approx(1 / count)
     assert set(np.argsort(-scores)[:count]) == set(np.flatnonzero(x))
 
@@ -67,18 +66,18 @@ def test_noise_leaves_a_guess() -> None:
         for _ in range(4):
             x = user(count)
             steps = run(x, how, noise=50.0)
-            scores, _ = attack.sparse_from_sequence(known_of(how), steps, [1 / count])
+            scores, _ = attack.sparse_from_sequence(start_of(how), how, steps, [1 / count])
             right += (x[np.argsort(-scores)[:count]] > 0).tolist()
     chance = 5 / FEATURES
     assert np.mean(right) < chance + 4 * np.sqrt(chance * (1 - chance) / len(right))
 
 
 def test_without_weight_decay_later_rounds_tell_nothing_new() -> None:
-    steps = run(user(5), settings(weight_decay=0.0))
-    equations = attack.equations(known_of(settings(weight_decay=0.0)), steps, 0.2)
+    how, without = settings(), settings(weight_decay=0.0)
+    equations = attack.equations(start_of(without), without, run(user(5), without), 0.2)
     # All rows move alike: besides the first latent's equations there is but their number.
     assert np.linalg.matrix_rank(equations, tol=1e-8) <= SIZE + 1
-    with_decay = attack.equations(known_of(settings()), run(user(5), settings()), 0.2)
+    with_decay = attack.equations(start_of(how), how, run(user(5), how), 0.2)
     assert np.linalg.matrix_rank(with_decay, tol=1e-8) > 2 * SIZE
 
 
@@ -94,7 +93,7 @@ def test_averaged_weights_are_taken_over() -> None:
     average = np.full((FEATURES + 1, SIZE), np.nan)
     average[2] = 0.5
     steps = [Step(None, None, np.zeros(SIZE)), Step(None, average, np.zeros(SIZE))]
-    course = attack.row_course(known_of(how).start, 1.0, known_of(how), steps)
+    course = attack.row_course(start_of(how), 1.0, how.weight_decay, steps)
     np.testing.assert_array_equal(course[1, 2], 0.5)
     np.testing.assert_array_equal(course[1, 3], course[0, 3])
-    assert (attack.bias_course(known_of(how), steps) == 0).all()
+    assert (attack.bias_course(how, steps) == 0).all()

@@ -1,16 +1,11 @@
-"""The server of nFedGNN: what it computes, what waits for each user, what it averages.
-
-That it trains as one autograd graph over dense matrices is in ``test_split_gradient_relay.py``.
-"""
+"""The server of nFedGNN: what it computes. ``tests/plain`` has its training."""
 
 import math
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -19,10 +14,9 @@ from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import DataError, DivergedError
 from flower_graph.models import SplitModel, build_server_model
 from flower_graph.ops import graph as ops_graph
-from flower_graph.strategies.nfedgnn.config import StrategyConfig
-from flower_graph.strategies.nfedgnn.messages import RelayReply
+from flower_graph.strategies.nfedgnn.config import SCHEDULES, StrategyConfig
 from flower_graph.strategies.nfedgnn.server_model import RelayServer, scheduled
-from flower_graph.strategies.nfedgnn.strategy import OwnLayer, SplitGradientRelay
+from flower_graph.strategies.nfedgnn.users import UserSettings
 
 N, C, CPU, RATE = 14, 3, torch.device("cpu"), 0.05
 
@@ -46,7 +40,8 @@ def graph() -> SimpleNamespace:
 def relay(model: nn.Module, data: Any = None, **more: Any) -> RelayServer:
     section = StrategyConfig(reg_weight=3.0, weight_decay=0.01, **more)
     size = getattr(model, "latent_size", C)
-    return RelayServer(data or graph(), model, section, latent_size=size, seed=7, device=CPU)
+    settings = UserSettings(size, False, 0.01, 7)
+    return RelayServer(data or graph(), model, section, settings, CPU)
 
 
 def step(server: RelayServer, number: int, rate: float) -> Any:
@@ -57,15 +52,6 @@ def step(server: RelayServer, number: int, rate: float) -> Any:
 
 def gcn() -> SplitModel:
     return build_server_model("gcn", hidden=4, heads=2, classes=C, dropout=0.0, seed=7)
-
-
-def test_known_users_have_edges_among_themselves_alone():
-    server = relay(gcn())
-    assert server.edges.shape == (2, 0)
-    server.receive(torch.tensor([0, 1, 5]), torch.ones(3, 4))
-    assert sorted(map(tuple, server.edges.T.tolist())) == [(0, 1), (0, 5), (1, 0), (5, 0)]
-    server.receive(torch.arange(N), torch.ones(N, 4))
-    assert torch.equal(server.edges, graph().edge_index)
 
 
 class Echo(nn.Module):
@@ -102,24 +88,8 @@ def test_a_graph_without_a_training_node_is_refused():
         relay(Echo(), data)
 
 
-def test_step_sizes_by_hand():
-    wave = {n: [(1 + math.cos(math.pi * k / n)) / 2 for k in range(n)] for n in (18, 20)}
-    every = {"constant": [1.0] * 20, "cosine": wave[20], "warmup-cosine": [0.5, 1, *wave[18]]}
-    for schedule, shares in every.items():
-        found = [scheduled(schedule, 0.1, number, 20) for number in range(1, 21)]
-        assert found == pytest.approx([0.1 * share for share in shares])
-        assert min(found) > 0 and scheduled(schedule, 0.1, 1, 1) == 0.1
-
-
-def test_a_long_gradient_is_scaled_and_a_short_one_is_not():
-    lengths = []
-    for most in (0.0, 1e-3, 1e3):
-        server = relay(gcn(), gradient_norm=most)
-        server.receive(torch.arange(N), torch.eye(N, 4))
-        _, gradient = step(server, 1, RATE)
-        parts = [p.grad for p in server.model.parameters() if p.grad is not None]
-        lengths.append(torch.cat([p.flatten() for p in (*parts, gradient)]).norm().item())
-    assert lengths[0] == lengths[2] > 0.01 and lengths[1] == pytest.approx(1e-3, rel=1e-3)
+def test_the_only_round_has_the_whole_step_size() -> None:
+    assert {scheduled(schedule, 0.1, 1, 1) for schedule in SCHEDULES} == {0.1}
 
 
 def test_the_average_of_the_servers_weights_by_hand():
@@ -188,38 +158,6 @@ def test_a_loss_that_is_no_number_stops_before_the_step(value: float):
     with pytest.raises(DivergedError, match=r"strategy\.learning_rate.*strategy\.reg_weight"):
         step(server, 4, RATE)
     assert server.model.scale.item() == 1.0
-
-
-# Means of weights of 3 x 2 -----------------------------------------------------------------------
-
-H = 2
-
-
-def weights(total: list[list[float]], holders: Any) -> RelayReply:
-    return RelayReply(1, np.zeros((1, H)), np.array(total), np.array(holders))
-
-
-def averaged(*replies: RelayReply) -> NDArray[np.float32]:
-    layer = SplitGradientRelay(graph(), Echo(), latent_size=H, average_every=1).layer
-    assert isinstance(layer, OwnLayer)
-    layer.weight_shape = [3, 2]
-    layer.take_mean(4, replies)
-    assert layer.average is not None and layer.average.dtype == torch.float32
-    return layer.average.numpy()
-
-
-def test_average_by_hand():
-    some, others = [[1, 2], [0, 0], [6, 6]], [[3, 4], [0, 0], [0, 0]]
-    without = RelayReply(4, np.zeros((1, H)))
-    mean = averaged(weights(some, [1, 0, 2]), without, weights(others, [3, 0, 0]))
-    np.testing.assert_array_equal(mean, [[1.0, 1.5], [math.nan] * 2, [3.0, 3.0]])
-    unsigned = np.full(3, 2, np.uint64)
-    np.testing.assert_array_equal(averaged(weights([[4, 4]] * 3, unsigned)), 2)
-
-
-def test_average_adds_up_in_double_precision():
-    parts = [weights([[value, 0]] * 3, [1] * 3) for value in (2.0**30, np.float32(1), -(2.0**30))]
-    assert averaged(*parts)[0, 0] == pytest.approx(1 / 3)
 
 
 # Devices -----------------------------------------------------------------------------------------

@@ -10,10 +10,9 @@ import pytest
 import torch
 from federation import Faults, Federation, good
 from flwr.app import Array, Context
-from relay_helpers import CLASSES, FEATURES, assigned, small_graph
+from relay_helpers import FEATURES, assigned, small_graph, strategy_for
 from safetensors.torch import load
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 from torch_geometric.data import Data
 
 from flower_graph import CommonLayerClient, SummedGradientRelay
@@ -22,7 +21,6 @@ from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.errors import RefusedError
 from flower_graph.method.trust import MALICIOUS_SERVER
-from flower_graph.models import CentralModel, build_server_model
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.common_key import CommonKey, ShareKeyRequest
 from flower_graph.secure.ring import Ring
@@ -31,7 +29,7 @@ from flower_graph.storage.files import IN_PROCESS
 from flower_graph.strategies.nfedgnn.client import MaskedLayerClient
 from flower_graph.strategies.nfedgnn.messages import (
     Advance,
-    CopyRequest,
+    EnrolmentRequest,
     GradientRequest,
     LatentRequest,
 )
@@ -67,25 +65,20 @@ class Summed:
         factor: float = 1.0,  # of what the first SuperNode adds up
         **how: Any,
     ) -> None:
-        self.factor = factor
-        self.data, self.reports, self.is_masked = data, list[RoundReport](), is_masked
-        self.distrusts = distrusts
+        self.factor, self.data, self.reports = factor, data, list[RoundReport]()
+        self.is_masked, self.distrusts = is_masked, distrusts
         self.layers = list[dict[str, Tensor]]()
         self.of_client = {"user_model": how.pop("user_model", None)}
-        dropout = how.pop("dropout", 0.0)
-        server = build_server_model(
-            model, hidden=4, heads=2, classes=CLASSES, dropout=dropout, seed=3
-        )
-        self.first = {name: t.clone() for name, t in server.state_dict().items()}
-        settings = {"learning_rate": RATE, "weight_decay": DECAY, "seed": 3, **how}
-        kind: Any = MaskedGradientRelay if is_masked else SummedGradientRelay
         app = make_client_app(self.client)
         self.grid = grid(app, num_supernodes=supernodes, state_dir=IN_PROCESS, faults=faults)
-        if self.distrusts:
+        if distrusts:
             hosted = [range(k, k + 1) for k in range(supernodes)]  # the first user of each
-            settings["registry"] = str(throwaway_parties(self.grid.run.run_id, hosted))
-            settings["trust"] = MALICIOUS_SERVER
-        self.strategy = kind(data, server, latent_size=server.latent_size, **settings)
+            registry = str(throwaway_parties(self.grid.run.run_id, hosted))
+            how |= {"registry": registry, "trust": MALICIOUS_SERVER}
+        kind: Any = MaskedGradientRelay if is_masked else SummedGradientRelay
+        how = {"dropout": 0.0, "reg_weight": None, **how}
+        self.strategy = strategy_for(data, model, kind=kind, **how)
+        self.first = {n: t.clone() for n, t in self.strategy.server.model.state_dict().items()}
         self.seed = self.strategy.layer.settings.seed
         try:
             self.strategy.start(
@@ -105,9 +98,11 @@ class Summed:
 
     def note(self, report: RoundReport) -> None:
         self.reports.append(report)
-        config = CopyRequest(self.strategy.layer.settings).to_config()
         for context in self.grid.contexts.values():
-            copy: Any = self.client(context).copy_layer([], config)[2]["layer-copy"]
+            client = self.client(context)
+            if client.settings_key not in context.state:  # it has not enrolled yet
+                continue
+            copy: Any = client.copy_layer([], {})[2]["layer-copy"]
             if self.is_masked:
                 self.seed = CommonKey(context).seed()
                 copy = CommonKey(context).open(copy)
@@ -122,48 +117,11 @@ class Summed:
         return self.strategy.server.model.state_dict()
 
 
-def plain_loop(run: Summed, model: str, weight: Tensor) -> tuple[CentralModel, list[float]]:
-    """Train the whole network in one place as PyG's examples do."""
-    server: Any = build_server_model(model, hidden=4, heads=2, classes=CLASSES, dropout=0.0, seed=3)
-    network, data = CentralModel(FEATURES, server, 0.0), run.data
-    network.load_state_dict(
-        {f"server.{name}": t for name, t in run.first.items()} | {"linear.weight": weight.T}
-    )
-    optimizer = torch.optim.Adam(network.parameters(), lr=RATE, weight_decay=DECAY)
-    losses = []
-    for _ in range(ROUNDS):
-        logits = network(data.x, data.edge_index)
-        loss = functional.cross_entropy(logits[data.train_mask], data.y[data.train_mask])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return network, losses
-
-
 def rich_graph() -> Data:
     """A graph whose features are no round numbers."""
     data = small_graph(40)
     data.x = data.x * torch.rand(data.x.shape, generator=torch.Generator().manual_seed(5))
     return data
-
-
-# With one SuperNode and with several, in each form
-CELLS = ["gcn 1 plain", "gat 4 plain", "gat 1 masked", "gat 4 masked", "gcn 5 untrusted"]
-
-
-@pytest.mark.parametrize(("model", "supernodes", "form"), map(str.split, CELLS), ids=CELLS)
-def test_it_is_one_network_in_one_place(model: str, supernodes: str, form: str) -> None:
-    how: dict[str, Any] = {"is_masked": form != "plain", "distrusts": form == "untrusted"}
-    run, count = Summed(rich_graph(), model, supernodes=int(supernodes), **how), int(supernodes)
-    start = shared_linear_weight(FEATURES, run.strategy.layer.settings._replace(seed=run.seed))
-    network, losses = plain_loop(run, model, start)
-    assert run.losses == pytest.approx(losses, abs=1e-4)
-    for name, trained in network.server.state_dict().items():
-        assert (run.server[name] - trained).abs().max() < 1e-4, name
-    for layer in run.layers[-count:]:
-        assert (layer[LINEAR] - network.linear.weight.T).abs().max() < 1e-4
-    assert len(run.layers) == count * ROUNDS
 
 
 # Dropout, modules, other models -------------------------------------------------------------------
@@ -176,22 +134,6 @@ def test_what_is_dropped_is_a_draw_of_the_user_the_feature_and_the_round() -> No
     assert float((first == 0).float().mean()) == pytest.approx(0.3, abs=0.01)
     assert not torch.equal(first, second) and not torch.equal(first[0], first[1])
     assert torch.equal(Dropped(0.3, 1, 1).scale(user[7:8], feature[7:8]), first[7:8])
-
-
-def test_a_module_of_ones_own_is_the_linear_map_if_it_is_linear() -> None:
-    data = rich_graph()
-    linear = Summed(data, rounds=5, supernodes=2)
-    module = nn.Linear(FEATURES, 4, bias=False)
-    first = linear.client(next(iter(linear.grid.contexts.values())))
-    config = CopyRequest(linear.strategy.layer.settings).to_config()
-    start = load(first.copy_layer([], config)[2]["layer-copy"])[LINEAR]  # type: ignore[arg-type]
-    module.load_state_dict({"weight": start.T})
-    own = Summed(data, rounds=5, supernodes=2, user_model=module)
-    assert own.losses == pytest.approx(linear.losses, abs=1e-5)
-    torch.manual_seed(0)  # else some first weights do not learn in so few rounds
-    deep = nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, 4))
-    losses = Summed(data, user_model=deep, supernodes=3).losses
-    assert losses[-1] < losses[0]
 
 
 def numbers_sent(grid: Federation) -> Counter[str]:
@@ -349,12 +291,13 @@ def test_masked_clients_refuse_what_would_show_their_sum(what: str) -> None:
     client = run.client(next(iter(run.grid.contexts.values())))
     with pytest.raises(RefusedError):
         client.share_key([], ShareKeyRequest(np.zeros((0, 32), np.uint8), True).to_config())
-        settings, users = run.strategy.layer.settings, client.users.numpy()
+        client.get_properties(EnrolmentRequest(run.strategy.layer.settings).to_config())
+        users = client.users.numpy()
         if what == "readable sum":
             advance = Advance(4, 0, 0.1, True, np.ones((FEATURES, 4), np.float32))
-            sent = LatentRequest(5, users, users, settings, advance)
+            sent = LatentRequest(5, users, users, advance)
             client.fit([np.ones((FEATURES, 4), np.float32)], sent.layout.to_config(sent))
-        request = GradientRequest(1, users, np.ones((users.size, 4), np.float32), 0, settings)
+        request = GradientRequest(1, users, np.ones((users.size, 4), np.float32), 0)
         config = request.layout.to_config(request)
         if what == "few bits":
             mask = MaskRequest(bytes(16), 0, 32, 64, users[:2], *NO_PARTNERS)

@@ -15,6 +15,21 @@ No other message uses these messages' keys, so that they can travel with others 
 Rows of bytes (points, tokens) of several clients are concatenated, with the clients' numbers beside
 them.
 
+*Proofs.* Where clients do not trust the server, every step is signed or proved. *Parties* are
+SuperNodes with a registered key (``parties/identity.py``).
+
+- A party signs each block of points that its clients send. A key-holder evaluates only blocks that
+  are signed by a party to which the client is granted, no larger than declared, and one for each
+  client: so a party can try out identities only with blocks of its own, which are counted.
+- Key-holders follow from the epoch's seed, to which all parties committed: its first
+  ``KEY_HOLDERS`` parties, or the next in the draw for absent ones, up to ``MOST_SKIPPED``.
+- A key-holder signs the public key of its share and proves each client's answers (``proofs``). The
+  server forwards answers and proofs as they are. Clients check key, place in the draw and proof of
+  every key-holder, and add the answers up themselves.
+
+A server that names any party absent has ``KEY_HOLDERS + MOST_SKIPPED`` parties to find
+``KEY_HOLDERS`` accomplices among: of a tenth that collude, once in 120 runs.
+
 One sum of vectors gives the union of many sets, with multiplicities. Every client writes its tokens
 into a table, an invertible Bloom lookup table; the secure sum adds up the tables; the total alone
 gives the tokens of all clients, each with the number of clients that have it, and no information on
@@ -34,7 +49,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Annotated
 
@@ -45,9 +60,10 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.channel import framed, pieces, rows_of, spread
+from flower_graph.secure.parties.identity import SIGNATURE_BYTES
 from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.codec import Known, Message
-from flower_graph.wire.fields import Block, Clients, Sizes, Whole
+from flower_graph.wire.fields import Block, Clients, Exact, Sizes, Whole
 from flower_graph.wire.keys import ALIGN_STAGE
 
 Bytes2D = NDArray[np.uint8]
@@ -55,6 +71,10 @@ Words = NDArray[np.uint64]
 
 BLIND, EVALUATE, UNION, PUBLISH = "blind", "evaluate", "union", "publish"
 POINT, TOKEN = 32, 12  # bytes
+PROOF = 3 * POINT  # bytes: two commitments and the response
+# One key-holder alone could try out identities; by so many more parties the draw may be skipped
+KEY_HOLDERS, MOST_SKIPPED = 3, 2
+OF_BLOCK, OF_KEY = b"alignment block", b"alignment key"  # what a signature is for
 MIN_BLOCK = 16  # points of a client
 KEY = 32  # bytes of a slot's secret
 DOMAIN = b"flower-graph/alignment/1/"
@@ -74,6 +94,8 @@ EPOCH = Whole("align-epoch", "number of the alignment", least=1, most=(1 << 32) 
 CLIENTS = Clients("align-clients", "clients, all hosted there", shape="c", may_be_none=True)
 POINTS = Block("align-points", "blinded identities, or the products", shape=f"n {POINT}")
 SIZES = Sizes("align-sizes", "points of each", shape="c")
+# Entries of proofs are left out, and None, where the server is trusted
+SIGNED = f"{SIGNATURE_BYTES}"
 
 
 @dataclass
@@ -85,13 +107,17 @@ class BlindRequest(Message, down="train.align", fixed={ALIGN_STAGE: BLIND}):
 
 
 @dataclass
-class BlindReply(Message, up="train.align"):
+class BlindReply(Message, up="train.align", prefix="align-"):
     """Client to server: blinded identities, padded with random points."""
 
     epoch: Annotated[int, EPOCH]
     clients: Annotated[IntArray, CLIENTS]
     sizes: Annotated[IntArray, SIZES]  # powers of two
     points: Annotated[Bytes2D, POINTS]
+    signatures: Annotated[
+        Bytes2D | None,
+        Block(says="of each client's block", shape=f"c {SIGNED}", optional=True),
+    ] = None
 
     def check(self, known: Known) -> None:
         sizes = self.sizes
@@ -101,26 +127,53 @@ class BlindReply(Message, up="train.align"):
 
 
 @dataclass
-class EvaluateRequest(Message, down="train.align", fixed={ALIGN_STAGE: EVALUATE}):
+class EvaluateRequest(Message, down="train.align", fixed={ALIGN_STAGE: EVALUATE}, prefix="align-"):
     """Server to key-holders: multiply these points by your shares of the key."""
 
     epoch: Annotated[int, EPOCH]
     holders: Annotated[IntArray, CLIENTS]  # key-holders; their shares are added up
     points: Annotated[Bytes2D, POINTS]  # of all clients
+    # With proofs
+    clients: Annotated[
+        IntArray | None, Exact("align-blocks", "clients of these points", shape="b", optional=True)
+    ] = None
+    parties: Annotated[
+        IntArray | None, Exact(says="who signed each block", shape="b", optional=True)
+    ] = None
+    sizes: Annotated[IntArray | None, replace(SIZES, shape="b", optional=True)] = None
+    signatures: Annotated[
+        Bytes2D | None, Block(says="of each block", shape=f"b {SIGNED}", optional=True)
+    ] = None
 
 
 @dataclass
-class EvaluateReply(Message, up="train.align"):
+class EvaluateReply(Message, up="train.align", prefix="align-"):
     """Key-holders to server: the request's points, multiplied."""
 
     epoch: Annotated[int, EPOCH]
     points: Annotated[Bytes2D, POINTS]
+    # With proofs
+    proofs: Annotated[
+        Bytes2D | None, Block(says="of each block", shape=f"b {PROOF}", optional=True)
+    ] = None
+    key: Annotated[
+        Bytes2D | None,
+        Block("align-keys", "public key of its share", shape=f"1 {POINT}", optional=True),
+    ] = None
+    signature: Annotated[
+        Bytes2D | None,
+        Block("align-key-signatures", "of this key", shape=f"1 {SIGNED}", optional=True),
+    ] = None
 
 
 @dataclass
-class UnionRequest(Message, down="train.union", fixed={ALIGN_STAGE: UNION}):
+class UnionRequest(Message, down="train.union", fixed={ALIGN_STAGE: UNION}, prefix="align-"):
     """Server to client: the key-holders' answers, and the size of the table to add up."""
 
+    holders: Annotated[
+        IntArray | None,
+        Exact(says="with proofs: parties that hold keys", shape="h", optional=True),
+    ] = field(default=None, kw_only=True)
     epoch: Annotated[int, EPOCH]
     clients: Annotated[
         IntArray,
@@ -129,8 +182,25 @@ class UnionRequest(Message, down="train.union", fixed={ALIGN_STAGE: UNION}):
         ),
     ]
     sizes: Annotated[IntArray, SIZES]
-    points: Annotated[Bytes2D, replace(POINTS, says="their points times the whole key")]
-    cells: Annotated[int, Whole("align-cells", "cells of the table")]
+    points: Annotated[
+        Bytes2D,
+        Block(
+            says="their points times the whole key; with proofs times each key-holder's share",
+            shape=f"h n {POINT}",
+        ),
+    ]
+    cells: Annotated[int, Whole(says="cells of the table")]
+    # With proofs
+    keys: Annotated[
+        Bytes2D | None, Block(says="their public keys", shape=f"h {POINT}", optional=True)
+    ] = None
+    signatures: Annotated[
+        Bytes2D | None,
+        Block("align-key-signatures", "theirs of these", shape=f"h {SIGNED}", optional=True),
+    ] = None
+    proofs: Annotated[
+        Bytes2D | None, Block(says="of each", shape=f"h c {PROOF}", optional=True)
+    ] = None
 
 
 @dataclass
@@ -260,6 +330,25 @@ def invalid_points(points: Bytes2D) -> list[int]:
     """Return the numbers of the rows that are no points of the group."""
     valid = spread(sodium.crypto_core_ed25519_is_valid_point, pieces(points))
     return [number for number, is_valid in enumerate(valid) if not is_valid]
+
+
+def drawn(seed: bytes, parties: Iterable[int]) -> list[int]:
+    """Order parties by the epoch's seed: the first ones hold keys."""
+
+    def rank(party: int) -> bytes:
+        return hashlib.sha256(framed(b"flower-graph/key-holder", seed, b"%d" % party)).digest()
+
+    return sorted(parties, key=rank)
+
+
+def block_parts(run_id: bytes, epoch: int, client: int, block: Bytes2D) -> tuple[bytes, ...]:
+    """Return the parts of a client's block that a party signs."""
+    return run_id, b"%d" % epoch, b"%d" % client, hashlib.sha256(block.tobytes()).digest()
+
+
+def proof_context(run_id: bytes, epoch: int, holder: int, client: int) -> bytes:
+    """Encode the key-holder and the client of a proof."""
+    return framed(run_id, b"%d" % epoch, b"%d" % holder, b"%d" % client)
 
 
 def names(run_id: bytes, identity: bytes, point: bytes) -> tuple[bytes, bytes]:

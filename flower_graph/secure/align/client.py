@@ -27,7 +27,10 @@ from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.slots import SlotTable, slot_table
 from flower_graph.secure.channel import pieces, rows_of, spread
-from flower_graph.secure.state import read_state, write_state
+from flower_graph.secure.parties.identity import SIGNATURE_BYTES, TrustSettings
+from flower_graph.secure.parties.journal import Journal
+from flower_graph.secure.parties.proofs import Claim, failing, prove, public_of
+from flower_graph.storage.checkpoint import read_state, write_state
 from flower_graph.storage.reading import reading
 from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.codec import Message
@@ -35,7 +38,7 @@ from flower_graph.wire.fields import split_rows
 from flower_graph.wire.keys import ALIGN_STAGE
 
 # What is saved beside the names
-KEPT = ("_secrets", "_sizes", "_dealt", "_answered", "_order", "_epoch", "_blocks")
+KEPT = ("_secrets", "_sizes", "_dealt", "_order", "_epoch", "_blocks")
 
 
 class AnyAlignmentClient(ABC):
@@ -43,12 +46,13 @@ class AnyAlignmentClient(ABC):
 
     # What is answered, and by which method
     stages: ClassVar[tuple[tuple[type[Message], str], ...]]
+    _sizes_known: Mapping[str, int] = {}  # sizes in requests, by their letters
     _identities: Mapping[int, Any]  # in the form's own words
 
     def answer(self, config: Mapping[str, object]) -> dict[str, object]:
         for kind, method in self.stages:
             if kind.fixed[ALIGN_STAGE] == config.get(ALIGN_STAGE):
-                reply = getattr(self, method)(kind.from_config(config))
+                reply = getattr(self, method)(kind.from_config(config, **self._sizes_known))
                 return reply.to_config() if isinstance(reply, Message) else {}
         stage = brief(config.get(ALIGN_STAGE))
         raise RefusedError(f"{ALIGN_STAGE} {stage} is unknown to this alignment")
@@ -60,7 +64,18 @@ class AnyAlignmentClient(ABC):
 
 
 class AlignmentClient(AnyAlignmentClient):
-    """Aligns the identities of the clients that one SuperNode hosts."""
+    """Aligns the identities of the clients that one SuperNode hosts.
+
+    Parameters
+    ----------
+    run_id : bytes
+        The run of the alignment.
+    identities : mapping of int to iterable
+        The identities of each client.
+    trust : TrustSettings, optional
+        The party's key, the registry, the most points of a client that it evaluates, its journal,
+        if the server is not trusted: then every answer of others is checked.
+    """
 
     # After *union* the caller adds ``sketch`` to the secure sum; after *publish* there are
     # ``slots``.
@@ -71,8 +86,17 @@ class AlignmentClient(AnyAlignmentClient):
         (ids.PublishedTokens, "publish"),
     )
 
-    def __init__(self, run_id: bytes, identities: Mapping[int, Iterable[object]]) -> None:
-        self._run_id = run_id
+    def __init__(
+        self,
+        run_id: bytes,
+        identities: Mapping[int, Iterable[object]],
+        trust: TrustSettings | None = None,
+    ) -> None:
+        self._run_id, self._trust = run_id, trust
+        # The server adds the answers up, unless they are proved
+        self._sizes_known = {"h": 1} if trust is None else {}
+        self._draw: list[int] = []  # parties in the order in which they are to hold keys
+        self._declared: dict[int, int] = {}  # points of each client of the epoch
         self._identities = {
             int(client): ids.canonical(given, f"client {client}")
             for client, given in identities.items()
@@ -113,38 +137,114 @@ class AlignmentClient(AnyAlignmentClient):
         for at, client in enumerate(clients):
             self._dealt[client], self._sizes[client] = needed[at :: len(clients)], size
 
+    def begin(self, seed: bytes, parties: Iterable[int], declared: Mapping[int, int]) -> None:
+        """Take the epoch's seed, its parties, and the points that each client has declared."""
+        self._draw, self._declared = ids.drawn(seed, parties), dict(declared)
+
     def blind(self, request: ids.BlindRequest) -> ids.BlindReply:
+        """Blind the clients' identities; a party also signs each block, and keeps it."""
         self._known(request.clients)
         self._enter(request.epoch)
-        clients = request.clients.tolist()
+        clients, epoch = request.clients.tolist(), request.epoch
         if fresh := [client for client in clients if client not in self._dealt]:
             self._deal(fresh)
-        sizes = [self._sizes[client] for client in clients]
-        blocks = []
-        for client, size in zip(clients, sizes, strict=True):
+        blocks, signatures = list[ids.Bytes2D](), None
+        for client in clients:
             dealt = self._dealt[client]
             named = [self._distinct[number] for number in dealt]
             hashed = spread(partial(ids.hash_to_group, self._run_id), named)
             own = dict(zip(dealt, hashed, strict=True))
-            blocks.append(ids.blind(own, self._secrets[client], request.epoch, size))
+            blocks.append(ids.blind(own, self._secrets[client], epoch, self._sizes[client]))
+        if self._trust is not None:  # a repeated request gets the same block
+            pairs = zip(clients, blocks, strict=True)
+            blocks = [self._blocks.setdefault(client, block) for client, block in pairs]
+            sign, parts = self._trust.identity.sign, partial(ids.block_parts, self._run_id, epoch)
+            signed = [sign(ids.OF_BLOCK, *parts(c, self._blocks[c])) for c in clients]
+            signatures = rows_of(signed, -1, SIGNATURE_BYTES)
+        sizes = np.array([self._sizes[client] for client in clients], np.int64)
         points = _joined(blocks, ids.POINT)
-        return ids.BlindReply(request.epoch, request.clients, np.array(sizes, np.int64), points)
+        return ids.BlindReply(epoch, request.clients, sizes, points, signatures)
 
     def evaluate(self, request: ids.EvaluateRequest) -> ids.EvaluateReply:
-        self._known(request.holders)
+        """Multiply points by the share of the key; a party proves it, of signed blocks alone."""
         self._enter(request.epoch)
+        if self._trust is not None:
+            return self._prove(request, self._trust)
+        self._known(request.holders)
         if not request.holders.size:
             raise RefusedError("asked for a share of the key of no client")
         secrets = [self._secrets[client] for client in request.holders.tolist()]
         share = ids.key_share(secrets, request.epoch)
         return ids.EvaluateReply(request.epoch, ids.multiply(request.points, share))
 
+    def _prove(self, request: ids.EvaluateRequest, trust: TrustSettings) -> ids.EvaluateReply:
+        own, epoch = trust.identity.party, request.epoch
+        if own not in self._allowed():
+            raise RefusedError(f"party {own} is not among the key-holders that the seed draws")
+        sizes, parties, signatures = request.sizes, request.parties, request.signatures
+        if request.clients is None or sizes is None or parties is None or signatures is None:
+            raise RefusedError("points are to be multiplied that no party has signed")
+        clients, blocks = request.clients.tolist(), split_rows(request.points, sizes)
+        signed = zip(clients, parties.tolist(), blocks, signatures, strict=True)
+        for client, party, block, signature in signed:
+            self._check_block(trust, epoch, client, party, block, signature.tobytes())
+        # On the disk before answers leave: a server that rolls our state back gets no second block.
+        Journal(trust.journal).serve(epoch, clients, trust.runs, trust.run)
+        key = ids.key_share(list(self._secrets.values()), epoch)
+        public, answers = public_of(key), [ids.multiply(block, key) for block in blocks]
+        proofs = [
+            prove(key, public, block, answer, ids.proof_context(self._run_id, epoch, own, client))
+            for client, block, answer in zip(clients, blocks, answers, strict=True)
+        ]
+        by_us = trust.identity.sign(ids.OF_KEY, self._run_id, b"%d" % epoch, public)
+        return ids.EvaluateReply(
+            epoch,
+            np.concatenate(answers),
+            rows_of(proofs, -1, ids.PROOF),
+            rows_of([public], 1, ids.POINT),
+            rows_of([by_us], 1, SIGNATURE_BYTES),
+        )
+
+    def _allowed(self) -> list[int]:
+        if not self._draw:
+            raise RefusedError("this alignment has no seed yet that key-holders are drawn by")
+        return self._draw[: ids.KEY_HOLDERS + ids.MOST_SKIPPED]
+
+    def _check_block(
+        self,
+        trust: TrustSettings,
+        epoch: int,
+        client: int,
+        party: int,
+        block: ids.Bytes2D,
+        signature: bytes,
+    ) -> None:
+        """Refuse a block without its party's signature, a too large block, and a second block."""
+        parts, registered = ids.block_parts(self._run_id, epoch, client, block), trust.registry
+        granted = registered.parties.get(party)
+        if party not in self._draw or granted is None or not granted.may_host([client]):
+            raise RefusedError(f"party {party} may not speak for client {client}")
+        if not registered.verify(party, signature, ids.OF_BLOCK, *parts):
+            raise RefusedError(f"the block of client {client} is not signed by party {party}")
+        most = min(trust.block_cap, self._declared.get(client, 0))
+        if not 0 < len(block) <= most:
+            raise RefusedError(f"client {client}: {len(block)} points, it may have {most}")
+
+    def unite(self, config: Mapping[str, object]) -> ids.UnionRequest:
+        """Read a request for the union, and take the answers in it."""
+        request = ids.UnionRequest.from_config(config, **self._sizes_known)
+        self.finish(request)
+        return request
+
     def finish(self, request: ids.UnionRequest) -> None:
         """Take the key-holders' answers: tokens and keys of the clients' identities."""
         self._known(request.clients)
         self._enter(request.epoch)
+        if self._trust is None:
+            blocks = split_rows(request.points[0], request.sizes)
+        else:
+            blocks = self._proved(request, self._trust) if request.clients.size else []
         answers = list[tuple[int, int, bytes]]()
-        blocks = split_rows(request.points, request.sizes)
         for client, block in zip(request.clients.tolist(), blocks, strict=True):
             if len(block) != self._sizes.get(client):
                 raise RefusedError(f"client {client}: {len(block)} answers for its block")
@@ -159,6 +259,42 @@ class AlignmentClient(AnyAlignmentClient):
         self._names |= spread(lambda one: name(*one), answers)
         self._answered |= set(request.clients.tolist())
         self._look_up_names()
+
+    def _proved(self, request: ids.UnionRequest, trust: TrustSettings) -> list[ids.Bytes2D]:
+        """Check every key-holder's key and proofs; return each client's answers, added up."""
+        signatures, proofs, epoch = request.signatures, request.proofs, request.epoch
+        if request.holders is None or request.keys is None or signatures is None or proofs is None:
+            raise RefusedError("the key-holders' answers are not proved")
+        holders, keys = request.holders.tolist(), pieces(request.keys)
+        if len(set(holders)) != len(holders) or len(holders) < ids.KEY_HOLDERS:
+            least = f"at least {ids.KEY_HOLDERS} must differ"
+            raise RefusedError(f"key-holders {holders!s:.60}: {least}")
+        allowed = self._allowed()
+        for holder, key, signature in zip(holders, keys, signatures, strict=True):
+            if holder not in allowed:
+                raise RefusedError(f"key-holder {holder} is not among {allowed} of the draw")
+            parts = self._run_id, b"%d" % epoch, key
+            if not trust.registry.verify(holder, signature.tobytes(), ids.OF_KEY, *parts):
+                raise RefusedError(f"the key of key-holder {holder} is not signed by it")
+        result, of_holders = [], [split_rows(points, request.sizes) for points in request.points]
+        for number, client in enumerate(request.clients.tolist()):
+            answers, block = [local[number] for local in of_holders], self._blocks.get(client)
+            of_client = pieces(proofs[:, number])
+            claims = {
+                holder: Claim(
+                    key, answer, proof, ids.proof_context(self._run_id, epoch, holder, client)
+                )
+                for holder, key, answer, proof in zip(
+                    holders, keys, answers, of_client, strict=True
+                )
+            }
+            if wrong := list(claims) if block is None else failing(block, claims):
+                why = f"the answers of key-holder {wrong[0]} are not proved to be made with its key"
+                raise RefusedError(f"client {client}: {why}")
+            if (total := ids.add(answers)) is None:
+                raise RefusedError(f"client {client}: the answers do not add up to points")
+            result.append(total)
+        return result
 
     def _look_up_names(self) -> None:
         for client in sorted(self._answered):
@@ -210,6 +346,7 @@ class AlignmentClient(AnyAlignmentClient):
         return write_state(
             {name: getattr(self, name) for name in KEPT}
             | {
+                "_answered": sorted(self._answered),
                 "digest": self._digest(),
                 "known": known,
                 "tokens": rows_of([token for token, _ in local], -1, ids.TOKEN),
@@ -217,19 +354,22 @@ class AlignmentClient(AnyAlignmentClient):
             }
         )
 
-    # Any: what a subclass's constructor takes besides
     @classmethod
     def from_bytes(
-        cls, data: bytes, run_id: bytes, identities: Mapping[int, Iterable[object]], *more: Any
+        cls,
+        data: bytes,
+        run_id: bytes,
+        identities: Mapping[int, Iterable[object]],
+        trust: TrustSettings | None = None,
     ) -> Self:
         """Read the output of ``to_bytes``; ``StateLostError`` if it is of other identities."""
-        host = cls(run_id, identities, *more)
+        host = cls(run_id, identities, trust)
         with reading("the alignment's state", StateLostError):
             kept = read_state(data)
             if list(kept["_secrets"]) != list(host._identities) or kept["digest"] != host._digest():
                 raise StateLostError("the alignment's state is of another run or other identities")
             vars(host).update({name: kept[name] for name in KEPT})
-            host._answered = set(host._answered)
+            host._answered = set(kept["_answered"])
             pairs = zip(pieces(kept["tokens"]), pieces(kept["keys"]), strict=True)
             known = [host._distinct[number] for number in kept["known"]]
             host._names = dict(zip(known, pairs, strict=True))

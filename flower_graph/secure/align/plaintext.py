@@ -21,7 +21,7 @@ from flower_graph.secure.align.blinded import canonical
 from flower_graph.secure.align.client import AnyAlignmentClient
 from flower_graph.secure.align.server import AnyAlignmentServer
 from flower_graph.secure.align.slots import SlotTable, open_table
-from flower_graph.secure.state import read_state, write_state
+from flower_graph.storage.checkpoint import read_state, write_state
 from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.codec import Field, Known, Message, Reading
 from flower_graph.wire.fields import Clients, Exact, Integers, Sizes, Whole, split_rows

@@ -7,6 +7,7 @@ Free of any transport. The caller drives it::
     while server.waits():
         ... send server.union_requests(), let server.uniting take part in one secure sum of their
         ... tables; server.take_union(total, contributors), or, if there is no sum, union_failed
+        ... ask the stages again: after a failed union all may be aligned anew
     ... send server.publications() with the next messages
 
 A client that does not answer a stage is left out; ``blamed`` has it with the reason. A lost
@@ -24,26 +25,33 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flower_graph.errors import AlignmentError, MalformedReplyError
 from flower_graph.secure.align import blinded as ids
+from flower_graph.secure.align.blinded import KEY_HOLDERS, MOST_SKIPPED
+from flower_graph.secure.channel import pieces, rows_of
 from flower_graph.secure.node_config import LEAST_HOLDERS, MOST_BLOCK, MOST_POINTS
-from flower_graph.wire.arrays import IntArray
+from flower_graph.secure.parties.identity import SIGNATURE_BYTES
+from flower_graph.secure.parties.proofs import Claim, failing
+from flower_graph.secure.parties.registry import Registry
 from flower_graph.wire.fields import split_rows
 
 # One alone could try out identities, so with two or more clients there is never only one.
-KEY_HOLDERS, FEWEST_HOLDERS = 3, 2
+FEWEST_HOLDERS = 2
+MOST_FAILED = 2  # unions in a row that too few took part in, where answers are proved
 # A table for half of all points is about right, as blocks are filled up and SuperNodes overlap; if
 # there is one SuperNode, nothing does.
 # Twice that is enough for any tables, four times for bad luck, too.
 FIRST_SHARE, MAX_DOUBLINGS = 2, 2
 # Points that key-holders are asked for at a time: 7 s of work.
 AT_A_TIME = 1 << 15
+NOTHING = np.zeros((0, ids.POINT), np.uint8)
 NO_PART = "took no part in the union of tokens"
 UNREADABLE = "was in no union of tokens that could be read"
 
@@ -94,16 +102,38 @@ class AnyAlignmentServer(ABC, Generic[Request]):
 
 
 class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]):
-    """Leads all clients to one order of the identities that at least two of them hold."""
+    """Leads all clients to one order of the identities that at least two of them hold.
 
-    def __init__(self, least_holders: int = LEAST_HOLDERS) -> None:
+    Parameters
+    ----------
+    least_holders : int
+        The fewest clients that hold an identity with a slot.
+    registry : Registry, optional
+        The parties' keys, if clients do not trust the server: then `begin` begins an epoch, the
+        server forwards key-holders' answers with their proofs, and adds nothing up.
+    run_id : bytes
+        The run that is signed and proved.
+    """
+
+    def __init__(
+        self,
+        least_holders: int = LEAST_HOLDERS,
+        registry: Registry | None = None,
+        run_id: bytes = b"",
+    ) -> None:
         super().__init__()
+        self._registry, self._run_id = registry, run_id
+        self._draw: list[int] = []  # parties in the order in which they are to hold keys
+        self._party: dict[int, int] = {}  # of every client
+        self._failed = 0  # unions in a row
+        self._signatures: dict[int, bytes] = {}  # of clients' blocks
+        # By client and key-holder: what it claims, and the signature of its key
+        self._proved: dict[int, dict[int, tuple[Claim, bytes]]] = {}
         self.epoch = 1
         self._least_holders = least_holders  # clients that hold an identity with a slot
         self._pending: dict[int, None] = {}  # clients whose identities are not blinded yet
         self._blinded: dict[int, ids.Bytes2D] = {}  # clients that wait for the key-holders
         self._evaluated: dict[int, ids.Bytes2D] = {}  # clients that wait for the union
-        self._points = Counter[int]()  # of every SuperNode, as blocks come in
         self._sizes: dict[int, int] = {}  # points of every client whose tokens are in the union
         self._holders: list[int] = []
         self._dropped: set[int] = set()  # clients that failed as key-holders
@@ -113,6 +143,18 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
         self._absent: set[int] = set()  # clients that took no part in a union that failed
         self._excluded: set[int] = set()  # clients that are in no secure sum any more
         self._order = np.zeros((0, ids.TOKEN), np.uint8)
+
+    def begin(self, seed: bytes, clients: Mapping[int, Sequence[int]], registry: Registry) -> None:
+        """Store an epoch's seed, clients and registry; aligned clients align anew."""
+        if self._sizes or self._evaluated or self._blinded:
+            self._restart()  # other parties are to hold keys
+        self._registry = registry
+        self._failed, self._dropped, self._draw = 0, set(), ids.drawn(seed, clients)
+        self._party = {client: party for party, local in clients.items() for client in local}
+
+    @property
+    def enrolled(self) -> set[int]:
+        return set(self._node)
 
     def enroll(self, node: int, clients: Iterable[int]) -> None:
         for client in clients:
@@ -160,12 +202,24 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
         for node, clients in self._by_node(self.uniting).items():
             waiting = [client for client in clients if client in self._evaluated]
             blocks = [self._evaluated[client] for client in waiting]
+            sizes = np.array([len(block) for block in blocks], np.int64)
+            points = np.concatenate([NOTHING, *blocks])[None]
+            message = self.epoch, np.array(waiting, np.int64), sizes
+            if self._registry is None:
+                requests[node] = ids.UnionRequest(*message, points, self._cells())
+                continue
+            holders = sorted(self._proved[waiting[0]]) if waiting else []
+            rows = [[self._proved[client][holder] for client in waiting] for holder in holders]
+            answers = [np.concatenate([claim.outputs for claim, _ in row]) for row in rows]
+            proofs = [claim.proof for row in rows for claim, _ in row]
             requests[node] = ids.UnionRequest(
-                self.epoch,
-                np.array(waiting, np.int64),
-                np.array([len(block) for block in blocks], np.int64),
-                np.concatenate([np.zeros((0, ids.POINT), np.uint8), *blocks]),
+                *message,
+                np.array(answers, np.uint8).reshape(len(holders), sum(sizes), ids.POINT),
                 self._cells(),
+                rows_of([row[0][0].public for row in rows], -1, ids.POINT),
+                rows_of([row[0][1] for row in rows], -1, SIGNATURE_BYTES),
+                rows_of(proofs, len(holders), len(waiting), ids.PROOF),
+                holders=np.array(holders, np.int64),
             )
         return requests
 
@@ -174,12 +228,14 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
         # total [3 · cells]
         if total.shape != (3 * self._cells(),):
             raise ValueError(f"a sum of shape {total.shape}, expected {3 * self._cells()} words")
-        union = ids.peel(total)
-        if union is None and self._doublings < MAX_DOUBLINGS:
-            self._doublings += 1
-        elif union is None:
-            self.union_failed("the sum of tables cannot be read: a client sent a wrong one")
-        if union is None:
+        if (union := ids.peel(total)) is None:
+            if self._doublings == MAX_DOUBLINGS:
+                self.union_failed("the sum of tables cannot be read: a client sent a wrong one")
+                return False
+            doublings = self._doublings + 1
+            if self._registry is not None:
+                self._restart()  # a client gives its table once
+            self._doublings = doublings
             return False
         present = set(contributors)
         for client in self.uniting:
@@ -189,12 +245,15 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
             elif block is not None:
                 self._leave_out(client, NO_PART)
         self._order = ids.order_tokens(self._order, *union, self._least_holders)
-        self._doublings = 0
+        self._doublings = self._failed = 0
         self._absent.clear()
         return True
 
     def union_failed(self, why: str, absent: Collection[int] = ()) -> None:
         """Try again without absent clients; without any, leave out all that wait."""
+        if self._registry is not None:
+            self._align_anew(why, absent)
+            return
         self._absent |= set(absent)
         waiting = self._evaluated.keys() - self._excluded
         for client in sorted(waiting & self._absent if absent else waiting):
@@ -205,6 +264,17 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
             self._absent.clear()
             if not self._sizes:
                 raise AlignmentError(f"no clients could be aligned: {why}")
+
+    def _align_anew(self, why: str, absent: Collection[int]) -> None:
+        # Where clients do not trust the server, a client gives its table once in an alignment: two
+        # sums of which one lacks it would show what it holds.
+        self._failed += 1
+        if not absent or self._failed > MOST_FAILED:
+            raise AlignmentError(f"no clients could be aligned: {why}")
+        for client in absent:
+            self._leave_out(client, NO_PART)
+            self._sizes.pop(client, None)
+        self._restart()
 
     def publications(self) -> dict[int, ids.PublishedTokens]:
         message = ids.PublishedTokens(self.epoch, self._order)
@@ -245,7 +315,6 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
     def _next_stage(self) -> dict[int, ids.BlindRequest | ids.EvaluateRequest]:
         if not self._pending:
             return dict(self._evaluate_requests()) if self._blinded else {}
-        self._points = self._brought()
         return {
             node: ids.BlindRequest(self.epoch, np.array(clients, np.int64))
             for node, clients in self._by_node(self._pending).items()
@@ -256,23 +325,49 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
     ) -> None:
         if isinstance(request, ids.BlindRequest):
             expected = {"epoch": request.epoch, "clients": request.clients}
-            self._take_blind(ids.BlindReply.from_config(config, **expected))
-        else:
-            reply = ids.EvaluateReply.from_config(
-                config, epoch=request.epoch, n=len(request.points)
-            )
-            self._take_answer(request.holders, reply.points)
-
-    def _take_answer(self, holders: IntArray, points: ids.Bytes2D) -> None:
-        self._answers[tuple(holders.tolist())] = points
+            blind = ids.BlindReply.from_config(config, **expected)
+            if self._registry is not None:
+                if blind.signatures is None:
+                    raise MalformedReplyError("its blocks are not signed")
+                signed = zip(blind.clients.tolist(), pieces(blind.signatures), strict=True)
+                self._signatures |= signed
+            self._take_blind(blind)
+            return
+        blocks = 0 if request.clients is None else request.clients.size
+        known = {"n": len(request.points), "b": blocks}
+        answer = ids.EvaluateReply.from_config(config, epoch=request.epoch, **known)
+        holders = tuple(request.holders.tolist())
+        if self._registry is not None:
+            self._take_claims(request, self._party[holders[0]], answer, self._registry)
+        self._answers[holders] = answer.points
         if set(self._holders) == set(chain.from_iterable(self._answers)):
             self._add_up()
 
+    def _take_claims(
+        self, request: ids.EvaluateRequest, party: int, answer: ids.EvaluateReply, of: Registry
+    ) -> None:
+        clients, sizes, proofs = request.clients, request.sizes, answer.proofs
+        if answer.key is None or answer.signature is None or proofs is None:
+            raise MalformedReplyError(f"party {party}: its answers are not proved")
+        assert clients is not None and sizes is not None  # as it was asked
+        key, signature = answer.key.tobytes(), answer.signature.tobytes()
+        if not of.verify(party, signature, ids.OF_KEY, self._run_id, b"%d" % request.epoch, key):
+            raise MalformedReplyError(f"party {party}: the key of its share is not signed by it")
+        rows = zip(clients.tolist(), split_rows(answer.points, sizes), pieces(proofs), strict=True)
+        for client, block, proof in rows:
+            context = ids.proof_context(self._run_id, self.epoch, party, client)
+            claim = Claim(key, block, proof, context)
+            self._proved.setdefault(client, {})[party] = claim, signature
+
     def _take_blind(self, reply: ids.BlindReply) -> None:
+        brought = Counter[int]()  # points of every SuperNode
+        for client, node in self._node.items():
+            block = self._blinded.get(client, self._evaluated.get(client, NOTHING))
+            brought[node] += self._sizes.get(client, len(block))
         blocks = split_rows(reply.points, reply.sizes)
         for client, block in zip(reply.clients.tolist(), blocks, strict=True):
             node = self._node[client]
-            points = self._points[node] + len(block)  # of its SuperNode
+            points = brought[node] + len(block)
             if len(block) > MOST_BLOCK:
                 why = f"its block has {len(block)} points, at most {MOST_BLOCK} are taken"
                 self._leave_out(client, why)
@@ -284,23 +379,26 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
             else:
                 del self._pending[client]
                 self._blinded[client] = block
-                self._points[node] = points
-
-    def _brought(self) -> Counter[int]:
-        brought = Counter[int]()
-        for client, node in self._node.items():
-            block = self._blinded.get(client, self._evaluated.get(client, ()))
-            brought[node] += self._sizes.get(client, len(block))
-        return brought
+                brought[node] = points
 
     def _evaluate_requests(self) -> dict[int, ids.EvaluateRequest]:
         if not self._holders:
             self._holders = self._choose(KEY_HOLDERS)
         answered = set(chain.from_iterable(self._answers))
         waiting = [holder for holder in self._holders if holder not in answered]
-        points = np.concatenate([self._blinded[client] for client in self._at_a_time()])
+        clients = self._at_a_time()
+        blocks = [self._blinded[client] for client in clients]
+        signed: dict[str, NDArray[Any]] = {}
+        if self._registry is not None:
+            signed = {
+                "clients": np.array(clients, np.int64),
+                "parties": np.array([self._party[client] for client in clients], np.int64),
+                "sizes": np.array([len(block) for block in blocks], np.int64),
+                "signatures": rows_of([self._signatures[c] for c in clients], -1, SIGNATURE_BYTES),
+            }
+        points = np.concatenate(blocks)
         return {
-            node: ids.EvaluateRequest(self.epoch, np.array(holders, np.int64), points)
+            node: ids.EvaluateRequest(self.epoch, np.array(holders, np.int64), points, **signed)
             for node, holders in self._by_node(waiting).items()
         }
 
@@ -315,18 +413,39 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
         return chosen
 
     def _add_up(self) -> None:
-        # Checking the sum costs a fraction of checking every answer. What it misses, parts outside
-        # the group that cancel, does no harm.
-        total = ids.add(list(self._answers.values()))
-        if total is None or ids.invalid_points(total):
-            wrong = [who for who, points in self._answers.items() if ids.invalid_points(points)]
+        """Add the key-holders' answers up, or keep them with their proofs; replace wrong ones."""
+        asked = self._at_a_time()
+        blinded = [self._blinded[client] for client in asked]
+        if self._registry is None:
+            why = "its answer is not in the group"
+            # Checking the sum costs a fraction of checking every answer. What it misses, parts
+            # outside the group that cancel, does no harm.
+            total = ids.add(list(self._answers.values()))
+            if is_sound := total is not None and not ids.invalid_points(total):
+                blinded = split_rows(total, [len(block) for block in blinded])
+            wrong = (
+                []
+                if is_sound
+                else [who for who, points in self._answers.items() if ids.invalid_points(points)]
+            )
+        else:
+            why, failed = "a wrong proof of its answers as key-holder", set[int]()
+            for client, block in zip(asked, blinded, strict=True):
+                claims = {party: claim for party, (claim, _) in self._proved[client].items()}
+                failed.update(failing(block, claims))
+            is_sound = not failed
+            wrong = [who for who in self._answers if self._party[who[0]] in failed]
+            for answers in self._proved.values():
+                for party in failed & answers.keys():
+                    del answers[party]
+        if not is_sound:
             for holders in wrong:
                 del self._answers[holders]
-            self._lose_holders(list(chain(*wrong)), "its answer is not in the group")
+            self._lose_holders(list(chain(*wrong)), why)
             return
-        asked = self._at_a_time()
-        blocks = split_rows(total, [len(self._blinded.pop(client)) for client in asked])
-        self._evaluated |= dict(zip(asked, blocks, strict=True))
+        for client, block in zip(asked, blinded, strict=True):
+            del self._blinded[client]
+            self._evaluated[client] = block
         self._answers.clear()
 
     def _lose_holders(self, holders: list[int], reason: str) -> None:
@@ -344,9 +463,13 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
         for waiting in (self._blinded, self._evaluated, self._sizes, self._answers):
             waiting.clear()
         self._absent.clear()
+        self._proved.clear()
+        self._signatures.clear()
         self._holders, self._doublings, self._order = [], 0, self._order[:0]
 
     def _choose(self, count: int) -> list[int]:
+        if self._registry is not None:
+            return self._next_of_draw(count)
         free = [c for c in self._blinded if c not in self._dropped and c not in self._holders]
         chosen = self._draw_holders(free, count)
         enough = min(FEWEST_HOLDERS, len(self._node))
@@ -369,4 +492,17 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
             best = next((c for c in drawn if self._node[c] not in taken), drawn[0])
             drawn.remove(best)
             chosen.append(best)
+        return chosen
+
+    def _next_of_draw(self, count: int) -> list[int]:
+        if not self._draw:
+            raise AlignmentError("there is no seed yet that key-holders are drawn by")
+        used = {self._party[client] for client in (*self._holders, *self._dropped)}
+        chosen: list[int] = []
+        for party in self._draw[: KEY_HOLDERS + MOST_SKIPPED]:
+            local = [c for c in self._blinded if self._party[c] == party]
+            if party not in used and local and len(chosen) < count:
+                chosen.append(local[0])
+        if len(self._holders) + len(chosen) < KEY_HOLDERS:
+            raise AlignmentError(f"of the draw's first parties {KEY_HOLDERS} must be there")
         return chosen

@@ -27,7 +27,7 @@ from flower_graph.errors import IdentityError, RefusedError
 from flower_graph.secure.channel import framed, pieces
 from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.secure.parties.registry import Registry
-from flower_graph.secure.sum.messages import BindReply, EpochRequest, RevealRequest
+from flower_graph.secure.sum.messages import EpochRequest, KeyReply, RevealRequest
 from flower_graph.secure.sum.partners import BROKEN, circle, order_by, plan, steps
 from flower_graph.wire.fields import RUN_BYTES, Bytes, Integers
 
@@ -240,7 +240,7 @@ def check_partners(
         party, promised = int(epoch.parties[index]), shown.commitments[index]
         declared = [(one, epoch.points[one]) for one in clients.tolist() if one in epoch.points]
         blocks = np.array(declared, np.int64).reshape(-1, 2)
-        binding = BindReply(shown.run_id, party, clients, key, promised, signature, blocks)
+        binding = KeyReply(shown.run_id, clients, key, party, promised, signature, blocks)
         try:
             binding.verify(registry)
         except IdentityError as error:

@@ -26,13 +26,14 @@ from flower_graph.secure.node_config import (
     whole_number,
 )
 from flower_graph.secure.parties.registry import Registry, signed_bytes
-from flower_graph.storage.reading import MOST_KEY, open_regular, read_bytes, reading
+from flower_graph.storage.reading import MOST_KEY, read_bytes, read_secret, reading
 from flower_graph.storage.writing import named, open_own
 
 __all__ = ["Identity", "Registry", "TrustSettings", "new_identity"]
 
 SIGNATURE_BYTES = 64
 PUBLIC = ".pub"  # behind the name of a key's file
+NO_KEY = "is no Ed25519 key; make one with `flower-graph identity new`"
 # Node config
 IDENTITY_KEY, REGISTRY, BLOCK_CAP = "identity-key", "registry", "block-cap"
 MINIMUM, CORRUPT, RUNS = "trust-minimum", "trust-corrupt", "trust-runs"
@@ -73,21 +74,8 @@ def read_public(path: Path) -> bytes:
     with reading(path, IdentityError, f"is no public key in PEM; it is the file *{PUBLIC}"):
         key = keys.load_pem_public_key(data)
     if not isinstance(key, Ed25519PublicKey):
-        raise IdentityError(f"{path}: is no Ed25519 key; make one with `flower-graph identity new`")
+        raise IdentityError(f"{path}: {NO_KEY}")
     return key.public_bytes_raw()
-
-
-def _read_private(path: Path) -> Ed25519PrivateKey:
-    with reading(path, IdentityError), open_regular(path, MOST_KEY) as stream:
-        mode = os.fstat(stream.fileno()).st_mode & 0o777
-        data = stream.read()
-    if mode & 0o077:
-        raise IdentityError(f"{path}: has mode {mode:o}, others may use it; `chmod 600` it")
-    with reading(path, IdentityError, "is no private key in PEM without a passphrase"):
-        key = keys.load_pem_private_key(data, password=None)
-    if not isinstance(key, Ed25519PrivateKey):
-        raise IdentityError(f"{path}: is no Ed25519 key; make one with `flower-graph identity new`")
-    return key
 
 
 # Signatures ---------------------------------------------------------------------------------------
@@ -117,7 +105,12 @@ class Identity:
             not have, or has no more.
         """
         path = Path(path).expanduser()
-        key = _read_private(path)
+        with reading(path, IdentityError):
+            data = read_secret(path)
+        with reading(path, IdentityError, "is no private key in PEM without a passphrase"):
+            key = keys.load_pem_private_key(data, password=None)
+        if not isinstance(key, Ed25519PrivateKey):
+            raise IdentityError(f"{path}: {NO_KEY}")
         try:
             return cls(key, registry)
         except IdentityError as error:

@@ -29,13 +29,12 @@ from functools import reduce
 from nacl import bindings as sodium
 from nacl.exceptions import RuntimeError as SodiumError
 
-from flower_graph.secure.align.blinded import POINT, Bytes2D
+from flower_graph.secure.align.blinded import POINT, PROOF, Bytes2D
 from flower_graph.secure.channel import framed, pieces
 
 SUITE = b"flower-graph/DLEQ/edwards25519-SHA512/2"
 ORDER = 2**252 + 27742317777372353535851937790883648493
 WEIGHT = 16  # bytes
-PROOF = 3 * POINT  # bytes: two commitments and the response
 
 _multiply = sodium.crypto_scalarmult_ed25519_noclamp
 _multiply_base = sodium.crypto_scalarmult_ed25519_base_noclamp

@@ -29,7 +29,6 @@ from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.secure import channel
 from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, pieces, rows_of
 from flower_graph.secure.node_config import DIFFER_BY, LEAST_CLIENTS
-from flower_graph.secure.parties.differences import digest_of, set_of
 from flower_graph.secure.parties.epoch import (
     LIST,
     MASKS,
@@ -43,10 +42,9 @@ from flower_graph.secure.parties.epoch import (
     commit,
 )
 from flower_graph.secure.parties.identity import TrustSettings
-from flower_graph.secure.parties.journal import Journal
+from flower_graph.secure.parties.journal import Journal, digest_of, set_of
 from flower_graph.secure.ring import WORDS, Ring, RingArray, add_streams
 from flower_graph.secure.shamir import SHARE_BYTES, split_secrets
-from flower_graph.secure.state import read_state, write_state
 from flower_graph.secure.sum.messages import (
     KEPT_ROUNDS,
     MASK_KEY,
@@ -54,10 +52,10 @@ from flower_graph.secure.sum.messages import (
     PACKET_BYTES,
     SEED,
     SEED_BYTES,
-    BindReply,
     EpochReply,
     EpochRequest,
     KeyReply,
+    KeyRequest,
     ListReply,
     ListRequest,
     MaskedReply,
@@ -70,6 +68,7 @@ from flower_graph.secure.sum.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
+from flower_graph.storage.checkpoint import read_state, write_state
 from flower_graph.storage.reading import reading
 from flower_graph.wire.arrays import Config
 from flower_graph.wire.codec import Message
@@ -151,17 +150,6 @@ def check_terms(request: PrepareRequest) -> None:
         raise RefusedError("a client is its own partner, or has one twice")
 
 
-def check_unmask(kept: ClientRound, request: UnmaskRequest) -> None:
-    """Refuse a request for shares that contradicts the known members of the sum."""
-    kinds = request.kinds[0]
-    if ((kinds != NOTHING) & ~kept.live).any():
-        raise RefusedError("a partner that took no part is asked about: nothing is revealed")
-    if (present := int((kinds == SEED).sum())) > request.contributors:
-        raise RefusedError(f"{present} of our partners among {request.contributors}")
-    if present < kept.threshold:
-        raise RefusedError(f"{present} of our partners are in the sum, {kept.threshold} must")
-
-
 class Received(NamedTuple):
     """The partners' sealed packets of a round, opened: all that is needed to mask a sum."""
 
@@ -233,9 +221,12 @@ class SumClient:
     def answer(self, action: str, config: Config) -> Config:
         """Answer an exchange in which no vector travels, as the request's entries ask."""
         if action == "sum_enroll":
+            asked = KeyRequest.from_config(config)
+            self._check_run(asked.run_id, self.run_id)
+            if bool(asked.signed) != (self.trust is not None):
+                why = "no trusted server's sum" if self.trust else "its registry has no key for it"
+                raise RefusedError(f"with{'' if self.trust else 'out'} a key of its own: {why}")
             return self.keys().to_config()
-        if action == "sum_bind":
-            return self.bind().to_config()
         if action in EXCHANGES:
             request, method = EXCHANGES[action]
             reply: Message = getattr(self, method)(request.from_config(config))
@@ -247,28 +238,20 @@ class SumClient:
             answer |= self.prepare(PrepareRequest.from_config(config)).to_config()
         return answer
 
-    def keys(self) -> KeyReply:
-        public = np.frombuffer(self._public, np.uint8)
-        return KeyReply(self.run_id, np.array(self.clients, np.int64), public)
-
     # An epoch begins
 
-    def bind(self) -> BindReply:
-        """State the clients hosted here, and commit to a fresh part of the graph's seed."""
-        trust = self._trusted()
+    def keys(self) -> KeyReply:
+        """State the clients hosted here; a party also commits to its part of the graph's seed."""
+        clients, public = np.array(self.clients, np.int64), np.frombuffer(self._public, np.uint8)
+        reply = KeyReply(self.run_id, clients, public)
+        if (trust := self.trust) is None:
+            return reply
         if self._shown is not None:  # that seed is known: it may not serve a second list
             self._seed, self._shown = os.urandom(SEED_BYTES), None
-        commitment = commit(self.run_id, self.party, self._seed)
-        statement = BindReply(
-            self.run_id,
-            self.party,
-            np.array(self.clients, np.int64),
-            np.frombuffer(self._public, np.uint8),
-            np.frombuffer(commitment, np.uint8),
-            np.zeros(0, np.uint8),
-            np.array(sorted(self.points.items()), np.int64).reshape(-1, 2),
-        )
-        return statement.signed(trust.identity, trust.block_cap)
+        reply.party = self.party
+        reply.commitment = np.frombuffer(commit(self.run_id, self.party, self._seed), np.uint8)
+        reply.declared = np.array(sorted(self.points.items()), np.int64).reshape(-1, 2)
+        return reply.signed(trust.identity, trust.block_cap)
 
     def reveal(self, request: RevealRequest) -> RevealReply:
         """Show the own part of the graph's seed, when all commitments are there."""
@@ -311,8 +294,6 @@ class SumClient:
     # A round
 
     def prepare(self, request: PrepareRequest) -> PrepareReply:
-        if self.trust is not None:
-            self._check_epochs_partners(self._begun(), request)
         self._check_prepare(request)
         publics, (private, public) = pieces(request.channel_keys), channel.new_key()
         kept = ClientRound(
@@ -391,7 +372,9 @@ class SumClient:
             raise RefusedError(f"present is {brief(present)}, must be some of the request's")
         if not kept.partners.size and len(chosen) < kept.minimum:
             raise RefusedError(f"{len(chosen)} clients alone: nothing is sent")
-        _check_total(request, total)
+        dtype, length = WORDS.get(request.word), request.length
+        if total.shape != (length,) or total.dtype != dtype:
+            raise ValueError(f"{total.dtype} {total.shape}, expected {dtype} ({length},)")
         held_by = kept.minimum
         if (epoch := self.epoch) is not None:
             assert terms.ring == came.ring and request.ready is not None
@@ -448,7 +431,14 @@ class SumClient:
         if request.contributors < kept.minimum:
             raise RefusedError(f"{request.contributors} clients, {kept.minimum} must be")
         if kept.is_masked:
-            check_unmask(kept, request)
+            asked = request.kinds[0]
+            if ((asked != NOTHING) & ~kept.live).any():
+                raise RefusedError("a partner that took no part is asked about")
+            if (present := int((asked == SEED).sum())) > request.contributors:
+                raise RefusedError(f"{present} of our partners among {request.contributors}")
+            if present < kept.threshold:
+                few = f"{present} of our partners are in the sum, {kept.threshold} must"
+                raise RefusedError(few)
             kinds = np.where(kept.has, request.kinds, np.uint8(NOTHING))
         else:
             kinds = np.zeros_like(request.kinds)
@@ -531,16 +521,16 @@ class SumClient:
             first = clients[0] if clients.size else None
             raise RefusedError(f"client {first} is not the first of those hosted here")
 
-    def _check_epochs_partners(self, epoch: Epoch, request: PrepareRequest) -> None:
-        wanted = epoch.parties[epoch.partners_of(epoch.index(self.party))]
-        if not np.array_equal(request.partners, wanted[None]):
-            raise RefusedError("the partners are not those of the epoch's graph")
-        if request.threshold != epoch.threshold or request.minimum != epoch.minimum:
-            raise RefusedError(f"threshold {request.threshold}, minimum {request.minimum}")
-        if not np.array_equal(request.channel_keys, self._keys):
-            raise RefusedError("a partner's channel key is not the one that it signed")
-
     def _check_prepare(self, request: PrepareRequest) -> None:
+        if self.trust is not None:
+            epoch = self._begun()
+            wanted = epoch.parties[epoch.partners_of(epoch.index(self.party))]
+            if not np.array_equal(request.partners, wanted[None]):
+                raise RefusedError("the partners are not those of the epoch's graph")
+            if request.threshold != epoch.threshold or request.minimum != epoch.minimum:
+                raise RefusedError(f"threshold {request.threshold}, minimum {request.minimum}")
+            if not np.array_equal(request.channel_keys, self._keys):
+                raise RefusedError("a partner's channel key is not the one that it signed")
         self._check_run(request.run_id, self.sum_run)
         if request.server_round <= self._last:
             raise RefusedError(f"round {request.server_round} is not newer than {self._last}")
@@ -669,9 +659,3 @@ class SumClient:
         own = channel.self_mask_key(kept.seed.tobytes(), run_id, number, party, terms)
         private = kept.private.tobytes()
         return [(own, 1), *channel.pair_masks(private, run_id, number, party, keys, terms)]
-
-
-def _check_total(request: MaskRequest, total: RingArray) -> None:
-    dtype = WORDS.get(request.word)
-    if total.shape != (request.length,) or total.dtype != dtype:
-        raise ValueError(f"{total.dtype} {total.shape}, expected {dtype} ({request.length},)")

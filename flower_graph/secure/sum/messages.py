@@ -1,10 +1,10 @@
 """Messages of the secure sum: set up, and the three stages prepare, mask and unmask.
 
 Entries of different stages have different keys, so they may travel in one Flower message. Under a
-server that may lie an epoch begins with ``sum_bind``, ``sum_reveal`` and ``sum_epoch``, each round
-has the exchange ``sum_list``, and signatures travel with what is signed. A SuperNode is a *party*:
-its number is the lowest of its clients', or its number in a registry. Blocks have a leading axis of
-one party; *f* are its partners, or its live partners.
+server that may lie an epoch begins with ``sum_reveal`` and ``sum_epoch``, each round has the
+exchange ``sum_list``, and signatures travel with what is signed. A SuperNode is a *party*: its
+number is the lowest of its clients', or its number in a registry. Blocks have a leading axis of one
+party; *f* are its partners, or its live partners.
 
 Reading checks lengths and that numbers agree with each other. ``SumServer`` and ``SumClient`` check
 that clients, rounds and words are those that were asked for.
@@ -35,6 +35,7 @@ from flower_graph.wire.fields import (
     Bytes,
     Clients,
     Exact,
+    Flag,
     Flags,
     Integers,
     Raw,
@@ -45,10 +46,12 @@ from flower_graph.wire.fields import (
 from flower_graph.wire.ledger import ROOM
 
 PACKET_BYTES = 2 * SHARE_BYTES + TAG_BYTES
+SEED_BYTES = 32
 # One round that is being unmasked, and the next, prepared in the same exchange
 KEPT_ROUNDS = 2
 # What is asked of a holder for each of its partners
 NOTHING, SEED, MASK_KEY = 0, 1, 2
+BINDING = b"binding"  # what a signature is for
 
 
 def _ring(word: int, **entries: Any) -> Ring:
@@ -68,28 +71,6 @@ RING = Part(
     },
     when="word",
 )
-
-
-# What goes there and back under one key
-PrepareRun = Annotated[bytes, Raw("prepare-run", "the run")]
-MaskRun = Annotated[bytes, Raw("mask-run", "the run")]
-UnmaskRun = Annotated[bytes, Raw("unmask-run", "the run")]
-Prepared = Annotated[Integers, Clients("prepare-clients", "the party", shape="p")]
-Holders = Annotated[Integers, Clients("unmask-clients", "the party", shape="p")]
-Kinds = Annotated[
-    Bytes,
-    Block(
-        "unmask-kinds",
-        "0: nothing; 1: the share of a partner's seed; 2: of its mask key",
-        shape="p k",
-    ),
-]
-SEED_BYTES = 32
-BINDING = b"binding"  # what a signature is for
-BindRun = Annotated[bytes, Raw("bind-run", "the run of the sums")]
-RevealRun = Annotated[bytes, Raw("reveal-run", "the run of the sums")]
-EpochRun = Annotated[bytes, Raw("epoch-run", "the run of the sums")]
-
 
 DOMAIN, PADS = b"flower-graph sum terms 1", b"flower-graph pads 1"
 SECURE_SUM = "secure sum"  # the purpose of `SecureSum`'s
@@ -144,180 +125,20 @@ class SumTerms:
         return hashlib.sha256(parts).digest()
 
 
-@dataclass
-class KeyRequest(Message, down="sum_enroll"):
-    """Server to client: make a channel key for a run."""
-
-    run_id: Annotated[bytes, Raw("sum-run", "the run; up: as asked")]  # fresh for the run
-
-
-@dataclass
-class KeyReply(Message, up="sum_enroll"):
-    """Client to server: its clients, and the SuperNode's public channel key."""
-
-    run_id: Annotated[bytes, Raw("sum-run", "the run; up: as asked")]
-    clients: Annotated[Integers, Clients("sum-clients", "who is here", shape="p")]
-    channel_key: Annotated[
-        Bytes, Block("sum-channel-key", "its public channel key (X25519)", shape=f"{KEY_BYTES}")
-    ]
-
-
-@dataclass
-class PrepareRequest(Message, down="sum_unmask"):
-    """Server to client: make the keys and shares of a round."""
-
-    run_id: PrepareRun
-    server_round: Annotated[int, Whole("prepare-round", "number of the sum")]
-    threshold: Annotated[int, Whole("prepare-threshold", "shares that give a secret back")]
-    minimum: Annotated[
-        int, Whole("prepare-minimum", "contributors without whom nothing is to be revealed")
-    ]  # clients; under a server that may lie, parties
-    clients: Prepared
-    # In the server's mirrored order
-    partners: Annotated[Integers, Exact("prepare-partners", "partners of each", shape="p k")]
-    channel_keys: Annotated[Bytes, Block("prepare-channel-keys", "theirs", shape=f"f {KEY_BYTES}")]
-
-
-@dataclass
-class PrepareReply(Message, up="sum_unmask"):
-    """Client to server: public keys, commitments and sealed shares of a round."""
-
-    run_id: PrepareRun
-    server_round: Annotated[int, Whole("prepare-round", "as asked")]
-    clients: Prepared
-    round_keys: Annotated[
-        Bytes, Block("prepare-round-keys", "public mask keys", shape=f"p {KEY_BYTES}")
-    ]
-    seed_commitments: Annotated[
-        Bytes,
-        Block("prepare-seed-commitments", "to the seeds of the self masks", shape=f"p {CHECK}"),
-    ]
-    # Of seed and mask key
-    share_commitments: Annotated[
-        Bytes,
-        Block("prepare-share-commitments", "to the partners' shares", shape=f"f 2 {CHECK}"),
-    ]
-    packets: Annotated[
-        Bytes, Block("prepare-packets", "sealed shares for the partners", shape=f"f {PACKET_BYTES}")
-    ]
-    signature: Annotated[
-        Bytes | None,
-        Block(
-            "prepare-signature",
-            "over the round key; this entry and all others of signatures: only if the server may "
-            "lie",
-            shape=f"{SIGNATURE}",
-            optional=True,
-        ),
-    ] = None
-
-
-@dataclass
-class MaskRequest(Message, down="sum_mask"):
-    """Server to client: mask the vectors of a round; with the other SuperNodes' packets."""
-
-    run_id: MaskRun
-    server_round: Annotated[int, Whole("mask-round", "number of the sum")]
-    length: Annotated[int, Whole("mask-length", "numbers of a vector")]
-    word: Annotated[int, Whole("mask-word", "bits of a number")]
-    clients: Annotated[Integers, Clients("mask-clients", "who may contribute", shape="c")]
-    live: Annotated[NDArray[np.bool_], Flags("mask-live", "which partners take part", shape="k")]
-    # Of these
-    round_keys: Annotated[
-        Bytes, Block("mask-round-keys", "their public mask keys", shape=f"f {KEY_BYTES}")
-    ]
-    share_commitments: Annotated[
-        Bytes,
-        Block("mask-share-commitments", "to their shares for the party", shape=f"f 2 {CHECK}"),
-    ]
-    packets: Annotated[
-        Bytes, Block("mask-packets", "these shares, sealed", shape=f"f {PACKET_BYTES}")
-    ]
-    ready: Annotated[
-        NDArray[np.bool_] | None,
-        Flags("mask-ready", "which parties of the epoch prepared", shape="n", optional=True),
-    ] = None
-    signatures: Annotated[
-        Bytes | None,
-        Block(
-            "mask-signatures",
-            "of the partners' round keys",
-            shape=f"f {SIGNATURE}",
-            optional=True,
-        ),
-    ] = None
-
-
-@dataclass
-class MaskedReply(Message, up="sum_mask"):
-    """Client to server: the masked sum of a SuperNode's clients."""
-
-    run_id: MaskRun
-    server_round: Annotated[int, Whole("mask-round", "as asked")]
-    clients: Annotated[Integers, Clients("mask-clients", "who is in the sum", shape="q")]
-    total: RingArray  # [L] ring words. Travels beside the entries, as an array
-    refused: Annotated[
-        Integers,
-        Exact(
-            "mask-refused",
-            "the party and a partner whose packet does not open; left out if there is none",
-            shape="n 2",
-            optional=True,
-        ),
-    ] = field(default_factory=lambda: np.empty((0, 2), np.int64))
-    left_out: Annotated[
-        dict[int, str],
-        Reasons("mask-left-out", "`number:reason` for each client that is not in the sum"),
-    ] = field(default_factory=dict)
-
-
-@dataclass
-class UnmaskRequest(Message, down="sum_unmask"):
-    """Server to client: reveal shares of a round."""
-
-    run_id: UnmaskRun
-    server_round: Annotated[int, Whole("unmask-round", "number of the sum")]
-    contributors: Annotated[int, Whole("unmask-contributors", "how many are in the sum")]
-    clients: Holders
-    # SEED of a partner in the sum, MASK_KEY of one that is missing
-    kinds: Kinds
-    columns: Annotated[
-        Integers | None,
-        Exact(
-            "unmask-columns", "places of partners that signed the list", shape="s", optional=True
-        ),
-    ] = None
-    signatures: Annotated[
-        Bytes | None,
-        Block(
-            "unmask-signatures",
-            "these partners' signatures of the list",
-            shape=f"s {SIGNATURE}",
-            optional=True,
-        ),
-    ] = None
-
-
-@dataclass
-class UnmaskReply(Message, up="sum_unmask"):
-    """Client to server: the shares that it reveals."""
-
-    run_id: UnmaskRun
-    server_round: Annotated[int, Whole("unmask-round", "as asked")]
-    clients: Holders
-    # As in the request, NOTHING where the holder has no share
-    kinds: Kinds
-    shares: Annotated[
-        Bytes, Block("unmask-shares", "one for each entry that is not 0", shape=f"n {SHARE_BYTES}")
-    ]
-
-    def check(self, known: Known) -> None:
-        wanted = int((self.kinds != NOTHING).sum()) * SHARE_BYTES
-        if self.shares.size != wanted:
-            raise MalformedReplyError(f"unmask-shares: {self.shares.size} bytes, expected {wanted}")
-
-
-# Under a server that may lie
+# Entries of several messages
+Run = Annotated[bytes, Raw("sum-run", "the run; up: as asked")]  # fresh for the run
+PrepareRun = Annotated[bytes, Raw("prepare-run", "the run")]
+MaskRun = Annotated[bytes, Raw("mask-run", "the run")]
+UnmaskRun = Annotated[bytes, Raw("unmask-run", "the run")]
+RevealRun = Annotated[bytes, Raw("reveal-run", "the run of the sums")]
+EpochRun = Annotated[bytes, Raw("epoch-run", "the run of the sums")]
+ListRun = Annotated[bytes, Raw("list-run", "the epoch")]
+Prepared = Annotated[Integers, Clients("prepare-clients", "the party", shape="p")]
+Holders = Annotated[Integers, Clients("unmask-clients", "the party", shape="p")]
+KINDS = "0: nothing; 1: the share of a partner's seed; 2: of its mask key"
+Kinds = Annotated[Bytes, Block("unmask-kinds", KINDS, shape="p k")]
+# Entries of signatures are there only if the server may lie
+SIGNED = "over the round key; this entry and all others of signatures: only if the server may lie"
 
 
 def none_declared() -> Integers:
@@ -325,40 +146,50 @@ def none_declared() -> Integers:
     return np.zeros((0, 2), np.int64)
 
 
-@dataclass
-class BindRequest(Message, down="sum_bind"):
-    """Server to client: state your clients."""
-
-    run_id: BindRun
+def nothing() -> Bytes:
+    """Return no bytes, for an entry that is left out."""
+    return np.zeros(0, np.uint8)
 
 
 @dataclass
-class BindReply(Message, up="sum_bind"):
-    """Client to server: its clients, under the party's signature."""
+class KeyRequest(Message, down="sum_enroll", prefix="sum-"):
+    """Server to client: make a channel key for a run, or state your clients for an epoch."""
 
-    run_id: BindRun
-    party: Annotated[int, Whole("bind-party", "its number in the registry", least=0)]
-    clients: Annotated[Integers, Clients("bind-clients", "who is hosted", shape="c")]
-    channel_key: Annotated[
-        Bytes, Block("bind-channel-key", "its public channel key (X25519)", shape=f"{KEY_BYTES}")
-    ]
+    run_id: Run
+    signed: Annotated[bool | None, Flag(says="only if the server may lie", optional=True)] = None
+
+
+@dataclass
+class KeyReply(Message, up="sum_enroll", prefix="sum-"):
+    """Client to server: its clients, and the SuperNode's public channel key.
+
+    With a key of its own the SuperNode is a party, which signs this.
+    """
+
+    run_id: Run
+    clients: Annotated[Integers, Clients(says="who is here", shape="p")]
+    channel_key: Annotated[Bytes, Block(says="its public channel key (X25519)", shape="32")]
+    # Only if the server may lie
+    party: Annotated[int | None, Whole(says="number in the registry", least=0, optional=True)] = (
+        None
+    )
     commitment: Annotated[
-        Bytes, Block("bind-commitment", "to its part of the graph's seed", shape=f"{SEED_BYTES}")
-    ]
+        Bytes, Block(says="to its part of the graph's seed", shape=f"{SEED_BYTES}", optional=True)
+    ] = field(default_factory=nothing)
     signature: Annotated[
-        Bytes, Block("bind-signature", "over all these (Ed25519)", shape=f"{SIGNATURE}")
-    ]
+        Bytes, Block(says="over all these (Ed25519)", shape=f"{SIGNATURE}", optional=True)
+    ] = field(default_factory=nothing)
     declared: Annotated[
         Integers,
-        Exact(
-            "bind-declared",
-            "clients and the points that each will bring to an alignment; left out without one",
-            shape="c 2",
-            optional=True,
-        ),
+        Exact(says="clients, and points of each for an alignment", shape="c 2", optional=True),
     ] = field(default_factory=none_declared)
 
-    def signed(self, identity: Identity, block_cap: int) -> BindReply:
+    @property
+    def number(self) -> int:
+        """Its number as a party: the lowest of its clients', unless it signs for another."""
+        return int(self.clients.min()) if self.party is None else self.party
+
+    def signed(self, identity: Identity, block_cap: int) -> KeyReply:
         """Return it signed with the party's own key; ``IdentityError`` if it is not allowed."""
         self._check_grant(identity.registry, block_cap)
         if identity.party != self.party:
@@ -373,7 +204,7 @@ class BindReply(Message, up="sum_bind"):
         and the fault.
         """
         self._check_grant(registry, block_cap)
-        if not registry.verify(self.party, self.signature.tobytes(), BINDING, *self._parts()):
+        if not registry.verify(self.number, self.signature.tobytes(), BINDING, *self._parts()):
             version = registry.digest.hex()[:16]
             why = f"its binding is not signed for this run and version of the registry, {version}"
             raise IdentityError(f"party {self.party}: {why}")
@@ -386,7 +217,7 @@ class BindReply(Message, up="sum_bind"):
 
     def _check_grant(self, registry: Registry, block_cap: int | None) -> None:
         who, clients, sizes = f"party {self.party}", self.clients.tolist(), self.declared[:, 1]
-        registered = registry.parties.get(self.party)
+        registered = None if self.party is None else registry.parties.get(self.party)
         if registered is None or registered.revoked:
             raise IdentityError(f"{who} is {'revoked' if registered else 'not in the registry'}")
         if not clients or clients != sorted(set(clients)):
@@ -405,25 +236,145 @@ class BindReply(Message, up="sum_bind"):
 
 
 @dataclass
-class RevealRequest(Message, down="sum_reveal"):
+class PrepareRequest(Message, down="sum_unmask", prefix="prepare-"):
+    """Server to client: make the keys and shares of a round."""
+
+    run_id: PrepareRun
+    server_round: Annotated[int, Whole("prepare-round", "number of the sum")]
+    threshold: Annotated[int, Whole(says="shares that give a secret back")]
+    # Clients; under a server that may lie, parties
+    minimum: Annotated[int, Whole(says="contributors without whom nothing is to be revealed")]
+    clients: Prepared
+    # In the server's mirrored order
+    partners: Annotated[Integers, Exact(says="partners of each", shape="p k")]
+    channel_keys: Annotated[Bytes, Block(says="theirs", shape=f"f {KEY_BYTES}")]
+
+
+@dataclass
+class PrepareReply(Message, up="sum_unmask", prefix="prepare-"):
+    """Client to server: public keys, commitments and sealed shares of a round."""
+
+    run_id: PrepareRun
+    server_round: Annotated[int, Whole("prepare-round", "as asked")]
+    clients: Prepared
+    round_keys: Annotated[Bytes, Block(says="public mask keys", shape=f"p {KEY_BYTES}")]
+    seed_commitments: Annotated[
+        Bytes, Block(says="to the seeds of the self masks", shape=f"p {CHECK}")
+    ]
+    # Of seed and mask key
+    share_commitments: Annotated[Bytes, Block(says="to partners' shares", shape=f"f 2 {CHECK}")]
+    packets: Annotated[Bytes, Block(says="sealed shares for them", shape=f"f {PACKET_BYTES}")]
+    signature: Annotated[Bytes | None, Block(says=SIGNED, shape=f"{SIGNATURE}", optional=True)] = (
+        None
+    )
+
+
+@dataclass
+class MaskRequest(Message, down="sum_mask", prefix="mask-"):
+    """Server to client: mask the vectors of a round; with the other SuperNodes' packets."""
+
+    run_id: MaskRun
+    server_round: Annotated[int, Whole("mask-round", "number of the sum")]
+    length: Annotated[int, Whole(says="numbers of a vector")]
+    word: Annotated[int, Whole(says="bits of a number")]
+    clients: Annotated[Integers, Clients(says="who may contribute", shape="c")]
+    live: Annotated[NDArray[np.bool_], Flags(says="which partners take part", shape="k")]
+    # Of these
+    round_keys: Annotated[Bytes, Block(says="their public mask keys", shape=f"f {KEY_BYTES}")]
+    share_commitments: Annotated[
+        Bytes, Block(says="to their shares for the party", shape=f"f 2 {CHECK}")
+    ]
+    packets: Annotated[Bytes, Block(says="these shares, sealed", shape=f"f {PACKET_BYTES}")]
+    ready: Annotated[
+        NDArray[np.bool_] | None,
+        Flags(says="which parties of the epoch prepared", shape="n", optional=True),
+    ] = None
+    signatures: Annotated[
+        Bytes | None,
+        Block(says="of the partners' round keys", shape=f"f {SIGNATURE}", optional=True),
+    ] = None
+
+
+@dataclass
+class MaskedReply(Message, up="sum_mask", prefix="mask-"):
+    """Client to server: the masked sum of a SuperNode's clients."""
+
+    run_id: MaskRun
+    server_round: Annotated[int, Whole("mask-round", "as asked")]
+    clients: Annotated[Integers, Clients(says="who is in the sum", shape="q")]
+    total: RingArray  # [L] ring words. Travels beside the entries, as an array
+    refused: Annotated[
+        Integers,
+        Exact(
+            says="the party and a partner whose packet does not open; left out if there is none",
+            shape="n 2",
+            optional=True,
+        ),
+    ] = field(default_factory=none_declared)
+    left_out: Annotated[
+        dict[int, str], Reasons(says="`number:reason` for each client that is not in the sum")
+    ] = field(default_factory=dict)
+
+
+@dataclass
+class UnmaskRequest(Message, down="sum_unmask", prefix="unmask-"):
+    """Server to client: reveal shares of a round."""
+
+    run_id: UnmaskRun
+    server_round: Annotated[int, Whole("unmask-round", "number of the sum")]
+    contributors: Annotated[int, Whole(says="how many are in the sum")]
+    clients: Holders
+    # SEED of a partner in the sum, MASK_KEY of one that is missing
+    kinds: Kinds
+    columns: Annotated[
+        Integers | None,
+        Exact(says="places of partners that signed the list", shape="s", optional=True),
+    ] = None
+    signatures: Annotated[
+        Bytes | None,
+        Block(says="these partners' signatures of the list", shape=f"s {SIGNATURE}", optional=True),
+    ] = None
+
+
+@dataclass
+class UnmaskReply(Message, up="sum_unmask", prefix="unmask-"):
+    """Client to server: the shares that it reveals."""
+
+    run_id: UnmaskRun
+    server_round: Annotated[int, Whole("unmask-round", "as asked")]
+    clients: Holders
+    # As in the request, NOTHING where the holder has no share
+    kinds: Kinds
+    shares: Annotated[
+        Bytes, Block(says="one for each entry that is not 0", shape=f"n {SHARE_BYTES}")
+    ]
+
+    def check(self, known: Known) -> None:
+        wanted = int((self.kinds != NOTHING).sum()) * SHARE_BYTES
+        if self.shares.size != wanted:
+            raise MalformedReplyError(f"unmask-shares: {self.shares.size} bytes, expected {wanted}")
+
+
+# Under a server that may lie
+
+
+@dataclass
+class RevealRequest(Message, down="sum_reveal", prefix="reveal-"):
     """Server to client: all commitments; show the seed that you committed to."""
 
     run_id: RevealRun
     number: Annotated[int, Whole("reveal-epoch", "which epoch", least=0)]
-    dropout: Annotated[float, Real("reveal-dropout", "share of parties that may vanish")]
-    corrupt: Annotated[float, Real("reveal-corrupt", "share of parties that may collude")]
-    minimum: Annotated[int, Whole("reveal-minimum", "parties without whom nothing is revealed")]
-    differ_by: Annotated[
-        int, Whole("reveal-differ-by", "parties that two sums differ by at least", least=1)
-    ]
-    limit: Annotated[float, Real("reveal-limit", "largest size of a number in their sums")]
-    parties: Annotated[Integers, Clients("reveal-parties", "whose they are, ascending", shape="n")]
-    commitments: Annotated[Bytes, Block("reveal-commitments", "of all", shape=f"n {SEED_BYTES}")]
+    dropout: Annotated[float, Real(says="share of parties that may vanish")]
+    corrupt: Annotated[float, Real(says="share of parties that may collude")]
+    minimum: Annotated[int, Whole(says="parties without whom nothing is revealed")]
+    differ_by: Annotated[int, Whole(says="parties that two sums differ by at least", least=1)]
+    limit: Annotated[float, Real(says="largest size of a number in their sums")]
+    parties: Annotated[Integers, Clients(says="whose they are, ascending", shape="n")]
+    commitments: Annotated[Bytes, Block(says="of all", shape=f"n {SEED_BYTES}")]
     declared: Annotated[
         Integers,
         Exact(
-            "reveal-declared",
-            "all clients that are to be aligned, ascending, and the points of each; as above",
+            says="all clients that are to be aligned, ascending, and the points of each; as above",
             shape="b 2",
             optional=True,
         ),
@@ -431,57 +382,51 @@ class RevealRequest(Message, down="sum_reveal"):
 
 
 @dataclass
-class RevealReply(Message, up="sum_reveal"):
+class RevealReply(Message, up="sum_reveal", prefix="reveal-"):
     """Client to server: its part of the graph's seed."""
 
     run_id: RevealRun
     number: Annotated[int, Whole("reveal-epoch", "as asked", least=0)]
-    seed: Annotated[Bytes, Block("reveal-seed", "as committed to", shape=f"{SEED_BYTES}")]
+    seed: Annotated[Bytes, Block(says="as committed to", shape=f"{SEED_BYTES}")]
 
 
 @dataclass
-class EpochRequest(Message, down="sum_epoch"):
+class EpochRequest(Message, down="sum_epoch", prefix="epoch-"):
     """Server to client: all seeds, and the statements that the client's partners signed."""
 
     run_id: EpochRun
-    seeds: Annotated[Bytes, Block("epoch-seeds", "of all parties", shape=f"n {SEED_BYTES}")]
+    seeds: Annotated[Bytes, Block(says="of all parties", shape=f"n {SEED_BYTES}")]
     # Of the partners, in the order of the graph
-    channel_keys: Annotated[
-        Bytes, Block("epoch-channel-keys", "the partners'", shape=f"k {KEY_BYTES}")
-    ]
-    signatures: Annotated[
-        Bytes, Block("epoch-signatures", "their bindings'", shape=f"k {SIGNATURE}")
-    ]
-    counts: Annotated[Integers, Exact("epoch-counts", "clients that each hosts", shape="k")]
-    clients: Annotated[Integers, Exact("epoch-clients", "these, one after another", shape="c")]
+    channel_keys: Annotated[Bytes, Block(says="the partners'", shape=f"k {KEY_BYTES}")]
+    signatures: Annotated[Bytes, Block(says="their bindings'", shape=f"k {SIGNATURE}")]
+    counts: Annotated[Integers, Exact(says="clients that each hosts", shape="k")]
+    clients: Annotated[Integers, Exact(says="these, one after another", shape="c")]
 
 
 @dataclass
-class EpochReply(Message, up="sum_epoch"):
+class EpochReply(Message, up="sum_epoch", prefix="epoch-"):
     """Client to server: its view of the epoch."""
 
     run_id: EpochRun
-    digest: Annotated[Bytes, Block("epoch-digest", "the epoch's hash", shape=f"{SEED_BYTES}")]
+    digest: Annotated[Bytes, Block(says="the epoch's hash", shape=f"{SEED_BYTES}")]
 
 
 @dataclass
-class ListRequest(Message, down="sum_list"):
+class ListRequest(Message, down="sum_list", prefix="list-"):
     """Server to client: the parties in the sum."""
 
-    run_id: Annotated[bytes, Raw("list-run", "the epoch")]
+    run_id: ListRun
     server_round: Annotated[int, Whole("list-round", "number of the sum")]
     listed: Annotated[NDArray[np.bool_], Flags("list-parties", "who of the epoch", shape="n")]
 
 
 @dataclass
-class ListReply(Message, up="sum_list"):
+class ListReply(Message, up="sum_list", prefix="list-"):
     """Client to server: the list, signed."""
 
-    run_id: Annotated[bytes, Raw("list-run", "the epoch")]
+    run_id: ListRun
     server_round: Annotated[int, Whole("list-round", "as asked")]
-    signature: Annotated[
-        Bytes, Block("list-signature", "over epoch, round and list", shape=f"{SIGNATURE}")
-    ]
+    signature: Annotated[Bytes, Block(says="over epoch, round and list", shape=f"{SIGNATURE}")]
 
 
 def sum_bytes(unmask: Iterable[UnmaskRequest], prepare: Iterable[PrepareRequest]) -> int:

@@ -1,27 +1,38 @@
 """One round of the secure sum at the server: the replies, the members, and the sum at the end.
 
-The round goes through three stages. *Prepare*: keys, commitments and sealed shares are collected.
+The round goes through four stages. *Prepare*: keys, commitments and sealed shares are collected.
 *Mask*: they are handed on, and masked sums are added up; a client that prepared but is in no sum
-has vanished. *Unmask*: the server collects shares of each summed client's seed and of each
-vanished client's mask key; from them it recomputes the masks and subtracts them.
+has vanished. *List*: the members of the sum are settled; parties that do not trust the server sign
+them. *Unmask*: the server collects shares of each summed client's seed and of each vanished
+client's mask key; from them it recomputes the masks and subtracts them.
 
 Parties, the SuperNodes, are rows here, in ascending order of their numbers; each adds up some
 clients. Partner lists are mirrored: if column j of row a holds b, column ``k - 1 - j`` of row b
 holds a. A party that is alone has no partners, and no masks.
+
+Parties that do not trust the server sign no list that differs from an earlier one by too few
+(``journal.py``). The server knows which parties to leave out only when all vectors are there,
+but it adds vectors up as they come. So the sums of a few parties, by turns, are kept beside the
+total, to be taken out again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.errors import MalformedReplyError, one_line
+from flower_graph.errors import MalformedReplyError, RefusedError, one_line
 from flower_graph.secure import channel
+from flower_graph.secure.node_config import DIFFER_BY
+from flower_graph.secure.parties.epoch import LIST, MASKS, ROUND_KEY, Epoch
+from flower_graph.secure.parties.identity import SIGNATURE_BYTES
+from flower_graph.secure.parties.journal import choose, members_of, set_of
+from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.ring import WORDS, RingArray, add_streams
 from flower_graph.secure.shamir import SHARE_BYTES, combine_shares
 from flower_graph.secure.sum.messages import (
@@ -29,6 +40,8 @@ from flower_graph.secure.sum.messages import (
     NOTHING,
     PACKET_BYTES,
     SEED,
+    ListReply,
+    ListRequest,
     MaskedReply,
     MaskRequest,
     PrepareReply,
@@ -87,10 +100,12 @@ StageReply = PrepareReply | MaskedReply | UnmaskReply
 Blame = Callable[[Reason, int | None], None]
 
 STAGES = {PrepareReply: "prepare", MaskedReply: "mask", UnmaskReply: "unmask"}
+# Parties beyond `differ-by` that may be left out, should some vanish that are ready
+SPARE = 2
 
 
 class Circle(NamedTuple):
-    """The parties of a round and their partners, as the server drew them or an `Epoch` has them."""
+    """The parties of a round and their partners, as the server drew them; as `Epoch` has them."""
 
     id: bytes  # in the context of each key, packet and commitment
     parties: Integers  # [m] their numbers, ascending
@@ -99,22 +114,33 @@ class Circle(NamedTuple):
     minimum: int  # so many must be in the sum
 
 
+class Distrust(NamedTuple):
+    """What a round needs where parties do not trust the server."""
+
+    epoch: Epoch
+    registry: Registry
+    earlier: dict[str, list[int]]  # parties in earlier sums, by purpose
+
+
 class SumRound:
-    """One round at the server."""
+    """One round at the server; with `Distrust` it counts parties, not clients."""
 
     def __init__(
         self,
-        circle: Circle,
+        circle: Circle | Epoch,
         number: int,
         nodes: list[int | None],
         hosted: list[list[int]],
         channel_keys: Bytes,
         blame: Blame,
+        distrust: Distrust | None = None,
     ) -> None:
         # nodes: None where a party is not connected; hosted: the clients that each party adds up
-        self.run_id, self.parties, self.partners, self.threshold, self.minimum = circle
+        self.run_id, self.parties, self.partners = circle.id, circle.parties, circle.partners
+        self.threshold, self.minimum = circle.threshold, circle.minimum
         m, k = self.partners.shape
         self.number, self._channel_keys, self._blame = number, channel_keys, blame
+        self._distrust = distrust
         self._hosted = [list(local) for local in hosted]
         self._asked = self._count(np.ones(m, np.bool_))
         self._rows = {node: row for row, node in enumerate(nodes) if node is not None}
@@ -135,6 +161,13 @@ class SumRound:
         self._secrets: dict[int, bytes] = {}  # that were recovered, by row
         self._stage, self.terms = "prepare", b""  # the terms, hashed, once they are known
         self._open = set(self._rows)  # nodes that are asked and have not answered
+        # Signatures of round keys and of the list
+        self.keys = np.zeros((m if distrust else 0, SIGNATURE_BYTES), np.uint8)
+        self.lists = np.zeros_like(self.keys)
+        self.signed: MASKS = np.zeros(m, np.bool_)
+        self._sums: list[int] = []  # earlier sums of the purpose
+        self._spare: list[int] = []  # parties, those that are left out first
+        self._kept: dict[int, RingArray] = {}  # their sums
 
     def move(self, old: int, node: int) -> None:
         self._rows = {node if at == old else at: rows for at, rows in self._rows.items()}
@@ -169,6 +202,9 @@ class SumRound:
 
     def _take_prepare(self, row: int, reply: PrepareReply) -> None:
         party, k = int(self.parties[row]), self.partners.shape[1]
+        if self._distrust is not None:
+            parts = self._distrust.epoch.key_parts(self.number, reply.round_keys.tobytes())
+            self.keys[row] = self._verified(row, reply.signature, ROUND_KEY, parts)
         if reply.clients.tolist() != [party]:
             raise MalformedReplyError(f"round {self.number}: prepared for other clients than asked")
         came = reply.packets.shape[0], reply.share_commitments.shape[0]
@@ -207,7 +243,28 @@ class SumRound:
             if self.live[row]:
                 requests[node] = self._mask_request(row, length, word)
         self._open = set(requests)
+        if self._distrust is not None:
+            self._sums = self._distrust.earlier.setdefault(terms.purpose, [])
+            self._spare = self._choose_spare(self._distrust.epoch.differ_by)
         return requests
+
+    def _choose_spare(self, apart: int) -> list[int]:
+        """Choose parties to leave out, if the sum is not allowed with them."""
+        ready = self.parties[self.live].tolist()
+        start = self.number * (apart + SPARE) % max(1, len(ready))
+        # First those that an earlier sum was made without: its set can be had again.
+        order = sorted(
+            ready[start:] + ready[:start],
+            key=lambda party: -sum(not one >> party & 1 for one in self._sums),
+        )
+        chosen = self._choose(set_of(ready), order, apart)
+        left_out = [] if chosen is None else members_of(set_of(ready) & ~chosen)
+        others = [party for party in order if party not in left_out]
+        return left_out + others[: apart + SPARE]
+
+    def _choose(self, present: int, spare: list[int], apart: int) -> int | None:
+        few = {"fewest": self.minimum, "number": self.number}
+        return choose(present, self._sums, apart, spare=spare, **few)
 
     def _take_masked(self, row: int, reply: MaskedReply) -> None:
         local = self._hosted[row]
@@ -218,23 +275,74 @@ class SumRound:
         if reply.total.shape != self.total.shape or reply.total.dtype != self.total.dtype:
             came, asked = reply.total, self.total
             raise MalformedReplyError(f"{came.dtype} {came.shape}, not {asked.dtype} {asked.shape}")
-        dealers, columns = self._read_refused(row, reply.refused)
-        self.total += reply.total
-        self.contributed[row] = True
-        self._refused[dealers, columns] = True
-        self._hosted[row] = reply.clients.tolist()
-        for client in sorted(reply.left_out.keys() & set(local)):
-            self._note(Cause.LEFT_OUT, client, one_line(reply.left_out[client]))
-
-    def _read_refused(self, row: int, pairs: Integers) -> tuple[Integers, Integers]:
-        """Find packets that a holder cannot open; none twice, none that was not sent."""
-        partners, count = self.partners[row], pairs.shape[0]
+        # Packets that it cannot open; none twice, none that was not sent
+        partners, pairs, party = self.partners[row], reply.refused, int(self.parties[row])
         column = np.flatnonzero(self.live[partners])
         checked = pairs[: column.size]  # more are wrong anyway, and not worth the memory
         refused = column[np.isin(self.parties[partners[column]], checked[:, 1])]
-        if (checked[:, 0] != self.parties[row]).any() or refused.size != count:
-            raise MalformedReplyError(f"{count} do not open, {refused.size} of them were sent")
-        return partners[refused], partners.size - 1 - refused
+        if (checked[:, 0] != party).any() or refused.size != len(pairs):
+            raise MalformedReplyError(f"{len(pairs)} do not open, {refused.size} of them were sent")
+        self.total += reply.total
+        self.contributed[row] = True
+        self._refused[partners[refused], partners.size - 1 - refused] = True
+        self._hosted[row] = reply.clients.tolist()
+        if party in self._spare:
+            self._kept[party] = reply.total
+        for client in sorted(reply.left_out.keys() & set(local)):
+            self._note(Cause.LEFT_OUT, client, one_line(reply.left_out[client]))
+
+    def list_requests(self) -> dict[int, ListRequest]:
+        """Settle the sum's members; ask parties that do not trust the server to sign them.
+
+        Parties are left out that the list may not have.
+        """
+        if self.skipped is not None or self._distrust is None:
+            return {}
+        epoch, present = self._distrust.epoch, set_of(self.parties[self.contributed].tolist())
+        spare = [one for one in self._spare if one in self._kept]
+        chosen = self._choose(present, spare, epoch.differ_by)
+        if chosen is None:
+            self.skip(
+                f"whoever is left out, this sum differs by fewer than {epoch.differ_by} SuperNodes "
+                f"from an earlier one ({DIFFER_BY}), or {self.minimum} are not left; nothing is "
+                "revealed"
+            )
+            return {}
+        why = f"or this sum and an earlier one would differ by too few SuperNodes ({DIFFER_BY})"
+        for party in members_of(present & ~chosen):
+            row = epoch.index(party)
+            self.total -= self._kept[party]
+            self.contributed[row] = False
+            for client in self._hosted[row]:
+                self._note(Cause.LEFT_OUT, client, f"{why} (party {party})")
+        self._kept.clear()
+        listed = self.contributed.copy()
+        try:
+            epoch.check_present(listed, "sent their vectors")
+        except RefusedError as error:
+            self.skip(f"{error}; nothing is revealed")
+            return {}
+        if chosen not in self._sums:
+            self._sums.append(chosen)
+        request = ListRequest(self.run_id, self.number, listed)
+        return {node: request for node, row in self._rows.items() if listed[row]}
+
+    def take_list(self, node: int, reply: ListReply) -> None:
+        if node not in self._rows or self._distrust is None:
+            raise MalformedReplyError(f"node {node} was not asked in round {self.number}")
+        row, terms = self._rows[node], (self.live, self.contributed, self.terms)
+        parts = self._distrust.epoch.signed_parts(self.number, *terms)
+        self.lists[row], self.signed[row] = self._verified(row, reply.signature, LIST, parts), True
+
+    def _verified(
+        self, row: int, signature: Bytes | None, purpose: bytes, parts: tuple[bytes, ...]
+    ) -> Bytes:
+        party, signed = int(self.parties[row]), b"" if signature is None else signature.tobytes()
+        assert self._distrust is not None
+        is_valid = self._distrust.registry.verify(party, signed, purpose, *parts)
+        if signature is None or not is_valid:
+            raise MalformedReplyError(f"party {party}: its signature is not valid")
+        return signature
 
     def unmask_requests(self) -> dict[int, UnmaskRequest]:
         """End the second stage; write the third request to each SuperNode of the second."""
@@ -251,11 +359,20 @@ class SumRound:
         for node, row in self._rows.items():
             kinds = self.kinds[self.partners[[row]]]
             if self.live[row] and (kinds != NOTHING).any():
-                requests[node] = UnmaskRequest(
+                one = UnmaskRequest(
                     self.run_id, self.number, contributors, self.parties[[row]], kinds
                 )
+                if self._distrust is None or self._add_signatures(row, one):
+                    requests[node] = one
         self._open = set(requests)
         return requests
+
+    def _add_signatures(self, row: int, request: UnmaskRequest) -> bool:
+        """Add the partners' signatures of the list; without enough of them a party refuses."""
+        partners = self.partners[row]
+        request.columns = np.flatnonzero(self.signed[partners])[: self.threshold]
+        request.signatures = self.lists[partners[request.columns]]
+        return bool(self.signed[row]) and request.columns.size == self.threshold
 
     def _take_shares(self, row: int, reply: UnmaskReply) -> None:
         if reply.clients.tolist() != [self.parties[row]]:
@@ -293,7 +410,7 @@ class SumRound:
         live = self.live[partners]
         column = np.flatnonzero(live)
         dealers, mirrored = partners[column], partners.size - 1 - column
-        return MaskRequest(
+        request = MaskRequest(
             self.run_id,
             self.number,
             length,
@@ -304,6 +421,9 @@ class SumRound:
             self.share_commitments[dealers, mirrored],
             self._packets[dealers, mirrored],
         )
+        if self._distrust is None:
+            return request
+        return replace(request, ready=self.live.copy(), signatures=self.keys[dealers])
 
     def _verify(
         self, dealers: Integers, holder: int, shares: Bytes, promised: Bytes
@@ -337,12 +457,9 @@ class SumRound:
         if node not in self._open:
             raise MalformedReplyError(f"node {node} was not asked in round {number}, or answered")
 
-    def _row(self, node: int) -> int:
-        if node not in self._rows:
-            raise MalformedReplyError(f"node {node} was not asked in round {self.number}")
-        return self._rows[node]
-
     def _count(self, present: NDArray[np.bool_]) -> int:
+        if self._distrust is not None:
+            return int(present.sum())
         return sum(len(self._hosted[row]) for row in np.flatnonzero(present).tolist())
 
     def _enough(self, present: NDArray[np.bool_], what: str) -> bool:
@@ -366,21 +483,32 @@ class SumRound:
         needed = np.flatnonzero(self.kinds != NOTHING)
         few = needed[self.has[needed].sum(1) < self.threshold]
         if few.size:
-            self.suspects = self._most_disputed()
+            if self._distrust is None:
+                self.suspects = self._most_disputed()
             self.skip(
                 f"too few shares came for {few.size} clients (the first is "
                 f"{self.parties[few[0]]}: {self.has[few[0]].sum()} of {self.threshold})"
             )
             return
-        wrong = [row for row in needed.tolist() if not self._recover(row)]
-        for row in wrong:
+        wrong = []
+        for row in needed.tolist():
+            came = np.flatnonzero(self.has[row])[: self.threshold]
+            held = {column + 1: self.shares[row, column].tobytes() for column in came.tolist()}
+            if (secret := self.secret_of(row, int(self.kinds[row]), held)) is not None:
+                self._secrets[row] = secret
+                continue
             self._convict(row, "its shares do not give the secret that it committed to")
+            wrong.append(row)
         if wrong:
             self.skip(f"client {self.parties[wrong[0]]} shared wrongly")
             return
         masks: list[tuple[bytes, int]] = []
         for row in needed.tolist():
-            masks += [self._self_mask(row)] if self.kinds[row] == SEED else self._pair_masks(row)
+            if self.kinds[row] == MASK_KEY:
+                masks += self._pair_masks(row)
+                continue
+            about = self.run_id, self.number, int(self.parties[row]), self.terms
+            masks.append((channel.self_mask_key(self._secrets[row], *about), -1))
         add_streams(self.total, masks)
 
     def _most_disputed(self) -> Integers:
@@ -394,13 +522,6 @@ class SumRound:
             return self.suspects
         return np.array(self.parties[[odds.argmax()]])
 
-    def _recover(self, row: int) -> bool:
-        came = np.flatnonzero(self.has[row])[: self.threshold]
-        held = {column + 1: self.shares[row, column].tobytes() for column in came.tolist()}
-        if (secret := self.secret_of(row, int(self.kinds[row]), held)) is not None:
-            self._secrets[row] = secret
-        return secret is not None
-
     def secret_of(self, row: int, kind: int, shares: Mapping[int, bytes]) -> bytes | None:
         """Reconstruct a secret from its holders' shares; None if it was not committed to."""
         chosen, party = sorted(shares)[: self.threshold], int(self.parties[row])
@@ -412,10 +533,6 @@ class SumRound:
             commitment = channel.commit_to_seed(self.run_id, self.number, party, secret)
             return secret if commitment == self.seed_commitments[row].tobytes() else None
         return secret if channel.public_key(secret) == self.round_keys[row].tobytes() else None
-
-    def _self_mask(self, row: int) -> tuple[bytes, int]:
-        seed, number, party = self._secrets[row], self.number, int(self.parties[row])
-        return channel.self_mask_key(seed, self.run_id, number, party, self.terms), -1
 
     def _pair_masks(self, row: int) -> list[tuple[bytes, int]]:
         partners = self.partners[row]

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -24,6 +24,7 @@ from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import (
     RING,
     SECURE_SUM,
+    KeyReply,
     MaskedReply,
     MaskRequest,
     PrepareReply,
@@ -34,7 +35,7 @@ from flower_graph.secure.sum.messages import (
     sum_bytes,
 )
 from flower_graph.secure.sum.round import Cause, Reason, Skipped, SumResult
-from flower_graph.secure.sum.server import Keys, Send, SumServer
+from flower_graph.secure.sum.server import Send, SumServer
 from flower_graph.wire.arrays import Config, Scalar, decode_array
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.codec import Message
@@ -61,16 +62,10 @@ class SumStages:
 
     Parameters
     ----------
-    server : SumServer
-        The protocol.
+    server, limit, resolution, guard
+        As of `SecureSum`.
     send : callable
         Sends messages, as ``Session.send`` does.
-    limit : float
-        Largest absolute value of a single number; a client with a larger one is left out.
-    resolution : float
-        Step to which numbers are rounded.
-    guard : bool
-        Whether words have bits to spare for pads that clients add (`flower_graph.secure.ring`).
     first : int
         Number of the first sum.
     unmask : str
@@ -339,12 +334,11 @@ class SecureSum(SumStages):
     ) -> None:
         # One that is back under another id, with its keys, takes the place that it had.
         gone = self._enrolled - nodes
-        action, question, kind = self.server.enrolment
-        request = question(self.server.run_id).to_record()
+        request = self.server.question().to_record()
         requests = dict.fromkeys(sorted(nodes - self._enrolled), request)
 
-        def read(node: int, content: RecordDict) -> Keys:
-            reply: Keys = kind.read(content)
+        def read(node: int, content: RecordDict) -> KeyReply:
+            reply = KeyReply.read(content)
             expected = reply.clients if hosted is None else list(hosted[node])
             if (strange := np.setdiff1d(reply.clients, expected)).size:
                 raise MalformedReplyError(f"client {strange[0]} is not one that it enrolled with")
@@ -356,7 +350,7 @@ class SecureSum(SumStages):
                 requests,
                 server_round,
                 read,
-                message_type=f"train.{action}",
+                message_type="train.sum_enroll",
                 max_reply_bytes=setup_bytes(),
             )
             self._admit(replies.values, gone)
@@ -364,7 +358,7 @@ class SecureSum(SumStages):
             self.server.forget(old)
         self._enrolled &= nodes
 
-    def _admit(self, answers: Mapping[int, Keys], gone: set[int]) -> None:
+    def _admit(self, answers: Mapping[int, KeyReply], gone: set[int]) -> None:
         """Enrol SuperNodes that have shown their keys, except those that claim others' clients."""
         server, homes = self.server, self.server.homes
         claims: dict[int, list[int]] = {n: keys.clients.tolist() for n, keys in answers.items()}
@@ -393,22 +387,23 @@ class SecureSum(SumStages):
             LOG.warning("node %d takes no part in the sum: %s", node, reason)
             self.rejected.append(Rejected(node, reason))
 
+    # Any: further arguments of ``Exchange.send``
     def _ask(
         self,
         requests: Mapping[int, RecordDict],
         server_round: int,
         read: Callable[[int, RecordDict], T],
         *,
-        message_type: str,
         max_reply_bytes: int,
+        **how: Any,
     ) -> Replies[T]:
-        replies: Replies[T] = self._exchange.send(
+        replies = self._exchange.send(
             requests,
-            message_type=message_type,
             server_round=server_round,
             timeout=self._timeout,
             read=read,
             max_reply_bytes=max_reply_bytes,
+            **how,
         )
         self.rejected += replies.rejected
         for entry in replies.rejected:
