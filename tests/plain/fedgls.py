@@ -1,11 +1,8 @@
 """FedGLS and its averaging baselines, one client at a time, with PyTorch and PyG: slow and plain.
 
-Graphs are ``[n, n]`` matrices, each model is a module of its own with PyTorch's Adam, losses are
-written out term by term, and the server's means are loops over clients. Fu et al., "Federated Graph
-Learning with Graphless Clients", TMLR 2024.
-
-A client's data are any object with ``client``, ``x``, ``y``, ``edge_index`` (None: graphless),
-``hidden_edges`` and ``train_mask``; settings have the sections ``graph``, ``model``, ``strategy``.
+Fu et al., "Federated Graph Learning with Graphless Clients", TMLR 2024. A client's data are any
+object with ``client``, ``x``, ``y``, ``edge_index`` (None: graphless), ``hidden_edges`` and
+``train_mask``; settings have the sections ``graph``, ``model``, ``strategy``.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,33 +27,7 @@ class Drops(NamedTuple):
     hidden: Tensor = torch.ones(1, 1, 1)
 
 
-class PlainNet(nn.Module):
-    """A model that takes over weights: its slots are the first layer and the rest."""
-
-    start: Any  # the weights that were taken over last
-
-    def slots(self) -> list[nn.Parameter]:
-        raise NotImplementedError
-
-    def load(self, model: Any) -> None:
-        """Take over weights; the optimiser stays."""
-        self.start = model
-        shapes = [slot.t().shape for slot in self.slots()[1:]]
-        parts = model.rest.split([shape.numel() for shape in shapes])
-        rest = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-        with torch.no_grad():
-            for slot, value in zip(self.slots(), (model.first, *rest), strict=True):
-                slot.copy_(value.t())
-
-    def model(self, x: Tensor) -> Weights:
-        """The weights; a row whose feature is nowhere in ``x`` as it came."""
-        first, *rest = (slot.detach().t().clone() for slot in self.slots())
-        has = (x != 0).any(0)[:, None]
-        flat = torch.cat([part.reshape(-1) for part in rest])
-        return Weights(torch.where(has, first, self.start.first), flat)
-
-
-class Net(PlainNet):
+class Net(nn.Module):
     """Two layers, of a GCN or, without a graph, of an MLP, and its own Adam."""
 
     def __init__(self, start: Any, settings: Any, *, is_gnn: bool) -> None:
@@ -76,6 +47,23 @@ class Net(PlainNet):
         linear = [layer.lin if self.is_gnn else layer for layer in self.layers]
         pairs = zip(linear, self.layers, strict=True)
         return [slot for one, layer in pairs for slot in (one.weight, layer.bias)]
+
+    def load(self, model: Any) -> None:
+        """Take over weights; the optimiser stays."""
+        self.start = model
+        shapes = [slot.t().shape for slot in self.slots()[1:]]
+        parts = model.rest.split([shape.numel() for shape in shapes])
+        rest = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        with torch.no_grad():
+            for slot, value in zip(self.slots(), (model.first, *rest), strict=True):
+                slot.copy_(value.t())
+
+    def model(self, x: Tensor) -> Weights:
+        """The weights; a row whose feature is nowhere in ``x`` as it came."""
+        first, *rest = (slot.detach().t().clone() for slot in self.slots())
+        has = (x != 0).any(0)[:, None]
+        flat = torch.cat([part.reshape(-1) for part in rest])
+        return Weights(torch.where(has, first, self.start.first), flat)
 
     def forward(self, x: Tensor, adjacency: Tensor | None, dropped: Tensor | float = 1.0) -> Tensor:
         one, two = self.layers
@@ -126,6 +114,12 @@ def contrast(h: Tensor, z: Tensor, tau: float) -> Tensor:
     return -(between.diagonal() / total).log().mean()
 
 
+def step(module: Any, loss: Tensor) -> None:
+    module.optimiser.zero_grad()
+    loss.backward()
+    module.optimiser.step()
+
+
 class Client:
     """One client; ``starts`` are θ and ω, ``phi`` the first layers of a graph learner."""
 
@@ -151,10 +145,6 @@ class Client:
             self.nets.append(Net(starts[1], settings, is_gnn=False))
         self.contrast = self.distillation = torch.nan
 
-    def load(self, models: Sequence[Any]) -> None:
-        for number, net in enumerate(self.nets, start=self.kind):
-            net.load(models[number])
-
     def models(self) -> dict[int, Weights]:
         """Theta is number 0, omega 1."""
         return {n: net.model(self.x) for n, net in enumerate(self.nets, start=self.kind)}
@@ -168,7 +158,7 @@ class Client:
             gnn, encoder = self.nets
             h, z = gnn(self.x, self.learner.graph(self.x)), encoder(self.x, None).detach()
             loss = contrast(h, z, self.settings.graph.tau)
-            self._step(self.learner, loss)
+            step(self.learner, loss)
             self.contrast, self.adjacency = loss.item(), self.learner.graph(self.x).detach()
         mask, y = self.graph.train_mask, self.graph.y
         for epoch in range(self.settings.strategy.local_epochs):
@@ -182,13 +172,7 @@ class Client:
                 losses.append((p * (p / student).log()).sum(1).mean())
                 self.distillation = losses[1].item()
             for net, loss in zip(self.nets, losses, strict=True):
-                self._step(net, loss)
-
-    @staticmethod
-    def _step(module: Any, loss: Tensor) -> None:
-        module.optimiser.zero_grad()
-        loss.backward()
-        module.optimiser.step()
+                step(net, loss)
 
     @torch.no_grad()
     def logits(self) -> Tensor:
@@ -206,7 +190,6 @@ class Federation:
 
     def train(self, drops: Callable[[Client, int], Drops] = lambda *_: Drops()) -> None:
         for client in self.clients:
-            client.load(self.models)
             client.train([drops(client, number) for number in range(len(client.nets))])
 
     def average(self, left_out: Sequence[int] = ()) -> None:
@@ -219,4 +202,5 @@ class Federation:
                 first, rest = (sum(n / total * m[at] for n, m in held) for at in (0, 1))
                 self.models[number] = Weights(first, rest)
         for client in self.clients:
-            client.load(self.models)
+            for number, net in enumerate(client.nets, start=client.kind):
+                net.load(self.models[number])
