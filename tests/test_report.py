@@ -29,7 +29,7 @@ from flower_graph.report.result import describe_baselines, describe_result, summ
 from flower_graph.report.writer import RunWriter
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.storage.files import LOCK_FILE, FolderLock
-from flower_graph.strategies.fedgls.networks import StructureSettings
+from flower_graph.strategies.fedgls.config import StructureSettings
 from flower_graph.strategies.fedgls.strategy import StructureFedAvg
 from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment
 

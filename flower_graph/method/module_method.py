@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from flwr.app import ArrayRecord, Context, MetricRecord
 from torch import nn
@@ -43,7 +43,7 @@ class ModuleFedAvg(ReportedFedAvg):
         node (the classes, if classes are learnt).
     kinds
         Number of measured classes, if it differs: two for pairs of nodes.
-    **more
+    participation, min_nodes, checkpoint_dir, checkpoint_every
         As for ``ReportedFedAvg``; the seed is the settings'.
     """
 
@@ -55,9 +55,18 @@ class ModuleFedAvg(ReportedFedAvg):
         how: TrainingSection | None = None,
         classes: int = 0,
         kinds: int = 0,
-        **more: Any,  # as there
+        participation: float = 1.0,
+        min_nodes: int = 1,
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
     ) -> None:
-        super().__init__(seed=settings.seed, **more)
+        super().__init__(
+            participation=participation,
+            min_nodes=min_nodes,
+            seed=settings.seed,
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_every=checkpoint_every,
+        )
         self.make_module, self.settings = make_module, settings
         self.how, self.classes, self.num_classes = how, classes, kinds or classes
 

@@ -239,10 +239,8 @@ def _new_client(
     nobody = torch.zeros(n, dtype=torch.bool)
     edges = to_undirected(graph.edge_index, n)
     public = torch.from_numpy(np.isin(nodes, placed.node if words else placed.number))
-    masks = train, nobody, nobody
-    return OverlappingGraph(
-        client, numbers, public, graph.x, graph.y, graph.y, edges, *masks
-    ), nodes
+    held = numbers, graph.x, graph.y, edges, None, train, nobody, nobody
+    return OverlappingGraph(client, *held, public=public, train_y=graph.y), nodes
 
 
 def _classified(

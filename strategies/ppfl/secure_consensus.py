@@ -58,11 +58,10 @@ from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.parties.identity import SIGNATURE_BYTES, Identity, TrustSettings
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.registry import Registry
-from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING
 from flower_graph.secure.sum.round import Reason, Skipped
-from flower_graph.secure.sum.server import SumServer
+from flower_graph.secure.sum.server import PartySums, SumServer
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, PublicNodeClient

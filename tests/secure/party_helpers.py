@@ -15,9 +15,9 @@ from benchmarks import parties
 from flower_graph.secure.parties.identity import TrustSettings, new_identity
 from flower_graph.secure.parties.journal import STATE_BYTES
 from flower_graph.secure.parties.registry import Registry
-from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.round import Skipped
+from flower_graph.secure.sum.server import PartySums
 
 RUN = bytes(16)
 

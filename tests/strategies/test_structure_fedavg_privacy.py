@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ConfigRecord, Context, Message, RecordDict
-from plain_structure import FEDGLS
-from structure_helpers import SETTINGS, client_app, cohort_of, learners_of, run, settings_of
+from structure_helpers import client_app, cohort_of, learners_of, run, settings_of
 
 
 class Spy:
@@ -48,8 +47,8 @@ def numbers(content: RecordDict) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("encoder", ["attentive", "mlp"])
 def test_nothing_of_the_graph_learner_leaves_its_client(encoder: str) -> None:
-    own, spy = settings_of(FEDGLS, learner=SETTINGS.learner._replace(encoder=encoder)), Spy()
-    run(app=client_app(FEDGLS, settings=own, mods=[spy]), settings=own, supernodes=3)
+    own, spy = settings_of(graph={"encoder": encoder}), Spy()
+    run(own, app=client_app(own, mods=[spy]), supernodes=3)
     assert spy.messages == 3 * 2 * (1 + 2 * 3)  # who is there, and three rounds of two
     assert spy.shapes == {(8, 5), (5 + 5 * 4 + 4,)}
     assert not spy.leaks
@@ -72,5 +71,5 @@ def test_the_spy_sees_what_leaks(how: str) -> None:
         return reply
 
     spy = Spy()
-    run(app=client_app(FEDGLS, mods=[spy, leaky]), supernodes=1)
+    run(app=client_app(mods=[spy, leaky]), supernodes=1)
     assert spy.leaks

@@ -10,9 +10,9 @@ from importlib.resources.abc import Traversable
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from flower_graph.data.graph import Graph, to_undirected
+from flower_graph.data.splits import masks_from
 from flower_graph.wire.keys import ROLES
 
 FILE = "cora.npz"
@@ -31,13 +31,8 @@ def load_cora_linqs() -> Graph:
     x[torch.from_numpy(rows), torch.from_numpy(parts["columns"].astype(np.int64))] = 1.0
     y = torch.from_numpy(parts["labels"].astype(np.int64))
     edges = torch.from_numpy(parts["edges"].astype(np.int64))
-    masks: dict[str, Tensor] = {}
-    for part in ROLES:
-        mask = torch.zeros(nodes, dtype=torch.bool)
-        mask[torch.from_numpy(parts[part].astype(np.int64))] = True
-        masks[part] = mask
-    train, val, test = masks["train"], masks["val"], masks["test"]
-    return Graph(x, to_undirected(edges, nodes), y, len(parts["class_names"]), train, val, test)
+    masks = masks_from(nodes, [torch.from_numpy(parts[role].astype(np.int64)) for role in ROLES])
+    return Graph(x, to_undirected(edges, nodes), y, len(parts["class_names"]), *masks)
 
 
 def read_packed(folder: Traversable) -> bytes:

@@ -393,10 +393,18 @@ class SecureSum(SumStages):
         requests: Mapping[int, RecordDict],
         server_round: int,
         read: Callable[[int, RecordDict], T],
+        *,
+        max_reply_bytes: int,
         **how: Any,
     ) -> Replies[T]:
-        about = {"server_round": server_round, "timeout": self._timeout, "read": read}
-        replies: Replies[T] = self._exchange.send(requests, **about, **how)
+        replies = self._exchange.send(
+            requests,
+            server_round=server_round,
+            timeout=self._timeout,
+            read=read,
+            max_reply_bytes=max_reply_bytes,
+            **how,
+        )
         self.rejected += replies.rejected
         for entry in replies.rejected:
             if entry.kind is Kind.STATE_LOST:
