@@ -95,6 +95,9 @@ def make_rows(users: int, features: int, active: int) -> ActiveRows:
     return ActiveRows(pointers, chosen.flatten(), values, features)
 
 
+SETTINGS = UserSettings(HIDDEN, False, 5e-4, 0)
+
+
 def make_server(users: int, device: torch.device) -> RelayServer:
     """Build the server of a random graph."""
     draw = generator(0, "graph", users)
@@ -110,14 +113,12 @@ def make_server(users: int, device: torch.device) -> RelayServer:
         test_mask=~labelled & ~is_even,
     )
     model = build_server_model("gcn", hidden=HIDDEN, heads=1, classes=CLASSES, dropout=0.0, seed=0)
-    section = StrategyConfig(reg_weight=1.0)
-    return RelayServer(data, model, section, latent_size=HIDDEN, seed=0, device=device)
+    return RelayServer(data, model, StrategyConfig(reg_weight=1.0), SETTINGS, device)
 
 
 def relay(device: torch.device, users: int, features: int, active: int) -> Program:
     """nFedGNN: users' forward pass, the server's step, users' step."""
-    settings = UserSettings(HIDDEN, False, 5e-4, 0, "holders")
-    cohort = LinearCohort(make_rows(users, features, active).to(device), settings)
+    cohort = LinearCohort(make_rows(users, features, active).to(device), SETTINGS)
     server, everyone = make_server(users, device), torch.arange(users)
 
     def round_(number: int) -> float:
@@ -225,9 +226,8 @@ def _member(client: int, nodes: int) -> OverlappingGraph:
     whole, place = _generated(client, nodes), torch.arange(nodes)
     masks = (place % 5 < 3, place % 5 == 3, place % 5 == 4)
     public = place < nodes // 2
-    return OverlappingGraph(
-        client, place, public, whole.x, whole.y, whole.y, whole.edge_index, *masks
-    )
+    held = place, whole.x, whole.y, whole.edge_index, None, *masks
+    return OverlappingGraph(client, *held, public=public, train_y=whole.y)
 
 
 def _generated(seed: int, nodes: int, **more: float) -> Any:

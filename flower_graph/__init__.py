@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from flower_graph.ops import orthogonal_procrustes as orthogonal_procrustes
     from flower_graph.ops import procrustes as procrustes
     from flower_graph.secure.client import SecureSumClient as SecureSumClient
-    from flower_graph.secure.parties.server import PartySums as PartySums
     from flower_graph.secure.sum import service as secure_sum  # noqa: F401
+    from flower_graph.secure.sum.server import PartySums as PartySums
     from flower_graph.secure.sum.server import SumServer as SumServer
     from flower_graph.secure.sum.service import SecureSum as SecureSum
     from flower_graph.server.averaging import ReportedFedAvg as ReportedFedAvg

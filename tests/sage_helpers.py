@@ -42,9 +42,9 @@ def ring(client: int, n: int, *, edges: bool = True, labelled: bool = True) -> E
     nothing = torch.zeros(n, dtype=torch.bool)
     return EgoNetwork(
         client=client,
-        ego=client,
         nodes=place + 10 * client,
         edge_index=torch.cat([links, links.flip(0)], 1),
+        hidden_edges=None,
         x=x,
         y=y,
         train_mask=(split < 2) if labelled else nothing,

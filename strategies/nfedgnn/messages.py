@@ -128,9 +128,9 @@ class EnrolmentReply(Message, up="query"):
         users, last = self.users, known["num_nodes"] - 1
         if users.size == 0 or not each_once(users):
             raise MalformedReplyError("it hosts no users, or one twice")
-        if users.min() < 0 or users.max() > last:
-            wrong = users.min() if users.min() < 0 else users.max()
-            raise MalformedReplyError(f"it hosts user {wrong}, but the graph has nodes 0 to {last}")
+        if (wrong := users[(users < 0) | (users > last)]).size:
+            text = f"it hosts user {wrong[0]}, but the graph has nodes 0 to {last}"
+            raise MalformedReplyError(text)
         size = math.prod(self.weight_shape)
         if min(self.weight_shape) < 1 or size > MAX_WEIGHTS:
             given = f"weight-shape: {self.weight_shape}"
