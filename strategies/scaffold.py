@@ -1,6 +1,6 @@
 """SCAFFOLD: control variates take the drift of a client's own data out of its steps.
 
-Karimireddy et al., ICML 2020, algorithm 1 with option II. The server has a model ``x`` and a variate
+Karimireddy et al., ICML 2020, algorithm 1, option II. The server has a model ``x`` and a variate
 ``c``, client ``i`` has a variate ``c_i``; both variates begin at 0. Round ``t``:
 
 1. server -> clients in ``S``, drawn of ``N``: ``x``, ``c``;
