@@ -60,15 +60,15 @@ class Judged(NamedTuple):
     masks: dict[str, Tensor]  # [m] bool by role
 
 
-def scheduled(schedule: str, learning_rate: float, server_round: int, rounds: int) -> float:
+def scheduled(schedule: str, rate: float, server_round: int, rounds: int) -> float:
     """Return the step size of a round of so many; rounds count from 1. It is never 0."""
     if schedule == "constant":
-        return learning_rate
+        return rate
     rise = math.ceil(WARM_UP * rounds) if schedule == "warmup-cosine" else 0
     if server_round <= rise:
-        return learning_rate * server_round / rise
+        return rate * server_round / rise
     done = (server_round - 1 - rise) / (rounds - rise)
-    return learning_rate * (1 + math.cos(math.pi * done)) / 2
+    return rate * (1 + math.cos(math.pi * done)) / 2
 
 
 class RelayServer:
@@ -156,8 +156,8 @@ class RelayServer:
     def _forget_graph(self) -> None:
         self._graph, self._term = None, None
 
-    def move(self, server_round: int, learning_rate: float) -> None:
-        self.optimizer.lr = learning_rate
+    def move(self, server_round: int, rate: float) -> None:
+        self.optimizer.lr = rate
         self.optimizer.step()
         self._average(server_round)
 
