@@ -43,7 +43,7 @@ from flower_graph.ops.links import (
 from flower_graph.outputs.files import NO_CLIENT, SavedModels
 from flower_graph.rng import generator, seeded
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.nfedgnn.config import StrategyConfig, steadying
+from flower_graph.strategies.nfedgnn.config import StrategyConfig
 from flower_graph.strategies.nfedgnn.users import UserSettings
 from flower_graph.wire.keys import ROLES
 
@@ -176,7 +176,7 @@ class RelayServer:
         entropy = self.entropy(logits, heard, server_round)
         loss = entropy.detach() + self.reg_weight * smooth
         if not torch.isfinite(loss):
-            keys = " or ".join(steadying(self.reg_weight))
+            keys = " or ".join(self.section.steadying)
             raise DivergedError(f"round {server_round}: the loss is {loss.item()}; lower {keys}")
         entropy.backward()
         if longest := self.section.gradient_norm:
