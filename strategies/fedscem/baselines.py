@@ -9,7 +9,7 @@ clients that have the feature.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Self
@@ -32,15 +32,18 @@ from flower_graph.strategies.fedscem.modules import EgoGCN
 from flower_graph.wire.arrays import Config, Measurements, Parameters
 
 
-def module_settings(settings: EgoSettings, *, averages: bool) -> ModuleSettings:
-    """Return how clients train, but for weight decay, which is part of their loss."""
-    return ModuleSettings(
+def made_of(
+    settings: EgoSettings, *, averages: bool
+) -> tuple[Callable[[], nn.Module], ModuleSettings]:
+    """Return what both halves have: the first model, and how it is trained."""
+    how = ModuleSettings(  # weight decay is part of the clients' loss
         settings.learning_rate,
         local_epochs=settings.local_epochs,
         keep_optimiser=True,
         local=() if averages else ("*",),
         seed=settings.seed,
     )
+    return partial(first_model, settings), how
 
 
 class EgoModelClient(ModuleClient):
@@ -54,12 +57,13 @@ class EgoModelClient(ModuleClient):
         Whether models are averaged; otherwise none leaves its client.
     """
 
-    all_train = False
+    all_train, made_of = False, staticmethod(made_of)
 
     # Any, here and below: arguments of ``ModuleClient``
     def __new__(cls, context: Context, egos: object, settings: EgoSettings, **_: Any) -> Self:
         # Steps on all nodes are taken as a group
-        return super().__new__(cls if settings.batch_size is None else EgoBatchClient)
+        is_whole = settings.batch_size is None or issubclass(cls, EgoBatchClient)
+        return super().__new__(cls if is_whole else EgoBatchClient)
 
     def __init__(
         self,
@@ -72,8 +76,7 @@ class EgoModelClient(ModuleClient):
     ) -> None:
         for ego in egos:
             check_sizes(ego, settings.num_features, settings.num_classes)
-        how = module_settings(settings, averages=averages)
-        super().__init__(context, egos, partial(first_model, settings), how, **more)
+        super().__init__(context, egos, *self.made_of(settings, averages=averages), **more)
         self._ego = settings
 
     def examples(self, graph: LocalGraph) -> int:
@@ -119,8 +122,8 @@ class EgoFedAvg(ModuleFedAvg):
 
     # Any: arguments are those of its parent
     def __init__(self, settings: EgoSettings, **more: Any) -> None:
-        how = module_settings(settings, averages=self.averages)
-        super().__init__(partial(first_model, settings), how, classes=settings.num_classes, **more)
+        shared = made_of(settings, averages=self.averages)
+        super().__init__(*shared, classes=settings.num_classes, **more)
         self.ego = settings
 
     def most_examples(self, node: int, *, training: bool) -> int | None:
