@@ -19,7 +19,7 @@ from flower_graph.config.module import MLP
 from flower_graph.config.rules import require
 from flower_graph.data.baselines import Figures, graph_baselines, link_baselines
 from flower_graph.data.description import read_mask, saying, tell
-from flower_graph.data.features import sketched
+from flower_graph.data.features import Gaps, sketched
 from flower_graph.data.folders.party import (
     USERS,
     RunFolder,
@@ -28,7 +28,6 @@ from flower_graph.data.folders.party import (
     read_matrix,
     share,
 )
-from flower_graph.data.gaps import Gaps
 from flower_graph.data.graph import PARTS, Graph, row_range, take_rows
 from flower_graph.data.new_graph import DataForm, NewGraph, read_new_graph
 from flower_graph.data.sources.datasets import DRAWN, cached_data, once, saved_at

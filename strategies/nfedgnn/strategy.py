@@ -94,11 +94,10 @@ from flower_graph.secure.common_key import (
     ShareKeyRequest,
     check_signed,
 )
-from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.secure.sum.round import Skipped
-from flower_graph.secure.sum.server import SumServer
+from flower_graph.secure.sum.server import PartySums, SumServer
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundStrategy

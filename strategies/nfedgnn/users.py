@@ -432,10 +432,9 @@ class CommonLayer:
 
     def step(self, total: Tensor, server_round: int, rate: float) -> None:
         adam = Adam([self.weight], lr=rate, weight_decay=self.settings.weight_decay)
-        (adam.averages, adam.squares), adam.steps = (
-            ([self.tensors[name]] for name in ADAM_TENSORS[1:]),
-            [self.tensors[STEP]],
-        )
+        averages, squares = (self.tensors[name] for name in ADAM_TENSORS[1:])
+        held = {"exp_avg": averages, "exp_avg_sq": squares, "step": self.tensors[STEP]}
+        adam.state[self.weight] = held
         self.weight.grad = total.reshape(self.weight.shape).to(self.weight)
         adam.step()
         adam.zero_grad()

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flower_graph.apps.run import client_app
+from flower_graph.client.learner import GraphOnDevice
 from flower_graph.client.state import forget_run
 from flower_graph.errors import ConfigError
 from flower_graph.method.registry import method_of
@@ -87,16 +88,17 @@ def test_prototypes_by_hand() -> None:
 
 def test_a_client_adds_the_distance_and_sends_sums_by_node() -> None:
     gcn = GCN(2, 3, 2, dropout=0.0)
-    graph: Any = SimpleNamespace(
+    graph = GraphOnDevice(
+        (0,),
         x=torch.eye(3, 2),
         edge_index=torch.tensor([[0, 1], [1, 0]]),
         y=torch.tensor([1, 1, 0]),
         masks={"train": torch.tensor([True, True, False])},
-        edge_weight=None,
     )
     module = WithPrototypes(gcn)
     module.sums[1], module.shares[1] = torch.tensor([0.5, 1.0, 1.5]), 0.5  # C_1 = (1, 2, 3)
     client = FedProtoClient.__new__(FedProtoClient)
+    client.received = {"sums": module.sums, "shares": module.shares}
     client.how = SimpleNamespace(prototype_weight=2.0)  # type: ignore[assignment]
     hidden, logits = gcn.embed(graph.x, graph.edge_index), gcn(graph.x, graph.edge_index)
     plain = functional.cross_entropy(logits[:2], graph.y[:2])

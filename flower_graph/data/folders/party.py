@@ -25,7 +25,7 @@ from torch import Tensor
 from flower_graph import __version__
 from flower_graph.config.common import POINT, VALUES, RunConfig
 from flower_graph.config.partition import keys_of_others
-from flower_graph.data.graph import PARTS, Graph, HeldGraph, take_rows
+from flower_graph.data.graph import PARTS, ClientGraph, Graph, take_rows
 from flower_graph.data.sources.generators import SIGNAL
 from flower_graph.data.sources.names import GRAPH_FILES, has_ending
 from flower_graph.errors import ConfigError, DataError, told
@@ -163,7 +163,7 @@ def node_data(graph: Graph) -> RunData:
 
 
 # Any: further fields of ``RunData``
-def graph_data(graphs: Sequence[HeldGraph], classes: int, **details: Any) -> RunData:
+def graph_data(graphs: Sequence[ClientGraph], classes: int, **details: Any) -> RunData:
     """Assign each client its graph; the server gets only counts."""
 
     def part(clients: range) -> Tensors:
