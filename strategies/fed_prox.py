@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flower_graph.client.module_client import PROXIMAL
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import NOT_NEGATIVE, choice
 from flower_graph.config.schema import section, setting
@@ -50,9 +49,9 @@ class ProximalAveraging(ModuleFedAvg):
 
     how: FedProxSection
 
-    def question(self) -> dict[str, float]:
-        """Say ``mu`` to the clients, by the key of Flower's FedProx (step 3)."""
-        return {PROXIMAL: self.how.proximal}
+    @property
+    def proximal(self) -> float:
+        return self.how.proximal
 
 
 class FedProxMethod(ModuleMethod[FedProxConfig]):

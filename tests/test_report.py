@@ -21,8 +21,9 @@ from omegaconf import OmegaConf
 from safetensors.numpy import load_file
 
 from flower_graph.config.common import CHECKPOINTS
+from flower_graph.config.schema import flatten
 from flower_graph.errors import OutputError
-from flower_graph.method.load import flatten, load_config, to_dict
+from flower_graph.method.load import load_config, to_dict
 from flower_graph.method.registry import known_apps
 from flower_graph.records.rounds import RoundReport, format_bytes, format_round, read_reports
 from flower_graph.report.result import describe_baselines, describe_result, summarise

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.serverapp import Grid
 from torch import nn
 
 from flower_graph.client.learner import NODES, LinkTask, NodeTask, ValueTask
-from flower_graph.client.module_client import ModuleClient, ModuleSettings, first_module
+from flower_graph.client.module_client import PROXIMAL, ModuleClient, ModuleSettings, first_module
 from flower_graph.config.common import CHECKPOINTS, LINKS, VALUES, checkpoint_settings
 from flower_graph.config.module import MLP, ModuleRunConfig, TrainingSection
 from flower_graph.data.baselines import Figures, link_baselines, value_baselines
@@ -69,6 +70,19 @@ class ModuleFedAvg(ReportedFedAvg):
         )
         self.make_module, self.settings = make_module, settings
         self.how, self.classes, self.num_classes = how, classes, kinds or classes
+
+    @property
+    def proximal(self) -> float:
+        """The weight of the distance to what came, of FedProx; 0: there is no such term."""
+        return 0.0
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Say ``proximal`` to the clients, as Flower's FedProx does."""
+        if self.proximal:
+            config[PROXIMAL] = self.proximal
+        return super().configure_train(server_round, arrays, config, grid)
 
     def first_arrays(self) -> ArrayRecord:
         state = first_module(self.make_module, self.settings.seed).state_dict()

@@ -349,7 +349,7 @@ class StructureCohort:
         shares = log_shares(self._logits(graph, inner, rest))  # [k, n], with encoders [k, 2 n]
         own, student = shares.split([self._each.numel(), shares.shape[1] - self._each.numel()], 1)
         y = self.own.y.clamp(min=0)
-        total = -(own.gather(0, y[None])[0] @ self.own.train_share)
+        total: Tensor = -(own.gather(0, y[None])[0] @ self.own.train_share)
         if student.numel():  # the divergence's other term depends on H alone
             self._last = own.detach(), student.detach()
             total = total - (self._last[0].exp() * self._each * student).sum()

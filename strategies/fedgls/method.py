@@ -12,7 +12,7 @@ import torch
 from flwr.app import Context
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
-from flower_graph.data.folders.client_folder import Clients, clients_path, is_one_graph
+from flower_graph.data.folders.client_folder import clients_path, is_one_graph
 from flower_graph.data.folders.party import RunData, RunFolder, graph_data
 from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
 from flower_graph.data.sources.datasets import cached_clients
@@ -152,14 +152,13 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
         return config.graph.graphless_ratio
 
     def partition(self, config: FedGLSConfig, *, true_edges: bool = False) -> Partition:
-        graphs = Clients.of(cached_clients(self.load_graphs, config))
+        cut, graphs = super().partition(config), self.data(config)
         note = f"; {TRUE_GRAPHS} needs --true-edges where clients are graphless"
         if config.strategy.name != TRUE_GRAPHS or true_edges:
             note = ""
         data = folder_data(graphs, graphs.num_classes, true_edges=true_edges)
         data = replace(data, class_names=graphs.classes)
-        figures = self.baselines(config)
-        return Partition(self.statistics(config, graphs), data, figures, note, paper_sizes(config))
+        return cut._replace(data=data, note=note, paper=paper_sizes(config))
 
     def final_figures(
         self, config: FedGLSConfig, strategy: ReportedFedAvg, folder: RunFolder | None = None

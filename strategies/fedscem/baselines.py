@@ -19,7 +19,7 @@ from flwr.app import Context
 from torch import Tensor, nn
 
 from flower_graph.client.learner import GraphOnDevice, LocalGraph
-from flower_graph.client.module_client import PROXIMAL, ModuleClient, ModuleSettings
+from flower_graph.client.module_client import ModuleClient, ModuleSettings
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.graph_batch import check_sizes
 from flower_graph.engine.mini_batches import BatchOrder, epochs_of
@@ -131,8 +131,9 @@ class EgoFedAvg(ModuleFedAvg):
 class EgoFedProx(EgoFedAvg):
     """FedProx for ``EgoModelClient``; the weight is ``settings.proximal``."""
 
-    def question(self) -> dict[str, float]:
-        return {PROXIMAL: self.ego.proximal}
+    @property
+    def proximal(self) -> float:
+        return self.ego.proximal
 
 
 class SelfTraining(EgoFedAvg):

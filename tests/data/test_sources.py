@@ -9,7 +9,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from torch_geometric.data import Data, HeteroData
 from flower_graph.config.common import DataConfig
 from flower_graph.data import csbm, csbm_sparse, describe, load_data, load_graph
 from flower_graph.data import graph as data_graph
-from flower_graph.data.cora_linqs import load_cora_linqs, read_packed
+from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import as_graph
 from flower_graph.data.features import Uses, move_features, sketched
 from flower_graph.data.folders.client_folder import client_graph_from_data
@@ -664,16 +663,13 @@ def test_what_is_said_of_a_small_set_without_a_split_works():
 # The bundled Cora ---------------------------------------------------------------------------------
 
 
-def test_sizes_split_words_and_the_copy_for_app_bundles(tmp_path):
+def test_sizes_split_and_words_of_the_bundled_cora():
     found = describe(load_graph(DataConfig()))
     assert found == dict(zip(COUNTS, (2708, 5278, 1433, 7, 0, 140, 500, 1000), strict=True))
     graph = load_cora_linqs()
     assert graph.train_mask is not None
     assert torch.bincount(graph.y[graph.train_mask]).tolist() == [20] * 7
     assert graph.x.unique().tolist() == [0.0, 1.0] and graph.x.sum() == 49_216
-    folder = resources.files("flower_graph.data.cora_linqs")
-    (tmp_path / "cora.npz.json").write_bytes(folder.joinpath("cora.npz.json").read_bytes())
-    assert read_packed(tmp_path) == folder.joinpath("cora.npz").read_bytes()
 
 
 # The contextual stochastic block model ------------------------------------------------------------

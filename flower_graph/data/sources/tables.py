@@ -35,12 +35,12 @@ from flower_graph.storage.reading import (
     read_bytes,
     reading,
 )
+from flower_graph.wire.keys import ROLES
 
 LABEL, SPLIT, CLIENT, IDENTITY = OWN = ("label", "split", "client", "identity")
 # Columns that name a node; the last is igraph's, of a graph that NetworkX made
 NAMES = ("name", "id", "_nx_name")
 INDEX = "_igraph_index"  # a number of no meaning
-SPLITS = ("train", "val", "test")
 # Columns that are no features, with the names that tables use for them
 ELSEWHERE = {"n_id": IDENTITY, "identities": IDENTITY, **dict.fromkeys(PARTS, SPLIT)}
 # Programs that draw graphs: columns by which their files are known, and columns of the drawing
@@ -145,8 +145,8 @@ class _Builder:
         for key, value in zip(OWN, own, strict=True):
             self.own[key].append(self.word(place, key, value))
         split = self.own[SPLIT][-1]
-        if split is not None and split not in SPLITS:
-            raise self.wrong(place, f"split: {split!r} must be {', '.join(SPLITS)} or empty")
+        if split is not None and split not in ROLES:
+            raise self.wrong(place, f"split: {split!r} must be {', '.join(ROLES)} or empty")
         if len(features) != len(self.columns):
             count, wanted = len(features), len(self.columns)
             raise self.wrong(place, f"{count} features, but the first node has {wanted}")
@@ -228,7 +228,7 @@ class _Builder:
                 raise self.wrong(self.without, f"{self.weight}: is empty, and others have one")
             values["edge_weight"] = weights
         if any(own[SPLIT]):
-            for part, split in zip(PARTS, SPLITS, strict=True):
+            for part, split in zip(PARTS, ROLES, strict=True):
                 values[part] = torch.tensor([one == split for one in own[SPLIT]])
         values["names"] = tuple(self.places)
         values |= {key: own[key] for key in (CLIENT, IDENTITY) if any(own[key])}

@@ -224,7 +224,15 @@ class PublishedTokens(Message, down="train", fixed={ALIGN_STAGE: PUBLISH}):
 def canonical(identities: Iterable[object], owner: str) -> list[bytes]:
     """Write identities as bytes that are equal exactly if the identities are."""
     given = identities.tolist() if isinstance(identities, np.ndarray) else list(identities)
-    texts = [_canonical(identity, number, owner) for number, identity in enumerate(given)]
+    texts = list[bytes]()
+    for number, identity in enumerate(given):
+        if isinstance(identity, str):
+            texts.append(b"s:" + identity.encode())
+        elif isinstance(identity, (int, np.integer)) and not isinstance(identity, bool):
+            texts.append(b"i:%d" % int(identity))
+        else:
+            kind = type(identity).__name__
+            raise ValueError(f"{owner}: its identity number {number} is of type {kind}")
     # Places, never names: Flower sends the text of a client's error to the server.
     if len({text[:1] for text in texts}) > 1:
         number = next(n for n, text in enumerate(texts) if text[:1] == b"i")
@@ -235,14 +243,6 @@ def canonical(identities: Iterable[object], owner: str) -> list[bytes]:
         twice = next((first[t], n) for n, t in enumerate(texts) if first[t] != n)
         raise ValueError(f"{owner} has identities twice: numbers {twice[0]} and {twice[1]}")
     return texts
-
-
-def _canonical(identity: object, number: int, owner: str) -> bytes:
-    if isinstance(identity, str):
-        return b"s:" + identity.encode()
-    if isinstance(identity, (int, np.integer)) and not isinstance(identity, bool):
-        return b"i:%d" % int(identity)
-    raise ValueError(f"{owner}: its identity number {number} is of type {type(identity).__name__}")
 
 
 def scalar(secret: bytes, purpose: bytes, number: int) -> bytes:

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from flower_graph.errors import IdentityError, MalformedReplyError
-from flower_graph.secure.channel import is_low_order, rows_of
+from flower_graph.secure.channel import KEY_BYTES, is_low_order, rows_of
 from flower_graph.secure.node_config import DIFFER_BY, MOST_BLOCK, MOST_POINTS, USUAL_DIFFERENCE
 from flower_graph.secure.parties.epoch import MOST_LISTS, Epoch, commit, fewest_in_a_sum
 from flower_graph.secure.parties.registry import Registry
@@ -313,23 +313,29 @@ class SumServer:
         k, threshold, vanished = ALONE if m == 1 else plan(m, self.dropout, self.corrupt)
         seed = int.from_bytes(self.run_id, "little")
         graph = partners(np.arange(m), k, seed, number) if k else np.zeros((1, 0), np.int64)
-        parties = sorted(local)
-        members = [self._members[party] for party in parties]
         minimum = max(2, threshold + 1, m - vanished, len(chosen) - dropped)
-        return SumRound(
-            Circle(self.run_id, np.array(parties, np.int64), graph, threshold, minimum),
-            number,
-            [member.node for member in members],
-            [local[party] for party in parties],
-            rows_of((member.channel_key for member in members), m, -1),
-            self._blame,
-        )
+        parties = np.array(sorted(local), np.int64)
+        return self._open(Circle(self.run_id, parties, graph, threshold, minimum), number, local)
+
+    def _open(
+        self,
+        circle: Circle | Epoch,
+        number: int,
+        local: Mapping[int, list[int]],
+        distrust: Distrust | None = None,
+    ) -> SumRound:
+        """Open a round; ``local`` has the clients of the parties that are there."""
+        parties = circle.parties.tolist()
+        members = [self._members[party] for party in parties]
+        nodes = [self._members[party].node if party in local else None for party in parties]
+        hosted = [local.get(party, self._members[party].clients) for party in parties]
+        keys = rows_of((member.channel_key for member in members), len(parties), KEY_BYTES)
+        return SumRound(circle, number, nodes, hosted, keys, self._blame, distrust)
 
     def _none(self, number: int, why: str) -> SumRound:
         """Return a round that is skipped from its beginning."""
         nobody = np.zeros(0, np.int64)
-        circle = Circle(self.run_id, nobody, nobody.reshape(0, 0), 0, 0)
-        one = SumRound(circle, number, [], [], np.zeros((0, 0), np.uint8), self._blame)
+        one = self._open(Circle(self.run_id, nobody, nobody.reshape(0, 0), 0, 0), number, {})
         one.skip(why)
         return one
 
@@ -667,15 +673,11 @@ class PartySums(SumServer):
         """Begin a round of the epoch; parties without any of the clients are absent."""
         if (epoch := self.epoch) is None:
             return self._none(number, self._too_few)
-        parties, nodes = epoch.parties.tolist(), list[int | None]()
-        members = [self._members[party] for party in parties]
-        for party, member in zip(parties, members, strict=True):
-            is_there = party not in self._cheating and not clients.isdisjoint(member.clients)
-            nodes.append(member.node if is_there else None)
-        keys = rows_of([member.channel_key for member in members], len(parties), -1)
-        hosted = [member.clients for member in members]
+        there = set(epoch.parties.tolist()) - self._cheating
+        clients_of = {party: self._members[party].clients for party in there}
+        local = {p: own for p, own in clients_of.items() if not clients.isdisjoint(own)}
         distrust = Distrust(epoch, self.registry, self._earlier)
-        return SumRound(epoch, number, nodes, hosted, keys, self._blame, distrust)
+        return self._open(epoch, number, local, distrust)
 
     def _blame(self, reason: Reason, node: int | None) -> None:
         """Record a party's fault for all its clients; if it is proven, exclude them."""

@@ -308,8 +308,16 @@ class SecureSum(SumStages):
 
     def close(self, server_round: int) -> Summed | Skipped:
         """Remove the masks, in an exchange that also makes the next sum ready."""
-        ring = self.ring
-        return _read_sum(ring, self.close_padded(server_round))
+        ring, result = self.ring, self.close_padded(server_round)
+        if isinstance(result, Skipped):
+            return result
+        try:
+            values = ring.decode(result.total)
+            ring.check_sums(values, result.contributors.size)
+        except UnreadableSumError as error:  # nobody can say whose words were wrong
+            text = f"a client's part of the sum was not as agreed: {error}"
+            return Skipped(Reason(Cause.SKIPPED, text))
+        return Summed(values, result.contributors)
 
     def close_padded(self, server_round: int) -> SumResult | Skipped:
         """Remove the masks alone: of a sum under pads, the server has the words."""
@@ -410,15 +418,3 @@ class SecureSum(SumStages):
             if entry.kind is Kind.STATE_LOST:
                 self.forget(entry.node_id)
         return replies
-
-
-def _read_sum(ring: Ring, result: SumResult | Skipped) -> Summed | Skipped:
-    if isinstance(result, Skipped):
-        return result
-    try:
-        values = ring.decode(result.total)
-        ring.check_sums(values, result.contributors.size)
-    except UnreadableSumError as error:  # nobody can say whose words were wrong
-        text = f"a client's part of the sum was not as agreed: {error}"
-        return Skipped(Reason(Cause.SKIPPED, text))
-    return Summed(values, result.contributors)
