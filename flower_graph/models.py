@@ -32,6 +32,7 @@ from flower_graph.ops.graph import (
 from flower_graph.rng import seeded
 
 T = TypeVar("T")
+L = TypeVar("L", bound=nn.Linear)
 FEW = 0.1  # share of features that are not 0, up to which their entries alone are multiplied
 
 
@@ -157,6 +158,14 @@ class SplitSAGE(nn.Module):
 SplitModel = SplitGCN | SplitGAT | SplitSAGE
 
 
+class Linear(nn.Linear):
+    """PyTorch's linear layer, whose product a graph convolution takes before the bias."""
+
+    def product(self, x: Tensor | Adjacency) -> Tensor:
+        """Multiply rows ``[n, f]``, dense or sparse, with the weights, without the bias."""
+        return x @ self.weight.T if isinstance(x, Tensor) else propagate(x, self.weight.T)
+
+
 class GCN(nn.Module):
     """Two-layer GCN of a client that has a graph (Kipf and Welling, ICLR 2017).
 
@@ -180,10 +189,10 @@ class GCN(nn.Module):
     ) -> None:
         super().__init__()
         self.dropout, self.input_dropout = dropout, input_dropout
-        self.arguments = {"features": features, "hidden": hidden, "classes": classes}
-        self.arguments |= {"dropout": dropout, "input_dropout": input_dropout}
-        self.first = _glorot(nn.Linear(features, hidden))
-        self.second = _glorot(nn.Linear(hidden, classes))
+        self.arguments: dict[str, float] = {"features": features, "hidden": hidden}
+        self.arguments |= {"classes": classes, "dropout": dropout, "input_dropout": input_dropout}
+        self.first = _glorot(Linear(features, hidden))
+        self.second = _glorot(Linear(hidden, classes))
         self._graph, self._entries = _GraphCache(gcn_adjacency), _GraphCache(_few_entries)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
@@ -200,7 +209,7 @@ class GCN(nn.Module):
         """Return logits ``[n, c]`` from the hidden layer ``[n, h]``."""
         graph = self._graph(edge_index, hidden.shape[0], *weight)
         hidden = functional.dropout(hidden, self.dropout, self.training)
-        return propagate(graph, hidden @ self.second.weight.T).add_(self.second.bias)
+        return propagate(graph, self.second.product(hidden)).add_(self.second.bias)
 
     def _lifted(self, x: Tensor) -> Tensor:
         if self.training and self.input_dropout:
@@ -208,8 +217,8 @@ class GCN(nn.Module):
         else:
             entries = self._entries(x, x.shape[0])
             if entries is not None:
-                return propagate(entries, self.first.weight.T)
-        return x @ self.first.weight.T
+                return self.first.product(entries)
+        return self.first.product(x)
 
 
 class PairDecoder(nn.Module):
@@ -302,7 +311,7 @@ class CentralModel(nn.Module):
         return self.server(self.linear(x), edge_index)  # type: ignore[no-any-return]
 
 
-def _glorot(linear: nn.Linear) -> nn.Linear:
+def _glorot(linear: L) -> L:
     nn.init.xavier_uniform_(linear.weight)
     if linear.bias is not None:
         nn.init.zeros_(linear.bias)

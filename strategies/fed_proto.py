@@ -86,8 +86,12 @@ class FedProtoClient(ModuleClient):
         train, (x, *edges) = graph.masks["train"], weighed(module, graph)
         hidden = module.gcn.embed(x, *edges)
         y, logits = graph.y[train], module.gcn.classify(hidden, *edges)[train]
-        apart = distance_to_means(hidden[train], y, module.sums / module.shares[:, None])  # or NaN
-        return nn.functional.cross_entropy(logits, y) + self.how.prototype_weight * apart.mean()
+        # [k, h], and NaN of a class that nobody has
+        means = self.received["sums"] / self.received["shares"][..., None]
+        goal = y + graph.owner[train] * means.shape[-2]  # with several clients [c, k, h]
+        apart = distance_to_means(hidden[train], goal, means.flatten(0, -2))
+        losses = nn.functional.cross_entropy(logits, y, reduction="none")
+        return graph.sum_of_means(losses + self.how.prototype_weight * apart, train)
 
     def sent(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
         """Return sums of hidden vectors and shares of nodes by class (step 3)."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,9 +18,12 @@ from torch.nn import functional
 from flower_graph.config.module import DOT, MLP
 from flower_graph.data.description import Caution, tell
 from flower_graph.data.graph import ClientGraph, Scale, called
+from flower_graph.engine.grouped import Group, Layout, Tensors
 from flower_graph.errors import ConfigError, DataError
+from flower_graph.ops.adam import MOMENTS, in_memory_order
 from flower_graph.ops.counts import Counts, Errors
 from flower_graph.ops.graph import values_at
+from flower_graph.ops.grouped import group_sum
 from flower_graph.ops.links import (
     LinkSplit,
     both_directions,
@@ -46,9 +51,9 @@ UNUSED = "its forward takes no edge_weight, so all edges count the same"
 
 
 class GraphOnDevice(NamedTuple):
-    """A client's graph on its module's device."""
+    """A client's graph on its module's device, or the graphs of several clients as one."""
 
-    client: int
+    clients: tuple[int, ...]
     x: Tensor  # [n, f], dense
     edge_index: Tensor  # [2, e]; without edges at a graphless client
     y: Tensor  # [n]; below 0 without a label
@@ -57,14 +62,42 @@ class GraphOnDevice(NamedTuple):
     pairs: Tensor | None = None  # [2, m] of which the module is to give logits; None: of the nodes
     targets: Tensor | None = None  # [n] numbers to learn, standardised; NaN for none
     links: LinkSplit | None = None  # where links are learnt; ``edge_index`` has none held out
+    layout: Layout | None = None  # of several clients' rows
+
+    @property
+    def client(self) -> int:
+        """The number of the graph's only client; ``ValueError`` if it has several."""
+        if len(self.clients) > 1:
+            raise ValueError("the graph is of several clients: their numbers are `clients`")
+        return self.clients[0]
+
+    @property
+    def ptr(self) -> list[int]:
+        """The bounds of the clients' nodes, ``c + 1``."""
+        return [0, self.y.numel()] if self.layout is None else self.layout.ptr
+
+    @property
+    def owner(self) -> Tensor:
+        """The place among ``clients`` of each node's client, ``[n]``."""
+        return torch.zeros_like(self.y) if self.layout is None else self.layout.owner
+
+    def sum_of_means(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Return the sum over clients of each client's mean over its nodes in a mask.
+
+        ``values`` ``[m]`` are of these nodes alone; ``mask`` is ``[n]``.
+        """
+        if self.layout is None:
+            return values.mean()
+        owner = self.layout.owner[mask]
+        return (values / torch.bincount(owner, minlength=len(self.clients))[owner]).sum()
 
 
 @dataclass
 class Learner:
-    """One client: module, optimiser, graph."""
+    """One client, or several as a group: module, optimiser, graph."""
 
     module: nn.Module
-    optimiser: torch.optim.Optimizer
+    optimiser: Any  # of PyTorch or of this library
     graph: GraphOnDevice
 
 
@@ -112,7 +145,7 @@ def placed_on(graph: LocalGraph, device: torch.device) -> GraphOnDevice:
     masks = {"train": graph.train_mask, "val": graph.val_mask, "test": graph.test_mask}
     weight = graph.edge_weight
     return GraphOnDevice(
-        graph.client,
+        (graph.client,),
         dense(graph.x).to(device),
         edges.to(device),
         graph.y.to(device),
@@ -121,15 +154,125 @@ def placed_on(graph: LocalGraph, device: torch.device) -> GraphOnDevice:
     )
 
 
-def is_finite(module: nn.Module, sent: Mapping[str, NDArray[np.generic]]) -> bool:
-    """Whether all numbers that a client sends, and those that its module keeps, are finite."""
-    kept = all(bool(one.isfinite().all()) for one in module.parameters())
-    return kept and all(np.isfinite(values).all() for values in sent.values())
-
-
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters that are trained, by name."""
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+
+# Several clients ---------------------------------------------------------------------------------
+
+
+def joined(graphs: Sequence[GraphOnDevice]) -> GraphOnDevice:
+    """Return several clients' graphs as one block-diagonal graph."""
+    first, device = graphs[0], graphs[0].x.device
+    nodes = [graph.y.numel() for graph in graphs]
+    layout = Layout.of(nodes, [graph.edge_index.shape[1] for graph in graphs], device)
+    edges = [graph.edge_index + start for graph, start in zip(graphs, layout.ptr, strict=False)]
+    weights = [graph.edge_weight for graph in graphs]
+    return GraphOnDevice(
+        tuple(graph.client for graph in graphs),
+        torch.cat([graph.x for graph in graphs]),
+        torch.cat(edges, 1),
+        torch.cat([graph.y for graph in graphs]),
+        {role: torch.cat([graph.masks[role] for graph in graphs]) for role in first.masks},
+        None if first.edge_weight is None else torch.cat(weights),  # type: ignore[arg-type]
+        targets=None if first.targets is None else torch.cat([graph.targets for graph in graphs]),  # type: ignore[misc]
+        layout=layout,
+    )
+
+
+class Cohort:
+    """The modules of several clients, which train as one group or one by one.
+
+    Parameters
+    ----------
+    module : nn.Module
+        A client's first module.
+    graphs : sequence of GraphOnDevice
+        The clients' graphs.
+    tensors : dict
+        Stacks ``[c, ...]`` of what the modules' ``state_dict`` has and, as ``<name>/<moment>``, of
+        what optimisers keep. Training changes them in place.
+    optimiser : callable
+        Makes an optimiser of a module.
+    is_grouped : bool
+        Whether they train as a group.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        graphs: Sequence[GraphOnDevice],
+        tensors: Tensors,
+        optimiser: Callable[[nn.Module], Any],
+        is_grouped: bool = False,
+    ) -> None:
+        self.tensors, self._is_grouped = tensors, is_grouped
+        self._module, self._optimiser = module, optimiser
+        self._graphs = {graph.client: graph for graph in graphs}
+        self._places = {client: place for place, client in enumerate(self._graphs)}
+        self._alone: dict[int, Learner] = {}
+        self._together: dict[tuple[int, ...], tuple[Group, Learner]] = {}
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def __iter__(self) -> Iterator[Learner]:
+        """Go through the clients one by one."""
+        return map(self.alone, self._graphs)
+
+    def alone(self, client: int) -> Learner:
+        """Return one client; its module and moments are views of the stacks."""
+        if client not in self._alone:
+            place, module = self._places[client], deepcopy(self._module)
+            own = {name: stack[place] for name, stack in self.tensors.items()}
+            module.load_state_dict({name: own[name] for name in module.state_dict()}, assign=True)
+            self._alone[client] = Learner(module, self._adam(module, own), self._graphs[client])
+        return self._alone[client]
+
+    def finite(self) -> set[int]:
+        """Return the clients of whose modules all numbers are finite."""
+        stacks = [
+            in_memory_order(self.tensors[name]) for name, _ in self._module.named_parameters()
+        ]
+        largest = [one.flatten(1).detach().norm(torch.inf, 1) for one in stacks if one.numel()]
+        good: list[bool] = torch.stack(largest, 1).isfinite().all(1).tolist()
+        return {client for client, is_good in zip(self._graphs, good, strict=True) if is_good}
+
+    @contextmanager
+    def learners(self, clients: Sequence[int]) -> Iterator[list[Learner]]:
+        """Yield some clients, as a group or one by one; the stacks then have their changes."""
+        if not self._is_grouped or len(clients) < 2:
+            yield [self.alone(client) for client in clients]
+            return
+        group, learner = self.group(clients)
+        group.read()
+        yield [learner]
+        group.write()
+
+    def group(self, clients: Sequence[int]) -> tuple[Group, Learner]:
+        """Return some clients as a group, which is kept until another one than all is wanted."""
+        if (group := self._together.get(tuple(clients))) is None:
+            graph = joined([self._graphs[client] for client in clients])
+            places = [self._places[client] for client in clients]
+            assert graph.layout is not None
+            made = Group(self._module, self.tensors, places, graph.layout)
+            adam = self._adam(made.module, made.stacks, len(clients))
+            kept = {
+                key: one for key, one in self._together.items() if len(key) == len(self._graphs)
+            }
+            group = made, Learner(made.module, adam, graph)
+            self._together = kept | {tuple(clients): group}
+        return group
+
+    # Any: an optimiser of PyTorch or of this library
+    def _adam(self, module: nn.Module, tensors: Mapping[str, Tensor], *clients: int) -> Any:
+        adam = self._optimiser(module)
+        adam.clients = clients
+        for name, parameter in trained_parameters(module):
+            if f"{name}/{MOMENTS[0]}" in tensors:
+                adam.state[parameter] = {each: tensors[f"{name}/{each}"] for each in MOMENTS}
+        return adam
 
 
 # What is learnt: classes of nodes, numbers, or links -------------------------------------------
@@ -138,11 +281,18 @@ Forward = Callable[[GraphOnDevice], Tensor]  # what a module gives for a graph's
 
 
 class Judged(NamedTuple):
-    """Predictions for examples (nodes or pairs of nodes), and the true values."""
+    """Predictions for examples (nodes or pairs of nodes) of clients, and the true values."""
 
     logits: Tensor  # [m, k]
     y: Tensor  # [m]
     masks: dict[str, Tensor]  # [m] bool by role
+    ptr: list[int]  # c + 1 bounds of the clients' examples
+
+    def means(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Return each client's mean over its examples in a mask, ``[c]``; NaN without any."""
+        # values, mask [m]
+        total = group_sum(torch.where(mask, values.double(), 0.0), self.ptr)
+        return total / group_sum(mask.double(), self.ptr)
 
 
 class Seen(NamedTuple):
@@ -167,42 +317,45 @@ class NodeTask:
 
     def loss(self, forward: Forward, graph: GraphOnDevice) -> Tensor:
         out, mask = forward(graph), graph.masks["train"]
-        return functional.cross_entropy(out[mask], graph.y[mask])
+        losses = functional.cross_entropy(out[mask], graph.y[mask], reduction="none")
+        return graph.sum_of_means(losses, mask)
 
     def judge(self, forward: Forward, graph: GraphOnDevice) -> Judged:
-        return Judged(forward(graph), graph.y, graph.masks)
+        return Judged(forward(graph), graph.y, graph.masks, graph.ptr)
 
     def training_loss(self, judged: Judged) -> Tensor:
-        """NaN without training examples."""
-        mask = judged.masks["train"]
-        return functional.cross_entropy(judged.logits[mask], judged.y[mask])
+        """Return each client's loss, ``[c]``; NaN without training examples."""
+        y = judged.y.clamp(min=0)  # of nodes without a label, which do not train
+        losses = functional.cross_entropy(judged.logits, y, reduction="none")
+        return judged.means(losses, judged.masks["train"])
 
     def shares(self, judged: Judged) -> list[Tensor]:
-        """Return the accuracy by role; NaN without examples."""
-        right = (judged.logits.argmax(1) == judged.y).double()
-        return [right[judged.masks[role]].mean() for role in ROLES]
+        """Return each client's accuracy by role, ``[c]`` each; NaN without examples."""
+        right = judged.logits.argmax(1) == judged.y
+        return [judged.means(right, judged.masks[role]) for role in ROLES]
 
     def count(self, judged: Judged, counting: str) -> Counts | Errors | None:
         return counted(judged.logits, judged.y, judged.masks, counting)
 
     def measure(self, judged: Judged) -> Tensor:
-        """Return loss and accuracy by role; NaN without examples."""
-        result = torch.stack([self.training_loss(judged).double(), *self.shares(judged)]).cpu()
-        return torch.full_like(result, torch.nan) if self.has_diverged(judged) else result
+        """Return each client's loss and accuracy by role, ``[c, 4]``; NaN without examples."""
+        result = torch.stack([self.training_loss(judged), *self.shares(judged)], 1)
+        return torch.where(self.has_diverged(judged)[:, None], torch.nan, result).cpu()
 
     def count_all(self, judged: Sequence[Judged], counting: str) -> Counts | Errors | None:
         """Count the predictions of all clients, except diverged ones, if counts are asked for."""
         parts = []
         for one in judged if counting else ():
-            good = not self.has_diverged(one)
+            sizes = torch.tensor(one.ptr, device=one.y.device).diff()
+            good = ~self.has_diverged(one).repeat_interleave(sizes)
             masks = {role: mask & good for role, mask in one.masks.items()}
             parts.append(self.count(one._replace(masks=masks), counting))
         return added(parts)
 
-    def has_diverged(self, judged: Judged) -> bool:
-        """Whether there is a training loss that is not finite."""
-        is_lost = not bool(self.training_loss(judged).isfinite())
-        return is_lost and bool(judged.masks["train"].any())
+    def has_diverged(self, judged: Judged) -> Tensor:
+        """Return whether a client has a training loss that is not finite, ``[c]``."""
+        trains = group_sum(judged.masks["train"].long(), judged.ptr) > 0
+        return trains & ~self.training_loss(judged).isfinite()
 
     def snapshot(
         self, seen: Sequence[Seen], models: list[SavedModels], classes: Sequence[str] | None
@@ -236,19 +389,19 @@ class ValueTask(NodeTask):
     def loss(self, forward: Forward, graph: GraphOnDevice) -> Tensor:
         assert graph.targets is not None
         out, mask = forward(graph), graph.masks["train"]
-        return functional.mse_loss(out[mask, 0], graph.targets[mask])
+        return graph.sum_of_means((out[mask, 0] - graph.targets[mask]).square(), mask)
 
     def judge(self, forward: Forward, graph: GraphOnDevice) -> Judged:
         assert graph.targets is not None
-        return Judged(forward(graph), graph.targets, graph.masks)
+        return Judged(forward(graph), graph.targets, graph.masks, graph.ptr)
 
     def training_loss(self, judged: Judged) -> Tensor:
-        mask = judged.masks["train"]
-        return functional.mse_loss(judged.logits[mask, 0], judged.y[mask])
+        apart = judged.logits[:, 0] - judged.y
+        return judged.means(apart.square(), judged.masks["train"])
 
     def shares(self, judged: Judged) -> list[Tensor]:
         """Return NaN: a regression has no accuracy."""
-        return [torch.full((), torch.nan, dtype=torch.float64, device=judged.y.device)] * len(ROLES)
+        return [torch.full_like(self.training_loss(judged), torch.nan)] * len(ROLES)
 
     def count(self, judged: Judged, counting: str) -> Errors:
         """Add up errors in the numbers' own unit."""
@@ -340,7 +493,7 @@ class LinkTask(NodeTask):
         score = torch.where(split.role == len(ROLES) - 1, later, early)
         logits = torch.stack([torch.zeros_like(score), score], 1)
         masks = {role: split.role == number for number, role in enumerate(ROLES)}
-        return Judged(logits, split.is_edge.long(), masks)
+        return Judged(logits, split.is_edge.long(), masks, [0, len(score)])
 
     def snapshot(
         self, seen: Sequence[Seen], models: list[SavedModels], classes: Sequence[str] | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from flower_graph.client.learner import (
     NODES,
+    Cohort,
     GraphOnDevice,
     Judged,
     Learner,
@@ -27,19 +29,28 @@ from flower_graph.client.learner import (
     Seen,
     asked,
     first_module,
-    is_finite,
     trained_parameters,
     weighed,
 )
 from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
+from flower_graph.engine.grouped import (
+    ClientDropout,
+    can_group,
+    drawing_nothing,
+    laid_out,
+    same_numbers,
+    spread_,
+    stack_of,
+)
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import DataError, RefusedError, brief, told
 from flower_graph.flower_compat import NumPyClient
+from flower_graph.ops.adam import Adam, moments_of
 from flower_graph.ops.grouped import one_thread
 from flower_graph.outputs.build import form_of
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import SavedModels, Snapshot
-from flower_graph.rng import seeded
+from flower_graph.rng import derive_seed, seeded
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
 from flower_graph.wire.averaging import Asked, Enrolment, Measured, RoundRequest, Rows, Trained
 from flower_graph.wire.fields import Resume
@@ -50,7 +61,9 @@ __all__ = ["GraphOnDevice", "Learner", "ModuleClient", "ModuleSettings", "first_
 NO_FIT = re.compile("shapes cannot be multiplied|size mismatch")  # of PyTorch's errors
 PROXIMAL = "proximal-mu"  # the key of Flower's FedProx
 NO_EXAMPLE = "no example to train on"
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # Adam's names
+LOGITS = "logits"
+ONE_BY_ONE = ("steps", "prepare", "arrays")  # hooks of a client alone
+LOG = logging.getLogger(__name__)
 
 
 class ModuleSettings(NamedTuple):
@@ -89,7 +102,8 @@ class ModuleClient(NumPyClient):
     the sum of the weights. So the result does not depend on which SuperNode hosts a client.
 
     A subclass may override the call of a module (``logits``), its loss (``loss``), its optimiser
-    and the graph of each step (``optimiser``, ``steps``), a preparation (``prepare``), the arrays
+    and the graph of each step (``optimiser``, ``steps``), what comes before and after its steps
+    (``prepare``, ``finish``), the arrays
     that are received and sent (``arrays``, ``sent``, ``extras``), a client's weight (``examples``),
     and the module that is saved (``exported``). In a round ``received`` has the server's arrays, by
     the names of ``arrays``.
@@ -147,9 +161,7 @@ class ModuleClient(NumPyClient):
         self.received: dict[str, Tensor] = {}
         self.outputs, self._classes = ClientOutputs(context, output_dir), classes
         self._makers = Makers(self._start, self._build)
-        self._state = CohortState[list[Learner]](
-            context, "module-client", self._clients, checkpoint_dir
-        )
+        self._state = CohortState[Cohort](context, "module-client", self._clients, checkpoint_dir)
 
     # What a method may override
 
@@ -162,12 +174,11 @@ class ModuleClient(NumPyClient):
         """Return the loss of a step: by default the cross-entropy of the training nodes."""
         return self.task.loss(partial(self.logits, module), graph)
 
-    def optimiser(self, module: nn.Module) -> torch.optim.Optimizer:
+    # Any: one of PyTorch's or of this library's
+    def optimiser(self, module: nn.Module) -> Any:
         """Make a client's optimiser: Adam on all parameters."""
         how = self.settings
-        return torch.optim.Adam(
-            module.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay
-        )
+        return Adam(module.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay)
 
     def steps(self, graph: GraphOnDevice, server_round: int) -> Iterator[GraphOnDevice]:
         """Yield the graph of each step of a round: the whole graph, once an epoch."""
@@ -175,6 +186,9 @@ class ModuleClient(NumPyClient):
 
     def prepare(self, learner: Learner) -> None:
         """Prepare a client before it trains or measures; by default nothing."""
+
+    def finish(self, learner: Learner) -> None:
+        """Change a client, or several as a group, after its last step; by default nothing."""
 
     def distance(self, module: nn.Module, prefix: str = "") -> Tensor:
         """Return the squared distance between a module's parameters and the server's.
@@ -220,49 +234,50 @@ class ModuleClient(NumPyClient):
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train the clients that are asked. Send their mean, without clients that diverged."""
-        learners = self._trained(parameters, config)
+        cohort, clients = self._trained(parameters, config)
         # Outside the block: clients keep their state even if nobody is left to average.
         weight, arrays, left_out = 0, dict[str, NDArray[Any]](), dict[int, str]()
-        for _, examples, sent in self._sent_by(learners, left_out):
+        for _, examples, sent in self._sent_by(cohort, clients, left_out):
             weight += examples
             for name, values in sent.items():
                 arrays[name] = arrays.get(name, 0) + examples * values
         means = {name: values / weight for name, values in arrays.items()}
-        trained = Trained(clients=len(learners), left_out=left_out)
+        trained = Trained(clients=len(clients), left_out=left_out)
         return _answered(means, weight, parameters, trained)
 
     def fit_each(self, parameters: Parameters, config: Config) -> Rows:
-        learners, left_out = self._trained(parameters, config), dict[int, str]()
+        cohort, clients = self._trained(parameters, config)
+        left_out = dict[int, str]()
         rows = {
             client: _answered(sent, examples, parameters, Trained(clients=1))
-            for client, examples, sent in self._sent_by(learners, left_out)
+            for client, examples, sent in self._sent_by(cohort, clients, left_out)
         }
         return Rows(rows, left_out)
 
-    def _trained(self, parameters: Parameters, config: Config) -> list[Learner]:
+    def _trained(self, parameters: Parameters, config: Config) -> tuple[Cohort, list[int]]:
+        """Train the clients that are asked and have examples; return all that are asked."""
         request = RoundRequest.from_config(config)
         begun = Asked.from_config(config).arrays_for(parameters, self._clients)
-        with self._state.opened(self._makers) as learners, one_thread(len(self.graphs) > 1):
-            chosen = [one for one in learners if one.graph.client in begun]
-            for learner in chosen:
-                if not self._examples_of(learner):
-                    continue
-                self._take_over(learner.module, begun[learner.graph.client])
+        chosen = [client for client in begun if self._examples_of(client)]
+        proximal = float(config.get(PROXIMAL, 0))
+        with self._opened() as cohort, cohort.learners(chosen) as learners:
+            for learner in learners:
+                self._take_over(learner, begun)
                 with _fitting(learner.graph):
                     self.prepare(learner)
-                    self._train(learner, request.server_round, float(config.get(PROXIMAL, 0)))
-        return chosen
+                    self._train(learner, request.server_round, proximal)
+        return cohort, list(begun)
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         request, judged = RoundRequest.from_config(config), list[Judged]()
         begun = Asked.from_config(config).arrays_for(parameters, self._clients)
-        with self._state.opened(self._makers) as learners, one_thread(len(self.graphs) > 1):
+        with self._opened() as cohort, cohort.learners(self._clients) as learners:
             for learner in learners:
-                self._take_over(learner.module, begun[learner.graph.client])
+                self._take_over(learner, begun)
                 with _fitting(learner.graph):
                     self.prepare(learner)
                     judged.append(self._judged(learner))
-            measured = torch.stack([self.task.measure(one) for one in judged])
+            measured = torch.cat([self.task.measure(one) for one in judged])
         loss, train, val, test = measured.T
         nodes = [graph.y.numel() for graph in self.graphs]
         self.outputs.measured(
@@ -270,14 +285,14 @@ class ModuleClient(NumPyClient):
         )
         counts = self.task.count_all(judged, request.counting)
         said = Measured(
-            weight=len(learners), cross_entropy=loss, train=train, val=val, test=test, counts=counts
+            weight=len(nodes), cross_entropy=loss, train=train, val=val, test=test, counts=counts
         )
         return self._state.save_if_asked(config, said.answer(), self._makers)
 
     @torch.no_grad()
     def snapshot(self) -> Snapshot:
-        models, seen = [], []
-        for one in self._state.look(self._makers):
+        models, seen, cohort = [], [], self._state.look(self._makers)
+        for one in map(cohort.alone, self._clients):
             client = one.graph.client
             models.append(form_of(self.exported(one.module), self._make_module, client))
             forward = partial(self.logits, one.module)
@@ -289,54 +304,77 @@ class ModuleClient(NumPyClient):
     def _clients(self) -> list[int]:
         return [graph.client for graph in self.graphs]
 
-    def _take_over(self, module: nn.Module, parameters: Sequence[NDArray[np.generic]]) -> None:
-        local = self.arrays(module)
-        if len(local) != len(parameters):
-            raise ValueError(f"{len(parameters)} arrays came, but the module shares {len(local)}")
-        with torch.no_grad():
-            for (name, value), values in zip(local.items(), parameters, strict=True):
-                if tuple(value.shape) != values.shape:
-                    wanted = f"expected {tuple(value.shape)} as in the clients' module"
-                    raise ValueError(f"{name} has shape {values.shape}, {wanted}")
-                # A mean of counters is no whole number.
-                came = torch.from_numpy(values)
-                value.copy_(came if value.is_floating_point() else came.double().round())
+    @torch.no_grad()
+    def _take_over(self, learner: Learner, begun: Mapping[int, Parameters]) -> None:
+        """Begin with the server's arrays, which ``received`` then has."""
+        local, clients = self.arrays(learner.module), learner.graph.clients
+        came = [begun[client] for client in clients]
+        if all(one is came[0] for one in came):
+            came = came[:1]
+        if len(local) != len(came[0]):
+            raise ValueError(f"{len(came[0])} arrays came, but the module shares {len(local)}")
+        self.received = {}
+        for (name, value), *each in zip(local.items(), *came, strict=True):
+            wanted = tuple(value.shape[len(clients) > 1 :])
+            if any(values.shape != wanted for values in each):
+                expected = f"expected {wanted} as in the clients' module"
+                raise ValueError(f"{name} has shape {each[0].shape}, {expected}")
+            stack = torch.from_numpy(each[0] if len(each) == 1 else np.stack(each))
+            # A mean of counters is no whole number.
+            stack = stack if value.is_floating_point() else stack.double().round()
+            value.copy_(stack)
+            self.received[name] = stack.to(value).expand_as(value)
 
     def _train(self, learner: Learner, server_round: int, proximal: float) -> None:
         learner.module.train()
         if not self.settings.keep_optimiser:
             learner.optimiser.state.clear()
-        client, graph = learner.graph.client, learner.graph
-        came = self.arrays(learner.module).items()
-        self.received = {name: value.detach().clone() for name, value in came}
-        with seeded(self.device, self.settings.seed, "module-client", client, server_round):
-            for part in self.steps(graph, server_round):
+        with self._drawing(learner.graph, server_round):
+            for part in self.steps(learner.graph, server_round):
                 learner.optimiser.zero_grad()
                 loss = self.loss(learner.module, part)
                 if proximal:
                     loss = loss + proximal / 2 * self.distance(learner.module)
                 loss.backward()
                 learner.optimiser.step()
+        with torch.no_grad():
+            self.finish(learner)
+
+    @contextmanager
+    def _drawing(self, graph: GraphOnDevice, server_round: int) -> Iterator[None]:
+        """Give each client a stream of its own for its dropout."""
+        words = self.settings.seed, "module-client"
+        if graph.layout is None:
+            with seeded(self.device, *words, graph.client, server_round):
+                yield
+            return
+        streams = [torch.Generator(self.device) for _ in graph.clients]
+        for stream, client in zip(streams, graph.clients, strict=True):
+            stream.manual_seed(derive_seed(*words, client, server_round))
+        with ClientDropout(graph.layout, streams), drawing_nothing():
+            yield
 
     def _sent_by(
-        self, learners: Sequence[Learner], left_out: dict[int, str]
+        self, cohort: Cohort, clients: Sequence[int], left_out: dict[int, str]
     ) -> Iterator[tuple[int, int, dict[str, NDArray[np.generic]]]]:
         """Yield client, weight and arrays; record clients that send nothing, and why."""
-        for learner in learners:
-            client, examples = learner.graph.client, self._examples_of(learner)
-            if not examples:
+        finite = cohort.finite()
+        for client in clients:
+            if not (examples := self._examples_of(client)):
                 left_out[client] = NO_EXAMPLE
-            elif is_finite(learner.module, sent := self._numbers_of(learner)):
+                continue
+            sent = self._numbers_of(cohort.alone(client))
+            if client in finite and all(np.isfinite(values).all() for values in sent.values()):
                 yield client, examples, sent
             else:
                 left_out[client] = "weights are not finite"
-        if len(left_out) == len(learners):
+        if len(left_out) == len(clients):
             why = " and ".join(sorted(set(left_out.values())))
             kind = RefusedError if why == NO_EXAMPLE else ValueError
             raise kind(f"clients {brief(sorted(left_out), 60)}: {why}; nobody is left")
 
-    def _examples_of(self, learner: Learner) -> int:
-        return self.examples(self._graph_of[learner.graph.client])
+    def _examples_of(self, client: int) -> int:
+        return self.examples(self._graph_of[client])
 
     @torch.no_grad()
     def _numbers_of(self, learner: Learner) -> dict[str, NDArray[np.generic]]:
@@ -353,35 +391,78 @@ class ModuleClient(NumPyClient):
 
     # The clients' state
 
-    def _start(self) -> Tensors:
-        module, device = first_module(self._make_module, self.settings.seed), self.device
-        tensors: Tensors = {}
-        for client in self._clients:
-            for name, value in module.state_dict().items():
-                tensors[f"{client}/{name}"] = value.detach().clone().to(device)
-            if self.settings.keep_optimiser:
-                for name, value in trained_parameters(module):
-                    for each in MOMENTS[:2]:
-                        tensors[f"{client}/{name}/{each}"] = torch.zeros_like(value, device=device)
-                    # Adam counts steps on the CPU.
-                    tensors[f"{client}/{name}/step"] = torch.zeros(())
-        return tensors
+    @contextmanager
+    def _opened(self) -> Iterator[Cohort]:
+        with self._state.opened(self._makers) as cohort, one_thread(len(self.graphs) > 1):
+            yield cohort
 
-    def _build(self, tensors: Tensors) -> tuple[list[Learner], Tensors]:
-        placed = {n: t if n.endswith("/step") else t.to(self.device) for n, t in tensors.items()}
-        how, learners = self.settings, list[Learner]()
-        for graph in self.graphs:
-            module = first_module(self._make_module, how.seed).to(self.device)
-            names = module.state_dict().keys()
-            local = {name: placed[f"{graph.client}/{name}"] for name in names}
-            module.load_state_dict(local, assign=True)
-            adam = self.optimiser(module)
-            if how.keep_optimiser:
-                for name, parameter in trained_parameters(module):
-                    held = {each: placed[f"{graph.client}/{name}/{each}"] for each in MOMENTS}
-                    adam.state[parameter] = held
-            learners.append(Learner(module, adam, self.task.place(graph, self.device)))
-        return learners, placed
+    def _start(self) -> Tensors:
+        module = first_module(self._make_module, self.settings.seed)
+        of_each = dict(module.state_dict())
+        if self.settings.keep_optimiser:
+            for name, parameter in trained_parameters(module):
+                of_each |= {f"{name}/{k}": v for k, v in moments_of(parameter).items()}
+        clients = len(self.graphs)
+        return {name: stack_of(value, clients) for name, value in of_each.items()}
+
+    def _build(self, tensors: Tensors) -> tuple[Cohort, Tensors]:
+        # Adam counts steps on the CPU.
+        to = self.device
+        placed = {n: t if n.endswith("/step") else t.to(to) for n, t in tensors.items()}
+        module = first_module(self._make_module, self.settings.seed).to(to)
+        graphs = [self.task.place(graph, to) for graph in self.graphs]
+        is_grouped = self._can_group(module, graphs)
+        if is_grouped:
+            placed = {name: laid_out(stack) for name, stack in placed.items()}
+        return Cohort(module, graphs, placed, self.optimiser, is_grouped), placed
+
+    def _can_group(self, module: nn.Module, graphs: Sequence[GraphOnDevice]) -> bool:
+        """Whether a step of two clients as a group is the step of each by itself."""
+        trains = [graph for graph in graphs if self._examples_of(graph.client)][:2]
+        hooks = [getattr(type(self), name) is getattr(ModuleClient, name) for name in ONE_BY_ONE]
+        if len(trains) < 2 or not all(hooks) or not can_group(module):
+            return False
+        if not _is_elementwise(self.optimiser(module)):
+            return False
+        stacks = {n: laid_out(stack_of(value, 2)) for n, value in module.state_dict().items()}
+        two = Cohort(module, trains, stacks, self.optimiser)
+        try:
+            group = two.group([graph.client for graph in trains])[1]
+            alone = [two.alone(graph.client) for graph in trains]
+            state = [self.arrays(one.module) for one in (group, *alone)]
+            received = [{n: v.detach().clone() for n, v in one.items()} for one in state]
+            spread_(stacks.values())
+            every = zip((group, *alone), received, strict=True)
+            together, *each = [self._probed(one, came) for one, came in every]
+        except Exception as error:  # any error that a module raises over another graph than its own
+            LOG.debug("clients train one by one: %s", error)
+            return False
+        finally:
+            self.received = {}
+        logits = torch.cat([one.pop(LOGITS) for one in each])
+        is_alike = same_numbers({LOGITS: together.pop(LOGITS)[None]}, [{LOGITS: logits}])
+        return is_alike and same_numbers(together, each)
+
+    def _probed(self, learner: Learner, received: dict[str, Tensor]) -> Tensors:
+        """Return a step's gradients, and what the module gives and keeps then."""
+        self.received = received
+        learner.module.train()
+        with self._drawing(learner.graph, 0):
+            self.loss(learner.module, learner.graph).backward()
+        result = {
+            f"of {n}": p.grad for n, p in learner.module.named_parameters() if p.grad is not None
+        }
+        kept = {name: value.clone() for name, value in learner.module.named_buffers()}
+        return result | kept | {LOGITS: self._judged(learner).logits}
+
+
+# Any: an optimiser of PyTorch's or of this library's
+def _is_elementwise(optimiser: Any) -> bool:
+    """Whether a step over stacks is the step of each client, whatever each has trained before."""
+    if isinstance(optimiser, Adam):
+        return True
+    groups = getattr(optimiser, "param_groups", [])
+    return type(optimiser).__name__ == "SGD" and not any(one["momentum"] for one in groups)
 
 
 def _answered(
@@ -405,5 +486,5 @@ def _fitting(graph: GraphOnDevice) -> Iterator[None]:
     except RuntimeError as error:
         if not NO_FIT.search(str(error)):
             raise
-        words = f"client {graph.client}: x has not as many features as the run's module takes"
+        words = f"client {graph.clients[0]}: x has not as many features as the run's module takes"
         raise told(DataError(words), words) from error

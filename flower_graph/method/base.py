@@ -227,12 +227,6 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         """
         raise NotImplementedError
 
-    def statistics(self, config: C, graphs: list[G]) -> PartitionStatistics:
-        # Imported here, since clients do not need it.
-        from flower_graph.data.partition.statistics import client_statistics
-
-        return client_statistics(graphs, Clients.of(graphs).whole)
-
     def graphs(self, config: C) -> list[G]:
         """Load the graphs of all clients, once a process, ordered by the clients' numbers."""
         return cached_clients(self.load_graphs, config)
@@ -265,9 +259,11 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return client_baselines(self.data(config))
 
     def partition(self, config: C, *, true_edges: bool = False) -> Partition:
+        from flower_graph.data.partition.statistics import client_statistics  # no client needs it
+
         graphs = self.data(config)
         data = graph_data(graphs, graphs.num_classes, class_names=graphs.classes)
-        return Partition(self.statistics(config, graphs), data, self.baselines(config))
+        return Partition(client_statistics(graphs, graphs.whole), data, self.baselines(config))
 
 
 class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):

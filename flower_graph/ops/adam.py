@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 
 BETAS, EPS = (0.9, 0.999), 1e-8
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # PyTorch's names
 # What PyTorch's function is told in each step: its optimiser's defaults
 _DEFAULTS: dict[str, Any] = {
     "max_exp_avg_sqs": [],
@@ -88,6 +89,13 @@ class Adam:
         Step size; it may change between two steps.
     weight_decay : float
         L2 weight, added to the gradient.
+
+    Attributes
+    ----------
+    state : dict
+        Step count and moments of each parameter, under PyTorch's names.
+    clients : tuple of int
+        The number of clients ``c`` if the parameters are stacks; empty for a plain module.
     """
 
     def __init__(
@@ -95,10 +103,8 @@ class Adam:
     ) -> None:
         self.parameters = list(parameters)
         self.lr, self.weight_decay = lr, weight_decay
-        # Counts are with the CPU: on a GPU, reading them would wait for it.
-        self.steps = [torch.tensor(0.0) for _ in self.parameters]
-        self.averages = [torch.zeros_like(each) for each in self.parameters]
-        self.squares = [torch.zeros_like(each) for each in self.parameters]
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
+        self.clients: tuple[int, ...] = ()
 
     def zero_grad(self) -> None:
         for parameter in self.parameters:
@@ -106,13 +112,26 @@ class Adam:
 
     @torch.no_grad()
     def step(self) -> None:
-        grads = [each.grad for each in self.parameters]
-        every = self.parameters, self.averages, self.squares, self.steps
-        moves = [grad is not None for grad in grads]
-        params, exp_avgs, exp_avg_sqs, steps = (list(compress(part, moves)) for part in every)
+        whole: list[tuple[Tensor, ...]] = []
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                continue
+            held = self._held(parameter)
+            tensors = parameter, parameter.grad, held["exp_avg"], held["exp_avg_sq"]
+            if not held["step"].dim():  # not a stack with a count for each client
+                whole.append((*tensors, held["step"]))
+                continue
+            held["step"] += 1
+            weight, grad, exp_avg, exp_avg_sq = (in_memory_order(one).flatten(1) for one in tensors)
+            rates = {"learning_rate": self.lr, "weight_decay": self.weight_decay}
+            ptr = list(range(len(weight) + 1))
+            adam_rows_(weight, exp_avg, exp_avg_sq, grad, held["step"], ptr, **rates)
+        params, grads, exp_avgs, exp_avg_sqs, steps = (
+            map(list, zip(*whole, strict=True)) if whole else ([] for _ in range(5))
+        )
         adam(
             params=params,
-            grads=[grad for grad in grads if grad is not None],
+            grads=grads,
             exp_avgs=exp_avgs,
             exp_avg_sqs=exp_avg_sqs,
             state_steps=steps,
@@ -121,10 +140,28 @@ class Adam:
             **_DEFAULTS,
         )
 
-    def state_dict(self) -> dict[str, object]:
-        return {"steps": self.steps, "averages": self.averages, "squares": self.squares}
+    def state_dict(self) -> dict[str, list[Tensor]]:
+        held = [self._held(parameter) for parameter in self.parameters]
+        return {name: [one[name] for one in held] for name in MOMENTS}
 
     def load_state_dict(self, state: Mapping[str, Sequence[Tensor]]) -> None:
-        for name in ("steps", "averages", "squares"):
-            for own, saved in zip(getattr(self, name), state[name], strict=True):
-                own.copy_(saved)
+        for name in MOMENTS:
+            for parameter, saved in zip(self.parameters, state[name], strict=True):
+                self._held(parameter)[name].copy_(saved)
+
+    def _held(self, parameter: Tensor) -> dict[str, Tensor]:
+        if parameter not in self.state:
+            self.state[parameter] = moments_of(parameter, *self.clients)
+        return self.state[parameter]
+
+
+def moments_of(parameter: Tensor, *clients: int) -> dict[str, Tensor]:
+    """Return Adam's state before the first step, with a step count for each of ``clients``."""
+    # Counts are with the CPU: on a GPU, reading them would wait for it.
+    moments = {name: torch.zeros_like(parameter.detach()) for name in MOMENTS[:2]}
+    return moments | {"step": torch.zeros(clients)}
+
+
+def in_memory_order(stack: Tensor) -> Tensor:
+    """Return a dense tensor, or its transpose, so that neighbours are neighbours in memory."""
+    return stack if stack.is_contiguous() else stack.transpose(-1, -2)

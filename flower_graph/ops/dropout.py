@@ -17,7 +17,12 @@ def dropout(x: Tensor, rate: float, *, training: bool) -> Tensor:
     """Drop a share of the numbers, and scale the others up."""
     if not (training and 0 < rate < 1 and x.is_cpu):
         return functional.dropout(x, rate, training)
-    return _Dropout.apply(x, rate)  # type: ignore[no-any-return, no-untyped-call]
+    return kept_of(x, torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - rate), rate)
+
+
+def kept_of(x: Tensor, kept: Tensor, rate: float) -> Tensor:
+    """Drop all numbers but those in ``kept``, and scale these up."""
+    return _Dropout.apply(x, kept, _scale(x, rate))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def relu_dropout_(x: Tensor, rate: float, *, training: bool) -> Tensor:
@@ -31,15 +36,15 @@ class _Dropout(torch.autograd.Function):
     """Keeps a byte of each number for the backward pass, since PyTorch has no bits."""
 
     @staticmethod
-    def forward(ctx: Saved, x: Tensor, rate: float) -> Tensor:
-        kept, ctx.scale = _drawn(x, rate)
+    def forward(ctx: Saved, x: Tensor, kept: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
         ctx.save_for_backward(kept)
-        return torch.mul(x, kept).mul_(ctx.scale)
+        return torch.mul(x, kept).mul_(scale)
 
     @staticmethod
-    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor, None, None]:
         (kept,) = ctx.saved_tensors
-        return torch.mul(grads[0], kept).mul_(ctx.scale), None
+        return torch.mul(grads[0], kept).mul_(ctx.scale), None, None
 
 
 class _ReluDropout(torch.autograd.Function):
@@ -47,7 +52,8 @@ class _ReluDropout(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Saved, x: Tensor, rate: float) -> Tensor:
-        kept, ctx.scale = _drawn(x, rate)
+        kept = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - rate)
+        ctx.scale = _scale(x, rate)
         x.relu_().mul_(kept).mul_(ctx.scale)
         ctx.mark_dirty(x)
         ctx.save_for_backward(x)
@@ -59,7 +65,5 @@ class _ReluDropout(torch.autograd.Function):
         return torch.mul(grads[0], result > 0).mul_(ctx.scale), None
 
 
-def _drawn(x: Tensor, rate: float) -> tuple[Tensor, float]:
-    """Draw the numbers that stay, from the global generator, and return their factor."""
-    kept = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - rate)
-    return kept, torch.ones((), dtype=x.dtype).div_(1 - rate).item()
+def _scale(x: Tensor, rate: float) -> float:
+    return torch.ones((), dtype=x.dtype).div_(1 - rate).item()

@@ -38,8 +38,8 @@ def group_sizes(ptr: list[int]) -> list[int]:
     return [last - first for first, last in pairwise(ptr)]
 
 
-def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
-    """Multiply each group of rows with the group's own matrix and add its own bias."""
+def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, ptr: list[int]) -> Tensor:
+    """Multiply each group of rows with the group's own matrix and add its own bias, if any."""
     # x [n, a], weight [g, a, b], bias [g, b]
     return _GroupedLinear.apply(x, weight, bias, ptr)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -52,18 +52,24 @@ def grouped_add(x: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
 
 class _GroupedLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Saved, x: Tensor, weight: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
+    def forward(
+        ctx: Saved, x: Tensor, weight: Tensor, bias: Tensor | None, ptr: list[int]
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.sizes = group_sizes(ptr)
+        ctx.sizes, ctx.has_bias = group_sizes(ptr), bias is not None
         out = x.new_empty(x.shape[0], weight.shape[2])
-        parts = x.split(ctx.sizes), weight.unbind(), bias.unbind(), out.split(ctx.sizes)
+        rows, matrices, into = x.split(ctx.sizes), weight.unbind(), out.split(ctx.sizes)
         with one_thread(len(ctx.sizes) > 1):
-            for rows, matrix, local, into in zip(*parts, strict=True):
-                torch.addmm(local, rows, matrix, out=into)
+            if bias is None:
+                for one, matrix, to in zip(rows, matrices, into, strict=True):
+                    torch.mm(one, matrix, out=to)
+            else:
+                for one, matrix, local, to in zip(rows, matrices, bias, into, strict=True):
+                    torch.addmm(local, one, matrix, out=to)
         return out
 
     @staticmethod
-    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
+    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         grad = grads[0].contiguous()
         grad_weight = torch.empty_like(weight)
@@ -75,7 +81,7 @@ class _GroupedLinear(torch.autograd.Function):
             if grad_x is not None:
                 for piece, local, into in zip(pieces, weight, grad_x.split(ctx.sizes), strict=True):
                     torch.mm(piece, local.T, out=into)
-        return grad_x, grad_weight, _sum_pieces(grad, ctx.sizes), None
+        return grad_x, grad_weight, _sum_pieces(grad, ctx.sizes) if ctx.has_bias else None, None
 
 
 class _GroupedAdd(torch.autograd.Function):

@@ -161,12 +161,12 @@ class EgoAudit(Audit[FedSCemConfig, Holders]):
         return f"{form}, {super().label(config)}" if config.privacy.is_on else form
 
     def deviations(self, config: FedSCemConfig, method: Holders) -> list[Deviation]:
-        distrusts, result = config.strategy.distrusts, list[Deviation]()
+        result = list[Deviation]()
         if config.strategy.alignment == "psi":
             held = [list(one.identities) for one in method.graphs(config)]
-            result += of_alignment(_alignment_of, held, distrusts=distrusts)
+            result += of_alignment(_alignment_of, held)
         if config.strategy.aggregation == "masked":
-            result += of_sums(lambda strategy: strategy.session.sums.server, distrusts=distrusts)
+            result += of_sums(lambda strategy: strategy.session.sums.server)
         return result
 
     def attack(self, config: FedSCemConfig, grid: RecordingGrid, method: Holders) -> list[Finding]:

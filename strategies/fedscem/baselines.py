@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from flwr.app import Context
-from flwr.serverapp.strategy import FedProx
 from torch import Tensor, nn
 
 from flower_graph.client.learner import GraphOnDevice, LocalGraph
@@ -82,8 +81,8 @@ class EgoModelClient(ModuleClient):
         train, first = graph.masks["train"], module.gnn.first.weight
         logits = self.logits(module, graph)[train]
         loss = nn.functional.cross_entropy(logits, graph.y[train], reduction="sum")
-        parts = [first * (graph.x != 0).any(0)]
-        parts += [part for part in module.parameters() if part is not first]
+        parts: list[Tensor] = [part for part in module.parameters() if part is not first]
+        parts.append(first * (graph.x != 0).any(0))
         squares = torch.stack([part.square().sum() for part in parts]).sum()
         return loss / train.sum().clamp(min=1) + self._ego.weight_decay / 2 * squares
 
@@ -129,11 +128,12 @@ class EgoFedAvg(ModuleFedAvg):
         return super().fixed_settings() | asdict(self.ego)
 
 
-class EgoFedProx(EgoFedAvg, FedProx):
+class EgoFedProx(EgoFedAvg):
     """FedProx for ``EgoModelClient``; the weight is ``settings.proximal``."""
 
-    def __init__(self, settings: EgoSettings, **more: object) -> None:
-        super().__init__(settings, proximal_mu=settings.proximal, **more)
+    @property
+    def proximal(self) -> float:
+        return self.ego.proximal
 
 
 class SelfTraining(EgoFedAvg):

@@ -142,13 +142,6 @@ class EgoCohort(StackedWeights):
         # Others count something for each client, as steps do.
         return found | dict.fromkeys(self._state.keys() - found.keys() - {*BEGUN}, found["step"])
 
-    def counter(self, name: str) -> Tensor:
-        """Return a number that a state has of each client, such as a round, ``[c]``."""
-        return self._state[name]
-
-    def set_counter(self, name: str, value: int) -> None:
-        self._state[name].fill_(value)
-
     def train(self, server_round: int) -> Tensor:
         """Step on ``L_nc`` (equation 3); return the logits from before, for ``evaluate``."""
         logits = [self._classify(part) for epoch in self._training(server_round) for part in epoch]

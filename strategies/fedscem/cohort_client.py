@@ -45,6 +45,7 @@ from flower_graph.strategies.fedscem.messages import (
     EgoEnrolment,
     EgoReply,
     EgoRequest,
+    Layout,
     ModelArrays,
     PlainEnrolment,
     VectorEncoding,
@@ -227,9 +228,9 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
                 chosen = cohort.part(request.clients.tolist())
                 if request.model is not None:
                     self._start_from(chosen, number, request.model)
-                pads = round_terms(number - 1, request.ring, order).pad_context(run)
-                contrast, is_unread = self._fuse(chosen, request, aligner.slots, pads)
-                due = bool((chosen.counter(TRAINED) < number).any())
+                before = round_terms(number - 1, request.ring, order).pad_context(run)
+                contrast, is_unread = self._fuse(chosen, request, aligner.slots, before)
+                due = bool((chosen.tensors()[TRAINED] < number).any())
                 if due and not request.is_last and number > 1:
                     cohort.put(chosen)
                     self.outputs.candidate(number - 1, lambda: self._taken(cohort))
@@ -276,7 +277,7 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
         """Begin the round with the mean model; a repeated message changes nothing."""
         # The models of a checkpoint may have begun the round already: with the fusion, and after
         # the last round even without the local step.
-        is_new = (chosen.counter(TRAINED) < number) & (chosen.counter(FUSED) < number - 1)
+        is_new = (chosen.tensors()[TRAINED] < number) & (chosen.tensors()[FUSED] < number - 1)
         chosen.start_from(model_of(model), replace=bool(is_new.any()))
 
     def _fuse(
@@ -286,17 +287,21 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
         # Returns the result of ``EgoCohort.fuse``, if it was called, and whether means could not
         # be read.
         before, is_unread, is_shared = request.server_round - 1, False, False
-        if before < 1 or bool((chosen.counter(FUSED) >= before).all()):
+        if before < 1 or bool((chosen.tensors()[FUSED] >= before).all()):
             return None, is_unread
-        chosen.set_counter(FUSED, before)
+        chosen.tensors()[FUSED].fill_(before)
         # If nothing was shared, only the classification loss is left.
         empty = torch.zeros(0, dtype=torch.long, device=self._device)
         shared = Shared(empty, torch.zeros(0, self.settings.hidden, device=self._device))
         if request.sums is not None and self.settings.mu:
+            layout = Layout(table.num_slots, self.settings.hidden)
+            origin = request.sums.sum_round
+            reading = VectorEncoding(layout, table, request.ring, pads, origin)
             try:
-                if self.trust is not None:
-                    self._check(request, table, pads, self.trust)
-                shared = read_shared(request.sums, chosen, table, request.ring, pads)
+                if self.trust is not None:  # every change has the same consequence
+                    with Journal(self.trust.journal).one_trial(before, FUSIONS, self.trust.run):
+                        check_shared(request.sums, reading)
+                shared = read_shared(request.sums, chosen, reading)
                 is_shared = table.num_slots > 0
             except (RefusedError, UnreadableSumError) as error:  # for this round only
                 # A sum that passed is not counted: a client that also has the common key, and
@@ -313,19 +318,10 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
             return None, is_unread
         return chosen.fuse(shared, before, classify=request.variant != "iter"), is_unread
 
-    def _check(
-        self, request: EgoRequest, table: SlotTable, pads: bytes, trust: TrustSettings
-    ) -> None:
-        """Refuse sums that a server has changed; every change has the same consequence."""
-        assert request.sums is not None and request.ring is not None  # a party is told of a ring
-        step, hidden = request.server_round - 1, self.settings.hidden
-        with Journal(trust.journal).one_trial(step, FUSIONS, trust.run):
-            check_shared(request.sums, table, request.ring, pads, hidden)
-
     def _train(self, chosen: EgoCohort, request: EgoRequest) -> Tensor | None:
         if request.is_last:
             return None
-        chosen.set_counter(TRAINED, request.server_round)
+        chosen.tensors()[TRAINED].fill_(request.server_round)
         # With batches `iter` alternates these steps with the fusion's steps.
         is_without = request.variant == "minus" or self._alternates(request)
         return None if is_without else chosen.train(request.server_round)

@@ -28,8 +28,7 @@ from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.robust import make_robust
-from flower_graph.strategies.fed_sage.client import SageClient
-from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
+from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage, SageClient
 from flower_graph.strategies.fedscem.baselines import (
     EgoFedAvg,
     EgoFedProx,
@@ -100,13 +99,11 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         how: dict[str, Any] = {"device": config.device, "checkpoint_dir": saved, "output_dir": out}
         how["classes"] = class_names(self, config, folder)
         settings = ego_settings(config, folder)
-        if config.strategy.name in SAGE:
-            averages = config.strategy.name == "fed-sage"
-            return SageClient(context, egos, settings, averages=averages, **how)
         if config.strategy.name != FEDSCEM:
             require_one_client(config.privacy, [ego.client for ego in egos])
-            averages = config.strategy.name in AVERAGING
-            return EgoModelClient(context, egos, settings, averages=averages, **how)
+            kind = SageClient if config.strategy.name in SAGE else EgoModelClient
+            averages = config.strategy.name in ("fed-sage", *AVERAGING)
+            return kind(context, egos, settings, averages=averages, **how)
         noised = config.privacy.is_on and Permits.of(context.node_config).noises
         return EgoNetworkClient(
             context,

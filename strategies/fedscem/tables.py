@@ -143,7 +143,7 @@ def plot_costs(shown: Sequence[Any], picture: Tree) -> tuple[Any, Any, Tree]:
     groups: dict[tuple[str, int], dict[str, float]] = {}
     for row in (row for one in shown for row in one.rows):
         groups.setdefault((row["data"], row["group"]), {})[row["metric"]] = row["mean"]
-    grid = []
+    grid = list[list[Panel]]()
     for metric, (name, scale) in picture["metrics"].items() if groups else ():
         grid.append([])
         for size in picture["over"]:

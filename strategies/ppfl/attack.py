@@ -157,8 +157,7 @@ class EmbeddingAudit(Audit[PPFLConfig, Holders]):
     def deviations(self, config: PPFLConfig, method: Holders) -> list[Deviation]:
         if config.strategy.alignment != SECURE:
             return []
-        distrusts = config.strategy.distrusts
-        return of_sums(lambda strategy: strategy.sums.server, distrusts=distrusts)
+        return of_sums(lambda strategy: strategy.sums.server)
 
     def attack(self, config: PPFLConfig, grid: RecordingGrid, method: Holders) -> list[Finding]:
         return attack(grid.exchanges, _true_graph(config, method.graphs(config)), audit_rng(config))

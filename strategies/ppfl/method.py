@@ -29,7 +29,7 @@ from flower_graph.strategies.ppfl.config import (
     require_gensim,
 )
 from flower_graph.strategies.ppfl.evaluation import MLP, SVC, GraphJudge, check_labels
-from flower_graph.strategies.ppfl.newcomer import build_model, join_graph
+from flower_graph.strategies.ppfl.newcomer import EMBEDDERS, join_graph
 from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus, SecureConsensusClient
 from flower_graph.strategies.ppfl.strategy import LocalEmbedding, ProcrustesAlignment
 
@@ -166,6 +166,6 @@ def make_member(
         nodes=graph.nodes.numpy(),
         rows=graph.public.nonzero().flatten().numpy(),
         dimension=config.model.dimension,
-        build=partial(build_model, graph, config, classes),
+        build=partial(EMBEDDERS[config.model.name], graph, config, classes),
         judge=GraphJudge(graph, config, names, classes),
     )

@@ -78,7 +78,7 @@ def test_metrics_are_scikit_learns_of_all_clients_pairs() -> None:
             [1 + (s[y == 0][None] > s[y == 1][:, None]).sum(1).numpy() for s, y in rows]
         )
         assert report.score("mrr", role) == pytest.approx((1 / ranks).mean(), abs=1e-5)
-    loss, *_ = task.measure(judged[0]).tolist()
+    loss, *_ = task.measure(judged[0])[0].tolist()
     assert loss > 0
 
 

@@ -101,7 +101,7 @@ def test_reading_the_sum_gives_the_means(
         for slot, row in zip(slots.tolist(), h, strict=True):
             rows.setdefault(slot, []).append(row)
     for chosen, table, _, _ in parts:
-        shared = read_shared(sums, chosen, table, ring, RUN)
+        shared = read_shared(sums, chosen, VectorEncoding(layout, table, ring, RUN, ROUND))
         slots = np.concatenate([table.by_client[c] for c in chosen.batch.clients]).tolist()
         wanted = [place for place, s in enumerate(slots) if s >= 0 and len(rows[s]) > 1]
         assert shared.place.tolist() == wanted
