@@ -92,7 +92,7 @@ def read(
             gradient = request.gradient[index] if request.gradient_round[index] else None
             average = request.average if taken[user] < request.average_round else None
             taken[user] = max(taken[user], request.average_round)
-            steps[user].append(Step(gradient, average, latent[index], request.learning_rate))
+            steps[user].append(Step(gradient, average, latent[index], request.rate))
     return settings_of(exchanges), {user: local for user, local in steps.items() if local}
 
 
@@ -227,7 +227,7 @@ def common_scores(
     for request, reply in requests_of(exchanges, LatentRequest):
         advance, at = request.advance, request.advance.layer_round
         if advance.total is not None:
-            steps.setdefault(at, (advance.total.copy(), advance.learning_rate))
+            steps.setdefault(at, (advance.total.copy(), advance.rate))
         if request.measured.size:
             here = latents.setdefault(at, np.zeros((users, settings.latent_size)))
             here[request.measured] = reply("measured")

@@ -75,6 +75,7 @@ Gradient = Annotated[
     FloatArray,
     Tensor("arrays/relay", "gradient of the loss by each user's last vector", shape="p h"),
 ]
+Rate = Annotated[float, Real("learning-rate", "of the step with these gradients")]
 USERS_OF = property(attrgetter("users"))
 
 
@@ -148,7 +149,7 @@ class RelayRequest(Message, down="train train.finish"):
     gradient_round: Annotated[
         IntArray, Exact(GRADIENT_ROUND, "round of that vector; 0: no gradient", shape="p")
     ]
-    learning_rate: Annotated[float, Real("learning-rate", "with which these gradients are taken")]
+    rate: Rate
     average: Annotated[
         FloatArray | None,
         Tensor(
@@ -251,7 +252,7 @@ class Advance(Message):
 
     layer_round: LayerRound = 0
     before: Annotated[int, Whole("layer-before", "round of the step before that")] = 0
-    learning_rate: Annotated[float, Real("learning-rate", "of that step")] = 0.0
+    rate: Rate = 0.0
     has_total: Annotated[bool, Flag("has-total", "whether the sum comes along")] = False
     total: Annotated[
         FloatArray | None,

@@ -43,7 +43,7 @@ from flower_graph.ops.links import (
 from flower_graph.outputs.files import NO_CLIENT, SavedModels
 from flower_graph.rng import generator, seeded
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.nfedgnn.config import StrategyConfig, steadying
+from flower_graph.strategies.nfedgnn.config import StrategyConfig
 from flower_graph.strategies.nfedgnn.users import UserSettings
 from flower_graph.wire.keys import ROLES
 
@@ -60,15 +60,15 @@ class Judged(NamedTuple):
     masks: dict[str, Tensor]  # [m] bool by role
 
 
-def scheduled(schedule: str, learning_rate: float, server_round: int, rounds: int) -> float:
+def scheduled(schedule: str, rate: float, server_round: int, rounds: int) -> float:
     """Return the step size of a round of so many; rounds count from 1. It is never 0."""
     if schedule == "constant":
-        return learning_rate
+        return rate
     rise = math.ceil(WARM_UP * rounds) if schedule == "warmup-cosine" else 0
     if server_round <= rise:
-        return learning_rate * server_round / rise
+        return rate * server_round / rise
     done = (server_round - 1 - rise) / (rounds - rise)
-    return learning_rate * (1 + math.cos(math.pi * done)) / 2
+    return rate * (1 + math.cos(math.pi * done)) / 2
 
 
 class RelayServer:
@@ -156,8 +156,8 @@ class RelayServer:
     def _forget_graph(self) -> None:
         self._graph, self._term = None, None
 
-    def move(self, server_round: int, learning_rate: float) -> None:
-        self.optimizer.lr = learning_rate
+    def move(self, server_round: int, rate: float) -> None:
+        self.optimizer.lr = rate
         self.optimizer.step()
         self._average(server_round)
 
@@ -176,7 +176,7 @@ class RelayServer:
         entropy = self.entropy(logits, heard, server_round)
         loss = entropy.detach() + self.reg_weight * smooth
         if not torch.isfinite(loss):
-            keys = " or ".join(steadying(self.reg_weight))
+            keys = " or ".join(self.section.steadying)
             raise DivergedError(f"round {server_round}: the loss is {loss.item()}; lower {keys}")
         entropy.backward()
         if longest := self.section.gradient_norm:

@@ -659,15 +659,13 @@ class OwnLayer(Layer):
 
     def take_mean(self, server_round: int, replies: Iterable[RelayReply]) -> None:
         """Average the weights of the replies; rows that nobody holds are NaN."""
-        total, count = np.zeros(self.weight_shape), np.zeros((self.weight_shape[0], 1), np.int64)
-        for reply in replies:
-            if reply.weight_sum is not None and reply.holders is not None:
-                total += reply.weight_sum
-                count += reply.holders.astype(np.int64)[:, None]
-                self.average_round = server_round
-        if self.average_round == server_round:
+        sent = [reply for reply in replies if reply.weight_sum is not None]
+        if sent:
+            total = np.sum([one.weight_sum for one in sent], 0, np.float64)
+            count = np.sum([one.holders for one in sent], 0, np.int64)[:, None]
             mean = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
             self.average = torch.from_numpy(mean.astype(np.float32))
+            self.average_round = server_round
 
     def finish(self, server_round: int) -> None:
         """Deliver the last gradients."""

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch_geometric.nn import GCNConv
+from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import dense_to_sparse, to_dense_adj
 
 
 class Weights(NamedTuple):
-    first: Tensor  # [f, h] of the first layer
-    rest: Tensor  # [D] all others, flat
+    first: Tensor  # [f, h]
+    rest: Tensor  # [D] flat
 
 
 class Drops(NamedTuple):
@@ -30,45 +30,43 @@ class Drops(NamedTuple):
 class Net(nn.Module):
     """Two layers, of a GCN or, without a graph, of an MLP, and its own Adam."""
 
-    def __init__(self, start: Any, settings: Any, *, is_gnn: bool) -> None:
+    def __init__(self, start: Any, settings: Any) -> None:
         super().__init__()
-        f, h, k = settings.num_features, settings.model.hidden, settings.num_classes
-        layers = [GCNConv(*p) if is_gnn else nn.Linear(*p) for p in ((f, h), (h, k))]
-        self.layers, self.is_gnn, self.how = nn.ModuleList(layers), is_gnn, settings.strategy
+        h, k = settings.model.hidden, settings.num_classes
+        shapes = [(settings.num_features, h), (h,), (h, k), (k,)]
+        self.parts = nn.ParameterList([torch.zeros(shape) for shape in shapes])
+        self.how = settings.strategy
         self.load(start)
         self.new_optimiser()
 
     def new_optimiser(self) -> None:
-        rates = {"lr": self.how.learning_rate, "weight_decay": self.how.weight_decay}
-        self.optimiser = torch.optim.Adam(self.parameters(), **rates)
-
-    def slots(self) -> list[nn.Parameter]:
-        """Weight and bias of the first layer, then of the second."""
-        linear = [layer.lin if self.is_gnn else layer for layer in self.layers]
-        pairs = zip(linear, self.layers, strict=True)
-        return [slot for one, layer in pairs for slot in (one.weight, layer.bias)]
+        rate, decay = self.how.learning_rate, self.how.weight_decay
+        self.optimiser = torch.optim.Adam(self.parameters(), lr=rate, weight_decay=decay)
 
     def load(self, model: Any) -> None:
-        """Take over weights; the optimiser stays."""
         self.start = model
-        shapes = [slot.t().shape for slot in self.slots()[1:]]
-        parts = model.rest.split([shape.numel() for shape in shapes])
-        rest = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        flat = model.rest.split([part.numel() for part in self.parts[1:]])
         with torch.no_grad():
-            for slot, value in zip(self.slots(), (model.first, *rest), strict=True):
-                slot.copy_(value.t())
+            for part, value in zip(self.parts, (model.first, *flat), strict=True):
+                part.copy_(value.view(part.shape))
 
     def model(self, x: Tensor) -> Weights:
         """The weights; a row whose feature is nowhere in ``x`` as it came."""
-        first, *rest = (slot.detach().t().clone() for slot in self.slots())
+        first, *rest = (part.detach().clone() for part in self.parts)
         has = (x != 0).any(0)[:, None]
-        flat = torch.cat([part.reshape(-1) for part in rest])
+        flat = torch.cat([part.flatten() for part in rest])
         return Weights(torch.where(has, first, self.start.first), flat)
 
     def forward(self, x: Tensor, adjacency: Tensor | None, dropped: Tensor | float = 1.0) -> Tensor:
-        one, two = self.layers
-        around = () if adjacency is None else dense_to_sparse(adjacency)
-        return two(one(x, *around).relu() * dropped, *around)
+        first, bias, second, last = self.parts
+        around = torch.eye(len(x)) if adjacency is None else normalised(adjacency)
+        hidden = (around @ (x @ first) + bias).relu() * dropped
+        return around @ hidden @ second + last
+
+
+def normalised(adjacency: Tensor) -> Tensor:
+    edges, weight = gcn_norm(*dense_to_sparse(adjacency), num_nodes=len(adjacency))
+    return to_dense_adj(edges, edge_attr=weight, max_num_nodes=len(adjacency))[0]
 
 
 def similarity_of(e: Tensor, kind: str) -> Tensor:
@@ -97,19 +95,15 @@ class Learner(nn.Module):
             e = (e * part if part.dim() == 1 else e @ part).relu()
         similarity = similarity_of(e, self.how.similarity)
         others = similarity.detach().clone().fill_diagonal_(-torch.inf)
-        kept = torch.zeros_like(others)
-        kept.scatter_(1, others.topk(self.how.neighbours).indices, 1.0)
+        kept = torch.zeros_like(others).scatter_(1, others.topk(self.how.neighbours).indices, 1.0)
         chosen = (similarity * kept).relu()
         return (chosen + chosen.T) / 2
 
 
 def contrast(h: Tensor, z: Tensor, tau: float) -> Tensor:
     """Equation 8 with all its terms."""
-
-    def terms(others: Tensor) -> Tensor:
-        return (F.cosine_similarity(h[:, None], others[None], dim=2) / tau).exp()
-
-    between, among = terms(z), terms(h)
+    likeness = (F.cosine_similarity(h[:, None], other[None], dim=2) for other in (z, h))
+    between, among = ((one / tau).exp() for one in likeness)
     total = between.sum(1) + among.sum(1) - among.diagonal()
     return -(between.diagonal() / total).log().mean()
 
@@ -123,9 +117,7 @@ def step(module: Any, loss: Tensor) -> None:
 class Client:
     """One client; ``starts`` are θ and ω, ``phi`` the first layers of a graph learner."""
 
-    def __init__(
-        self, graph: Any, settings: Any, starts: Sequence[Any], phi: Sequence[Tensor] = ()
-    ) -> None:
+    def __init__(self, graph: Any, settings: Any, starts: Any, phi: Sequence[Tensor]) -> None:
         self.graph, self.settings, method = graph, settings, settings.strategy.name
         self.x, n = graph.x.to_dense(), graph.y.numel()
         graphless, self.learner = graph.edge_index is None, None
@@ -136,17 +128,27 @@ class Client:
             self.learner = Learner(phi, settings.graph)
             self.adjacency = self.learner.graph(self.x).detach()
         elif graphless and method == "fed-gnn-knn":
-            self.adjacency = (Learner((), settings.graph).graph(self.x) > 0).float()
+            self.adjacency = self.neighbours(starts[0])
         elif not alone and method != "fed-mlp":
             self.adjacency = to_dense_adj(edges, max_num_nodes=n)[0]
-        self.kind = 1 if alone else 0
-        self.nets = [Net(starts[self.kind], settings, is_gnn=self.adjacency is not None)]
-        if method == "structure-fedavg":
-            self.nets.append(Net(starts[1], settings, is_gnn=False))
+        self.kind = int(alone)  # which model its first net is: theta is number 0, omega 1
+        numbers = (0, 1) if method == "structure-fedavg" else (self.kind,)
+        self.nets = [Net(starts[number], settings) for number in numbers]
         self.contrast = self.distillation = torch.nan
 
+    def begin(self, models: Sequence[Any]) -> None:
+        for number, net in enumerate(self.nets, start=self.kind):
+            net.load(models[number])
+        if self.settings.graph.knn_on == "encoder" and self.graph.edge_index is None:
+            self.adjacency = self.neighbours(models[0])
+
+    def neighbours(self, model: Any) -> Tensor:
+        rows, h = self.x, self.settings.model.hidden
+        if self.settings.graph.knn_on == "encoder":
+            rows = (rows @ model.first + model.rest[:h]).relu()
+        return (Learner((), self.settings.graph).graph(rows) > 0).float()
+
     def models(self) -> dict[int, Weights]:
-        """Theta is number 0, omega 1."""
         return {n: net.model(self.x) for n, net in enumerate(self.nets, start=self.kind)}
 
     def train(self, drops: Sequence[Drops] = (Drops(), Drops())) -> None:
@@ -157,8 +159,7 @@ class Client:
         if self.learner is not None:
             gnn, encoder = self.nets
             h, z = gnn(self.x, self.learner.graph(self.x)), encoder(self.x, None).detach()
-            loss = contrast(h, z, self.settings.graph.tau)
-            step(self.learner, loss)
+            step(self.learner, loss := contrast(h, z, self.settings.graph.tau))
             self.contrast, self.adjacency = loss.item(), self.learner.graph(self.x).detach()
         mask, y = self.graph.train_mask, self.graph.y
         for epoch in range(self.settings.strategy.local_epochs):
@@ -174,17 +175,11 @@ class Client:
             for net, loss in zip(self.nets, losses, strict=True):
                 step(net, loss)
 
-    @torch.no_grad()
-    def logits(self) -> Tensor:
-        return self.nets[0](self.x, self.adjacency)
-
 
 class Federation:
     """All clients and the server; ``models`` are the server's."""
 
-    def __init__(
-        self, graphs: Sequence[Any], settings: Any, starts: Sequence[Any], phi: Sequence[Tensor]
-    ) -> None:
+    def __init__(self, graphs: Any, settings: Any, starts: Any, phi: Sequence[Tensor]) -> None:
         self.clients = [Client(graph, settings, starts, phi) for graph in graphs]
         self.models = list(starts)
 
@@ -202,5 +197,4 @@ class Federation:
                 first, rest = (sum(n / total * m[at] for n, m in held) for at in (0, 1))
                 self.models[number] = Weights(first, rest)
         for client in self.clients:
-            for number, net in enumerate(client.nets, start=client.kind):
-                net.load(self.models[number])
+            client.begin(self.models)

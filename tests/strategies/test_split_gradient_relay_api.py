@@ -126,15 +126,6 @@ def test_clients_that_cannot_say_whom_they_host_stop_the_run() -> None:
 # Bytes -------------------------------------------------------------------------------------------
 
 
-def test_bytes_by_hand() -> None:
-    # 12 users, 4 latent numbers, 4 bytes: 192 in every round. The last gradients are delivered
-    # after the last report.
-    outcome = run(small_graph(12), rounds=3)
-    assert [r.bytes["up"] for r in outcome.reports] == [{"latent": 192 * k} for k in (1, 2, 3)]
-    assert [r.bytes["down"] for r in outcome.reports] == [{"gradient": 192 * k} for k in (0, 1, 2)]
-    assert outcome.strategy.layer.ledger.payload["down"] == {"gradient": 3 * 192}
-
-
 def test_bytes_of_averaging_by_hand() -> None:
     # (8 features + bias) x 4 latent numbers x 4 bytes = 144 a user, in rounds 2 and 4; the mean
     # of round 2 goes down in round 3, that of round 4 after the last report.

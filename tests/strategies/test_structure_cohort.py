@@ -78,42 +78,6 @@ def test_learned_graphs_against_the_true_ones(method: str) -> None:
             close(values[place], wanted[name][0])
 
 
-def test_neighbours_in_the_hidden_layer_of_the_model_received() -> None:
-    settings = settings_of("fed-gnn-knn", graph={"knn_on": "encoder"})
-    by_features = settings_of("fed-gnn-knn")
-    cohort, plain = (StructureCohort(toy_clients(), one) for one in (settings, by_features))
-    (sent,) = initial_models(settings._replace(seed=9))
-    sent.rest.add_(0.1)  # with a bias
-    for one in (cohort, plain):
-        one.start_from([sent])
-
-    def wanted() -> set[tuple[int, int]]:
-        """By hand: client 21's two nearest by the cosine of ReLU(X W + b), in either direction."""
-        [graph] = [graph for graph in toy_clients() if graph.client == 21]
-        hidden = torch.relu(graph.x.to_dense() @ sent.first + sent.rest[:5])
-        likeness = torch.nn.functional.cosine_similarity(hidden[:, None], hidden[None], dim=2)
-        near = likeness.fill_diagonal_(-2).topk(2, dim=1)
-        pairs = {(row, int(col)) for row in range(7) for col in near.indices[row]
-                 if likeness[row, col] > 0}  # fmt: skip
-        return pairs | {(col, row) for row, col in pairs}
-
-    def found(one: StructureCohort) -> set[tuple[int, int]]:
-        assert one.learners is not None
-        pairs: list[list[int]] = one.learners.neighbours().T.tolist()
-        return {(row, col) for row, col in pairs if row < 7}
-
-    assert found(cohort) == wanted() != found(plain)
-    # They stand while a client trains, and are found anew in the next model
-    cohort.train(1)
-    assert found(cohort) == wanted()
-    assert cohort.structure() is not None
-    sent = initial_models(settings._replace(seed=4))[0]
-    cohort.start_from([sent])
-    assert found(cohort) == wanted()
-    again = StructureCohort(toy_clients(), settings, cohort.tensors())
-    assert torch.equal(again.logits(), cohort.logits())
-
-
 def test_graphs_are_not_compared_where_nobody_knows_the_true_ones() -> None:
     graphs = changed(3, hidden_edges=None)
     assert StructureCohort(graphs, SETTINGS).structure() is None

@@ -90,6 +90,8 @@ DROPOUT = {"model": {"dropout": 0.5, "input_dropout": 0.25}}
         *((method, DROPOUT) for method in (FEDGLS, "fed-gnn-mlp")),
         *((method, {"strategy": {"optimiser": "reset"}}) for method in (FEDGLS, "fed-gnn-knn")),
         *((FEDGLS, {"graph": {"similarity": name, "layers": 1}}) for name in SIMILARITIES[1:]),
+        # By distance: nodes with one number above 0 all have a cosine of 1, and rounding decides
+        ("fed-gnn-knn", {"graph": {"knn_on": "encoder", "similarity": "euclidean"}}),
         # kNN graphs compare the features as they are, whatever the encoder.
         *(
             ("fed-gnn-knn", {"graph": {"encoder": "mlp", "similarity": name}})

@@ -185,18 +185,6 @@ def second(*, gone: Container[int] = (), mute: Container[int] = ()) -> Faults:
     return word
 
 
-@pytest.mark.parametrize("gone", [[0, 1, 2], [3, 4]], ids=["late", "absent"])
-def test_who_has_missed_a_step_gets_a_copy(gone: list[int]) -> None:
-    run = Summed(rich_graph(), supernodes=3, rounds=6, faults=second(gone=gone))
-    assert [report.answered for report in run.reports] == [
-        27 if number in gone else 40 for number in range(1, 7)
-    ]
-    for layer in run.layers[-3:]:
-        torch.testing.assert_close(layer, run.layers[-1])
-    assert run.strategy.layer.ledger.payload["down"]["copy"] > 0
-    assert not any(report.rejected for report in run.reports)
-
-
 @pytest.mark.parametrize("is_masked", [False, True])
 def test_a_sum_that_is_missing_stops_the_step_of_all(is_masked: bool) -> None:
     how: dict[str, Any] = {"faults": second(mute=[2]), "timeout": 0.2, "is_masked": is_masked}
