@@ -133,14 +133,6 @@ def test_fewer_labels_for_every_client(config_of: MakeFedGLSConfig, folder: Path
         assert torch.equal(one.test_mask, other.test_mask) and int(other.train_mask.sum()) == 18
 
 
-def test_neighbours_of_the_encoder_are_found_with_every_model(config_of: MakeFedGLSConfig) -> None:
-    base = ("strategy.name=fed-gnn-knn", "graph.neighbours=2", "rounds=3")
-    reports = [simulate(config_of(*base, f"graph.knn_on={by}")) for by in ("features", "encoder")]
-    by_features, by_encoder = ([one.structure["recall"] for one in each] for each in reports)
-    assert len(set(by_features)) == 1
-    assert by_encoder != by_features
-
-
 def test_true_edges_that_nobody_has(config_of: MakeFedGLSConfig, folder: Path) -> None:
     config = config_of(f"data.name={folder}", "strategy.name=fed-gnn")
     with pytest.raises(ConfigError, match=r"strategy\.name.*client 1"):
