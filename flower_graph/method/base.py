@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from flwr.app import Context
@@ -203,7 +203,7 @@ class Method(Generic[C, S]):
         said, scale = called(run, graph, client), run.data.scale
         return said.softmax(1) if scale is None else scale.undo(said[:, 0])
 
-    def audit(self) -> Audit[C, Self] | None:
+    def audit(self) -> Audit[C] | None:
         return None
 
 

@@ -263,7 +263,7 @@ def compare(latents: Sequence[Floats], x: Floats, rng: np.random.Generator) -> F
     return ranking("which users have features in common, from latents", scores, truth)
 
 
-class RelayAudit(Audit[NFedGNNConfig, object]):
+class RelayAudit(Audit[NFedGNNConfig]):
     """The attacks on a run of nFedGNN."""
 
     rounds = 10
