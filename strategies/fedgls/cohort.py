@@ -352,7 +352,7 @@ class StructureCohort:
         inner = hidden if left.hidden is None else hidden * left.hidden
         shares = log_shares(self._logits(graph, inner, rest))  # [k, n], with encoders [k, 2 n]
         own, student = shares.split([self._each.numel(), shares.shape[1] - self._each.numel()], 1)
-        total = -(own * self._targets).sum()
+        total: Tensor = -(own * self._targets).sum()
         if student.numel():  # the divergence's other term depends on H alone
             self._last = own.detach(), student.detach()
             total = total - (self._last[0].exp() * self._each * student).sum()

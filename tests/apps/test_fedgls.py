@@ -9,13 +9,12 @@ from app_helpers import context_of, own_config, own_graph
 from torch_geometric.data import Data
 
 from flower_graph.apps.run import simulate
-from flower_graph.client.module_client import ModuleClient
 from flower_graph.errors import ConfigError
 from flower_graph.records.rounds import RoundReport
 from flower_graph.strategies.fed_proto import FedProtoClient
 from flower_graph.strategies.fedgls import method as fedgls
 from flower_graph.strategies.fedgls.config import GRAPHS, METHODS, FedGLSConfig
-from flower_graph.strategies.fedgls.strategy import StructureClient
+from flower_graph.strategies.fedgls.strategy import NearestClient, StructureClient
 
 MakeFedGLSConfig = Callable[..., FedGLSConfig]
 
@@ -38,7 +37,7 @@ def figures(reports: list[RoundReport]) -> list[float]:
 # What is built -----------------------------------------------------------------------------------
 
 
-CLIENTS = {"fedproto": FedProtoClient, "local-gnn-knn": ModuleClient}
+CLIENTS = {"fedproto": FedProtoClient, "local-gnn-knn": NearestClient}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -143,3 +142,12 @@ def test_a_folder_without_a_graphless_client(config_of: MakeFedGLSConfig, folder
     (folder / "1.pt").unlink()
     with pytest.raises(ConfigError, match=r"data\.name.*2"):
         simulate(config_of(f"data.name={folder}"))
+
+
+def test_local_training_compares_the_graphs_that_are_averaged_elsewhere(
+    config_of: MakeFedGLSConfig,
+) -> None:
+    alone, together = (
+        simulate(config_of(f"strategy.name={name}")) for name in ("local-gnn-knn", "fed-gnn-knn")
+    )
+    assert alone[-1].structure == pytest.approx(together[-1].structure)
