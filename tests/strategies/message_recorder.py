@@ -108,10 +108,12 @@ SETUPS: dict[str, list[Setup]] = {
         FEDSCEM,
         ALL["fedscem, plain"].with_(SHARED),
         ALL["fedscem, aligned in the clear"].with_(SHARED),
-        ALL["fedscem, self-training"],
         ALL["fedscem, batches"].with_("strategy.participation=0.5"),
     ],
-    "FedAvg and FedProx": [FEDSCEM.with_("strategy.name=fedprox", BATCHES)],
+    "FedAvg and FedProx": [
+        FEDSCEM.with_("strategy.name=fedprox", BATCHES),
+        ALL["fedscem, self-training"],
+    ],
     "LocalSage+ and FedSage+": [
         ALL[f"fedscem, {name}"].with_(BATCHES) for name in ("local-sage", "fed-sage")
     ],
