@@ -63,7 +63,8 @@ class EgoModelClient(ModuleClient):
     def __new__(cls, context: Context, egos: object, settings: EgoSettings, **_: Any) -> Self:
         # Steps on all nodes are taken as a group
         is_whole = settings.batch_size is None or issubclass(cls, EgoBatchClient)
-        return super().__new__(cls if is_whole else EgoBatchClient)
+        client: Any = super().__new__(cls if is_whole else EgoBatchClient)
+        return client  # type: ignore[no-any-return]
 
     def __init__(
         self,
