@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -36,15 +36,12 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Context, RecordDict
+from flwr.app import RecordDict
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
 from flower_graph.client.learner import LocalGraph, dense
-from flower_graph.client.module_client import GraphOnDevice, Learner, ModuleClient, ModuleSettings
-from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.engine.graph_batch import check_sizes
-from flower_graph.engine.mini_batches import BatchOrder, epochs_of
+from flower_graph.client.module_client import GraphOnDevice, Learner, ModuleSettings
 from flower_graph.errors import MalformedReplyError
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.grouped import one_thread
@@ -62,9 +59,10 @@ from flower_graph.strategies.fed_sage.modules import (
     generator_loss,
     split_like,
 )
+from flower_graph.strategies.fedscem.baselines import EgoBatchClient
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.wire import codec
-from flower_graph.wire.arrays import Answer, Config, FloatArray, IntArray, Measurements, Parameters
+from flower_graph.wire.arrays import Answer, Config, FloatArray, IntArray, Parameters
 from flower_graph.wire.fields import Exact, Flag, Whole
 from flower_graph.wire.keys import CLIENTS, EPOCH, ROWS
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
@@ -150,7 +148,7 @@ class PeerGradients(codec.Message, up="train.compare"):
 
 def _shared(
     settings: EgoSettings, *, averages: bool
-) -> tuple[Callable[[], SageModel], ModuleSettings]:
+) -> tuple[Callable[[], nn.Module], ModuleSettings]:
     """Return what both halves have: the first model, and how it is trained."""
     how = ModuleSettings(
         settings.learning_rate,
@@ -164,39 +162,18 @@ def _shared(
     return partial(first_model, *widths, settings.seed), how
 
 
-class SageClient(ModuleClient):
+class SageClient(EgoBatchClient):
     """The ego-networks of one SuperNode: one in a deployment, many in a simulation.
 
     Parameters
     ----------
-    context : Context
-        The ClientApp's context, with the clients' weights.
-    egos : sequence of EgoNetwork
-        The clients.
-    settings : EgoSettings
-        Sizes, optimiser and seed of the classifier; the rest plays no part.
+    context, egos, settings, **more
+        As of ``EgoModelClient``; of the settings sizes, optimiser and seed of the classifier.
     averages : bool
         Whether classifiers are averaged and generators trained together (FedSage+).
-    **more
-        ``device``, ``checkpoint_dir``, ``output_dir`` and ``classes``, as of ``ModuleClient``.
     """
 
-    actions = ("generate", "compare")
-    all_train = False
-
-    def __init__(
-        self,
-        context: Context,
-        egos: Sequence[EgoNetwork],
-        settings: EgoSettings,
-        *,
-        averages: bool,
-        **more: Any,  # arguments of ``ModuleClient``
-    ) -> None:
-        for ego in egos:
-            check_sizes(ego, settings.num_features, settings.num_classes)
-        super().__init__(context, egos, *_shared(settings, averages=averages), **more)
-        self._batch_size = settings.batch_size
+    actions, made_of = ("generate", "compare"), staticmethod(_shared)
 
     # What a ready client may say anew
 
@@ -212,19 +189,10 @@ class SageClient(ModuleClient):
 
     def examples(self, graph: LocalGraph) -> int:
         """Return a client's weight: its training nodes, or 1 without any."""
-        return max(1, super().examples(graph))
+        return max(1, self.task.weight(graph))
 
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
         return class_loss(self.logits(module, graph), graph.y, graph.masks["train"])
-
-    def steps(self, graph: GraphOnDevice, server_round: int) -> Iterator[GraphOnDevice]:
-        order = BatchOrder(self._batch_size, self.settings.seed, server_round, "local")
-        train, ptr = graph.masks["train"], [0, graph.y.numel()]
-        epochs = self.settings.local_epochs
-        for epoch in epochs_of(train, ptr, [graph.client], order, epochs=epochs):
-            for part in epoch:
-                nodes = train if part.nodes is None else train & part.nodes
-                yield graph._replace(masks=graph.masks | {"train": nodes})
 
     def prepare(self, learner: Learner) -> None:
         """Train a new client's generator; the classifier then starts again (steps 1 and 3)."""
@@ -234,12 +202,6 @@ class SageClient(ModuleClient):
             begun = {name: value.clone() for name, value in state if "generator" not in name}
             self._train_alone(learner, self._impaired(learner))
             model.load_state_dict(begun, strict=False)
-
-    def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
-        """Measure the clients; where none has a training node, the loss of all is 0."""
-        loss, weight, metrics = super().evaluate(parameters, config)
-        has_loss = any(bool(graph.train_mask.any()) for graph in self.graphs)
-        return loss if has_loss else 0.0, weight, metrics
 
     # Generators
 

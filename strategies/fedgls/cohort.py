@@ -151,6 +151,10 @@ class StructureCohort:
         # Without encoders
         self.own = pack_graphs(local[: self.size], device) if learned else self.batch
         sizes = torch.tensor(group_sizes(self.own.ptr), device=device)
+        y, share = self.own.y.clamp(min=0), self.own.train_share
+        # [k, n] targets of the cross-entropy: a training node's weight in its client's mean
+        self._targets = share.new_zeros(settings.num_classes, len(y))
+        self._targets[y, torch.arange(len(y), device=device)] = share
         self._each = (1 / sizes).repeat_interleave(
             sizes
         )  # [n] a node's weight in its client's mean
@@ -348,8 +352,7 @@ class StructureCohort:
         inner = hidden if left.hidden is None else hidden * left.hidden
         shares = log_shares(self._logits(graph, inner, rest))  # [k, n], with encoders [k, 2 n]
         own, student = shares.split([self._each.numel(), shares.shape[1] - self._each.numel()], 1)
-        y = self.own.y.clamp(min=0)
-        total: Tensor = -(own.gather(0, y[None])[0] @ self.own.train_share)
+        total: Tensor = -(own * self._targets).sum()
         if student.numel():  # the divergence's other term depends on H alone
             self._last = own.detach(), student.detach()
             total = total - (self._last[0].exp() * self._each * student).sum()

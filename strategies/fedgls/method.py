@@ -43,7 +43,12 @@ from flower_graph.strategies.fedgls.config import (
     StructureSettings,
 )
 from flower_graph.strategies.fedgls.modules import called, check_size, newcomers_logits
-from flower_graph.strategies.fedgls.strategy import StructureClient, StructureFedAvg
+from flower_graph.strategies.fedgls.strategy import (
+    NearestClient,
+    NearestTraining,
+    StructureClient,
+    StructureFedAvg,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,7 +109,8 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
         if (alone := ALONE.get(how.name)) is not None:
             module = alone.module(config, settings.num_features, settings.num_classes)
             local |= {"how": how, "classes": settings.num_classes}
-            return alone.strategy_class(module, alone._settings(config), **local)
+            kind = NearestTraining if how.name == LOCAL else alone.strategy_class
+            return kind(module, alone._settings(config), **local)
         if folder is None:
             nodes = sum(int(graph.x.shape[0]) for graph in self.graphs(config))
         else:
@@ -129,7 +135,8 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
             graphs = [_with_neighbours(graph, settings) for graph in graphs]
         module = alone.module(config, settings.num_features, settings.num_classes)
         how = alone._settings(config)
-        return alone.client_class(context, graphs, module, how, how=config.strategy, **local)
+        kind = NearestClient if settings.graphs == KNN else alone.client_class
+        return kind(context, graphs, module, how, how=config.strategy, **local)
 
     def hosted(
         self, config: FedGLSConfig, context: Context

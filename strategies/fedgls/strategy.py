@@ -46,10 +46,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.client.cohort_client import CohortClient
-from flower_graph.client.module_client import NO_EXAMPLE
+from flower_graph.client.module_client import NO_EXAMPLE, ModuleClient
 from flower_graph.engine.graph_batch import count_batch
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import RefusedError
+from flower_graph.method.module_method import ModuleFedAvg
+from flower_graph.ops.graph_learner import edge_agreement
 from flower_graph.outputs.files import Snapshot
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.averaging import Combined, ReportedFedAvg
@@ -67,6 +69,7 @@ from flower_graph.wire.averaging import (
     Rows,
     Trained,
     mean_of,
+    sums,
 )
 from flower_graph.wire.keys import ARRAY_NAMES
 
@@ -254,7 +257,42 @@ class StructureClient(CohortClient[StructureCohort]):
         return self._state.opened(self._makers)
 
 
+class NearestClient(ModuleClient):
+    """Local-GNN_k's clients, which also measure the graphs of nearest neighbours."""
+
+    def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
+        loss, weight, metrics = super().evaluate(parameters, config)
+        found: dict[str, list[Tensor]] = {name: [NONE] for name in FIGURES}
+        for graph in self.graphs:
+            true, made = getattr(graph, "hidden_edges", None), graph.edge_index
+            if true is not None and made is not None:
+                n = graph.y.numel()
+                for name, value in edge_agreement(made, true, graph.y, [0, n]).items():
+                    found[name].append(value)
+        for name, values in found.items():
+            metrics |= sums(name, torch.cat(values), weight)
+        return loss, weight, metrics
+
+
 # Server ------------------------------------------------------------------------------------------
+
+
+class ReportsGraphs:
+    """A part of strategies whose clients compare learnt graphs with true ones."""
+
+    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
+        reply = StructureMeasured.from_config(evaluated)
+        return reply.to_report() | {"regulariser": mean_of(trained, "contrast")}
+
+    def draw_pictures(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
+        if any(report.structure for report in reports):
+            from flower_graph.strategies.fedgls.plots import save_structure  # clients draw nothing
+
+            save_structure(out / "structure.png", reports, title=title)
+
+
+class NearestTraining(ReportsGraphs, ModuleFedAvg):
+    """Local-GNN_k's server, for ``NearestClient``; parameters as of ``ModuleFedAvg``."""
 
 
 def initial_arrays(settings: StructureSettings) -> ArrayRecord:
@@ -264,7 +302,7 @@ def initial_arrays(settings: StructureSettings) -> ArrayRecord:
     return ArrayRecord({name: encode_array(name, values) for name, values in arrays.items()})
 
 
-class StructureFedAvg(ReportedFedAvg):
+class StructureFedAvg(ReportsGraphs, ReportedFedAvg):
     """Flower's ``FedAvg`` for ``StructureClient``, with a report a round.
 
     Parameters
@@ -316,13 +354,3 @@ class StructureFedAvg(ReportedFedAvg):
                 values = values / share
             result[name] = Array(values.astype(np.float32))
         return ArrayRecord(result)
-
-    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
-        reply = StructureMeasured.from_config(evaluated)
-        return reply.to_report() | {"regulariser": mean_of(trained, "contrast")}
-
-    def draw_pictures(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
-        if any(report.structure for report in reports):
-            from flower_graph.strategies.fedgls.plots import save_structure  # clients draw nothing
-
-            save_structure(out / "structure.png", reports, title=title)

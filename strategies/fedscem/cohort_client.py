@@ -380,8 +380,7 @@ class EgoSecrets:
             kept = self.load()
         if kept is None or (kept[0], kept[1].run_id) != (form, run_id):
             kept = self._new(run_id, form)  # the secrets of another run are of no more use
-        host = kept[1]
-        reply = host.keys()
+        reply = kept[1].keys()
         self.keep(*kept)
         return reply
 
@@ -434,30 +433,26 @@ class EgoSecrets:
     def _read(self, record: ConfigRecord) -> Kept:
         form, keys, local = record["form"], record["keys"], record["alignment"]
         assert isinstance(form, str) and isinstance(keys, bytes) and isinstance(local, bytes)
-        if (self._trust is not None) != (form == VERIFIED):
-            raise StateLostError("the kept keys were made for another setting of strategy.trust")
         clients, trust = self._identities, self._trust
+        if (trust is not None) != (form == VERIFIED):
+            raise StateLostError("the kept keys were made for another setting of strategy.trust")
         host = SumClient.from_bytes(keys, trust, least=self._least)
         if set(host.clients) != set(clients):
             raise StateLostError("the keys that were kept belong to other clients")
-        if form in ("psi", VERIFIED):
-            aligner = AlignmentClient.from_bytes(local, host.run_id, clients, trust)
-            begin_alignment(host, aligner)
-            return form, host, aligner
-        return form, host, PlaintextAlignmentClient.from_bytes(local, clients)
+        if form == PLAIN:
+            return form, host, PlaintextAlignmentClient.from_bytes(local, clients)
+        aligner = AlignmentClient.from_bytes(local, host.run_id, clients, trust)
+        begin_alignment(host, aligner)
+        return form, host, aligner
 
     def _new(self, run_id: bytes, form: str) -> Kept:
-        numbers, identities = list(self._identities), self._identities
-        if self._trust is not None:
-            verified = AlignmentClient(run_id, identities, self._trust)
-            return form, SumClient(run_id, numbers, self._trust, verified.points), verified
-        choice(*ALIGNMENTS).check("alignment", form)
-        aligner: Aligner
-        if form == "psi":
-            aligner = AlignmentClient(run_id, identities)
-        else:
-            aligner = PlaintextAlignmentClient(identities)
-        return form, SumClient(run_id, numbers, least=self._least), aligner
+        choice(*ALIGNMENTS, VERIFIED).check("alignment", form)
+        clients, trust, aligner = self._identities, self._trust, None
+        if form != PLAIN:
+            aligner = AlignmentClient(run_id, clients, trust)
+        points = aligner.points if aligner and trust else None
+        host = SumClient(run_id, [*clients], trust, points, least=self._least)
+        return form, host, aligner or PlaintextAlignmentClient(clients)
 
 
 def begin_alignment(host: SumClient, aligner: AlignmentClient) -> None:

@@ -281,7 +281,9 @@ def grown(old: Graph, new: NewGraph, data: UserData, seed: int) -> tuple[Graph, 
     edges = number[new.edge_index]
     edges = edges[:, torch.argsort(edges[0] * (n + come.numel()) + edges[1])]
     added = {"x": new.x[come], "y": new.y[come], **masks}
-    joined = {name: torch.cat([getattr(old, name), rows]) for name, rows in added.items()}
+    joined: dict[str, Any] = {
+        name: torch.cat([getattr(old, name), rows]) for name, rows in added.items()
+    }
     counts = ", ".join(f"{int(masks[part].sum())} {part.partition('_')[0]}" for part in PARTS)
     note = f"{n} users of the run, {come.numel()} new: {counts}{drawn}"
     return replace(old, **joined, edge_index=edges, names=names), note

@@ -657,12 +657,13 @@ class OwnLayer(Layer):
                 self.count("down", "weights", lacking, request.average.size)
                 self.has_average[users] = request.average_round
 
-    def take_mean(self, server_round: int, replies: Iterable[RelayReply]) -> None:
+    def take_mean(self, server_round: int, replies: Collection[RelayReply]) -> None:
         """Average the weights of the replies; rows that nobody holds are NaN."""
-        sent = [reply for reply in replies if reply.weight_sum is not None]
-        if sent:
-            total = np.sum([one.weight_sum for one in sent], 0, np.float64)
-            count = np.sum([one.holders for one in sent], 0, np.int64)[:, None]
+        sums = [reply.weight_sum for reply in replies if reply.weight_sum is not None]
+        holders = [reply.holders for reply in replies if reply.holders is not None]
+        if sums:
+            total = np.stack(sums).sum(0, dtype=np.float64)
+            count = np.stack(holders).sum(0, dtype=np.int64)[:, None]
             mean = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
             self.average = torch.from_numpy(mean.astype(np.float32))
             self.average_round = server_round

@@ -9,13 +9,12 @@ from app_helpers import context_of, own_config, own_graph
 from torch_geometric.data import Data
 
 from flower_graph.apps.run import simulate
-from flower_graph.client.module_client import ModuleClient
 from flower_graph.errors import ConfigError
 from flower_graph.records.rounds import RoundReport
 from flower_graph.strategies.fed_proto import FedProtoClient
 from flower_graph.strategies.fedgls import method as fedgls
 from flower_graph.strategies.fedgls.config import GRAPHS, METHODS, FedGLSConfig
-from flower_graph.strategies.fedgls.strategy import StructureClient
+from flower_graph.strategies.fedgls.strategy import NearestClient, StructureClient
 
 MakeFedGLSConfig = Callable[..., FedGLSConfig]
 
@@ -38,7 +37,7 @@ def figures(reports: list[RoundReport]) -> list[float]:
 # What is built -----------------------------------------------------------------------------------
 
 
-CLIENTS = {"fedproto": FedProtoClient, "local-gnn-knn": ModuleClient}
+CLIENTS = {"fedproto": FedProtoClient, "local-gnn-knn": NearestClient}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -133,14 +132,6 @@ def test_fewer_labels_for_every_client(config_of: MakeFedGLSConfig, folder: Path
         assert torch.equal(one.test_mask, other.test_mask) and int(other.train_mask.sum()) == 18
 
 
-def test_neighbours_of_the_encoder_are_found_with_every_model(config_of: MakeFedGLSConfig) -> None:
-    base = ("strategy.name=fed-gnn-knn", "graph.neighbours=2", "rounds=3")
-    reports = [simulate(config_of(*base, f"graph.knn_on={by}")) for by in ("features", "encoder")]
-    by_features, by_encoder = ([one.structure["recall"] for one in each] for each in reports)
-    assert len(set(by_features)) == 1
-    assert by_encoder != by_features
-
-
 def test_true_edges_that_nobody_has(config_of: MakeFedGLSConfig, folder: Path) -> None:
     config = config_of(f"data.name={folder}", "strategy.name=fed-gnn")
     with pytest.raises(ConfigError, match=r"strategy\.name.*client 1"):
@@ -151,3 +142,12 @@ def test_a_folder_without_a_graphless_client(config_of: MakeFedGLSConfig, folder
     (folder / "1.pt").unlink()
     with pytest.raises(ConfigError, match=r"data\.name.*2"):
         simulate(config_of(f"data.name={folder}"))
+
+
+def test_local_training_compares_the_graphs_that_are_averaged_elsewhere(
+    config_of: MakeFedGLSConfig,
+) -> None:
+    alone, together = (
+        simulate(config_of(f"strategy.name={name}")) for name in ("local-gnn-knn", "fed-gnn-knn")
+    )
+    assert alone[-1].structure == pytest.approx(together[-1].structure)

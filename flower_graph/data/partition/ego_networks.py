@@ -49,15 +49,14 @@ def split_egos(networks: Sequence[G], y: Tensor, partition: Any, seed: int) -> l
 
 def sample_egos(data: WholeGraph, clients: int, hops: int, min_nodes: int, seed: int) -> Tensor:
     """Draw the egos, without repetition."""
-    nodes, neighbours = int(data.y.numel()), Neighbours.of(data)
+    n, neighbours = int(data.y.numel()), Neighbours.of(data)
     chosen = torch.empty(0, dtype=torch.int64)
-    for drawn in torch.randperm(nodes, generator=generator(seed, "egos")).split(CHUNK):
-        members = _members(neighbours, drawn, hops)
-        sizes = torch.bincount(members // nodes, minlength=drawn.numel())
+    for drawn in torch.randperm(n, generator=generator(seed, "egos")).split(CHUNK):
+        sizes = torch.tensor([len(nodes) for nodes in _each(neighbours, drawn, hops)])
         chosen = torch.cat([chosen, drawn[sizes >= min_nodes]])
         if chosen.numel() >= clients:
             return chosen[:clients]
-    found = f"{chosen.numel()} of {nodes} nodes have partition.min_nodes = {min_nodes} around them"
+    found = f"{chosen.numel()} of {n} nodes have partition.min_nodes = {min_nodes} around them"
     raise DataError(f"partition.clients = {clients}: {found}")
 
 
@@ -106,22 +105,16 @@ def split_global(networks: Sequence[G], y: Tensor, ratios: Sequence[float], seed
     return [with_masks(one, Masks(*(role[one.nodes] for role in roles))) for one in networks]
 
 
-def _members(neighbours: Neighbours, egos: Tensor, hops: int) -> Tensor:
-    """Find the nodes within reach of each ego: ``k * n + node`` for the k-th ego, ascending."""
+def _each(neighbours: Neighbours, egos: Tensor, hops: int) -> list[Tensor]:
+    """Return the nodes within reach of each ego, ascending."""
+    # A node within reach of the k-th ego is k * n + node here.
     nodes = neighbours.num_nodes
-    result = rim = torch.arange(egos.numel()) * nodes + egos
+    members = rim = torch.arange(egos.numel()) * nodes + egos
     for _ in range(hops):
         place, other = neighbours.step(rim % nodes)
         reached = torch.unique(rim[place] // nodes * nodes + other)
-        rim = reached[~torch.isin(reached, result)]
-        result = torch.cat([result, rim]).sort().values
-    return result
-
-
-def _each(neighbours: Neighbours, egos: Tensor, hops: int) -> list[Tensor]:
-    """Return the nodes within reach of each ego, ascending."""
-    nodes = neighbours.num_nodes
-    members = _members(neighbours, egos, hops)
+        rim = reached[~torch.isin(reached, members)]
+        members = torch.cat([members, rim]).sort().values
     sizes = torch.bincount(members // nodes, minlength=egos.numel()).tolist()
     # Copies: a view would keep the whole chunk in memory, and in every message that carries it.
     return [local.clone() for local in (members % nodes).split(sizes)]
