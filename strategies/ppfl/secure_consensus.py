@@ -133,14 +133,9 @@ def fewest_holders(clients: int, dropout: float, least: int = LEAST_HOLDERS) -> 
     return max(least, 2 + math.floor(dropout * clients))
 
 
-def agreed_nodes(held: Mapping[int, Held], least: int = LEAST_HOLDERS) -> IntArray:
-    """Choose the nodes of the sums by the parties' clients; at least ``least`` hold a node."""
-    each = [np.unique(np.concatenate(list(of.values()))) for of in held.values()]
-    return common_nodes(each, max(least, fewest_parties(len(each))))
-
-
-def common_nodes(each: Sequence[IntArray], fewest: int) -> IntArray:
-    """Choose the nodes that enough holders have, by ascending id; none has a node twice."""
+def common_nodes(held: Iterable[Held], fewest: int) -> IntArray:
+    """Choose the nodes that enough holders have, by ascending id; a holder counts once."""
+    each = [np.unique(np.concatenate(list(one.values()))) for one in held]
     nodes, counts = np.unique(np.concatenate([NOBODYS, *each]), return_counts=True)
     return nodes[counts >= fewest]
 
@@ -260,7 +255,7 @@ def check_layout(
     local = held[trust.identity.party]
     if local.keys() != own.keys() or not all(np.array_equal(local[c], own[c]) for c in own):
         raise RefusedError("what the server shows as this SuperNode's claim is not its claim")
-    return agreed_nodes(held, least)
+    return common_nodes(held.values(), max(least, fewest_parties(count)))
 
 
 def _parts(run_id: int, held: Held) -> list[bytes]:
@@ -400,13 +395,14 @@ class SecureConsensus(ProcrustesAlignment):
         """Choose the nodes of the next sum, for untrusting clients with the claims of all."""
         claims, least = None, self.settings.least_holders
         if self._parties is None:
-            holders, fewest = len(ready), fewest_holders(len(ready), self.mean.dropout, least)
-            nodes = common_nodes([self.clients.ids[client] for client in ready], fewest)
+            held: dict[int, Held] = {client: {client: self.clients.ids[client]} for client in ready}
+            fewest = fewest_holders(len(held), self.mean.dropout, least)
         else:
             shown = self.claims.of(self._parties.members)
             claims, held = Claims.of(shown.values()), {n: one.held for n, one in shown.items()}
-            holders, fewest = len(held), max(least, fewest_parties(len(held)))
-            nodes = agreed_nodes(held, least) if held else self.mean.nodes
+            fewest = max(least, fewest_parties(len(held)))
+        holders = len(held)
+        nodes = common_nodes(held.values(), fewest) if held else self.mean.nodes
         if holders > 1 and not nodes.size:
             why = "a sum could be one client's embedding; lower dropout, or align in the clear"
             raise ValueError(f"no public node has {fewest} holders among {holders}: {why}")

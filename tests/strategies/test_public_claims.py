@@ -20,8 +20,8 @@ from flower_graph.strategies.ppfl.secure_consensus import (
     Claims,
     SecureConsensusClient,
     SignedClaims,
-    agreed_nodes,
     check_layout,
+    common_nodes,
     fewest_parties,
     sign_claim,
 )
@@ -135,15 +135,11 @@ def test_two_honest_holders_are_in_every_sum(parties: int, fewest: int) -> None:
 def test_nodes_are_counted_once_a_party() -> None:
     one = {0: np.array([5, 7]), 1: np.array([5, 9])}
     held = {0: one, **{party: {party: np.array([9, 5])} for party in range(2, 6)}}
-    assert agreed_nodes(held).tolist() == [5, 9]
+    assert common_nodes(held.values(), 3).tolist() == [5, 9]
     held[2] = {2: np.array([7])}
     held[3] = {3: np.array([7, 9])}
-    assert agreed_nodes(held).tolist() == [5, 7, 9]
-    del held[5]  # five hold each by three at least
-    assert agreed_nodes(held).tolist() == [7, 9]
-    assert agreed_nodes(held, least=4).tolist() == []
-    held[2] = {2: np.array([7, 9])}
-    assert agreed_nodes(held, least=4).tolist() == [9]
+    assert common_nodes(held.values(), 3).tolist() == [5, 7, 9]
+    assert common_nodes(held.values(), 4).tolist() == [9]
 
 
 HELD = {i: {i: np.array([10, 11, *([12] if i < 3 else []), 100 + i])} for i in range(6)}
@@ -196,6 +192,7 @@ def test_who_held_other_nodes_or_counts_on_fewer_takes_no_part(
     parties: list[TrustSettings], claims: Claims, own: Any, change: dict[str, Any], message: str
 ) -> None:
     assert check_layout(claims, parties[2], 5, range(6), HELD[2]).tolist() == [10, 11, 12]
+    assert check_layout(claims, parties[2], 5, range(6), HELD[2], 4).tolist() == [10, 11]
     with pytest.raises(RefusedError, match=message):
         check_layout(claims, replace(parties[2], **change), 5, range(6), own)
 

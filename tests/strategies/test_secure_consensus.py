@@ -210,7 +210,7 @@ def test_a_node_that_stays_keeps_its_mean() -> None:
 
 
 def test_nodes_with_enough_holders() -> None:
-    ids = [np.array(own) for own in ([1, 2, 3], [2, 3], [3, 9, 2], [3, 1])]
+    ids = [{0: np.array(own)} for own in ([1, 2, 3], [2, 3], [3, 9, 2], [3, 1])]
     # Of four clients one may be missing, so three must hold a node: 2 and 3.
     assert fewest_holders(4, 0.3) == 3 and fewest_holders(2, 0.3, least=3) == 3
     assert common_nodes(ids, 3).tolist() == [2, 3]
@@ -225,9 +225,9 @@ def test_nodes_with_enough_holders() -> None:
     st.randoms(use_true_random=False),
 )
 def test_no_sum_is_ever_of_one_client_alone(owned, dropout, chance) -> None:
-    ids = [np.array(sorted(own)) for own in owned]
+    ids = [{0: np.array(sorted(own))} for own in owned]
     m = len(owned)
     least = max(2, m - int(dropout * m + 1e-12))  # contributors without which a sum is skipped
     there = chance.sample(range(m), chance.randint(least, m))
     for node in common_nodes(ids, fewest_holders(m, dropout)).tolist():
-        assert sum(node in ids[client] for client in there) >= 2
+        assert sum(node in ids[client][0] for client in there) >= 2
