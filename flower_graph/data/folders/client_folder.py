@@ -43,6 +43,7 @@ from flower_graph.data.graph import PARTS, Graph, HeldGraph, Treatment, to_undir
 from flower_graph.data.partition.client_graphs import (
     ClientGraph,
     check_client_graph,
+    check_training,
     fewer_trained,
     graphless_clients,
     split_nodes,
@@ -164,6 +165,7 @@ def load_folder(
             graph = without_edges(graph) if client in drawn else graph
             check_client_graph(graph, files.treatment)
             graphs.append(fewer_trained(graph, train_share, seed))
+    check_training(graphs)
     return _told(path, files, graphs)
 
 
@@ -252,8 +254,8 @@ def client_graph_from_data(
     Raises
     ------
     DataError
-        If something is missing or malformed, no node is for training, or a graphless client has
-        constant features; names the client.
+        If something is missing or malformed, or a graphless client has constant features; names the
+        client.
     """
     with saying(f"client {client}"):
         uses = Uses(targets, weights)
