@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from flower_graph.config.common import RunConfig
-from flower_graph.method.load import flatten, load_config, to_dict
+from flower_graph.config.schema import flatten
+from flower_graph.method.load import load_config, to_dict
 from flower_graph.method.registry import give_file
 
 # Memory, not cores, is the limit on large machines: a GAT on PubMed holds 1.5 GB of weights.

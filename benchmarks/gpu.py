@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from torch import Tensor
 
+from flower_graph.config.module import GCNSection
 from flower_graph.config.partition import PartitionSection
 from flower_graph.data.partition.client_graphs import ClientGraph, split_nodes
 from flower_graph.data.partition.ego_networks import partition_egos
@@ -34,8 +35,8 @@ from flower_graph.models import build_server_model
 from flower_graph.ops import align_pairs, consensus
 from flower_graph.ops.active_rows import ActiveRows
 from flower_graph.rng import generator
-from flower_graph.strategies.fedgls.cohort import StructureCohort
-from flower_graph.strategies.fedgls.networks import StructureSettings, initial_models
+from flower_graph.strategies.fedgls.cohort import StructureCohort, initial_models
+from flower_graph.strategies.fedgls.config import StructureSettings
 from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.strategies.nfedgnn.config import StrategyConfig
@@ -94,6 +95,9 @@ def make_rows(users: int, features: int, active: int) -> ActiveRows:
     return ActiveRows(pointers, chosen.flatten(), values, features)
 
 
+SETTINGS = UserSettings(HIDDEN, False, 5e-4, 0)
+
+
 def make_server(users: int, device: torch.device) -> RelayServer:
     """Build the server of a random graph."""
     draw = generator(0, "graph", users)
@@ -109,14 +113,12 @@ def make_server(users: int, device: torch.device) -> RelayServer:
         test_mask=~labelled & ~is_even,
     )
     model = build_server_model("gcn", hidden=HIDDEN, heads=1, classes=CLASSES, dropout=0.0, seed=0)
-    section = StrategyConfig(reg_weight=1.0)
-    return RelayServer(data, model, section, latent_size=HIDDEN, seed=0, device=device)
+    return RelayServer(data, model, StrategyConfig(reg_weight=1.0), SETTINGS, device)
 
 
 def relay(device: torch.device, users: int, features: int, active: int) -> Program:
     """nFedGNN: users' forward pass, the server's step, users' step."""
-    settings = UserSettings(HIDDEN, False, 5e-4, 0, "holders")
-    cohort = LinearCohort(make_rows(users, features, active).to(device), settings)
+    cohort = LinearCohort(make_rows(users, features, active).to(device), SETTINGS)
     server, everyone = make_server(users, device), torch.arange(users)
 
     def round_(number: int) -> float:
@@ -153,7 +155,7 @@ def egos(device: torch.device, clients: int, nodes: int) -> Program:
 
 def communities(device: torch.device, clients: int, nodes: int) -> Program:
     """FedGLS: every second client has no edges and learns a graph."""
-    settings = StructureSettings(FEATURES, CLASSES, dropout=0.0)
+    settings = StructureSettings(FEATURES, CLASSES, model=GCNSection(dropout=0.0))
     graphs = [_community(client, nodes) for client in range(clients)]
     cohort = StructureCohort(graphs, settings, device=device)
     models = [_to(model, device) for model in initial_models(settings)]
@@ -224,9 +226,8 @@ def _member(client: int, nodes: int) -> OverlappingGraph:
     whole, place = _generated(client, nodes), torch.arange(nodes)
     masks = (place % 5 < 3, place % 5 == 3, place % 5 == 4)
     public = place < nodes // 2
-    return OverlappingGraph(
-        client, place, public, whole.x, whole.y, whole.y, whole.edge_index, *masks
-    )
+    held = place, whole.x, whole.y, whole.edge_index, None, *masks
+    return OverlappingGraph(client, *held, public=public, train_y=whole.y)
 
 
 def _generated(seed: int, nodes: int, **more: float) -> Any:

@@ -20,13 +20,12 @@ from benchmarks.measure import Table, duration, say, table
 from benchmarks.secure import TERMS
 from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.secure.parties.journal import STATE_BYTES
-from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import WORDS
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import EpochRequest, RevealReply
 from flower_graph.secure.sum.partners import plan
 from flower_graph.secure.sum.round import Skipped
-from flower_graph.secure.sum.server import SumServer
+from flower_graph.secure.sum.server import PartySums, SumServer
 
 LENGTH, DROPOUT, LIMIT = 16, 0.3, 1.0
 BEGIN = 100  # parties that begin the epoch by themselves

@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from flower_graph.ops import orthogonal_procrustes as orthogonal_procrustes
     from flower_graph.ops import procrustes as procrustes
     from flower_graph.secure.client import SecureSumClient as SecureSumClient
-    from flower_graph.secure.parties.server import PartySums as PartySums
     from flower_graph.secure.sum import service as secure_sum  # noqa: F401
+    from flower_graph.secure.sum.server import PartySums as PartySums
     from flower_graph.secure.sum.server import SumServer as SumServer
     from flower_graph.secure.sum.service import SecureSum as SecureSum
     from flower_graph.server.averaging import ReportedFedAvg as ReportedFedAvg
@@ -70,30 +70,26 @@ if TYPE_CHECKING:
     from flower_graph.strategies import EgoNetworkClient as EgoNetworkClient
     from flower_graph.strategies import EgoSettings as EgoSettings
     from flower_graph.strategies import EmbeddingClient as EmbeddingClient
+    from flower_graph.strategies import FedGLSSection as FedGLSSection
     from flower_graph.strategies import FedGTA as FedGTA
     from flower_graph.strategies import FedGTAClient as FedGTAClient
     from flower_graph.strategies import FedGTASection as FedGTASection
-    from flower_graph.strategies import FedProto as FedProto
     from flower_graph.strategies import FedPUB as FedPUB
     from flower_graph.strategies import FedPUBClient as FedPUBClient
     from flower_graph.strategies import FedPUBSection as FedPUBSection
     from flower_graph.strategies import FedSage as FedSage
-    from flower_graph.strategies import LearnerSettings as LearnerSettings
-    from flower_graph.strategies import LocalClient as LocalClient
+    from flower_graph.strategies import GraphSection as GraphSection
     from flower_graph.strategies import LocalEmbedding as LocalEmbedding
     from flower_graph.strategies import LocalSage as LocalSage
-    from flower_graph.strategies import LocalTraining as LocalTraining
     from flower_graph.strategies import MaskedEmbeddingAveraging as MaskedEmbeddingAveraging
     from flower_graph.strategies import NodeClient as NodeClient
     from flower_graph.strategies import ProcrustesAlignment as ProcrustesAlignment
-    from flower_graph.strategies import PrototypeClient as PrototypeClient
     from flower_graph.strategies import PublicNodeClient as PublicNodeClient
     from flower_graph.strategies import PublicSpace as PublicSpace
     from flower_graph.strategies import SageClient as SageClient
     from flower_graph.strategies import SecureConsensus as SecureConsensus
     from flower_graph.strategies import SecureConsensusClient as SecureConsensusClient
     from flower_graph.strategies import SelfTraining as SelfTraining
-    from flower_graph.strategies import SharewiseFedAvg as SharewiseFedAvg
     from flower_graph.strategies import SplitGradientRelay as SplitGradientRelay
     from flower_graph.strategies import StructureClient as StructureClient
     from flower_graph.strategies import StructureFedAvg as StructureFedAvg

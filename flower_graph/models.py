@@ -189,8 +189,8 @@ class GCN(nn.Module):
     ) -> None:
         super().__init__()
         self.dropout, self.input_dropout = dropout, input_dropout
-        self.arguments = {"features": features, "hidden": hidden, "classes": classes}
-        self.arguments |= {"dropout": dropout, "input_dropout": input_dropout}
+        self.arguments: dict[str, float] = {"features": features, "hidden": hidden}
+        self.arguments |= {"classes": classes, "dropout": dropout, "input_dropout": input_dropout}
         self.first = _glorot(Linear(features, hidden))
         self.second = _glorot(Linear(hidden, classes))
         self._graph, self._entries = _GraphCache(gcn_adjacency), _GraphCache(_few_entries)

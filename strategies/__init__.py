@@ -14,12 +14,8 @@ if TYPE_CHECKING:
     from flower_graph.strategies.fed_sage import FedSage as FedSage
     from flower_graph.strategies.fed_sage import LocalSage as LocalSage
     from flower_graph.strategies.fed_sage import SageClient as SageClient
-    from flower_graph.strategies.fedgls import FedProto as FedProto
-    from flower_graph.strategies.fedgls import LearnerSettings as LearnerSettings
-    from flower_graph.strategies.fedgls import LocalClient as LocalClient
-    from flower_graph.strategies.fedgls import LocalTraining as LocalTraining
-    from flower_graph.strategies.fedgls import PrototypeClient as PrototypeClient
-    from flower_graph.strategies.fedgls import SharewiseFedAvg as SharewiseFedAvg
+    from flower_graph.strategies.fedgls import FedGLSSection as FedGLSSection
+    from flower_graph.strategies.fedgls import GraphSection as GraphSection
     from flower_graph.strategies.fedgls import StructureClient as StructureClient
     from flower_graph.strategies.fedgls import StructureFedAvg as StructureFedAvg
     from flower_graph.strategies.fedgls import StructureSettings as StructureSettings

@@ -57,7 +57,7 @@ def _ego(place: int, x: Tensor, y: Tensor, edges: Tensor, draw: torch.Generator)
     if place == ODD["no training"]:
         role[role == 0], y = 1, torch.where(torch.arange(nodes.numel()) < 2, -1, y)
     masks = [(role == k) & (y >= 0) for k in range(3)]
-    return EgoNetwork(100 + place, int(nodes[0]), nodes, own.nonzero().T, x[nodes], y, *masks)
+    return EgoNetwork(100 + place, nodes, x[nodes], y, own.nonzero().T, None, *masks)
 
 
 def toy_shared(egos: Sequence[EgoNetwork]) -> Shared:

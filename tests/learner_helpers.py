@@ -5,27 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from plain.fedgls import similarity_of as slow_similarity
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flower_graph.ops.similarity import SparseRows
 
+__all__ = ["slow_similarity"]
+
 
 def sparse(x: Tensor) -> SparseRows:
     row, col = x.nonzero(as_tuple=True)
     return SparseRows(row, col, x[row, col], (x.shape[0], x.shape[1]))
-
-
-def slow_similarity(e: Tensor, similarity: str) -> Tensor:
-    """Compare all nodes, ``[n, n]`` (equation 13)."""
-    if similarity == "cosine":
-        return F.cosine_similarity(e[:, None], e[None], dim=2, eps=1e-30)
-    if similarity == "inner":
-        return (e[:, None] * e[None]).sum(2)
-    square = (e[:, None] - e[None]).square().sum(2)
-    none = square == 0
-    return 1 / (1 + square.masked_fill(none, 1).sqrt().masked_fill(none, 0))
 
 
 def slow_nearest(similarity: Tensor, k: int) -> list[list[int]]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
-from torch import Tensor
+from torch import Tensor, nn
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
@@ -23,7 +24,6 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.ppfl.cohort_client import (
     EmbeddingClient,
-    EmbeddingModel,
     PublicNodeClient,
 )
 from flower_graph.strategies.ppfl.messages import FloatArray, IntArray
@@ -34,12 +34,16 @@ from flower_graph.strategies.ppfl.secure_consensus import (
 from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment
 
 
-class ToyModel:
+class ToyModel(nn.Module):
     """Vectors that targets replace and that turn a little every round: a model with a state."""
 
+    vectors: Tensor
+    rounds: Tensor
+
     def __init__(self, start: FloatArray) -> None:
-        self.vectors = torch.from_numpy(start.copy())
-        self.rounds = torch.zeros((), dtype=torch.int64)
+        super().__init__()
+        self.register_buffer("vectors", torch.from_numpy(start.copy()))
+        self.register_buffer("rounds", torch.zeros((), dtype=torch.int64))
 
     def learn(self, rows: IntArray, targets: FloatArray | None, server_round: int) -> float:
         if targets is not None:
@@ -55,24 +59,10 @@ class ToyModel:
     def embed(self) -> FloatArray:
         return self.vectors.numpy().copy()
 
-    def state_dict(self) -> dict[str, Tensor]:
-        return {"vectors": self.vectors, "rounds": self.rounds}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.vectors, self.rounds = state["vectors"], state["rounds"]
-
-
-class StillModel:
-    """Vectors that never change, and no state to keep."""
-
-    def __init__(self, vectors: FloatArray) -> None:
-        self.vectors = vectors
-
-    def learn(self, rows: IntArray, targets: FloatArray | None, server_round: int) -> float:
-        return 0.5
-
-    def embed(self) -> FloatArray:
-        return self.vectors
+def still(vectors: FloatArray) -> Any:
+    """Make a model whose vectors never change, and that has no state to keep."""
+    return SimpleNamespace(learn=lambda *_: 0.5, embed=lambda: vectors)
 
 
 def toy_judge(embeddings: FloatArray, server_round: int, is_last: bool) -> dict[str, float]:
@@ -99,8 +89,8 @@ def still_member(
 ) -> EmbeddingClient:
     """A client whose nodes are all public and never move."""
     values, nodes = np.array(vectors, np.float32), np.array(ids)
-    build: Callable[[], EmbeddingModel] = partial(StillModel, values)
-    return EmbeddingClient(number, nodes, np.arange(nodes.size), values.shape[1], build)
+    rows, width = np.arange(nodes.size), values.shape[1]
+    return EmbeddingClient(number, nodes, rows, width, partial(still, values))
 
 
 class Outcome(NamedTuple):

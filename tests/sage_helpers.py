@@ -15,17 +15,14 @@ from graph_helpers import dealt
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fed_sage import client as client_module
 from flower_graph.strategies.fed_sage import strategy as strategy_module
-from flower_graph.strategies.fed_sage.client import SageClient
-from flower_graph.strategies.fed_sage.strategy import LocalSage
+from flower_graph.strategies.fed_sage.strategy import LocalSage, SageClient
 from flower_graph.strategies.fedscem.config import EgoSettings
 
 
 @pytest.fixture(autouse=True)
 def few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let generators take three steps, alone and together, where this is imported."""
-    monkeypatch.setattr(client_module, "GENERATOR_EPOCHS", 3)
     monkeypatch.setattr(strategy_module, "GENERATOR_EPOCHS", 3)
 
 
@@ -45,9 +42,9 @@ def ring(client: int, n: int, *, edges: bool = True, labelled: bool = True) -> E
     nothing = torch.zeros(n, dtype=torch.bool)
     return EgoNetwork(
         client=client,
-        ego=client,
         nodes=place + 10 * client,
         edge_index=torch.cat([links, links.flip(0)], 1),
+        hidden_edges=None,
         x=x,
         y=y,
         train_mask=(split < 2) if labelled else nothing,

@@ -3,46 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from flwr.app import Context
 from graph_helpers import dealt
-from plain_structure import FEDGLS, PlainClient, PlainFederation
+from plain import fedgls as plain
 from torch import Tensor
 
 from flower_graph.client.state import StateStore
+from flower_graph.config.module import GCNSection
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedgls.cohort import StructureCohort
-from flower_graph.strategies.fedgls.method import KINDS
-from flower_graph.strategies.fedgls.networks import LearnerSettings, StructureSettings
-from flower_graph.strategies.fedgls.strategy import StructureFedAvg
+from flower_graph.strategies.fedgls.cohort import StructureCohort, initial_models
+from flower_graph.strategies.fedgls.config import (
+    AVERAGING,
+    FEDGLS,
+    FedGLSSection,
+    GraphSection,
+    StructureSettings,
+)
+from flower_graph.strategies.fedgls.learners import initial_learner
+from flower_graph.strategies.fedgls.strategy import StructureClient, StructureFedAvg
 
 FEATURES, CLASSES = 8, 4
 MODEL_KEYS = (("gnn-first", "gnn-rest"), ("encoder-first", "encoder-rest"))
+METHODS = (*AVERAGING, "fed-gnn-mlp")
 SETTINGS = StructureSettings(
     FEATURES,
     CLASSES,
-    hidden=5,
-    dropout=0.0,
-    learning_rate=0.02,
-    weight_decay=0.01,
-    local_epochs=3,
+    GraphSection(neighbours=2, width=4, learning_rate=0.05, tau=0.5),
+    GCNSection(hidden=5, dropout=0.0),
+    FedGLSSection(learning_rate=0.02, weight_decay=0.01, local_epochs=3),
     seed=3,
-    learner=LearnerSettings(neighbours=2, width=4, learning_rate=0.05),
-    tau=0.5,
-    prototype_weight=0.7,
 )
 GRAPHLESS = (21, 23, 24)
 
 
-def settings_of(method: str, **changes: Any) -> StructureSettings:
-    """The settings of a method."""
-    return SETTINGS._replace(graphs=KINDS[method].graphs, **changes)
+def settings_of(method: str = FEDGLS, **changes: Any) -> StructureSettings:
+    """The settings of a method; changes by section."""
+    changes["strategy"] = {"name": method, **changes.get("strategy", {})}
+    own = {name: replace(getattr(SETTINGS, name), **keys) for name, keys in changes.items()}
+    return SETTINGS._replace(**own)
+
+
+def plain_federation(
+    settings: StructureSettings, graphs: Sequence[ClientGraph] | None = None
+) -> plain.Federation:
+    """The plain reference, which begins as the engine does."""
+    first = initial_learner(settings.num_features, settings.graph, settings.seed)
+    phi, w = [*first.first.T], settings.graph.width
+    if settings.graph.encoder == "mlp":
+        phi = [first.first, *first.rest.view(-1, w, w)]
+    return plain.Federation(graphs or toy_clients(), settings, initial_models(settings), phi)
 
 
 def toy_clients() -> list[ClientGraph]:
@@ -109,7 +125,7 @@ def learners_of(cohort: StructureCohort) -> dict[int, list[Tensor]]:
     learners, found = cohort.learners, {}
     if learners is None:
         return found
-    w, is_mlp = learners.settings.width, learners.settings.encoder == "mlp"
+    w, is_mlp = learners.how.width, learners.how.encoder == "mlp"
     for place, client in enumerate(learners.batch.clients):
         model = dense(learners, place)
         layers = [model.first, *model.rest.view(-1, w, w)] if is_mlp else model.first.T
@@ -128,16 +144,16 @@ def cohort_of(context: Context) -> StructureCohort:
 
 
 def client_app(
-    method: str,
+    settings: StructureSettings = SETTINGS,
     graphs: Sequence[ClientGraph] | None = None,
     deal: Sequence[Sequence[int]] | None = None,
-    settings: StructureSettings | None = None,
     **mods: Any,
 ) -> Any:
     """Deal clients out as `dealt` does."""
-    kind, own = KINDS[method].client, settings or settings_of(method)
     everyone = toy_clients() if graphs is None else graphs
-    return dealt(lambda context, local: kind(context, local, own), everyone, deal, **mods)
+    return dealt(
+        lambda context, local: StructureClient(context, local, settings), everyone, deal, **mods
+    )
 
 
 @dataclass
@@ -181,19 +197,16 @@ class Outcome:
 
 
 def run(
-    method: str = FEDGLS,
+    settings: StructureSettings = SETTINGS,
     *,
     rounds: int = 3,
     supernodes: int = 2,
-    graphs: Sequence[ClientGraph] | None = None,
-    deal: Sequence[Sequence[int]] | None = None,
     app: Any = None,
-    settings: StructureSettings | None = None,
+    **dealt_out: Any,
 ) -> Outcome:
     """Run a method in process."""
-    own = settings or settings_of(method)
-    grid = InProcessGrid(app or client_app(method, graphs, deal, own), num_supernodes=supernodes)
-    outcome = Outcome(KINDS[method].server(own), grid)
+    grid = InProcessGrid(app or client_app(settings, **dealt_out), num_supernodes=supernodes)
+    outcome = Outcome(StructureFedAvg(settings), grid)
     outcome.strategy.start(grid, num_rounds=rounds, timeout=0.05, on_round=outcome.reports.append)
     return outcome
 
@@ -205,15 +218,11 @@ def close(one: Tensor, other: Tensor, atol: float = 1e-5) -> None:
     torch.testing.assert_close(one, other, rtol=0, atol=atol, equal_nan=True)
 
 
-def assert_as_plain(outcome: Outcome, federation: PlainFederation) -> None:
+def assert_as_plain(outcome: Outcome, federation: plain.Federation) -> None:
     """Compare the server's models with the plain ones, and every client's models and learner."""
     for (first, rest), model in zip(MODEL_KEYS, federation.models, strict=False):
-        if first in outcome.arrays:
-            close(outcome.arrays[first], model.first)
-            close(outcome.arrays[rest], model.rest)
-    if federation.method == "fedproto":  # a class that nobody has any more keeps its last one
-        for label, vector in federation.prototypes.items():
-            close(outcome.arrays["prototypes"][label], vector)
+        close(outcome.arrays[first], model.first)
+        close(outcome.arrays[rest], model.rest)
     weights, learners = outcome.weights, outcome.learners
     for client in federation.clients:
         has = (client.x != 0).any(0)
@@ -228,9 +237,15 @@ def assert_as_plain(outcome: Outcome, federation: PlainFederation) -> None:
                 close(part[rows], wanted.detach()[rows])
 
 
-def assert_judged_as_plain(outcome: Outcome, clients: Sequence[PlainClient]) -> None:
+def assert_judged_as_plain(outcome: Outcome, clients: Sequence[plain.Client]) -> None:
     """Compare what the last report says with the plain clients' means."""
-    judged = torch.tensor([[loss, *right] for right, loss in (c.judge() for c in clients)])
+    judged = []
+    for client in clients:
+        graph, logits = client.graph, client.nets[0](client.x, client.adjacency).detach()
+        right, train = (logits.argmax(1) == graph.y).double(), graph.train_mask
+        masks = (train, graph.val_mask, graph.test_mask)
+        loss = torch.nn.functional.cross_entropy(logits[train], graph.y[train])
+        judged.append(torch.stack([loss.double(), *(right[mask].mean() for mask in masks)]))
     last = outcome.reports[-1]
     ours = [last.loss, last.train_accuracy, last.val_accuracy, last.test_accuracy]
-    close(torch.tensor(ours), judged.mean(0))
+    close(torch.tensor(ours).double(), torch.stack(judged).mean(0))

@@ -25,6 +25,7 @@ from flower_graph.report.writer import RunWriter
 from flower_graph.storage.checkpoint import round_folder, save_server
 
 Call = dict[str, Any]
+CHECKS = {"check_run": lambda config, supernodes: 1, "usual_supernodes": lambda config: None}
 
 
 def report(number: int) -> RoundReport:
@@ -58,7 +59,7 @@ def module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Runner:
     runner = Runner()
-    module(monkeypatch, "apps.run", run=runner.run, check_run=lambda config, supernodes: 1)
+    module(monkeypatch, "apps.run", run=runner.run, **CHECKS)
     module(monkeypatch, "apps.cli.check", short_form=lambda config: (["a graph"], []))
     monkeypatch.chdir(tmp_path)
     return runner
@@ -200,7 +201,7 @@ def test_flwr_engine_gets_paths_in_full(
         return writer.finish({"clients": 2, "engine": "flwr"})
 
     module(monkeypatch, "apps.cli.launch", flwr_run=flwr_run)
-    module(monkeypatch, "apps.run", check_run=lambda config, supernodes: 1)
+    module(monkeypatch, "apps.run", **CHECKS)
     module(monkeypatch, "apps.cli.check", short_form=lambda config: ([], []))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my graph.pt").write_bytes(b"")

@@ -12,7 +12,6 @@ import plain_clients
 import pytest
 import torch
 from ego_helpers import SETTINGS as EGO_SETTINGS
-from plain_structure import FEDGLS
 from public_helpers import run as run_members
 from public_helpers import still_member
 from sage_helpers import SETTINGS as SAGE_SETTINGS
@@ -24,8 +23,8 @@ from flower_graph.records.participation import numbers
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fed_sage.strategy import LocalSage
-from flower_graph.strategies.fedgls.messages import STRUCTURE_NAMES
-from flower_graph.strategies.fedgls.method import KINDS
+from flower_graph.strategies.fedgls.strategy import FIGURES as STRUCTURE_NAMES
+from flower_graph.strategies.fedgls.strategy import StructureFedAvg
 from flower_graph.strategies.fedscem.baselines import EgoFedAvg, EgoFedProx
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
@@ -89,7 +88,7 @@ def test_fedscem_adds_up_what_plain_clients_send() -> None:
 
 
 NAMES = ["cross-entropy", "train", "val", "test", *STRUCTURE_NAMES]
-METHODS = ((FEDGLS, 0.0), ("fedproto", 0.0), ("fed-gnn-mlp", 1.0))  # with their first shares
+METHODS = (("structure-fedavg", 0.0), ("fed-gnn-mlp", 1.0))  # with their first shares
 
 
 @pytest.mark.parametrize(
@@ -98,7 +97,7 @@ METHODS = ((FEDGLS, 0.0), ("fedproto", 0.0), ("fed-gnn-mlp", 1.0))  # with their
         (EgoFedAvg(EGO_SETTINGS), 0.0),
         (EgoFedProx(EGO_SETTINGS), 0.0),
         (LocalSage(SAGE_SETTINGS), 0.0),
-        *((KINDS[method].server(settings_of(method)), share) for method, share in METHODS),
+        *((StructureFedAvg(settings_of(method)), share) for method, share in METHODS),
     ],
     ids=["fedavg", "fedprox", "local-sage", *(method for method, _ in METHODS)],
 )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import base64
-import json
 import re
 import shlex
 import subprocess
@@ -105,9 +103,3 @@ def test_launcher_sets_the_run_config_that_the_root_app_declares(tmp_path: Path)
     assert app["app"]["config"] == settings
     assert set(settings) == set(PYPROJECT["tool"]["flwr"]["app"]["config"])
     assert shlex.split(str(settings["overrides"])) == ["x=[1, 2]", "name='q\"\\\\'"]
-
-
-def test_bundled_data_is_the_same_in_a_flower_app_bundle_as_in_a_wheel() -> None:
-    folder = ROOT / "flower_graph" / "data" / "cora_linqs"
-    text = json.loads((folder / "cora.npz.json").read_text(encoding="utf-8"))
-    assert base64.b64decode(text["base64"]) == (folder / "cora.npz").read_bytes()

@@ -21,15 +21,16 @@ from omegaconf import OmegaConf
 from safetensors.numpy import load_file
 
 from flower_graph.config.common import CHECKPOINTS
+from flower_graph.config.schema import flatten
 from flower_graph.errors import OutputError
-from flower_graph.method.load import flatten, load_config, to_dict
+from flower_graph.method.load import load_config, to_dict
 from flower_graph.method.registry import known_apps
 from flower_graph.records.rounds import RoundReport, format_bytes, format_round, read_reports
 from flower_graph.report.result import describe_baselines, describe_result, summarise
 from flower_graph.report.writer import RunWriter
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.storage.files import LOCK_FILE, FolderLock
-from flower_graph.strategies.fedgls.networks import StructureSettings
+from flower_graph.strategies.fedgls.config import StructureSettings
 from flower_graph.strategies.fedgls.strategy import StructureFedAvg
 from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment
 

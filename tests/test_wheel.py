@@ -140,7 +140,11 @@ def test_wheel_installs_one_name_only(distributions: Path) -> None:
     assert {f"{GUIDES}/own-data.md", f"{GUIDES}/generate.py"} <= guides
     assert {Path(name).suffix for name in guides} == {".md", ".py"}
     packed = {name for name in names if "dist-info" not in name} - site - guides
-    assert packed == expected | {f"{DATA}/cora.npz", f"{DATA}/README.md", "flower_graph/py.typed"}
+    assert packed == expected | {
+        f"{DATA}/cora.npz.json",
+        f"{DATA}/README.md",
+        "flower_graph/py.typed",
+    }
 
 
 @pytest.mark.parametrize("address", ["", "https://git.example/team/flower-graph"])
@@ -171,7 +175,7 @@ def test_sdist_has_all_that_a_build_needs(distributions: Path) -> None:
     (sdist,) = distributions.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"pyproject.toml", "LICENSE", "README.md", f"{DATA}/cora.npz"} <= names
+    assert {"pyproject.toml", "LICENSE", "README.md", f"{DATA}/cora.npz.json"} <= names
     assert {"conf/quickstart.yaml", "apps/server_app.py"} <= names
     assert not any("/runs/" in name for name in names)
     assert sdist.stat().st_size < 4e6

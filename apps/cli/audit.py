@@ -25,11 +25,9 @@ from flower_graph.audit.deviating import DeviatingGrid, Deviation, all_notes
 from flower_graph.audit.scores import EVERYWHERE, Finding, findings_of, page
 from flower_graph.config.common import RunConfig
 from flower_graph.errors import AlignmentError, ConfigError, NoClientsError, OutputError
-from flower_graph.method.base import Method
 from flower_graph.method.load import load_config, to_dict
 from flower_graph.method.registry import method_named, method_of
 from flower_graph.report.result import versions
-from flower_graph.server.round_loop import RoundLoop
 from flower_graph.storage.files import new_folder, write_json, write_text
 from flower_graph.storage.reading import Tree, read_json, reading
 
@@ -86,7 +84,7 @@ def _deviating_run(config: RunConfig, deviation: Deviation, nodes: int) -> list[
     return deviation.findings()
 
 
-def _audit_of(config: RunConfig) -> Audit[RunConfig, Method[RunConfig, RoundLoop]]:
+def _audit_of(config: RunConfig) -> Audit[RunConfig]:
     audit = method_of(config).audit()
     if audit is None:
         raise ConfigError(f"app: {config.app} has no audit: its method names no attack")

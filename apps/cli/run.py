@@ -210,7 +210,7 @@ def check_all(jobs: Sequence[Job], supernodes: int | None = None, *, quiet: bool
 
 
 def _run(job: Job, args: argparse.Namespace, check: Callable[[], None] | None) -> dict[str, object]:
-    from flower_graph.apps.run import run, usual_supernodes
+    from flower_graph.apps.run import usual_supernodes
 
     method, is_file = method_of(job.config), is_file_name(job.name)
     supernodes = args.supernodes or usual_supernodes(job.config)
@@ -256,6 +256,8 @@ def _run(job: Job, args: argparse.Namespace, check: Callable[[], None] | None) -
                 ray_address=args.ray_address,
                 meanwhile=meanwhile,
             )
+        from flower_graph.apps.run import run
+
         return run(
             job.config,
             job.out,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -19,8 +19,6 @@ from flower_graph.wire.arrays import decode_array
 from flower_graph.wire.keys import CONFIG
 
 C = TypeVar("C", bound=RunConfig, contravariant=True)  # the method's schema
-M = TypeVar("M", contravariant=True)  # what the attacks ask of the method
-G_co = TypeVar("G_co", covariant=True)  # a client's graph
 NO_NOISE = "privacy.epsilon=null"
 
 
@@ -89,15 +87,8 @@ def array_of(content: RecordDict, record: str, key: str) -> NDArray[Any]:
     return decode_array(f"{record}/{key}", arrays[key])
 
 
-class HoldsGraphs(Protocol[C, G_co]):
-    """The interface of a method whose clients hold a graph each."""
-
-    def graphs(self, config: C) -> Sequence[G_co]: ...
-
-    def num_classes(self, config: C) -> int: ...
-
-
-class Audit(Generic[C, M]):
+# Any: an attack knows its method
+class Audit(Generic[C]):
     """The attacks on one method; a method overrides the defaults.
 
     Attributes
@@ -137,11 +128,11 @@ class Audit(Generic[C, M]):
         """Return the number of SuperNodes for so many clients: one each, as in a deployment."""
         return clients
 
-    def deviations(self, config: C, method: M) -> Sequence[Deviation]:
+    def deviations(self, config: C, method: Any) -> Sequence[Deviation]:
         """Return the lies of a deviating server about a run's hidden values, if there are any."""
         return ()
 
-    def attack(self, config: C, grid: RecordingGrid, method: M) -> list[Finding]:
+    def attack(self, config: C, grid: RecordingGrid, method: Any) -> list[Finding]:
         """Attack the recorded messages; `method`, which was run, knows its clients' data."""
         raise NotImplementedError
 

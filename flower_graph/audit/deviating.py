@@ -7,9 +7,8 @@ which its client committed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -120,7 +119,7 @@ def two_stories(local: SumRound, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 class SumDeviation(Deviation):
-    """Lies about dropouts of a secure sum."""
+    """Lies about dropouts of a secure sum: in the list that parties sign, and after it."""
 
     def __init__(
         self, name: str, server_of: ServerOf, story: Story, *, threshold: int | None
@@ -131,48 +130,56 @@ class SumDeviation(Deviation):
 
     def patch(self, strategy: object) -> None:
         server = self.server_of(strategy)
-        opens, unmasks, takes = server.open_round, server.unmask_requests, server.take
+        opens, lists, takes = server.open_round, server.list_requests, server.take
+        unmasks = server.unmask_requests
 
         def open_round(number: int, *who: object) -> dict[int, PrepareRequest]:
             requests: dict[int, PrepareRequest] = opens(number, *who)
-            self.opened(server, number)
+            if (local := server._rounds.get(number)) is None:
+                return requests
+            self.clients = max(self.clients, len(local.parties))
             if self.threshold is None:
                 return requests
+            local.threshold, local.minimum = self.threshold, 2  # the server itself believes it
             self.told += len(requests)
             lie: dict[str, Any] = {"threshold": self.threshold, "minimum": 2}
             return {node: replace(request, **lie) for node, request in requests.items()}
 
-        def unmask_requests(number: int) -> dict[int, object]:
-            requests: dict[int, object] = self.lies(server, number, unmasks)
+        def list_requests(number: int) -> dict[int, ListRequest]:
+            requests: dict[int, ListRequest] = lists(number)
+            if self.story is not only_one_survived or not requests:
+                return requests
+            sent = server._rounds[number].contributed
+            listed = np.zeros_like(sent)
+            listed[np.flatnonzero(sent)[:1]] = True
             self.told += len(requests)
-            return requests
+            return {node: replace(one, listed=listed) for node, one in requests.items()}
+
+        def unmask_requests(number: int) -> dict[int, UnmaskRequest]:
+            truth, local = unmasks(number), server._rounds.get(number)
+            if local is None or not (truth or local.signed.any()):
+                return {}
+            self.rounds[number] = Opened(local)
+            sent = {node: row for node, row in local._rows.items() if local.contributed[row]}
+            self.told += len(sent)
+            return {node: self._lie(local, row) for node, row in sent.items()}
 
         def take(node: int, reply: StageReply) -> None:
             if isinstance(reply, UnmaskReply) and reply.server_round in self.rounds:
                 self.rounds[reply.server_round].take(reply)
             takes(node, reply)
 
-        server.open_round, server.unmask_requests, server.take = open_round, unmask_requests, take
+        server.open_round, server.list_requests = open_round, list_requests
+        server.unmask_requests, server.take = unmask_requests, take
 
-    # Any: a server of either kind, and its requests
-    def opened(self, server: Any, number: int) -> None:
-        """Count the clients of a round, and let the server itself believe the threshold."""
-        self.clients = max(self.clients, len(server.clients))
-        if self.threshold is not None and number in server._rounds:
-            local = server._rounds[number]
-            local.threshold, local.minimum = self.threshold, 2
-
-    def lies(self, server: Any, number: int, unmasks: Callable[[int], Any]) -> dict[int, Any]:
-        """Return the requests to take masks off, with the story in the place of the truth."""
-        requests: dict[int, Any] = unmasks(number)
-        if not requests:
-            return {}
-        local = server._rounds[number]
-        self.rounds[number] = Opened(local)
-        for node, one in requests.items():
-            rows = np.searchsorted(local.parties, one.clients)
-            requests[node] = replace(one, kinds=self.story(local, rows))
-        return requests
+    def _lie(self, local: SumRound, row: int) -> UnmaskRequest:
+        """Ask a SuperNode for what the story needs, with all signatures that there are."""
+        rows, count = np.array([row]), local._count(local.contributed)
+        told = local.run_id, local.number, count, local.parties[rows], self.story(local, rows)
+        if not local.signed.any():
+            return UnmaskRequest(*told)
+        columns: NDArray[np.int64] = np.flatnonzero(local.signed[local.partners[row]])
+        return UnmaskRequest(*told, columns, local.lists[local.partners[row, columns]])
 
     def findings(self) -> list[Finding]:
         right = list[bool]()
@@ -194,7 +201,8 @@ class OwnAnswers(Deviation):
         self._tokens = set[bytes]()
 
     def patch(self, strategy: object) -> None:
-        self._run, aligner = self._parts_of(strategy)
+        self._run, self._aligner = self._parts_of(strategy)
+        aligner = self._aligner
         takes, asks, unites = aligner._take_blind, aligner.union_requests, aligner.take_union
 
         def take_blind(reply: ids.BlindReply) -> None:
@@ -213,20 +221,37 @@ class OwnAnswers(Deviation):
         aligner._take_blind, aligner.union_requests = take_blind, union_requests
         aligner.take_union = take_union
 
-    # Any: a request for the union, in the form that the run has
-    def answered(self, request: Any) -> Any:
-        """Replace the key-holders' answers by the server's own."""
-        clients = request.clients.tolist()
-        answers = [ids.multiply(self.blinded[client], self._key(client)) for client in clients]
-        self.told += len(answers)
-        return replace(request, points=rows_of(chain(*answers), -1, ids.POINT)[None])
+    def answered(self, request: ids.UnionRequest) -> ids.UnionRequest:
+        """Replace the key-holders' answers by the server's own, each proved answer for itself."""
+        clients, holders = request.clients.tolist(), request.holders
+        if not clients:
+            return request
+        self.told += len(clients)
+        keys = [[self._key(c)] if holders is None else self._shares() for c in clients]
+        blocks = [self.blinded[client] for client in clients]
+        places = range(1 if holders is None else len(holders))
+        answers = [
+            np.concatenate([ids.multiply(b, k[place]) for b, k in zip(blocks, keys, strict=True)])
+            for place in places
+        ]
+        request = replace(request, points=np.stack(answers))
+        if holders is None:
+            return request
+        public = [public_of(share) for share in self._shares()]
+        return replace(request, keys=rows_of(public[: len(holders)], -1, ids.POINT))
 
     def named(self, points: ids.Bytes2D, client: int) -> ids.Bytes2D:
         """Name candidates as a client would that believed the server."""
-        return ids.multiply(points, self._key(client))
+        keys = [self._key(client)] if self._aligner._registry is None else self._shares()
+        total = ids.add([ids.multiply(points, key) for key in keys])
+        assert total is not None
+        return total
 
-    def _key(self, client: int) -> bytes:
-        return ids.scalar(b"the server's own", b"key", client)
+    def _key(self, number: int) -> bytes:
+        return ids.scalar(b"the server's own", b"key", number)
+
+    def _shares(self) -> list[bytes]:
+        return [self._key(place) for place in range(KEY_HOLDERS)]
 
     def findings(self) -> list[Finding]:
         sets = [set(ids.canonical(local, "a client")) for local in self._held]
@@ -242,7 +267,7 @@ class OwnAnswers(Deviation):
 
 
 class ChosenHolders(Deviation):
-    """Names key-holders of its choice instead of the draw's."""
+    """Names key-holders of its choice instead of the draw's, which parties know."""
 
     name = "deviating server: key-holders that it chose and that clients answered with"
 
@@ -252,127 +277,37 @@ class ChosenHolders(Deviation):
 
     def patch(self, strategy: object) -> None:
         _, aligner = self.parts_of(strategy)
-        adds = aligner._add_up
+        takes = aligner._take
 
         def choose(count: int) -> list[int]:
-            free = sorted(c for c in aligner._node if c not in aligner._dropped)
-            chosen = [c for c in free if c not in aligner._holders][-count:]
-            self.chosen |= set(chosen)
+            free = sorted(aligner._blinded.keys() - aligner._dropped - set(aligner._holders))
+            lies = set(free)
+            if aligner._registry is None:
+                self._share = min(1.0, len(self.chosen | set(free[-count:])) / len(aligner._node))
+            else:
+                beyond = set(aligner._draw[KEY_HOLDERS + MOST_SKIPPED :])
+                lies = {client for client in free if aligner._party[client] in beyond}
+            chosen = sorted(free, key=lambda client: client in lies)[-count:]
+            self.chosen |= lies & set(chosen)
             self.told += len(chosen)
-            self._share = len(self.chosen) / max(1, len(aligner._node))
             return chosen
 
-        def add_up() -> None:
-            self.answered |= set(chain.from_iterable(aligner._answers))
-            adds()
+        def take(request: object, config: Mapping[str, object]) -> None:
+            takes(request, config)
+            if isinstance(request, ids.EvaluateRequest):
+                self.answered |= set(request.holders.tolist())
 
-        aligner._choose, aligner._add_up = choose, add_up
+        aligner._choose, aligner._take = choose, take
 
     def findings(self) -> list[Finding]:
         right = [client in self.answered for client in sorted(self.chosen)] or [False]
-        return [guesses(self.name, right, min(self._share, 1.0))]
+        return [guesses(self.name, right, self._share)]
 
 
 def all_notes(notes: Sequence[str], names: Iterable[str]) -> list[str]:
     """Add the notes on the deviating server, if it was tried."""
     tried = any(name.startswith("deviating server") for name in names)
     return [*notes, *(NOTES if tried else ())]
-
-
-class PartyDeviation(SumDeviation):
-    """Lies about dropouts of a sum of parties: in the list that they sign, and after it."""
-
-    def patch(self, strategy: object) -> None:
-        super().patch(strategy)
-        server = self.server_of(strategy)
-        lists = server.list_requests
-
-        def list_requests(number: int) -> dict[int, ListRequest]:
-            requests: dict[int, ListRequest] = lists(number)
-            if self.story is not only_one_survived:
-                return requests
-            sent = server._rounds[number].contributed
-            listed = np.zeros_like(sent)
-            listed[np.flatnonzero(sent)[:1]] = True
-            self.told += len(requests)
-            return {node: replace(one, listed=listed) for node, one in requests.items()}
-
-        server.list_requests = list_requests
-
-    def opened(self, server: Any, number: int) -> None:
-        self.clients = max(self.clients, len(server.parties))
-
-    def lies(self, server: Any, number: int, unmasks: Callable[[int], Any]) -> dict[int, Any]:
-        if server.epoch is None or number not in server._rounds:
-            return {}
-        one = server._rounds[number]
-        unmasks(number)
-        self.rounds[number] = Opened(one)
-        sent = np.flatnonzero(one.contributed).tolist()
-        nodes = {row: server.node_of_party(int(one.parties[row])) for row in sent}
-        return {node: self._lie(one, row) for row, node in nodes.items()}
-
-    def _lie(self, one: SumRound, place: int) -> UnmaskRequest:
-        """Ask one party for what the story needs, with all signatures that there are."""
-        rows, row = np.array([place]), one.partners[place]
-        columns: NDArray[np.int64] = np.flatnonzero(one.signed[row])
-        return UnmaskRequest(
-            one.run_id,
-            one.number,
-            int(one.contributed.sum()),
-            one.parties[rows],
-            self.story(one, rows),
-            columns,
-            one.lists[row[columns]],
-        )
-
-
-class OwnProvedAnswers(OwnAnswers):
-    """Answers instead of the key-holders, where answers are proved."""
-
-    def answered(self, request: ids.UnionRequest) -> ids.UnionRequest:
-        shares = [self._share(holder) for holder in request.holders.tolist()]
-        if not request.clients.size:
-            return request
-        blocks = [self.blinded[client] for client in request.clients.tolist()]
-        answers = [np.concatenate([ids.multiply(one, share) for one in blocks]) for share in shares]
-        keys = rows_of([public_of(share) for share in shares], -1, ids.POINT)
-        self.told += 1
-        return replace(request, keys=keys, points=np.stack(answers))
-
-    def named(self, points: ids.Bytes2D, client: int) -> ids.Bytes2D:
-        shares = map(self._share, range(KEY_HOLDERS))
-        total = ids.add([ids.multiply(points, share) for share in shares])
-        assert total is not None
-        return total
-
-    @staticmethod
-    def _share(holder: int) -> bytes:
-        return ids.scalar(b"the server's own", b"key", holder % KEY_HOLDERS)
-
-
-class ChosenParties(ChosenHolders):
-    """Names key-holders other than the draw's, although all know the draw."""
-
-    def patch(self, strategy: object) -> None:
-        _, aligner = self.parts_of(strategy)
-        asks = aligner.union_requests
-
-        def choose(count: int) -> list[int]:
-            last = set(aligner._draw[KEY_HOLDERS + MOST_SKIPPED :])
-            free = aligner._blinded.keys() - aligner._dropped - set(aligner._holders)
-            chosen = sorted(free, key=lambda c: aligner._party[c] not in last)[:count]
-            self.chosen |= {c for c in chosen if aligner._party[c] in last}
-            self.told += len(chosen)
-            return chosen
-
-        def union_requests() -> dict[int, object]:
-            holders = {party for parties in aligner._proved.values() for party in parties}
-            self.answered |= {c for c in self.chosen if aligner._party[c] in holders}
-            requests: dict[int, object] = asks()
-            return requests
-
-        aligner._choose, aligner.union_requests = choose, union_requests
 
 
 # Lies about dropouts: what is told, the story, the threshold
@@ -383,19 +318,14 @@ STORIES: tuple[tuple[str, Story, int | None], ...] = (
 )
 
 
-def of_sums(server_of: ServerOf, *, distrusts: bool) -> list[Deviation]:
+def of_sums(server_of: ServerOf) -> list[Deviation]:
     """Return the lies to clients of a secure sum, or to parties that distrust the server."""
-    kind = PartyDeviation if distrusts else SumDeviation
     return [
-        kind(f"deviating server: {what}: vectors opened", server_of, story, threshold=least)
+        SumDeviation(f"deviating server: {what}: vectors opened", server_of, story, threshold=least)
         for what, story, least in STORIES
     ]
 
 
-def of_alignment(
-    parts_of: Parts, held: Sequence[Sequence[object]], *, distrusts: bool
-) -> list[Deviation]:
+def of_alignment(parts_of: Parts, held: Sequence[Sequence[object]]) -> list[Deviation]:
     """Return the lies to clients, or parties, that align their identities."""
-    if distrusts:
-        return [OwnProvedAnswers(parts_of, held), ChosenParties(parts_of)]
     return [OwnAnswers(parts_of, held), ChosenHolders(parts_of)]

@@ -17,9 +17,7 @@ from torch.nn import functional
 
 from flower_graph.config.module import DOT, MLP
 from flower_graph.data.description import Caution, tell
-from flower_graph.data.graph import Scale, called
-from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import ClientGraph, Scale, called
 from flower_graph.engine.grouped import Group, Layout, Tensors
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.ops.adam import MOMENTS, in_memory_order
@@ -48,7 +46,7 @@ from flower_graph.rng import generator, seeded
 from flower_graph.wire.counts import added, counted
 from flower_graph.wire.keys import ROLES
 
-LocalGraph = ClientGraph | EgoNetwork
+LocalGraph = ClientGraph
 UNUSED = "its forward takes no edge_weight, so all edges count the same"
 
 
@@ -145,7 +143,7 @@ def placed_on(graph: LocalGraph, device: torch.device) -> GraphOnDevice:
     if edges is None:
         edges = torch.zeros((2, 0), dtype=torch.int64)
     masks = {"train": graph.train_mask, "val": graph.val_mask, "test": graph.test_mask}
-    weight = graph.edge_weight if isinstance(graph, ClientGraph) else None
+    weight = graph.edge_weight
     return GraphOnDevice(
         (graph.client,),
         dense(graph.x).to(device),
@@ -380,8 +378,7 @@ class ValueTask(NodeTask):
     scale: Scale = field(default_factory=Scale)
 
     def place(self, graph: LocalGraph, device: torch.device) -> GraphOnDevice:
-        targets = graph.targets if isinstance(graph, ClientGraph) else None
-        if targets is None:
+        if (targets := graph.targets) is None:
             raise DataError(f"client {graph.client}: its nodes have no numbers (task: values)")
         placed, scaled = placed_on(graph, device), self.scale.apply(targets).to(device)
         # No classes, so that a loss about classes fails
@@ -410,7 +407,6 @@ class ValueTask(NodeTask):
         return Errors.of(apart, judged.masks)
 
     def predictions(self, seen: Seen, classes: Sequence[str] | None) -> Predictions:
-        assert isinstance(seen.local, ClientGraph)
         return values_from(seen.local, self.scale.undo(seen.judged.logits[:, 0].double()))
 
 

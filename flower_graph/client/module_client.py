@@ -62,7 +62,7 @@ NO_FIT = re.compile("shapes cannot be multiplied|size mismatch")  # of PyTorch's
 PROXIMAL = "proximal-mu"  # the key of Flower's FedProx
 NO_EXAMPLE = "no example to train on"
 LOGITS = "logits"
-ONE_BY_ONE = ("optimiser", "steps", "prepare", "arrays")  # hooks of a client alone
+ONE_BY_ONE = ("steps", "prepare", "arrays")  # hooks of a client alone
 LOG = logging.getLogger(__name__)
 
 
@@ -109,7 +109,8 @@ class ModuleClient(NumPyClient):
     (``graph.sum_of_means``); ``sent``, ``extras`` and ``exported`` get one client at a time.
 
     A subclass may override the call of a module (``logits``), its loss (``loss``), its optimiser
-    and the graph of each step (``optimiser``, ``steps``), a preparation (``prepare``), the arrays
+    and the graph of each step (``optimiser``, ``steps``), what comes before and after its steps
+    (``prepare``, ``finish``), the arrays
     that are received and sent (``arrays``, ``sent``, ``extras``), a client's weight (``examples``),
     and the module that is saved (``exported``). In a round ``received`` has the server's arrays, by
     the names of ``arrays``.
@@ -189,6 +190,9 @@ class ModuleClient(NumPyClient):
 
     def prepare(self, learner: Learner) -> None:
         """Prepare a client before it trains or measures; by default nothing."""
+
+    def finish(self, learner: Learner) -> None:
+        """Change a client, or several as a group, after its last step; by default nothing."""
 
     def distance(self, module: nn.Module, prefix: str = "") -> Tensor:
         """Return the squared distance between a module's parameters and the server's.
@@ -342,6 +346,8 @@ class ModuleClient(NumPyClient):
                     loss = loss + proximal / 2 * self.distance(learner.module)
                 loss.backward()
                 learner.optimiser.step()
+        with torch.no_grad():
+            self.finish(learner)
 
     @contextmanager
     def _drawing(self, graph: GraphOnDevice, server_round: int) -> Iterator[None]:
@@ -425,6 +431,8 @@ class ModuleClient(NumPyClient):
         hooks = [getattr(type(self), name) is getattr(ModuleClient, name) for name in ONE_BY_ONE]
         if len(trains) < 2 or not all(hooks) or not can_group(module):
             return False
+        if not _is_elementwise(self.optimiser(module)):
+            return False
         stacks = {n: laid_out(stack_of(value, 2)) for n, value in module.state_dict().items()}
         two = Cohort(module, trains, stacks, self.optimiser)
         try:
@@ -455,6 +463,15 @@ class ModuleClient(NumPyClient):
         }
         kept = {name: value.clone() for name, value in learner.module.named_buffers()}
         return result | kept | {LOGITS: self._judged(learner).logits}
+
+
+# Any: an optimiser of PyTorch's or of this library's
+def _is_elementwise(optimiser: Any) -> bool:
+    """Whether a step over stacks is the step of each client, whatever each has trained before."""
+    if isinstance(optimiser, Adam):
+        return True
+    groups = getattr(optimiser, "param_groups", [])
+    return type(optimiser).__name__ == "SGD" and not any(one["momentum"] for one in groups)
 
 
 def _answered(

@@ -141,6 +141,16 @@ def _leaves(settings: object, prefix: str) -> Iterator[Setting]:
             yield Setting(key, _words(hint), default, about.get(_RULES, ()), about.get(_HELP, ""))
 
 
+def flatten(tree: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Return dotted keys and values; an empty mapping counts as a value."""
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and value:
+            yield from flatten(value, f"{key}.")
+        else:
+            yield key, value
+
+
 # Cached: resolving the types takes longer than all else, and a table loads hundreds of configs.
 @cache
 def _fields(schema: type) -> list[tuple[str, object, Mapping[str, Any]]]:

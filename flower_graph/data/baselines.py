@@ -1,30 +1,13 @@
 """Baselines without a GNN, to compare a run's accuracy, error or link metrics with.
 
-Of classes, the accuracy on each client's labelled nodes, as a mean over the clients that have such
-nodes (one graph counts as one client), as the methods are measured:
-
-* ``majority``: the commonest class of all training nodes;
-* ``majority-per-client``: each client's own commonest class; without training nodes, that of all;
-* ``logistic-regression``: on the features alone, trained on all clients' training nodes, or on a
-  sample of them where that would take long;
-* ``label-propagation``: each client's training labels spread over its own edges, features unused;
-  nodes that no label reaches get the client's commonest class, as above. In nFedGNN the server can
-  compute it alone: it has the graph's edges and these labels. It also has the validation labels,
-  which choose its best round: ``propagate_all_labels`` spreads these too.
+``docs/reference/outputs.md`` says what each baseline is. Accuracies are means over the clients that
+have labelled nodes in a role, as the methods are measured; one graph counts as one client. Errors,
+AUC and average precision are of all clients' nodes or pairs together.
 
 A node may train at one client and be tested at another. Then nodes are divided into ``FOLDS``
 parts, and each part is predicted by a regression fitted to the others. Without any training nodes
 (DeepWalk), ``majority`` is the commonest class of the tested nodes, on which the classifiers are
 trained, and there is no regression.
-
-Of numbers, errors over all clients' nodes together:
-
-* ``mean``: the mean of all training nodes' numbers, for every node;
-* ``linear-regression``: ridge regression on the features alone, on all clients' training nodes; the
-  best of several strengths by validation.
-
-Of links, each client's pairs scored by its own graph, by structure alone or by features alone: AUC
-and average precision of all clients' pairs together, ranks of an edge among its own client's pairs.
 """
 
 from __future__ import annotations
@@ -36,8 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flower_graph.data.graph import Graph, HeldGraph, Scale, take_rows
-from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.data.graph import ClientGraph, Graph, Scale, take_rows
 from flower_graph.ops.counts import Errors
 from flower_graph.ops.graph import csr_tensor, gcn_adjacency, pointers
 from flower_graph.ops.links import (
@@ -86,7 +68,7 @@ class Labelled(NamedTuple):
     edge_index: Tensor  # [2, e]; none of a client that is without a graph
 
     @classmethod
-    def of(cls, graph: Graph | HeldGraph) -> Labelled:
+    def of(cls, graph: Graph | ClientGraph) -> Labelled:
         y, masks = graph.y, {}
         for role in ROLES:
             mask = getattr(graph, f"{role}_mask", None)
@@ -98,7 +80,7 @@ class Labelled(NamedTuple):
         return cls(graph.x, y, train_y, masks, getattr(graph, "identities", None), edges)
 
 
-def client_baselines(graphs: Sequence[Graph | HeldGraph]) -> Figures:
+def client_baselines(graphs: Sequence[Graph | ClientGraph]) -> Figures:
     """Return the four baselines of a run whose clients hold graphs, by name and by role."""
     parts = [Labelled.of(graph) for graph in graphs]
     return {
@@ -109,13 +91,13 @@ def client_baselines(graphs: Sequence[Graph | HeldGraph]) -> Figures:
     }
 
 
-def graph_baselines(graph: Graph | HeldGraph) -> Figures:
+def graph_baselines(graph: Graph | ClientGraph) -> Figures:
     """Return the three baselines of a run on one graph with masks, without clients."""
     found = client_baselines([graph])
     return {name: one for name, one in found.items() if name != OWN_MAJORITY}
 
 
-def propagate_all_labels(graph: Graph | HeldGraph) -> dict[str, float]:
+def propagate_all_labels(graph: Graph | ClientGraph) -> dict[str, float]:
     """Spread validation labels too; ``val`` uses training labels alone, which chose the share."""
     part = Labelled.of(graph)
     known = part._replace(masks=part.masks | {"train": part.masks["train"] | part.masks["val"]})
@@ -137,7 +119,7 @@ def says_one_class(baselines: Figures) -> str:
     )
 
 
-def own_baselines(graphs: Sequence[HeldGraph]) -> Figures:
+def own_baselines(graphs: Sequence[ClientGraph]) -> Figures:
     """Return each client's baselines on its own data, as means over the clients here."""
     each = [graph_baselines(graph) for graph in graphs]
     return {
@@ -149,14 +131,11 @@ def own_baselines(graphs: Sequence[HeldGraph]) -> Figures:
 def _majority(parts: Sequence[Labelled], *, is_own: bool) -> dict[str, float]:
     # If nobody trains on labels, classifiers are trained on the tested nodes.
     nobody = _commonest(parts, "train") is None
-    result = {}
-    for role in JUDGED:
-        guess = _commonest_of_each(parts, role if nobody else "train", is_own)
-        result[role] = _accuracies(parts, guess)[role]
-    return result
+    guesses = {role: _guess(parts, role if nobody else "train", is_own) for role in JUDGED}
+    return {role: _accuracies(parts, guess)[role] for role, guess in guesses.items()}
 
 
-def _commonest_of_each(parts: Sequence[Labelled], role: str, is_own: bool) -> Tensor:
+def _guess(parts: Sequence[Labelled], role: str, is_own: bool) -> Tensor:
     """Guess the commonest class for all nodes ``[n]``: that of all, or first the client's own."""
     whole, guesses = _commonest(parts, role), []
     for part in parts:
@@ -211,7 +190,7 @@ def _propagation(parts: Sequence[Labelled]) -> Tree:
 
 def _propagated(parts: Sequence[Labelled]) -> list[Tensor]:
     """Predict all nodes, once with each share of ``KEPT``."""
-    fallback = _commonest_of_each(parts, "train", is_own=True)
+    fallback = _guess(parts, "train", is_own=True)
     train = torch.cat([part.masks["train"] for part in parts])
     y = torch.cat([part.train_y for part in parts])
     start = torch.zeros(y.numel(), 1 + int(y[train].max()))

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.common import MEAN, REFUSE
-from flower_graph.data.gaps import NO_GAPS, PLAIN, Columns, Gaps, Uses, align
-from flower_graph.data.graph import PARTS, Graph, HeldGraph, check_dense_size, to_undirected
+from flower_graph.data.features import NO_GAPS, PLAIN, Columns, Gaps, Uses, align
+from flower_graph.data.graph import PARTS, ClientGraph, Graph, check_dense_size, to_undirected
 from flower_graph.errors import DataError, FractionalLabelsError
 from flower_graph.ops.graph import values_at
 from flower_graph.wire.keys import MAX_CLASSES
@@ -210,7 +210,6 @@ def describe_graph(
     notes: list[str] = []
     check_kind(data)
     data = with_edges(data)
-    check_entries(data, ("x", "edge_index", "y", *PARTS, "names", "classes"))
     given: dict[str, Any] = {key: getattr(data, key, None) for key in (*_READ, *PARTS)}
     y, x = given["y"], given["x"]
     if y is None and needs_labels:
@@ -460,21 +459,19 @@ def _by_edge(given: Tensor, weight: Tensor, edges: Tensor, n: int) -> tuple[Tens
     """Return each edge's mean weight over its directions, and how many of these differ."""
     keys = given.amin(0) * n + given.amax(0)
     pairs, place = keys.unique(return_inverse=True)
-    times = torch.bincount(place, minlength=len(pairs))
-    means = torch.zeros(len(pairs), dtype=torch.float64).index_add_(0, place, weight.double())
-    means /= times
-    differ = torch.zeros(len(pairs), dtype=torch.bool)
-    differ[place[(weight - means[place]).abs() > 1e-6 * means[place].abs()]] = True
+    means = torch.zeros(len(pairs), dtype=torch.float64)
+    means.scatter_reduce_(0, place, weight.double(), "mean", include_self=False)
+    differ = place[(weight - means[place]).abs() > 1e-6 * means[place].abs()].unique()
     known = torch.stack([pairs // max(n, 1), pairs % max(n, 1)])
     ends = torch.stack([edges.amin(0), edges.amax(0)])
-    return values_at(ends, known, means.float(), n), int(differ.sum())
+    return values_at(ends, known, means.float(), n), differ.numel()
 
 
 # Checks of data that constructors are given -------------------------------------------------------
 
 LAYOUTS = (torch.strided, torch.sparse_csr)
 # Graphs that passed, and how often their tensors had been written into by then
-_fit: WeakKeyDictionary[HeldGraph, list[int]] = WeakKeyDictionary()
+_fit: WeakKeyDictionary[ClientGraph, list[int]] = WeakKeyDictionary()
 
 
 class ServerGraph(NamedTuple):
@@ -497,16 +494,18 @@ def server_graph(data: Any) -> ServerGraph:
         raise DataError("y has words: flower_graph.data.as_graph(data) turns them into classes")
     y = y.clamp(min=-1)
     check_labels(y)
-    edges = read_edges(data.edge_index, y.numel(), notes)
-    own = as_tensor("edge_index", data.edge_index).long()
-    edges = own if _is_whole(own, edges) else edges  # their order is the caller's
+    changes: list[str] = []
+    edges = read_edges(data.edge_index, y.numel(), changes)
+    if not changes:  # their order is the caller's
+        edges = as_tensor("edge_index", data.edge_index).long()
+    notes += changes
     given = {part: read_mask(part, getattr(data, part, None), y.numel(), notes) for part in PARTS}
     masks = filled_masks(given, y)
     tell("data", notes)
     return ServerGraph(edges, y, {part.partition("_")[0]: mask for part, mask in masks.items()})
 
 
-def check_clients(graphs: Iterable[HeldGraph]) -> None:
+def check_clients(graphs: Iterable[ClientGraph]) -> None:
     """Check clients' graphs without converting them; ``DataError`` names the client."""
     for graph in graphs:
         written = [one._version for one in vars(graph).values() if isinstance(one, Tensor)]
@@ -529,7 +528,7 @@ def check_rows(x: Tensor) -> None:
         raise DataError(f"x{place} is {dense[*place].item()}: must be finite")
 
 
-def _check_client(graph: HeldGraph) -> None:
+def _check_client(graph: ClientGraph) -> None:
     n, masks = len(graph.x), {part: getattr(graph, part) for part in PARTS}
     for name, value, kind in (
         ("y", graph.y, torch.int64),
@@ -539,17 +538,11 @@ def _check_client(graph: HeldGraph) -> None:
             raise DataError(f"{name} is {value.dtype} {list(value.shape)}: must be {kind} [{n}]")
     check_labels(graph.y)
     if graph.edge_index is not None:
-        check_edges(graph.edge_index, n)
-        if not _is_whole(graph.edge_index, to_undirected(graph.edge_index, n)):
-            raise DataError("edge_index must have every edge once in each direction")
+        notes: list[str] = []
+        read_edges(graph.edge_index, n, notes)
+        if notes or graph.edge_index.dtype != torch.int64:
+            raise DataError("edge_index must have every edge once in each direction, int64")
     check_parts(masks, graph.y)
-
-
-def _is_whole(edges: Tensor, wanted: Tensor) -> bool:
-    if edges.shape != wanted.shape:
-        return False
-    n = 1 + int(edges.max()) if edges.numel() else 1
-    return torch.equal((edges[0] * n + edges[1]).sort().values, wanted[0] * n + wanted[1])
 
 
 # Labels of nodes, and values of cells -------------------------------------------------------------
@@ -587,49 +580,37 @@ def number_classes(
     declared = declared_classes(declared)
     if all(isinstance(one, Tensor) for one in labels):
         y = [one.clamp(min=-1) for one in labels if isinstance(one, Tensor)]
-        if declared is None:
-            return _compacted(y)
-        for one in y:
-            if (one >= declared).any():
-                node = int((one >= declared).nonzero()[0])
-                why = f"not below num_classes = {declared}"
-                raise DataError(f"y[{node}] is {int(one[node])}: {why}")
-        if all(bool((one < 0).all()) for one in y):
-            raise DataError("y: no node has a label")
-        return Labels(y, declared, classes, _unlabelled(y))
-    words = [_words_of(each) for each in labels]
-    every = [word for each in words for word in each if word is not None]
-    names = sorted({*every})
-    if classes is not None:
-        if other := [name for name in names if name not in classes]:
-            raise DataError(f"y has {other[0]!r}: must be one of the classes {_shown(classes)}")
-        names = list(classes)
-    if declared is not None and len(names) > declared:
-        raise DataError(f"y has {len(names)} different names, but num_classes is {declared}")
-    _check_number(len(names), len(every), declared)
-    number = {name: index for index, name in enumerate(names)} | {None: -1}
-    y = [torch.tensor([number[word] for word in each]) for each in words]
+        every = torch.cat(y)
+        numbers, labelled = every[every >= 0].unique(), int((every >= 0).sum())
+        _check_number(len(numbers), labelled, declared)
+        if declared is not None and int(numbers[-1]) >= declared:
+            one = next(one for one in y if (one >= declared).any())
+            node = int((one >= declared).nonzero()[0])
+            raise DataError(f"y[{node}] is {one[node]}: not below num_classes = {declared}")
+        if declared is not None or int(numbers[-1]) == len(numbers) - 1:
+            return Labels(y, declared or len(numbers), classes, _unlabelled(y))
+        names = [str(value) for value in numbers.tolist()]
+        y = [torch.where(one < 0, -1, torch.searchsorted(numbers, one)) for one in y]
+    else:
+        words = [
+            [None if one < 0 else str(one) for one in each.tolist()]
+            if isinstance(each, Tensor)
+            else each
+            for each in labels
+        ]
+        known = [word for each in words for word in each if word is not None]
+        names = sorted({*known})
+        if classes is not None:
+            if other := [name for name in names if name not in classes]:
+                raise DataError(f"y has {other[0]!r}: must be one of {_shown(classes)}")
+            names = list(classes)
+        if declared is not None and len(names) > declared:
+            raise DataError(f"y has {len(names)} different names, but num_classes is {declared}")
+        _check_number(len(names), len(known), declared)
+        number = {name: index for index, name in enumerate(names)} | {None: -1}
+        y = [torch.tensor([number[word] for word in each]) for each in words]
     note = f"labels {_shown(names)} taken as {len(names)} classes"
     return Labels(y, len(names), tuple(names), [note, *_unlabelled(y)])
-
-
-def _words_of(labels: Tensor | list[str | None]) -> list[str | None]:
-    if isinstance(labels, Tensor):
-        return [None if one < 0 else str(one) for one in labels.tolist()]
-    return [None if one is None else str(one) for one in labels]
-
-
-def _compacted(y: list[Tensor]) -> Labels:
-    every = torch.cat(y)
-    numbers = every[every >= 0].unique()
-    count = numbers.numel()
-    _check_number(count, int((every >= 0).sum()))
-    if int(numbers[-1]) == count - 1:
-        return Labels(y, count, None, _unlabelled(y))
-    names = tuple(str(value) for value in numbers.tolist())
-    note = f"labels {_shown(names)} taken as {count} classes"
-    numbered = [torch.where(one < 0, -1, torch.searchsorted(numbers, one)) for one in y]
-    return Labels(numbered, count, names, [note, *_unlabelled(y)])
 
 
 def _unlabelled(y: Sequence[Tensor]) -> list[str]:
@@ -638,9 +619,9 @@ def _unlabelled(y: Sequence[Tensor]) -> list[str]:
 
 
 def _check_number(count: int, labelled: int, declared: int | None = None) -> None:
-    if count == 0:
+    if not labelled:
         raise DataError("y: no node has a label")
-    if count > MOST_CLASSES:
+    if count > MOST_CLASSES and declared is None:
         raise DataError(f"y has {count} labels, above {MOST_CLASSES}: task=values learns numbers")
     if count == labelled > CAPTIONS and declared is None:
         raise DataError(f"y has {count} labels, all different: data.label names the classes")
@@ -665,8 +646,12 @@ def check_labels(y: Tensor) -> None:
 def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str | None]:
     """Return labels as whole numbers (below 0: none) or as words (None: none)."""
     if not isinstance(y, Tensor):
-        every = listed("y", y)
-        words = _words(every)
+        every, words = listed("y", y), list[str | None]()
+        for node, one in enumerate(every):
+            try:
+                words.append(word_of(one))
+            except DataError as error:
+                raise DataError(f"y[{node}]: {error}; of one-hot rows y.argmax(1)") from error
         if any(isinstance(one, str) and words[node] for node, one in enumerate(every)):
             words = [None if one == UNLABELLED else one for one in words]
             _check_length(words, n)
@@ -674,31 +659,16 @@ def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str
         y = [-1 if word is None else one for word, one in zip(words, every, strict=True)]
     numbers = column_of("y", y)
     _check_length(numbers, n)
-    return _whole(numbers, notes)
-
-
-def _words(labels: Sequence[object]) -> list[str | None]:
-    words = []
-    for node, one in enumerate(labels):
-        try:
-            words.append(word_of(one))
-        except DataError as error:
-            raise DataError(f"y[{node}]: {error}; of one-hot rows y.argmax(1)") from error
-    return words
-
-
-def _whole(y: Tensor, notes: list[str]) -> Tensor:
-    if y.is_complex():
-        raise DataError(f"y is {y.dtype}: must be whole numbers or words")
-    if not y.is_floating_point():
-        return y.long()
-    nan = y.isnan()
-    wrong = ~nan & ((y != y.round()) | (y.abs() >= EXACT))
+    if numbers.is_complex():
+        raise DataError(f"y is {numbers.dtype}: must be whole numbers or words")
+    if not numbers.is_floating_point():
+        return numbers.long()
+    wrong = ~numbers.isnan() & ((numbers != numbers.round()) | (numbers.abs() >= EXACT))
     if wrong.any():
         node = int(wrong.nonzero()[0])
-        raise _fractional(node, y[node].item())
-    notes.append(f"labels of {kind_of(y)} taken as whole numbers")
-    return torch.where(nan, -1, y.double()).long()
+        raise _fractional(node, numbers[node].item())
+    notes.append(f"labels of {kind_of(numbers)} taken as whole numbers")
+    return torch.where(numbers.isnan(), -1, numbers.double()).long()
 
 
 def _numbered(words: list[str | None]) -> Tensor | list[str | None]:
@@ -706,11 +676,10 @@ def _numbered(words: list[str | None]) -> Tensor | list[str | None]:
         with suppress(RuntimeError):  # one has more digits than int64
             return torch.tensor([-1 if word is None else int(word) for word in words])
     numbers = [number_of(word) for word in words]
-    for node, number in enumerate(numbers):
-        if number is None:
-            break
-        if None not in numbers and math.isfinite(number) and not number.is_integer():
-            raise _fractional(node, number)
+    if None not in numbers:
+        for node, number in enumerate(numbers):
+            if number is not None and math.isfinite(number) and not number.is_integer():
+                raise _fractional(node, number)
     return words
 
 
@@ -749,14 +718,6 @@ def _check_length(y: Tensor | list[str | None], n: int | None) -> None:
 def _shown(names: Sequence[str]) -> str:
     listed = ", ".join(names[:SHOWN])
     return listed if len(names) <= SHOWN else f"{listed}, … {names[-1]}"
-
-
-def check_entries(data: object, keys: Sequence[str]) -> None:
-    """Refuse a single value where there must be one for each node."""
-    for key in keys:
-        value = getattr(data, key, None)
-        if isinstance(value, (str, dict, int, float)) or getattr(value, "ndim", 1) == 0:
-            raise DataError(f"{key} is one {type(value).__name__}: must be a tensor or a list")
 
 
 # Any: what a user gave, which is checked here

@@ -1,83 +1,23 @@
-"""A graph as plain tensors, the treatment of its features, and operations on its edges."""
+"""Graphs as plain tensors, and operations on their edges and rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import PRESENCE, ROW, STANDARDISE
-from flower_graph.data.gaps import Columns, fill_gaps
+from flower_graph.data.features import Columns, Treatment
 from flower_graph.errors import DataError
 from flower_graph.ops.graph import csr_tensor, pointers, row_entries
-from flower_graph.storage.reading import Tree
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 PARTS = ("train_mask", "val_mask", "test_mask")
 DENSE_LIMIT = 2_000_000_000  # most bytes of a dense feature matrix
-
-
-class Treatment(NamedTuple):
-    """The treatment of a run's features (``data.features``), for those of other nodes."""
-
-    how: str  # as-is, row, presence or standardise
-    width: int  # features of a node
-    mean: Tensor | None = None  # float64 [f], of standardise
-    scale: Tensor | None = None  # likewise; infinite where a feature was constant
-    fill: Tensor | None = None  # float64 [f], for missing numbers (``data.missing``)
-    columns: Columns | None = None  # of the features, where these have names
-
-    def apply(self, x: Tensor) -> Tensor:
-        if x.size(1) != self.width:
-            raise DataError(f"x has {x.size(1)} features: must be the {self.width} of the run")
-        if self.fill is not None:
-            x = fill_gaps(x, self.fill)
-        if self.how != STANDARDISE:
-            x = x.float()
-        if self.how == PRESENCE:
-            x = (x != 0).to(x.dtype)
-        if self.how == ROW:
-            x = normalize_rows(x)
-        if self.how == STANDARDISE:
-            assert self.mean is not None and self.scale is not None
-            x = ((x.double() - self.mean) / self.scale).float()
-        return x
-
-    def to_json(self) -> dict[str, object]:
-        """Return the treatment as JSON; the scale of a constant feature is ``null``."""
-        record: dict[str, object] = {"features": self.how, "width": self.width}
-        for name in _VECTORS:
-            if (vector := getattr(self, name)) is not None:
-                record[name] = [None if value == inf else value for value in vector.tolist()]
-        if self.columns is not None:
-            record["columns"] = self.columns.to_json()
-        return record
-
-    @classmethod
-    def from_json(cls, record: Tree) -> Treatment:
-        how, width = str(record["features"]), int(record["width"])
-        vectors = {
-            name: torch.tensor([inf if v is None else v for v in record[name]], dtype=torch.float64)
-            for name in _VECTORS
-            if record.get(name) is not None
-        }
-        if how == STANDARDISE and not {"mean", "scale"} <= vectors.keys():
-            raise ValueError("mean and scale are missing")
-        named = record.get("columns")
-        columns = None if named is None else Columns.from_json(named)
-        sizes = [*map(len, vectors.values()), *([] if columns is None else [len(columns.names)])]
-        if any(size != width for size in sizes):
-            raise ValueError(f"mean, scale, fill and columns are not those of {width} features")
-        return cls(how, width, columns=columns, **vectors)
-
-
-_VECTORS = ("mean", "scale", "fill")
 
 
 class Scale(NamedTuple):
@@ -172,21 +112,87 @@ class WholeGraph(Protocol):
     y: Tensor
 
 
-class HeldGraph:
-    """One client's graph: the attributes that all methods' graphs have, as in ``ClientGraph``."""
+@dataclass(frozen=True)
+class ClientGraph:
+    """One client's graph, or its nodes alone.
+
+    Parameters
+    ----------
+    client
+        Number of the client; unique over the run.
+    nodes
+        Number of each node in the whole graph, int64 ``[n]``; ascending if made here.
+    x
+        Features, float ``[n, f]``, dense or sparse CSR as in the whole graph.
+    y
+        Class of each node, int64 ``[n]``; below 0 without a label. With ``targets``, 0 for each
+        node that has one.
+    edge_index
+        Both directions of every edge, by place in ``nodes``, int64 ``[2, e]``, sorted, no
+        self-loops; None for a graphless client.
+    hidden_edges
+        A graphless client's true edges, in the same form, in a simulation: only Fed-GNN, the upper
+        bound, trains on them, and learnt graphs are compared with them.
+    train_mask, val_mask, test_mask
+        Boolean ``[n]``, disjoint; nodes without a label are in none.
+    called
+        The user's names of the nodes; None if the data have no names.
+    targets
+        Number that each node is to learn, float32 ``[n]``, NaN for none; None for classes.
+    edge_weight
+        Weight of each edge, float32 ``[e]``, in the order of ``edge_index``; None: all equal.
+    """
 
     client: int
     nodes: Tensor
     x: Tensor
     y: Tensor
     edge_index: Tensor | None
+    hidden_edges: Tensor | None
     train_mask: Tensor
     val_mask: Tensor
     test_mask: Tensor
-    called: tuple[str, ...] | None
+    called: tuple[str, ...] | None = None
+    targets: Tensor | None = None
+    edge_weight: Tensor | None = None
+
+    @property
+    def is_graphless(self) -> bool:
+        return self.edge_index is None
 
 
-def called(graphs: Sequence[HeldGraph]) -> Tensor | list[str]:
+@dataclass(frozen=True)
+class EgoNetwork(ClientGraph):
+    """A client of FedSCem; ``names`` identify its nodes across clients, or else ``nodes`` do."""
+
+    edge_index: Tensor
+    names: tuple[str, ...] | None = None
+
+    @property
+    def identities(self) -> Sequence[int | str]:
+        """Identities, which two clients' common nodes share, in the order of the nodes."""
+        return self.nodes.tolist() if self.names is None else self.names
+
+
+@dataclass(frozen=True)
+class OverlappingGraph(ClientGraph):
+    """A client of PPFL-GNN; clients that hold the same node give it the same number.
+
+    Parameters
+    ----------
+    public
+        Nodes whose embeddings the client sends, boolean ``[n]``.
+    train_y
+        Class that the client trains with, int64 ``[n]``; some are wrong under label noise, while
+        embeddings are judged by ``y``. A node has one role at all clients that hold it.
+    """
+
+    edge_index: Tensor
+    public: Tensor = field(kw_only=True)
+    train_y: Tensor = field(kw_only=True)
+
+
+def called(graphs: Sequence[ClientGraph]) -> Tensor | list[str]:
     """Return the users' names of the nodes of some clients' graphs, concatenated.
 
     Numbers if none of these clients' data have names.
@@ -261,37 +267,21 @@ class Neighbours(NamedTuple):
         return torch.stack([source[inside], target[inside]])
 
 
-# Any: fields of a client's graph, of whichever class
-def cut_parts(
-    data: WholeGraph, neighbours: Neighbours, parts: Iterable[Tensor]
-) -> Iterator[dict[str, Any]]:
-    """Yield what a client holds of each part ``[n]`` of node numbers, as fields of its graph.
+def cut_out(
+    data: WholeGraph, parts: Iterable[Tensor], neighbours: Neighbours | None = None
+) -> list[ClientGraph]:
+    """Make a client from each part ``[n]`` of node numbers: its nodes and the edges among them.
 
-    That is its nodes, ascending, and the edges among them; masks are empty. Parts may overlap.
+    Parts are ascending and may overlap. Edges count in both directions; masks are empty.
     """
-    names = getattr(data, "names", None)
+    names, neighbours = getattr(data, "names", None), neighbours or Neighbours.of(data)
+    graphs = []
     for client, nodes in enumerate(parts):
-        nobody = torch.zeros(nodes.numel(), dtype=torch.bool)
-        yield {
-            "client": client,
-            "nodes": nodes,
-            "x": take_rows(data.x, nodes),
-            "y": data.y[nodes],
-            "edge_index": neighbours.among(nodes),
-            **dict.fromkeys(PARTS, nobody),
-            "called": None if names is None else tuple(names[node] for node in nodes.tolist()),
-        }
-
-
-def normalize_rows(x: Tensor) -> Tensor:
-    """Divide each row by the sum of its absolute values; a zero row stays zero.
-
-    For non-negative features this is what PyG's ``NormalizeFeatures`` gives, as long as some entry
-    is 0 and no row sum lies between 0 and 1 (PyG shifts by the smallest entry, and never divides by
-    less than 1). That holds for Cora, CiteSeer and PubMed.
-    """
-    norm = torch.linalg.vector_norm(x, ord=1, dim=1, keepdim=True)
-    return x / torch.where(norm > 0, norm, torch.ones_like(norm))
+        edges, nobody = neighbours.among(nodes), torch.zeros(nodes.numel(), dtype=torch.bool)
+        own = None if names is None else tuple(names[node] for node in nodes.tolist())
+        held = nodes, take_rows(data.x, nodes), data.y[nodes], edges, None, nobody, nobody, nobody
+        graphs.append(ClientGraph(client, *held, own))
+    return graphs
 
 
 def fits_dense(nodes: int, features: int) -> bool:

@@ -21,8 +21,8 @@ from flower_graph.data.description import (
     read_weights,
     saying,
 )
-from flower_graph.data.gaps import NO_GAPS, Gaps, Uses
-from flower_graph.data.graph import Scale, Treatment
+from flower_graph.data.features import NO_GAPS, Gaps, Treatment, Uses
+from flower_graph.data.graph import Scale
 from flower_graph.data.sources.pyg import read_file
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import Tree

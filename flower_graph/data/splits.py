@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import DataError
 from flower_graph.storage.formats import read_arrays
 from flower_graph.storage.reading import reading
@@ -60,7 +61,7 @@ def random_split(
     if (left := rest.numel()) < (wanted := num_val + num_test):
         raise DataError(f"data.num_val + data.num_test = {wanted}: {left} left; {ADVICE}")
     rest = rest[torch.randperm(rest.numel(), generator=generator)]
-    return masks_of(y.numel(), [chosen, rest[:num_val], rest[num_val : num_val + num_test]])
+    return masks_from(y.numel(), [chosen, rest[:num_val], rest[num_val : num_val + num_test]])
 
 
 def can_be_split(y: Tensor, ratios: Sequence[float]) -> bool:
@@ -81,7 +82,7 @@ def labelled_split(
     parts = cut_by_shares(order, ratios, first=int(may_be_empty))
     if not may_be_empty and not all(map(len, parts)):
         raise DataError(f"data.ratios = {[*ratios]} leaves a part of {len(labelled)} nodes empty")
-    return masks_of(y.numel(), parts)
+    return masks_from(y.numel(), parts)
 
 
 def stratified_split(y: Tensor, ratios: Sequence[float], *, generator: torch.Generator) -> Masks:
@@ -93,7 +94,7 @@ def stratified_split(y: Tensor, ratios: Sequence[float], *, generator: torch.Gen
         for part, members in zip(parts, cut_by_shares(order, ratios), strict=True):
             part.append(members)
     nobody = torch.empty(0, dtype=torch.int64)
-    return masks_of(y.numel(), [torch.cat([nobody, *part]) for part in parts])
+    return masks_from(y.numel(), [torch.cat([nobody, *part]) for part in parts])
 
 
 def cut_by_shares(order: Tensor, shares: Sequence[float], *, first: int = 0) -> list[Tensor]:
@@ -138,12 +139,17 @@ def geom_gcn_split(path: Path, num_nodes: int) -> Masks:
     return Masks(*(torch.from_numpy(array.astype(bool)) for array in arrays))
 
 
-def masks_of(num_nodes: int, parts: Sequence[Tensor]) -> Masks:
+def masks_from(num_nodes: int, parts: Sequence[Tensor]) -> Masks:
     """Give the masks of three lists of nodes."""
     masks = [torch.zeros(num_nodes, dtype=torch.bool) for _ in parts]
     for mask, members in zip(masks, parts, strict=True):
         mask[members] = True
     return Masks(*masks)
+
+
+def masks_of(graph: ClientGraph) -> Masks:
+    """Give one client's masks."""
+    return Masks(graph.train_mask, graph.val_mask, graph.test_mask)
 
 
 def with_masks(graph: T, masks: Masks) -> T:

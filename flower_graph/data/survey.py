@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.common import AS_IS, RunConfig
+from flower_graph.data.features import Gaps, Uses
 from flower_graph.data.folders.client_folder import RATIOS, clients_path, load_folder
-from flower_graph.data.gaps import Gaps, Uses
 from flower_graph.data.graph import Graph, Scale
 from flower_graph.data.partition.statistics import counts
 from flower_graph.data.sources.datasets import load_graph

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from flwr.app import Context
@@ -22,6 +22,7 @@ from torch import Tensor
 from flower_graph.client.learner import takes_weights
 from flower_graph.config.common import VALUES, CutRunConfig, RunConfig
 from flower_graph.data.baselines import Figures, client_baselines, graph_baselines, own_baselines
+from flower_graph.data.features import Gaps, Uses
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_folder
 from flower_graph.data.folders.party import (
     RunData,
@@ -31,8 +32,7 @@ from flower_graph.data.folders.party import (
     graphs_of,
     share,
 )
-from flower_graph.data.gaps import Gaps, Uses
-from flower_graph.data.graph import Graph, HeldGraph, Scale
+from flower_graph.data.graph import Graph, Scale
 from flower_graph.data.new_graph import DataForm, NewGraph
 from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
 from flower_graph.data.sources.datasets import cached_clients, cached_data
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from flower_graph.server.round_loop import RoundLoop
 
 C = TypeVar("C", bound=RunConfig)  # a method's schema
-G = TypeVar("G", bound=HeldGraph)  # a client's graph, where clients have some
+G = TypeVar("G", bound=ClientGraph)  # a client's graph, where clients have some
 P = TypeVar("P", bound=CutRunConfig)  # a schema with the common section `partition`
 S = TypeVar("S", bound="RoundLoop")  # its server's half
 
@@ -203,7 +203,7 @@ class Method(Generic[C, S]):
         said, scale = called(run, graph, client), run.data.scale
         return said.softmax(1) if scale is None else scale.undo(said[:, 0])
 
-    def audit(self) -> Audit[C, Self] | None:
+    def audit(self) -> Audit[C] | None:
         return None
 
 
@@ -225,9 +225,6 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         A method with data of its own returns ``Clients``, or a list from whose labels classes are
         counted.
         """
-        raise NotImplementedError
-
-    def statistics(self, config: C, graphs: list[G]) -> PartitionStatistics:
         raise NotImplementedError
 
     def graphs(self, config: C) -> list[G]:
@@ -262,9 +259,11 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return client_baselines(self.data(config))
 
     def partition(self, config: C, *, true_edges: bool = False) -> Partition:
+        from flower_graph.data.partition.statistics import client_statistics  # no client needs it
+
         graphs = self.data(config)
         data = graph_data(graphs, graphs.num_classes, class_names=graphs.classes)
-        return Partition(self.statistics(config, graphs), data, self.baselines(config))
+        return Partition(client_statistics(graphs, graphs.whole), data, self.baselines(config))
 
 
 class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
@@ -297,12 +296,6 @@ class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
             gaps=Gaps.of(config.data),
             uses=Uses.of(config),
         )
-
-    def statistics(self, config: P, graphs: list[ClientGraph]) -> PartitionStatistics:
-        # Imported here, since clients do not need it.
-        from flower_graph.data.partition.statistics import client_statistics
-
-        return client_statistics(graphs, Clients.of(graphs).whole)
 
 
 # Of the models of a run, and of its data ----------------------------------------------------------

@@ -11,8 +11,8 @@ from typing import Any
 
 from flower_graph.config.common import LINKS
 from flower_graph.config.rules import refuse_key
+from flower_graph.config.schema import flatten
 from flower_graph.errors import OutputError, one_line
-from flower_graph.method.load import flatten
 from flower_graph.method.run import METRICS, RESULT, Run
 from flower_graph.outputs.files import Framed, as_text
 from flower_graph.records.rounds import WAYS, figure_text, format_bytes, merit

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict
 from functools import cache
@@ -28,7 +28,7 @@ from yaml import YAMLError
 from flower_graph.config.common import RunConfig
 from flower_graph.config.foreign import NOBODY, RUN_OF, Trust, as_text, is_of_run
 from flower_graph.config.rules import message_of, refuse_key, show, suggest
-from flower_graph.config.schema import LAST, gone_keys, known_keys
+from flower_graph.config.schema import LAST, flatten, gone_keys, known_keys
 from flower_graph.data.sources.names import in_full, located
 from flower_graph.errors import ConfigError, brief, one_line
 from flower_graph.method.registry import DEFAULT, schema_of
@@ -341,16 +341,6 @@ def _plain(parse: Callable[..., object], given: object, what: str) -> Any:
         raise ConfigError(f"{what}: a single value; a config has keys and values") from error
     except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"{what}: malformed YAML: {message_of(error)}") from error
-
-
-def flatten(tree: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Return dotted keys and values; an empty mapping counts as a value."""
-    for name, value in tree.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, dict) and value:
-            yield from flatten(value, f"{key}.")
-        else:
-            yield key, value
 
 
 def _shipped(name: str = "") -> Path:

@@ -141,7 +141,8 @@ def adam_(
         whole = user.numel() // VECTOR * VECTOR if is_one else 0
         if whole:
             rates = {"learning_rate": learning_rate, "weight_decay": weight_decay}
-            adam_rows_(*(one[:whole] for one in tensors), count[:1], [0, whole], **rates)
+            first: list[Tensor] = [one[:whole] for one in tensors]
+            adam_rows_(first[0], first[1], first[2], first[3], count[:1], [0, whole], **rates)
         if whole < user.numel():
             rest = [one[whole:] for one in tensors]
             _step(rest, count[whole:, None], learning_rate, weight_decay)

@@ -26,7 +26,6 @@ class AttentionGraph(NamedTuple):
     # [e] edge numbers sorted by source, and [n + 1] where those of each source begin
     by_source: Tensor
     source_ptr: Tensor
-    collect: Tensor  # [n, e] sparse matrix of ones that sums edge values over each target
 
 
 def attention_graph(edge_index: Tensor, n: int) -> AttentionGraph:
@@ -36,24 +35,7 @@ def attention_graph(edge_index: Tensor, n: int) -> AttentionGraph:
     edges = edges[:, torch.argsort(edges[1], stable=True)]
     source, target = edges
     by_source = torch.argsort(source, stable=True)
-    number = torch.arange(target.numel(), device=target.device)
-    ptr = pointers(target, n)
-    ones = torch.ones(target.numel(), device=target.device)
-    collect = csr_tensor(ptr, number.to(torch.int32), ones, (n, number.numel()))
-    return AttentionGraph(source, target, ptr, by_source, pointers(source, n), collect)
-
-
-class _SumOverTarget(torch.autograd.Function):
-    """Sum edge values ``[e, k]`` over each target, ``[n, k]``; the gradient is a gather."""
-
-    @staticmethod
-    def forward(ctx: Saved, value: Tensor, graph: AttentionGraph) -> Tensor:
-        ctx.target = graph.target
-        return graph.collect @ value
-
-    @staticmethod
-    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0].index_select(0, ctx.target), None
+    return AttentionGraph(source, target, pointers(target, n), by_source, pointers(source, n))
 
 
 def edge_softmax(score: Tensor, graph: AttentionGraph) -> Tensor:
@@ -64,7 +46,7 @@ def edge_softmax(score: Tensor, graph: AttentionGraph) -> Tensor:
     top = score.new_full((n, score.shape[1]), -torch.inf)
     top.scatter_reduce_(0, index, score.detach(), "amax")
     weight = (score - top.index_select(0, graph.target)).exp()
-    total: Tensor = _SumOverTarget.apply(weight, graph)  # type: ignore[no-untyped-call]
+    total = weight.new_zeros(n, weight.shape[1]).index_add(0, graph.target, weight)
     return weight / total.index_select(0, graph.target)
 
 

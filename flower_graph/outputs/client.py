@@ -182,16 +182,6 @@ class ClientOutputs:
     def __init__(self, context: Context, output_dir: Path | None) -> None:
         self._context, self._shared = context, output_dir
 
-    @property
-    def is_on(self) -> bool:
-        """Whether the run keeps outputs, so that a snapshot may be asked for."""
-        return bool(self._said("run"))
-
-    @property
-    def keeps_best(self) -> bool:
-        """Whether the run keeps its best round, which may be the one just measured."""
-        return self._said("keep") == BEST
-
     def measured(
         self, server_round: int, clients: object, *, loss: object, accuracy: object, nodes: object
     ) -> None:
@@ -222,7 +212,7 @@ class ClientOutputs:
 
         Clients that measure and train in one message call this between the two.
         """
-        if self.keeps_best:
+        if self._said("keep") == BEST:
             self._kept.candidate(server_round, snapshot)
 
     def keep(self, request: KeepRequest, snapshot: Callable[[], Snapshot]) -> str:

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.config.foreign import NOBODY, Trust
-from flower_graph.data.graph import HeldGraph, called
-from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.data.graph import ClientGraph, called
 from flower_graph.errors import OutputError
 from flower_graph.storage.files import private_folder
 from flower_graph.storage.formats import read_arrays, read_tensors, write_tensors
@@ -275,7 +274,10 @@ class KnownLinks(Rows):
 
 
 def predictions_from(
-    graphs: Sequence[HeldGraph], logits: Tensor, classes: Sequence[str] | None, nodes: object = None
+    graphs: Sequence[ClientGraph],
+    logits: Tensor,
+    classes: Sequence[str] | None,
+    nodes: object = None,
 ) -> Predictions:
     """Make the clients' predictions for all their nodes, concatenated.
 

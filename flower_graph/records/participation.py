@@ -57,7 +57,7 @@ def account_for(
     """Return the outcome of every client in a round."""
     online = set(connected)
     where, asker = _flat(asked)
-    named = _distinct(where)
+    named = _last(where, where)[0]
     used = named[np.isin(named, _integers(answered))]
     otherwise, nodes = no_use or "its answer was not used", list(asked)
     silence = ~np.isin(where, used)
@@ -89,10 +89,6 @@ def _flat(hosted: Mapping[int, Clients]) -> tuple[Integers, Integers]:
     else:
         clients = np.fromiter(chain.from_iterable(here), np.int64, sum(sizes))
     return clients, np.repeat(np.arange(len(here)), sizes)
-
-
-def _distinct(clients: Integers) -> Integers:
-    return _last(clients, clients)[0]
 
 
 def _last(clients: Integers, at: Integers) -> tuple[Integers, Integers]:

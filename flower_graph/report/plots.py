@@ -446,7 +446,7 @@ def save(figure: Figure, path: Path, title: str = "") -> None:
 
 LABEL_WIDTH = 42  # most letters of an attack's name in a line
 TITLE_WIDTH = 30  # of a panel's title
-GREY_LINE: dict[str, object] = {"color": "#B0B0B0", "linewidth": 0.9, "label": "_"}
+GREY_LINE: dict[str, Any] = {"color": "#B0B0B0", "linewidth": 0.9, "label": "_"}
 LEAST_ROOM = 0.04  # in accuracy
 ZOOM = 3.0  # room below the marked curves, as a multiple of the range of their ends
 BAR, GAP = 0.8, 0.35  # height of a bar, and room between attacks

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from flower_graph.config.schema import flatten
 from flower_graph.errors import OutputError, one_line
 from flower_graph.records.rounds import WAYS, RoundReport
 from flower_graph.storage.files import write_json
@@ -23,6 +24,7 @@ LOG = logging.getLogger(__name__)
 PROJECT = "flower-graph"  # the experiment or project that runs are listed in
 IDS = "trackers.json"  # in a run's folder: the names that trackers gave to the run
 FOLDER = "tensorboard"  # in a run's folder: TensorBoard's event files
+PATHS = ("/", "~", ".")  # how they begin
 SECRET = ("data.root", "strategy.registry")  # where files of this machine lie
 PLAIN: tuple[str, ...] = (
     "loss",
@@ -269,15 +271,10 @@ def _finite(figures: Mapping[str, object]) -> dict[str, float]:
     }
 
 
-def visible(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+def visible(settings: Mapping[str, object]) -> dict[str, object]:
     """Return settings by dotted key; of paths only the last name, and no paths of keys or files."""
-    result: dict[str, object] = {}
-    for name, value in settings.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping):
-            result |= visible(value, f"{key}.")
-        elif key not in SECRET:
-            if isinstance(value, str) and value.startswith(("/", "~", ".")):
-                value = Path(value).name
-            result[key] = value
-    return result
+    return {
+        key: Path(value).name if isinstance(value, str) and value.startswith(PATHS) else value
+        for key, value in flatten(settings)
+        if key not in SECRET
+    }

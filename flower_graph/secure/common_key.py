@@ -48,30 +48,18 @@ PURPOSE = context(b"common key", b"")
 SIGNED_BY = 8 + SIGNATURE_BYTES  # a party's number, and its signature
 
 
-SIGNED_KEY = Block(
-    "key-signed-by",
-    "who has signed the public key, and the signature, where the server is not trusted",
-    shape=f"{SIGNED_BY}",
-    optional=True,
-)
+SIGNED = "who has signed each public key, and the signature, where the server is not trusted"
+SIGNED_KEY = Block("key-signed-by", SIGNED, shape=f"{SIGNED_BY}", optional=True)
 
 
 @dataclass
-class ShareKeyRequest(Message, down="train.share_key"):
+class ShareKeyRequest(Message, down="train.share_key", prefix="key-"):
     """Server to client: seal the common key for others."""
 
-    public: Annotated[
-        Bytes, Block("key-public", "public keys of who is to get it", shape=f"k {KEY_BYTES}")
-    ]
-    makes: Annotated[bool, Flag("key-makes", "whether to draw the key, as nobody has it")]
+    public: Annotated[Bytes, Block(says="keys of who is to get it", shape=f"k {KEY_BYTES}")]
+    makes: Annotated[bool, Flag(says="whether to draw the key, as nobody has it")]
     signed_by: Annotated[
-        Bytes | None,
-        Block(
-            "key-signed-by",
-            "who has signed each public key, and the signature, where the server is not trusted",
-            shape=f"k {SIGNED_BY}",
-            optional=True,
-        ),
+        Bytes | None, Block(says=SIGNED, shape=f"k {SIGNED_BY}", optional=True)
     ] = None
 
 
@@ -84,13 +72,11 @@ class ShareKeyReply(Message, up="train.share_key"):
 
 
 @dataclass
-class KeyPacket(Message):
+class KeyPacket(Message, prefix="key-"):
     """Server to client: the common key, sealed by another SuperNode."""
 
-    packet: Annotated[Bytes, Block("key-packet", "the sealed key", shape=f"{PACKET_BYTES}")]
-    sender: Annotated[
-        Bytes, Block("key-sender", "public key of who has sealed it", shape=f"{KEY_BYTES}")
-    ]
+    packet: Annotated[Bytes, Block(says="the sealed key", shape=f"{PACKET_BYTES}")]
+    sender: Annotated[Bytes, Block(says="key of who has sealed it", shape=f"{KEY_BYTES}")]
     signed_by: Annotated[Bytes | None, SIGNED_KEY] = None
 
 

@@ -6,6 +6,7 @@ A light module: a node config is read without the code of sums and alignments.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from flower_graph.errors import ConfigError, brief
 
@@ -36,21 +37,9 @@ def whole_number(
     return value
 
 
-def differ_by(node_config: Mapping[str, object]) -> int:
-    """Return the least difference of two sums; usually 2."""
-    return whole_number(node_config, DIFFER_BY, USUAL_DIFFERENCE, 1)
-
-
-def least_clients(node_config: Mapping[str, object]) -> int:
-    """Return the fewest clients in a sum; usually 1."""
-    return whole_number(node_config, LEAST_CLIENTS, 1, 1)
-
-
-def most_points(node_config: Mapping[str, object]) -> int:
-    """Return the most points of one SuperNode that a key-holder accepts."""
-    return whole_number(node_config, OF_NODE, MOST_POINTS, 1)
-
-
-def least_holders(node_config: Mapping[str, object]) -> int:
-    """Return how many clients must hold an identity in a SuperNode's sums."""
-    return whole_number(node_config, HOLDERS, LEAST_HOLDERS, LEAST_HOLDERS)
+# The least difference of two sums, the fewest clients in a sum, the most points that a key-holder
+# accepts of a SuperNode, and how many clients must hold an identity in its sums
+differ_by = partial(whole_number, key=DIFFER_BY, default=USUAL_DIFFERENCE, low=1)
+least_clients = partial(whole_number, key=LEAST_CLIENTS, default=1, low=1)
+most_points = partial(whole_number, key=OF_NODE, default=MOST_POINTS, low=1)
+least_holders = partial(whole_number, key=HOLDERS, default=LEAST_HOLDERS, low=LEAST_HOLDERS)

@@ -84,7 +84,6 @@ RECORD = -2  # in place of a length: marks a name as that of a record
 ROUNDING = 1e-5  # rounding error allowed in such a sum
 NO_ROW = "its SuperNode's answer has no row of it"
 NOT_COUNTED = (0, "")  # no classes, and nothing that was to be counted
-Form = frozenset[tuple[str, int]]  # each metric's name and length; -1 for a single number
 
 Arrays = ArrayRecord | Mapping[str, NDArray[np.generic]]
 Combined = Arrays | Mapping[int, Arrays] | None
@@ -129,37 +128,6 @@ class RoundSoFar:
     skipped: str = ""
     saves: bool = False  # whether the round gets a checkpoint
     report: RoundReport | None = None
-
-    def note_training(self, checked: Checked) -> None:
-        """Record the clients whose training counts, and those that failed."""
-        none = f"none of {len(self.sent)} SuperNodes gave a usable answer to train"
-        self.skipped = "" if checked.usable else none
-        self.failed |= checked.failed
-        self.used |= {client for reply in checked.usable for client in reply.clients}
-        # A SuperNode that names no clients is one
-        self.unnamed += sum(not reply.clients for reply in checked.usable)
-
-    def to_report(self, session: Session, figures: Mapping[str, object]) -> RoundReport:
-        """Return the round's report, with a method's own ``figures``."""
-        members = session.members
-        gone = {NOT_CONNECTED: np.array(sorted(members.absent), np.int64)}
-        used = self.used - self.failed.keys()
-        return session.report(
-            self.number,
-            session.participation(used, failed=self.failed, left_out=gone),
-            asked=sum(len(local) or 1 for local in session.asked.values()),
-            answered=len(used) + self.unnamed,
-            bytes=session.ledger.payload,
-            seconds=time.perf_counter() - self.started,
-            skipped=self.skipped,
-            **figures,
-        )
-
-    def not_saved(self) -> dict[int, str]:
-        """Return the SuperNodes that did not save the round when they measured it, and why."""
-        replies = {reply.metadata.src_node_id: reply for reply in self.measured}
-        said = {n: no_content(one) or read_not_saved(one.content) for n, one in replies.items()}
-        return unsaved([message.metadata.dst_node_id for message in self.sent], said)
 
 
 class ReportedFedAvg(RoundLoop, FedAvg):
@@ -384,10 +352,15 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         session.ledger.count_messages("up", replies)
         count_payload(session.ledger, self._round.sent, replies, asked)
         checked = self._checked(server_round, replies, self.arrays, asked)
-        self._round.note_training(checked)
+        so_far = self._round
+        so_far.failed |= checked.failed
+        so_far.used |= {client for reply in checked.usable for client in reply.clients}
+        # A SuperNode that names no clients is one
+        so_far.unnamed += sum(not reply.clients for reply in checked.usable)
         if not checked.usable:
+            so_far.skipped = f"none of {len(so_far.sent)} SuperNodes gave a usable answer to train"
             return None, None
-        return self._combined(checked.usable), self._round.trained
+        return self._combined(checked.usable), so_far.trained
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -414,9 +387,20 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         metrics = super().aggregate_evaluate(server_round, usable) if usable else None
         self._round.evaluated = metrics or MetricRecord()
         self.counts = added(read_counts(reply.content, *self.counted) for reply in usable)
-        figures = self.report_fields(self._round.trained, self._round.evaluated)
-        self._round.report = report = self._round.to_report(self.session, figures)
-        return None if metrics is None else self.measured(report)
+        so_far, session = self._round, self.session
+        gone = {NOT_CONNECTED: np.array(sorted(session.members.absent), np.int64)}
+        used = so_far.used - so_far.failed.keys()
+        so_far.report = session.report(
+            so_far.number,
+            session.participation(used, failed=so_far.failed, left_out=gone),
+            asked=sum(len(local) or 1 for local in session.asked.values()),
+            answered=len(used) + so_far.unnamed,
+            bytes=session.ledger.payload,
+            seconds=time.perf_counter() - so_far.started,
+            skipped=so_far.skipped,
+            **self.report_fields(so_far.trained, so_far.evaluated),
+        )
+        return None if metrics is None else self.measured(so_far.report)
 
     # Checkpoints
 
@@ -424,7 +408,9 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         return self._round.saves
 
     def clients_save(self, server_round: int) -> dict[int, str]:
-        return self._round.not_saved()
+        replies = {reply.metadata.src_node_id: reply for reply in self._round.measured}
+        said = {n: no_content(one) or read_not_saved(one.content) for n, one in replies.items()}
+        return unsaved([message.metadata.dst_node_id for message in self._round.sent], said)
 
     def state(self) -> dict[str, object]:
         assert self._kept is not None
@@ -583,8 +569,12 @@ def check_replies(
     out = [Rejected(n, one_line(why), kinds.get(n, Kind.OTHER)) for n, why in reasons.items()]
     failed = dict[int, str]()
     for node in (node for node in order if node not in reasons):
-        out += [Rejected(node, why) for why in _left_out(came[node].content)]
-        said = _client_reasons(came[node], asked)
+        named = _named(came[node].content)
+        more = [f"and {len(named) - MAX_NAMED} more clients"] if len(named) > MAX_NAMED else []
+        lines = [line if own is None else f"client {own[0]}: {own[1]}" for line, own in named]
+        out += [Rejected(node, one_line(line)) for line in [*lines[:MAX_NAMED], *more]]
+        local = set(asked.get(node, ()))  # it may name its own clients only
+        said = {own[0]: own[1] for _, own in named[:MAX_LINES] if own and own[0] in local}
         unfit = {c: NO_ROW for c in rows.get(node, ()) if (node, c) not in parts}
         unfit |= {c: bad[node, c] for c in rows.get(node, ()) if (node, c) in bad}
         failed |= unfit | said
@@ -595,14 +585,6 @@ def check_replies(
     whose = [asked.get(node, ()) if client is None else [client] for node, client in usable]
     found = [read_reply(parts[at], own) for at, own in zip(usable, whose, strict=True)]
     return Checked(found, out + rejected, failed)
-
-
-def _client_reasons(reply: Message, hosted: Mapping[int, Sequence[int]]) -> dict[int, str]:
-    """Return the clients that a SuperNode left out: client to reason."""
-    # It may name its own clients only.
-    local = set(hosted.get(reply.metadata.src_node_id, ()))
-    pairs = map(reason_of, _named(reply.content)[:MAX_LINES])
-    return {pair[0]: pair[1] for pair in pairs if pair is not None and pair[0] in local}
 
 
 def _check_whole(reply: Message, wanted: Wanted, clients: int) -> None:
@@ -632,7 +614,13 @@ def _problems(wanted: Wanted, replies: Mapping[Place, Message]) -> dict[Place, s
 
 
 def _check_part(content: RecordDict, wanted: Wanted) -> None:
-    metrics = _check_metrics(content)
+    records = list(content.metric_records.values())
+    if len(records) != 1:
+        raise MalformedReplyError(f"{len(records)} metric records, expected 1")
+    (metrics,) = records
+    weight = metrics.get(NUM_EXAMPLES)
+    if not (isinstance(weight, (int, float)) and 0 < weight <= MAX_WEIGHT):
+        raise MalformedReplyError(f"{NUM_EXAMPLES} is {brief(weight, 40)}, must be positive")
     _check_sums(metrics)
     if wanted.model is not None:
         _check_arrays(content, wanted.model, wanted.extras)
@@ -641,16 +629,6 @@ def _check_part(content: RecordDict, wanted: Wanted) -> None:
         if not np.isfinite(np.asarray(value, np.float64)).all():
             raise MalformedReplyError(f"{name} is {brief(value, 40)}")
     read_counts(content, *wanted.counted)
-
-
-def _check_metrics(content: RecordDict) -> MetricRecord:
-    records = list(content.metric_records.values())
-    if len(records) != 1:
-        raise MalformedReplyError(f"{len(records)} metric records, expected 1")
-    weight = records[0].get(NUM_EXAMPLES)
-    if not (isinstance(weight, (int, float)) and 0 < weight <= MAX_WEIGHT):
-        raise MalformedReplyError(f"{NUM_EXAMPLES} is {brief(weight, 40)}, must be positive")
-    return records[0]
 
 
 def _too_heavy(
@@ -707,7 +685,11 @@ def _check_arrays(
 
 def _odd_ones(replies: dict[Place, Message]) -> dict[Place, str]:
     """Find replies whose metrics differ from most replies': Flower needs the same in all."""
-    forms = {place: _form(reply) for place, reply in replies.items()}
+    forms = dict[Place, frozenset[tuple[str, int]]]()  # each metric's name and length
+    for place, reply in replies.items():
+        ((local, record),) = reply.content.metric_records.items()
+        lengths = [(name, len(v) if isinstance(v, list) else -1) for name, v in record.items()]
+        forms[place] = frozenset([*lengths, (local, RECORD)])
     if not forms:
         return {}
     ((common, _),) = Counter(forms.values()).most_common(1)
@@ -718,24 +700,10 @@ def _odd_ones(replies: dict[Place, Message]) -> dict[Place, str]:
     }
 
 
-def _form(reply: Message) -> Form:
-    ((local, record),) = reply.content.metric_records.items()
-    lengths = [(name, len(v) if isinstance(v, list) else -1) for name, v in record.items()]
-    return frozenset([*lengths, (local, RECORD)])
-
-
-def _left_out(content: RecordDict) -> list[str]:
-    named = _named(content)
-    more = [f"and {len(named) - MAX_NAMED} more clients"] if len(named) > MAX_NAMED else []
-    pairs = [(line, reason_of(line)) for line in named[:MAX_NAMED]]
-    lines = [line if pair is None else f"client {pair[0]}: {pair[1]}" for line, pair in pairs]
-    return [one_line(line) for line in lines] + more
-
-
-def _named(content: RecordDict) -> list[Any]:
-    config = content.config_records.get(CONFIG) or ConfigRecord()
-    result = config.get(LEFT_OUT, [])
-    return result if isinstance(result, list) else [result]
+def _named(content: RecordDict) -> list[tuple[Any, tuple[int, str] | None]]:
+    """Return the lines of clients that a SuperNode left out, with number and reason."""
+    lines = (content.config_records.get(CONFIG) or ConfigRecord()).get(LEFT_OUT, [])
+    return [(line, reason_of(line)) for line in (lines if isinstance(lines, list) else [lines])]
 
 
 def checked_model(arrays: Arrays, model: ArrayRecord, what: str) -> ArrayRecord:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, TypeVar
 
 import numpy as np
@@ -145,8 +145,12 @@ class Membership:
         new = [node for node in connected if node not in self.clients]
         if not new:
             return []
+        questions = dict.fromkeys(new, self.question(self.resume))
+        for node, saved in self._returning.items():
+            if node in questions and saved is not None:
+                questions[node] = self.question(saved)
         replies = exchange.send(
-            self._questions(new),
+            questions,
             message_type="query",
             server_round=self.enrolment_round(server_round),
             timeout=timeout,
@@ -159,24 +163,24 @@ class Membership:
             answers |= {entry.node_id: unasked for entry in silent}
         refused = [entry for entry in replies.rejected if entry.node_id not in answers]
         order = self.in_order(answers)
-        homes = self._homes(answer for _, answer in order)
+        homes = dict[int, int]()
+        if self.clients:  # there may be ten million: no second mapping of all of them is kept
+            claims = (np.asarray(answer.clients, np.int64).tolist() for _, answer in order)
+            claimed = set(chain.from_iterable(claims))
+            homes = {c: n for n, local in self.clients.items() for c in local if c in claimed}
         reasons = self._refused(order, set(connected), homes)
         self.strangers = set(reasons)
         for node, answer in order:
             if reason := reasons.get(node) or self._enrol(node, answer, homes):
                 LOG.warning("node %d takes no part: %s", node, reason)
                 refused.append(Rejected(node, reason))
-        self._warn_of_weight()
+        total = sum(self.examples.values())
+        for node, local in self.examples.items():
+            if len(self.examples) > 1 and local > MOSTLY * total:
+                LOG.warning("node %d says that it has %d of %d examples", node, local, total)
         if self.greet is not None:
             self.greet([node for node in new if node in self.clients])
         return refused
-
-    def _questions(self, new: Iterable[int]) -> dict[int, RecordDict]:
-        result = dict.fromkeys(new, self.question(self.resume))
-        for node, saved in self._returning.items():
-            if node in result and saved is not None:
-                result[node] = self.question(saved)
-        return result
 
     def _read(self, node: int, content: RecordDict) -> object:
         if (version := other_version(content)) and version not in self._told:
@@ -264,13 +268,6 @@ class Membership:
             {node: local for node, local in claims.items() if node not in refused}, connected, homes
         )
 
-    def _homes(self, answers: Iterable[Answered]) -> dict[int, int]:
-        # There may be ten million clients: no second mapping of all of them is kept.
-        if not self.clients:
-            return {}
-        claimed = {c for one in answers for c in np.asarray(one.clients, np.int64).tolist()}
-        return {c: n for n, local in self.clients.items() for c in local if c in claimed}
-
     def _together(self) -> set[frozenset[int]]:
         by_node = dict[int, set[int]]()
         for client, node in self.bound.items():
@@ -310,12 +307,6 @@ class Membership:
         self.bound.update(zip(clients, repeat(node)))  # no set or dict of its own: clients are many
         self.absent.difference_update(clients)
         return ""
-
-    def _warn_of_weight(self) -> None:
-        total = sum(self.examples.values())
-        for node, local in self.examples.items():
-            if len(self.examples) > 1 and local > MOSTLY * total:
-                LOG.warning("node %d says that it has %d of %d examples", node, local, total)
 
 
 class NamedClients(Membership):

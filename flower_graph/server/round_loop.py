@@ -342,7 +342,9 @@ class RoundLoop(Strategy):
         if self.is_due(server_round):
             missing = self.clients_save(server_round)
             if self.session.checkpoints.save(server_round, self._saved(), missing):
-                self.session.note_saved(server_round)
+                # SuperNodes that lose their state from now on resume from this checkpoint
+                run = self.session.checkpoints.run
+                self.session.members.saved = Resume(run, server_round, secrets.token_hex(8))
                 self.best.saved()
 
     def _saved(self) -> dict[str, object]:

@@ -8,7 +8,6 @@ clients of each SuperNode (`members`), the exchange with its byte ledger, and th
 from __future__ import annotations
 
 import logging
-import secrets
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -202,10 +201,17 @@ class Session:
         requests: Mapping[int, RecordDict],
         server_round: int,
         read: Callable[[int, RecordDict], T],
+        *,
+        max_reply_bytes: int,
         **how: Any,  # further arguments of ``Exchange.send``
     ) -> Replies[T]:
         replies = self.exchange.send(
-            requests, server_round=server_round, timeout=self.timeout, read=read, **how
+            requests,
+            server_round=server_round,
+            timeout=self.timeout,
+            read=read,
+            max_reply_bytes=max_reply_bytes,
+            **how,
         )
         self.leave_out(replies.rejected)
         return replies
@@ -291,11 +297,6 @@ class Session:
         )
         missing = unsaved(said := {**saved, **replies.values}, said)
         return missing | {entry.node_id: entry.reason for entry in replies.rejected}
-
-    def note_saved(self, server_round: int) -> None:
-        """Let SuperNodes that lose their state from now on resume from this round's checkpoint."""
-        run = self.checkpoints.run
-        self.members.saved = Resume(run, server_round, secrets.token_hex(8))
 
     def rejoin(self) -> list[str]:
         """Have all clients load the checkpoint of the resumed run; return why some cannot."""

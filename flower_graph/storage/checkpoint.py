@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
-from safetensors.torch import load, save
+from numpy.typing import NDArray
+from safetensors import numpy as of_arrays
+from safetensors.torch import save
 from torch import Tensor
 
 from flower_graph.errors import CheckpointError, told
@@ -48,6 +50,7 @@ STATE = "state"  # name of the tensor with the server's JSON
 # What the only key of a JSON object says of its value
 DICT, TUPLE, TENSOR, ARRAY, RECORD = "dict", "tuple", "tensor", "array", "array-record"
 BYTES = "bytes"
+Values = Tensor | NDArray[np.generic]
 SCALARS = (bool, int, float, str, type(None))
 
 
@@ -84,19 +87,16 @@ def load_client(
     except CheckpointError:
         raise
     except Exception as error:  # any error that damaged bytes cause
-        why = "it is encrypted, and state-key is not set" if _is_sealed(path) else reason(error)
+        why = reason(error)
+        with suppress(OSError), open_regular(path, MOST_TENSORS) as file:
+            if file.read(len(SEALED)) == SEALED:
+                why = "it is encrypted, and state-key is not set"
         raise _refused(path, "cannot be read", f": {why}") from error
     if result.get(CHECKSUM) != _checksum(tensors, result.get(RUN, "")):
         raise _refused(path, "damaged: it does not have the SHA-256 that it names")
     if run is not None and result[RUN] != run:
         raise _refused(path, "of another run", f", {result[RUN]}; this one is {run}")
     return tensors
-
-
-def _is_sealed(path: Path) -> bool:
-    with suppress(OSError), open_regular(path, MOST_TENSORS) as file:
-        return file.read(len(SEALED)) == SEALED
-    return False  # the error has the reason already
 
 
 def _refused(path: Path, why: str, more: str = "") -> CheckpointError:
@@ -108,7 +108,7 @@ def save_server(folder: Path, server_round: int, state: dict[str, object]) -> bo
     """Write the server's state, which completes the round's checkpoint, and drop old rounds."""
     path = round_folder(folder, server_round) / SERVER_FILE
     try:
-        save_client(path, _flat(state), "")
+        save_client(path, {n: torch.as_tensor(one) for n, one in _flat(state).items()}, "")
     except OSError as error:
         LOG.warning("round %d: no checkpoint: %s: %s", server_round, path, error)
         return False
@@ -131,27 +131,26 @@ def load_server(folder: Path, server_round: int) -> dict[str, object]:
 # Any: as nested as what was written
 def write_state(state: object) -> bytes:
     """Write numbers, texts, bytes, arrays and tensors, in lists, tuples and tables of these."""
-    return save(_flat(state))
+    return bytes(of_arrays.save({name: np.asarray(one) for name, one in _flat(state).items()}))
 
 
 def read_state(data: bytes) -> Any:
     """Read the output of ``write_state``."""
-    return _nested(load(data))
+    return _nested(of_arrays.load(data))
 
 
-def _flat(state: object) -> dict[str, Tensor]:
+def _flat(state: object) -> dict[str, Values]:
     """Return nested values as tensors: one has the JSON that says where the others belong."""
-    tensors = dict[str, Tensor]()
+    tensors = dict[str, Values]()
     text = json.dumps(_taken_out(state, "", tensors)).encode()
-    tensors[STATE] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    return tensors
+    return tensors | {STATE: np.frombuffer(bytearray(text), np.uint8)}
 
 
-def _nested(tensors: dict[str, Tensor]) -> Any:
-    return _put_back(parse_json(tensors.pop(STATE).numpy().tobytes()), tensors)
+def _nested(tensors: Mapping[str, Values]) -> Any:
+    return _put_back(parse_json(np.asarray(tensors[STATE]).tobytes()), tensors)
 
 
-def _taken_out(value: object, name: str, tensors: dict[str, Tensor]) -> object:
+def _taken_out(value: object, name: str, tensors: dict[str, Values]) -> object:
     """Return a state as JSON; ``tensors`` gets its arrays and tensors."""
     if isinstance(value, SCALARS):
         return value
@@ -166,27 +165,28 @@ def _taken_out(value: object, name: str, tensors: dict[str, Tensor]) -> object:
     if isinstance(value, Array):
         value = value.numpy()
     kind, number = TENSOR if isinstance(value, Tensor) else ARRAY, str(len(tensors))
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "fiub":
-        value = torch.from_numpy(np.array(value))
-    if not isinstance(value, Tensor):
+    if isinstance(value, Tensor):
+        tensors[number] = value.detach().clone()  # no two share their memory
+    elif isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "fiub":
+        tensors[number] = np.array(value, order="C")
+    else:
         raise CheckpointError(f"{name[1:]}: no checkpoint can hold a {type(value).__name__}")
-    tensors[number] = value.detach().clone()  # no two share their memory
     return {kind: number}
 
 
 # Any: as nested as what was taken out
-def _put_back(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _put_back(value: Any, tensors: Mapping[str, Values]) -> Any:
     if isinstance(value, list):
         return [_put_back(one, tensors) for one in value]
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()
     if kind == TENSOR:
-        return tensors[inner]
+        return torch.as_tensor(tensors[inner])
     if kind == BYTES:
         return bytes.fromhex(inner)
     if kind == ARRAY:
-        return tensors[inner].numpy().copy()
+        return np.array(tensors[inner])
     if kind == TUPLE:
         return tuple(_put_back(inner, tensors))
     keys, values = inner

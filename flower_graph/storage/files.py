@@ -73,7 +73,14 @@ def prepare_folder(out: Path, *, may_exist: bool = False) -> Path:
                     f"output folder {out}: exists and is not empty; choose another; for a run "
                     "that is in it, --overwrite or --resume"
                 )
-            _probe(out / ".probe")
+            try:
+                with os.fdopen(new_file(probe := out / ".probe"), "wb") as file:
+                    file.write(bytes(_PROBE_BYTES))
+                    # Some file systems find room only when the bytes leave memory.
+                    file.flush()
+                    os.fsync(file.fileno())
+            finally:
+                remove(probe)
         except OSError:
             remove_all_empty(made)
             raise
@@ -104,17 +111,6 @@ def remove_all_empty(folders: Sequence[Path]) -> None:
 def holds_something(folder: Path) -> bool:
     """Whether a folder has more in it than the lock of a run that was killed."""
     return any(path.name != LOCK_FILE for path in folder.iterdir())
-
-
-def _probe(path: Path) -> None:
-    try:
-        with os.fdopen(new_file(path), "wb") as file:
-            file.write(bytes(_PROBE_BYTES))
-            # Some file systems find room only when the bytes leave memory.
-            file.flush()
-            os.fsync(file.fileno())
-    finally:
-        remove(path)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -63,8 +63,11 @@ def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[np.g
     """Read Flower's ``Array`` as an ndarray, by default without a copy."""
     if array.stype != SType.NUMPY:
         raise MalformedReplyError(f"array {name!r} is serialised as {brief(array.stype)}")
+    start = 10 if array.data[6:7] == b"\x01" else 12
+    length = int.from_bytes(array.data[8:start], "little")
     try:
-        shape, fortran, dtype, offset = _read_header(_head(array.data))
+        head = array.data[: min(start + length, MAX_HEADER)]
+        shape, fortran, dtype, offset = _read_header(head)
     except Exception as error:  # hostile bytes make the parser raise almost anything
         raise MalformedReplyError(f"array {name!r} is not in NumPy's format: {error}") from error
     if dtype.hasobject:
@@ -81,11 +84,6 @@ def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[np.g
     except (ValueError, TypeError) as error:  # sizes that are negative or beyond NumPy's
         raise MalformedReplyError(f"array {name!r} cannot be read: {error}") from error
     return view.copy(order="K") if copy else view
-
-
-def _head(data: bytes) -> bytes:
-    start = 10 if data[6:7] == b"\x01" else 12
-    return data[: min(start + int.from_bytes(data[8:start], "little"), MAX_HEADER)]
 
 
 @lru_cache(HEADERS)

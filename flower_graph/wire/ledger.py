@@ -25,15 +25,13 @@ def count_bytes(content: RecordDict) -> int:
     # characters of each key. Metric records: 8 for each number, and the keys. Config records: 8 for
     # a number, 1 for a bool, the length of a str or bytes, and the keys. Names of records, metadata
     # and what the transport adds are not counted.
+    # ``ConfigRecord.count_bytes`` raises on an empty str, bytes or list.
     return sum(
-        _config_bytes(record) if isinstance(record, ConfigRecord) else record.count_bytes()
+        sum(map(len, record)) + sum(map(_value_bytes, record.values()))
+        if isinstance(record, ConfigRecord)
+        else record.count_bytes()
         for record in content.values()
     )
-
-
-def _config_bytes(record: ConfigRecord) -> int:
-    """Count as ``ConfigRecord.count_bytes``, which raises on an empty str, bytes or list."""
-    return sum(map(len, record)) + sum(map(_value_bytes, record.values()))
 
 
 def _value_bytes(value: object) -> int:

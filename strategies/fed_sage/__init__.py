@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
-    from flower_graph.strategies.fed_sage.client import SageClient
-    from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
+    from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage, SageClient
 
 __all__ = ["FedSage", "LocalSage", "SageClient"]
 

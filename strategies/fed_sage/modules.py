@@ -12,7 +12,6 @@ numbers, and the neighbours share the map from codes to features: 34 thousand we
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -133,17 +132,10 @@ def features_of(weights: Sequence[Tensor], z: Tensor, slot: Slots) -> Tensor:
     return torch.tanh(functional.linear(chosen, *weights[4:]))
 
 
-def feature_shapes(features: int) -> list[tuple[int, ...]]:
-    """Return the shapes of the parameters of ``fGen``."""
-    widths = (LATENT, GENERATOR_HIDDEN), (GENERATOR_HIDDEN, NEIGHBOURS * CODE), (CODE, features)
-    return [shape for inner, outer in widths for shape in ((outer, inner), (outer,))]
-
-
-def split_features(flat: Tensor, features: int) -> list[Tensor]:
+def split_like(flat: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
     """Split the parameters of an ``fGen`` that travel as one row."""
-    shapes = feature_shapes(features)
-    parts = flat.split([math.prod(shape) for shape in shapes])
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    parts = flat.split([weight.numel() for weight in weights])
+    return [part.view(weight.shape) for part, weight in zip(parts, weights, strict=True)]
 
 
 @built_with(features=WIDTH, hidden=WIDTH, classes=WIDTH, seed=SEED)

@@ -27,23 +27,286 @@ losses see as many as neighbours are hidden, ``NEIGHBOURS`` at most.
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
+import torch
 from flwr.app import RecordDict
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 
+from flower_graph.client.learner import LocalGraph, dense
+from flower_graph.client.module_client import GraphOnDevice, Learner, ModuleSettings
+from flower_graph.errors import MalformedReplyError
 from flower_graph.method.module_method import ModuleFedAvg
-from flower_graph.strategies.fed_sage.client import GENERATOR_EPOCHS, model_maker, module_settings
-from flower_graph.strategies.fed_sage.messages import GeneratorRequest, Generators, PeerGradients
-from flower_graph.strategies.fed_sage.modules import feature_shapes
+from flower_graph.ops.grouped import one_thread
+from flower_graph.ops.mending import slots
+from flower_graph.strategies.fed_sage.modules import (
+    LATENT,
+    NEIGHBOURS,
+    UNTRAINED,
+    ImpairedGraph,
+    SageModel,
+    class_loss,
+    distance_gradient,
+    features_of,
+    first_model,
+    generator_loss,
+    split_like,
+)
+from flower_graph.strategies.fedscem.baselines import EgoBatchClient
 from flower_graph.strategies.fedscem.config import EgoSettings
+from flower_graph.wire import codec
+from flower_graph.wire.arrays import Answer, Config, FloatArray, IntArray, Parameters
+from flower_graph.wire.fields import Exact, Flag, Whole
+from flower_graph.wire.keys import CLIENTS, EPOCH, ROWS
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
+# NeighGen's own optimiser, as published.
+PUBLISHED = {"lr": 0.001, "weight_decay": 1e-4}
+GENERATOR_EPOCHS = 20  # steps of NeighGen alone; FedSage+ takes as many together after them
+
+# Messages ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class GeneratorRequest(codec.Message, down="train.generate"):
+    """Server to client: train alone (epoch 0), or with the other clients' gradients."""
+
+    epoch: Annotated[int, Whole(EPOCH, "0: train alone; from 1 on: step by the gradients")]
+    share: Annotated[bool, Flag("share", "whether to show the generators")]
+    gradient: Annotated[
+        FloatArray | None,
+        codec.Tensor(
+            "arrays/gradient",
+            "gradients of each client here by the weights of its `fGen`, `lin1` to `lin3`",
+            shape="c w",
+            when="epoch",
+        ),
+    ] = None
+    others: Annotated[int, Whole("others", "clients that the gradients are summed over")] = 0
+
+
+@dataclass
+class Generators(codec.Message, down="train.compare", up="train.generate"):
+    """Client to server, and on to all others: the clients' generators and encoded nodes."""
+
+    epoch: Annotated[int, Whole(EPOCH, "the epoch in which they are to be compared")]  # from 1
+    clients: Annotated[IntArray, Exact(CLIENTS, "authors of the generators", shape="c")]
+    rows: Annotated[IntArray, Exact(ROWS, "nodes that each of them shows", shape="c")]
+    missing: Annotated[
+        IntArray, Exact("missing", "neighbours that each of these misses", shape="n")
+    ]
+    encoded: Annotated[
+        FloatArray,
+        codec.Tensor("arrays/encoded", "the nodes, encoded, with noise", shape=f"n {LATENT}"),
+    ]
+    weights: Annotated[FloatArray, codec.Tensor("arrays/weights", "each `fGen`, flat", shape="c w")]
+
+    @property
+    def examples(self) -> int:
+        return int(self.clients.size)
+
+    def check(self, known: codec.Known) -> None:
+        """Refuse rows that do not add up, and more neighbours than can be missing."""
+        rows, missing = self.rows, self.missing
+        if (rows < 0).any() or rows.sum() != missing.size:
+            raise MalformedReplyError(f"{ROWS}: counts for {missing.size} nodes, got {rows[:5]}...")
+        if missing.size and (missing.min() < 1 or missing.max() > NEIGHBOURS):
+            raise MalformedReplyError(f"missing: expected 1 to {NEIGHBOURS}")
+
+    @classmethod
+    def join(cls, parts: Sequence[Generators]) -> Generators:
+        arrays = [list(vars(part).values())[1:] for part in parts]
+        return cls(parts[0].epoch, *map(np.concatenate, zip(*arrays, strict=True)))
+
+
+@dataclass
+class PeerGradients(codec.Message, up="train.compare"):
+    """Client to server: the gradients that move generators towards the nodes here."""
+
+    epoch: Annotated[int, Whole(EPOCH, "the epoch")]
+    gradient: Annotated[
+        FloatArray,
+        codec.Tensor(
+            "arrays/gradient",
+            "gradients by each author's weights, summed over the clients here",
+            shape="a w",
+        ),
+    ]
+
+
+# Client ------------------------------------------------------------------------------------------
+
+
+def _shared(
+    settings: EgoSettings, *, averages: bool
+) -> tuple[Callable[[], nn.Module], ModuleSettings]:
+    """Return what both halves have: the first model, and how it is trained."""
+    how = ModuleSettings(
+        settings.learning_rate,
+        settings.weight_decay,
+        settings.local_epochs,
+        keep_optimiser=True,
+        local=("generator.*",) if averages else ("*",),  # never leave the clients
+        seed=settings.seed,
+    )
+    widths = settings.num_features, settings.hidden, settings.num_classes
+    return partial(first_model, *widths, settings.seed), how
+
+
+class SageClient(EgoBatchClient):
+    """The ego-networks of one SuperNode: one in a deployment, many in a simulation.
+
+    Parameters
+    ----------
+    context, egos, settings, **more
+        As of ``EgoModelClient``; of the settings sizes, optimiser and seed of the classifier.
+    averages : bool
+        Whether classifiers are averaged and generators trained together (FedSage+).
+    """
+
+    actions, made_of = ("generate", "compare"), staticmethod(_shared)
+
+    # What a ready client may say anew
+
+    def optimiser(self, module: nn.Module) -> torch.optim.Optimizer:
+        """Step classifiers as the settings say, and ``fGen`` as published."""
+        assert isinstance(module, SageModel)
+        shared = [p for n, p in module.named_parameters() if not n.startswith("generator.")]
+        how = self.settings
+        rates = {"lr": how.learning_rate, "weight_decay": how.weight_decay}
+        return self._adam(
+            {"params": shared, **rates}, {"params": module.generator.feature_weights(), **PUBLISHED}
+        )
+
+    def examples(self, graph: LocalGraph) -> int:
+        """Return a client's weight: its training nodes, or 1 without any."""
+        return max(1, self.task.weight(graph))
+
+    def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
+        return class_loss(self.logits(module, graph), graph.y, graph.masks["train"])
+
+    def prepare(self, learner: Learner) -> None:
+        """Train a new client's generator; the classifier then starts again (steps 1 and 3)."""
+        model = _model(learner)
+        if int(model.generator.client) == UNTRAINED:
+            state = model.state_dict().items()
+            begun = {name: value.clone() for name, value in state if "generator" not in name}
+            self._train_alone(learner, self._impaired(learner))
+            model.load_state_dict(begun, strict=False)
+
+    # Generators
+
+    def generate(self, parameters: Parameters, config: Config) -> Answer:
+        """Train NeighGen alone, or step ``fGen`` with the others' gradients (steps 1 and 2)."""
+        request = GeneratorRequest.from_numpy(parameters, config)
+        with self._state.opened(self._makers) as learners, one_thread(len(learners) > 1):
+            shown = []
+            for index, learner in enumerate(learners):
+                graph = self._impaired(learner)
+                if int(_model(learner).generator.client) == UNTRAINED:
+                    self._train_alone(learner, graph)
+                if request.gradient is not None:
+                    loss = self._generator_loss(learner, graph, "together", request.epoch)
+                    weights = _model(learner).generator.feature_weights()
+                    grads = torch.autograd.grad(loss, weights)
+                    theirs = split_like(torch.from_numpy(request.gradient[index]), weights)
+                    # The own term is a mean over the client's nodes, the others' arrives as a sum.
+                    for weight, grad, other in zip(weights, grads, theirs, strict=True):
+                        came = other.to(grad) / graph.rest.shape[0]
+                        weight.grad = (grad + came) / (request.others + 1)
+                    learner.optimiser.step()
+                    learner.optimiser.zero_grad()
+                if request.share:
+                    shown.append(self._shown(learner, graph, request.epoch + 1))
+        if not request.share:
+            return [], len(self.graphs), {}
+        return Generators.join(shown).to_numpy()
+
+    def compare(self, parameters: Parameters, config: Config) -> Answer:
+        """Compare what all clients generate with the nodes here (step 2)."""
+        shown, device = Generators.from_numpy(parameters, config), self.device
+        weights, rows = torch.from_numpy(shown.weights).to(device).requires_grad_(), shown.rows
+        encoded = torch.from_numpy(shown.encoded).to(device).split(rows.tolist())
+        missing = torch.from_numpy(shown.missing).to(device).split(rows.tolist())
+        features = [dense(graph.x).to(device) for graph in self.graphs]
+        like = self._make_module().get_submodule("generator").feature_weights()  # type: ignore[operator]
+        with one_thread(len(rows) > 1):
+            parts = [
+                features_of(split_like(own, like), z, slots(count))
+                for own, z, count in zip(weights.unbind(), encoded, missing, strict=True)
+            ]
+        made, sizes = torch.cat(parts), torch.tensor([len(part) for part in parts])
+        author = torch.from_numpy(shown.clients).repeat_interleave(sizes).to(device)
+        wanted = distance_gradient(
+            made.detach(),
+            author,
+            torch.cat(features),
+            [0, *accumulate(map(len, features))],
+            torch.tensor(self._clients, device=device),
+        )
+        (gradient,) = torch.autograd.grad(made, weights, wanted)
+        return PeerGradients(shown.epoch, gradient.cpu().numpy()).to_numpy(len(self.graphs))
+
+    def _train_alone(self, learner: Learner, graph: ImpairedGraph) -> None:
+        model = _model(learner)
+        adam = self._adam({"params": model.parameters(), **PUBLISHED})
+        model.generator.requires_grad_()
+        for epoch in range(GENERATOR_EPOCHS):
+            adam.zero_grad()
+            self._generator_loss(learner, graph, "local", epoch).backward()
+            adam.step()
+        adam.zero_grad()
+        model.freeze_encoder()
+        model.generator.client.fill_(learner.graph.client)
+
+    # Any: a group of parameters as PyTorch's optimisers take it
+    def _adam(self, *groups: dict[str, Any]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(list(groups), fused=self.device.type == "cpu")
+
+    def _generator_loss(
+        self, learner: Learner, graph: ImpairedGraph, purpose: str, epoch: int
+    ) -> Tensor:
+        model = _model(learner)
+        noise = model.generator.noise(learner.graph.client, purpose, epoch, graph.rest)
+        return generator_loss(model, graph, noise)
+
+    @torch.no_grad()
+    def _shown(self, learner: Learner, graph: ImpairedGraph, epoch: int) -> Generators:
+        model, client = _model(learner), learner.graph.client
+        z = model.generator.encode(graph.rest, graph.adjacency)
+        z = z + model.generator.noise(client, "together", epoch, z)
+        chosen = (graph.impaired.missing > 0).nonzero().flatten()
+        weights = parameters_to_vector(model.generator.feature_weights())
+        return Generators(
+            epoch,
+            np.array([client]),
+            np.array([chosen.numel()]),
+            graph.impaired.missing[chosen].clamp(max=NEIGHBOURS).cpu().numpy(),
+            z[chosen].cpu().numpy(),
+            weights[None].cpu().numpy(),
+        )
+
+    def _impaired(self, learner: Learner) -> ImpairedGraph:
+        graph, seed = learner.graph, self.settings.seed
+        train = graph.masks["train"]
+        return ImpairedGraph.of(graph.client, graph.x, graph.edge_index, graph.y, train, seed)
+
+
+def _model(learner: Learner) -> SageModel:
+    assert isinstance(learner.module, SageModel)
+    return learner.module
+
+
+# Server ------------------------------------------------------------------------------------------
 
 
 class LocalSage(ModuleFedAvg):
@@ -62,8 +325,8 @@ class LocalSage(ModuleFedAvg):
 
     # Any, here and below: further arguments are those of the parent
     def __init__(self, settings: EgoSettings, **more: Any) -> None:
-        how = module_settings(settings, averages=self.averages)
-        super().__init__(model_maker(settings), how, classes=settings.num_classes, **more)
+        shared = _shared(settings, averages=self.averages)
+        super().__init__(*shared, classes=settings.num_classes, **more)
         self._settings = settings
 
     def fixed_settings(self) -> dict[str, object]:
@@ -79,7 +342,8 @@ class FedSage(LocalSage):
     # Any: likewise
     def __init__(self, settings: EgoSettings, **more: Any) -> None:
         super().__init__(settings, **more)
-        self._size = sum(map(math.prod, feature_shapes(settings.num_features)))
+        generator = self.make_module().get_submodule("generator")
+        self._size = sum(weight.numel() for weight in generator.feature_weights())  # type: ignore[operator]
 
     def prepare(self, server_round: int) -> None:
         """Have the generators of the first clients trained (steps 1 and 2)."""
@@ -99,12 +363,10 @@ class FedSage(LocalSage):
         LOG.info("generators of %d SuperNodes trained in %.1f s", len(clients), seconds)
 
     def _generated(self, requests: Mapping[int, RecordDict], epoch: int) -> dict[int, Generators]:
-        members = self.session.members.clients
-
         def read(node: int, content: RecordDict) -> Generators | None:
-            clients = np.array(members[node])
-            expected = {"epoch": epoch, "clients": clients, "w": self._size}
-            return Generators.read(content, **expected) if epoch else None
+            clients = np.array(self.session.members.clients[node])
+            known = {"epoch": epoch, "clients": clients, "w": self._size}
+            return Generators.read(content, **known) if epoch else None
 
         shown = self._sent(requests, "train.generate", 0, read)
         return {node: one for node, one in shown.items() if one is not None}
@@ -115,8 +377,8 @@ class FedSage(LocalSage):
         everyone = Generators.join(list(shown.values()))
 
         def read(_: int, reply: RecordDict) -> PeerGradients:
-            expected = {"epoch": epoch, "a": everyone.clients.size, "w": self._size}
-            return PeerGradients.read(reply, **expected)
+            known = {"epoch": epoch, "a": everyone.clients.size, "w": self._size}
+            return PeerGradients.read(reply, **known)
 
         content = dict.fromkeys(shown, everyone.to_record())
         replies = self._sent(content, "train.compare", epoch, read)
@@ -125,13 +387,12 @@ class FedSage(LocalSage):
         total = np.sum([reply.gradient for reply in replies.values()], axis=0)
         clients = sum(shown[node].clients.size for node in replies)
         self._count(everyone, clients)
-        starts = np.cumsum([0, *(part.clients.size for part in shown.values())])
-        requests = {}
-        for node, first, last in zip(shown, starts, starts[1:], strict=False):
-            others = clients - int(node in replies)  # nobody compares its own
-            request = GeneratorRequest(epoch, share, total[first:last], others)
-            requests[node] = request.to_record()
-        return requests
+        ends = np.cumsum([part.clients.size for part in shown.values()])
+        return {
+            # Nobody compares its own
+            node: GeneratorRequest(epoch, share, own, clients - (node in replies)).to_record()
+            for node, own in zip(shown, np.split(total, ends[:-1]), strict=True)
+        }
 
     def _sent(
         self,

@@ -5,25 +5,20 @@ from typing import TYPE_CHECKING
 from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
-    from flower_graph.strategies.fedgls.networks import LearnerSettings, StructureSettings
+    from flower_graph.strategies.fedgls.config import (
+        FedGLSSection,
+        GraphSection,
+        StructureSettings,
+    )
     from flower_graph.strategies.fedgls.strategy import (
-        FedProto,
-        LocalClient,
-        LocalTraining,
-        PrototypeClient,
-        SharewiseFedAvg,
         StructureClient,
         StructureFedAvg,
         initial_arrays,
     )
 
 __all__ = [
-    "FedProto",
-    "LearnerSettings",
-    "LocalClient",
-    "LocalTraining",
-    "PrototypeClient",
-    "SharewiseFedAvg",
+    "FedGLSSection",
+    "GraphSection",
     "StructureClient",
     "StructureFedAvg",
     "StructureSettings",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,17 +12,13 @@ from scipy.special import log_softmax
 from flower_graph.audit.attacks import (
     Audit,
     Exchange,
-    HoldsGraphs,
     RecordingGrid,
     array_of,
     of_kind,
 )
 from flower_graph.audit.scores import Finding, Floats, ranking
-from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.strategies.fedgls.config import AVERAGING, FedGLSConfig
 from flower_graph.wire import keys
-
-Holders = HoldsGraphs[FedGLSConfig, ClientGraph]
 
 
 class Truth(NamedTuple):
@@ -104,7 +100,7 @@ def _confidence(sent: Sent, truth: Truth, classes: int) -> NDArray[np.float64]:
     return result
 
 
-class ModelAudit(Audit[FedGLSConfig, Holders]):
+class ModelAudit(Audit[FedGLSConfig]):
     """The attacks on a run of FedGLS."""
 
     rounds = 30
@@ -117,7 +113,7 @@ class ModelAudit(Audit[FedGLSConfig, Holders]):
     )
     audited = AVERAGING  # the others send something else than one client's weights
 
-    def attack(self, config: FedGLSConfig, grid: RecordingGrid, method: Holders) -> list[Finding]:
+    def attack(self, config: FedGLSConfig, grid: RecordingGrid, method: Any) -> list[Finding]:
         truth = {
             number: Truth(one.x.to_dense().numpy(), one.y.numpy(), one.train_mask.numpy())
             for number, one in enumerate(method.graphs(config))

@@ -1,30 +1,31 @@
 """The clients of one SuperNode, which share weights, trained in one batched tensor program.
 
 A two-layer MLP is a two-layer GCN on a graph without edges. So FedGLS's GNN, its feature encoder
-and the models of all its baselines are *networks* of one kind, each on a graph of its own. The
-networks of all clients are one block-diagonal batch: a cohort takes one forward, one backward and
-one Adam step for all of them. Only the weights' means mix clients, so any assignment of clients to
-cohorts gives the same result up to the rounding of sums.
+and the models of its baselines are *networks* of one form, each on a graph of its own. The networks
+of all clients are one block-diagonal batch: a cohort takes one forward, one backward and one Adam
+step for all of them. Only the weights' means mix clients, so any assignment of clients to cohorts
+gives the same result up to the rounding of sums.
 
 This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flower_graph.data.partition.client_graphs import check_neighbours
+from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
 from flower_graph.engine.graph_batch import (
     DropoutMask,
     GraphBatch,
     Metrics,
+    check_classes,
     draw_kept,
     evaluate,
     log_shares,
@@ -33,13 +34,10 @@ from flower_graph.engine.graph_batch import (
     with_dropout,
 )
 from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
-from flower_graph.errors import RefusedError
 from flower_graph.ops.contrast import nt_xent
 from flower_graph.ops.graph import Adjacency, leading_block, propagate, replace_block
 from flower_graph.ops.graph_learner import Pattern, edge_agreement, weighted_propagate
 from flower_graph.ops.grouped import (
-    class_sums,
-    distance_to_means,
     group_sizes,
     group_sum,
     grouped_add,
@@ -47,37 +45,68 @@ from flower_graph.ops.grouped import (
     one_thread,
 )
 from flower_graph.rng import generator
-from flower_graph.strategies.fedgls.networks import (
-    ENCODER,
-    GNN,
-    KNN,
-    LEARNED,
-    NONE,
-    OWN,
-    GraphLearners,
-    StructureSettings,
-    initial_models,
-    network_of,
-    split_rest,
-)
+from flower_graph.strategies.fedgls.config import KNN, LEARNED, NONE, OWN, TRUE, StructureSettings
+from flower_graph.strategies.fedgls.learners import GraphLearners
 
 if TYPE_CHECKING:
-    from flower_graph.data.partition.client_graphs import ClientGraph
     from flower_graph.engine.graph_batch import Graph
 
+GNN, ENCODER = 0, 1  # the models: theta and omega
 # Numbers of all hidden layers up to which a round takes two threads 1.3 to 1.5 times as long as one
 SMALL_NUMBERS = 2**17
 LEARNER = "learner."  # keys of the learners' part of the state
 SHARED, SHARED_PARTS = "shared-", ("first", "rest")  # ... and of the models last received
 
 
-class Trained(NamedTuple):
+def initial_models(settings: StructureSettings) -> list[ModelWeights]:
+    """Draw theta and, if there is one, omega, as PyG's GCN does."""
+    check_classes(settings.num_classes)
+    models, h, k = [], settings.model.hidden, settings.num_classes
+    for name in ("gnn", "encoder")[: settings.num_models]:
+        rng = generator(settings.seed, "structure", name)
+        first, second = torch.empty(settings.num_features, h), torch.empty(h, k)
+        for matrix in (first, second):
+            nn.init.xavier_uniform_(matrix, generator=rng)
+        rest = torch.cat([torch.zeros(h), second.reshape(-1), torch.zeros(k)])
+        models.append(ModelWeights(first, rest))
+    return models
+
+
+def split_rest(rest: Tensor, settings: StructureSettings) -> tuple[Tensor, Tensor, Tensor]:
+    """Split rows ``[c, D]`` into the first bias, the second layer's matrix and its bias."""
+    h, k = settings.model.hidden, settings.num_classes
+    bias, weight, last = rest.split([h, h * k, k], dim=1)
+    return bias, weight.unflatten(1, (h, k)), last
+
+
+def new_client(x: Tensor, edge_index: Tensor | None = None) -> ClientGraph:
+    """Return a client outside the run, whose nodes have no labels."""
+    n = len(x)
+    unknown, nobody = torch.full((n,), -1), torch.zeros(n, dtype=torch.bool)
+    return ClientGraph(-1, torch.arange(n), x, unknown, edge_index, None, nobody, nobody, nobody)
+
+
+def network_of(graph: ClientGraph, graphs: str) -> Graph:
+    """Return a client with the graph on which its network works."""
+    if graphs == TRUE and graph.is_graphless:
+        if graph.hidden_edges is None:
+            raise ValueError(f"client {graph.client}: has no edges, and its true ones are wanted")
+        return cast("Graph", replace(graph, edge_index=graph.hidden_edges))
+    return without_edges(graph) if graphs == NONE or graph.is_graphless else cast("Graph", graph)
+
+
+def without_edges(graph: ClientGraph) -> Graph:
+    """Return a client as a graph of single nodes."""
+    return cast("Graph", replace(graph, edge_index=torch.zeros(2, 0, dtype=torch.long)))
+
+
+class LocalRound(NamedTuple):
     """The result of a round of local training."""
 
-    # [g] loss L_c of each graphless client before its learner's step; empty without
-    contrast: Tensor
-    # [c] divergence of each client's encoder from its GNN at the last step; empty without
-    distillation: Tensor
+    # By name, [c] or empty: ``contrast``, the loss L_c of each graphless client before its
+    # learner's step; ``distillation``, the divergence of each client's encoder from its GNN at the
+    # last step
+    losses: dict[str, Tensor]
     diverged: list[int]  # Clients whose weights are no longer finite
 
 
@@ -100,7 +129,7 @@ class StructureCohort:
         local = [network_of(graph, settings.graphs) for graph in self.graphs]
         kinds = [self._kind(graph) for graph in self.graphs]
         if settings.graphs == LEARNED:
-            local += [network_of(graph, NONE) for graph in self.graphs]
+            local += [without_edges(graph) for graph in self.graphs]
             kinds += [ENCODER] * len(self.graphs)
         self.batch = pack_graphs(local, device)
         self.kinds = torch.tensor(kinds)
@@ -121,7 +150,15 @@ class StructureCohort:
         learned = settings.graphs == LEARNED
         # Without encoders
         self.own = pack_graphs(local[: self.size], device) if learned else self.batch
-        self._losses = NodeLosses(self.own, settings.num_classes, has_encoders=learned)
+        sizes = torch.tensor(group_sizes(self.own.ptr), device=device)
+        y, share = self.own.y.clamp(min=0), self.own.train_share
+        # [k, n] targets of the cross-entropy: a training node's weight in its client's mean
+        self._targets = share.new_zeros(settings.num_classes, len(y))
+        self._targets[y, torch.arange(len(y), device=device)] = share
+        self._each = (1 / sizes).repeat_interleave(
+            sizes
+        )  # [n] a node's weight in its client's mean
+        self._last: tuple[Tensor, Tensor]  # H and Z in the last step
 
     @property
     def size(self) -> int:
@@ -142,45 +179,35 @@ class StructureCohort:
 
     # What strategies call
 
-    @contextmanager
-    def taking_part(self, clients: Collection[int]) -> Iterator[StructureCohort]:
-        """Give a cohort of some clients alone, whose changes are copied back at the end."""
-        places = [at for at, client in enumerate(self.clients) if client in clients]
-        if len(places) == self.size:
-            yield self
-            return
-        learned = self.settings.graphs == LEARNED
-        indices = self.weights.indices([*places, *(self.size + at for at in places if learned)])
-        learning = [at - self.with_edges for at in places if at >= self.with_edges]
-        if self.learners is not None and learning:
-            own = self.learners.indices(learning).items()
-            indices |= {LEARNER + key: index for key, index in own}
-        held = {key: self._state[key][index] for key, index in indices.items()}
-        held |= {key: value for key, value in self._state.items() if key.startswith(SHARED)}
-        graphs = [self.graphs[at] for at in places]
-        yield StructureCohort(graphs, self.settings, held, self.device)
-        with torch.no_grad():
-            for key, index in indices.items():
-                self._state[key][index] = held[key]
-        self._graph = None
-
-    def train(self, server_round: int, prototypes: Tensor | None = None) -> Trained:
-        """Train locally: first the graph learners, once, then all networks, ``E`` steps."""
-        # prototypes [k, h]
-        if not self.settings.keep_optimiser:
+    def train(self, server_round: int, clients: Collection[int] | None = None) -> LocalRound:
+        """Train clients: first the graph learners, once, then all networks, ``E`` steps."""
+        how, moves = self.settings.strategy, None
+        if clients is not None and len(clients) < self.size:
+            moves = torch.tensor([client in clients for client in self.clients])
+            moves = moves.repeat(self.kinds.numel() // self.size).to(self.device)
+        if how.optimiser == "reset":
             self.weights.forget_moments()
         with one_thread(self._is_small):
-            contrast, kept = self.learn_structure(), self._dropout(server_round)
-            for epoch in range(self.settings.local_epochs):
+            contrast, kept = self.learn_structure(moves), self._dropout(server_round)
+            for epoch in range(how.local_epochs):
                 left = DropoutMask(*(None if part is None else part[epoch] for part in kept))
                 self.weights.step(
-                    partial(self._loss, left, prototypes),
-                    learning_rate=self.settings.learning_rate,
-                    weight_decay=self.settings.weight_decay,
+                    partial(self._loss, left),
+                    learning_rate=how.learning_rate,
+                    weight_decay=how.weight_decay,
+                    moves=moves,
                 )
-        return Trained(contrast, self._losses.divergence(), self._diverged())
+        losses = {"contrast": contrast, "distillation": self._divergence()}
+        if moves is not None:
+            idle = ~moves[: self.size]
+            losses = {
+                name: values.masked_fill(idle.to(values.device), torch.nan)
+                for name, values in losses.items()
+                if len(values)
+            }
+        return LocalRound(losses, self._diverged())
 
-    def learn_structure(self) -> Tensor:
+    def learn_structure(self, moves: Tensor | None = None) -> Tensor:
         """Step phi on ``L_c`` (equations 8 and 9), with theta and omega as the server gave them."""
         if self.learners is None or self.settings.graphs != LEARNED:
             return torch.zeros(0)
@@ -201,12 +228,13 @@ class StructureCohort:
             around = weighted_propagate(pattern, weight, hidden)
             h = grouped_linear(around, gnn[1], gnn[2], ptr)
             every = torch.arange(ptr[-1], device=self.device)
-            result.append(nt_xent(h, z, every, ptr, ptr, self.settings.tau) / sizes)
+            result.append(nt_xent(h, z, every, ptr, ptr, self.settings.graph.tau) / sizes)
             return result[0].sum()
 
-        self.learners.learn(loss)
+        self.learners.learn(loss, None if moves is None else moves[places])
         self._graph = None
-        return result[0].detach().cpu()
+        none = torch.full((self.with_edges,), torch.nan)
+        return torch.cat([none, result[0].detach().cpu()])
 
     def start_from(self, models: Sequence[ModelWeights]) -> None:
         """Replace the networks' weights by the server's models; Adam's moments stay."""
@@ -236,28 +264,29 @@ class StructureCohort:
             for number in range(self.settings.num_models)
         ]
 
-    def mean_models(self, left_out: Sequence[int]) -> tuple[list[ModelWeights], list[float], int]:
-        """Average the clients' models, weighted by nodes (equation 12)."""
-        good = torch.tensor([client not in left_out for client in self.clients])
-        weight = self.nodes * good
+    def mean_models(self, clients: Collection[int]) -> tuple[list[ModelWeights], list[float], int]:
+        """Average some clients' models, weighted by nodes (equation 12)."""
+        # Besides, each model's share of the weight, and the weight
+        weight = self.nodes * torch.tensor([client in clients for client in self.clients])
         nodes = int(weight.sum())
-        if not nodes:
-            why = "weights are not finite; nobody is left"
-            raise RefusedError(f"clients {sorted(left_out)}: {why}")
         share = (weight.double() / nodes).repeat(self.kinds.numel() // self.size)
         models = self.weights.weighted_sums(share)
-        parts = [float(share[self.kinds == kind].sum()) for kind in range(len(models))]
-        return models, parts, nodes
+        return models, [float(share[self.kinds == k].sum()) for k in range(len(models))], nodes
 
     @torch.no_grad()
     def evaluate(self, logits: Tensor | None = None) -> Metrics:
         logits = self.logits() if logits is None else logits
         # Both are NaN if the loss is, since the largest logit is then meaningless.
         accuracy, loss = evaluate(self.own, logits)
-        none = ~loss.isfinite()
+        none = ~self.sound(loss)
         return Metrics(
             accuracy.masked_fill(none[:, None], torch.nan), loss.masked_fill(none, torch.nan)
         )
+
+    def sound(self, loss: Tensor) -> Tensor:
+        """Return which clients have a finite loss, or no training node, ``[c]``."""
+        trains = torch.tensor([bool(graph.train_mask.any()) for graph in self.graphs])
+        return loss.isfinite() | ~trains
 
     @torch.no_grad()
     def logits(self) -> Tensor:
@@ -268,17 +297,6 @@ class StructureCohort:
             graph = leading_block(self._adjacency(), self.own.ptr[-1])
             hidden = self._hidden(self.own.x, graph, first, rest)
             return self._logits(graph, hidden, rest)
-
-    @torch.no_grad()
-    def class_sums(self, left_out: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Add up training nodes' hidden vectors by class, ``[k, h]``, and count them, ``[k]``."""
-        # FedProto's prototype of a class is their mean.
-        first, rest = self.weights.weights()
-        absent = [index for index, client in enumerate(self.clients) if client in left_out]
-        gone = torch.isin(self.batch.node_client, torch.tensor(absent, device=self.device))
-        rows = (self.batch.masks["train"] & ~gone).nonzero().flatten()
-        hidden = self._hidden(self.batch.x, self._adjacency(), first, rest)[rows].double()
-        return class_sums(hidden, self.batch.y[rows], self.settings.num_classes)
 
     def structure(self) -> dict[str, Tensor] | None:
         graphless = self.graphs[self.with_edges :]
@@ -296,7 +314,7 @@ class StructureCohort:
     @property
     def _is_small(self) -> bool:
         """Whether threads would take longer to wake than they save."""
-        return self.batch.ptr[-1] * self.settings.hidden <= SMALL_NUMBERS
+        return self.batch.ptr[-1] * self.settings.model.hidden <= SMALL_NUMBERS
 
     @property
     def _graphless(self) -> slice:
@@ -317,29 +335,36 @@ class StructureCohort:
     ) -> GraphLearners | None:
         if self.settings.graphs not in (LEARNED, KNN) or self.with_edges == self.size:
             return None
-        check_neighbours(self.graphs, self.settings.learner.neighbours)
+        check_neighbours(self.graphs, self.settings.graph.neighbours)
         held = None
         if tensors is not None:
             own = [key for key in tensors if key.startswith(LEARNER)]
             held = {key.removeprefix(LEARNER): tensors[key] for key in own}
-        batch = pack_graphs(graphless, self.device)
-        return GraphLearners(batch, self.settings.graph_learner, held)
+        return learners_of(pack_graphs(graphless, self.device), self.settings, held)
 
     # How it is computed
 
-    def _loss(
-        self, left: DropoutMask, prototypes: Tensor | None, first: Tensor, rest: Tensor
-    ) -> Tensor:
+    def _loss(self, left: DropoutMask, first: Tensor, rest: Tensor) -> Tensor:
         x, graph = self.batch.x, self._adjacency()
         if left.inputs is not None:
             x = with_dropout(x, self._turn, left.inputs)
         hidden = self._hidden(x, graph, first, rest)
         inner = hidden if left.hidden is None else hidden * left.hidden
-        shares = log_shares(self._logits(graph, inner, rest))
-        total = self._losses.total(shares)
-        if prototypes is not None:
-            total = total + self._prototype_loss(hidden, prototypes)
+        shares = log_shares(self._logits(graph, inner, rest))  # [k, n], with encoders [k, 2 n]
+        own, student = shares.split([self._each.numel(), shares.shape[1] - self._each.numel()], 1)
+        total: Tensor = -(own * self._targets).sum()
+        if student.numel():  # the divergence's other term depends on H alone
+            self._last = own.detach(), student.detach()
+            total = total - (self._last[0].exp() * self._each * student).sum()
         return total
+
+    def _divergence(self) -> Tensor:
+        """Return ``KL(softmax(H) || softmax(Z))`` of each client in the last step, ``[c]``."""
+        if self.settings.graphs != LEARNED:
+            return torch.zeros(0)
+        teacher, student = self._last
+        apart = (teacher.exp() * (teacher - student)).sum(0) * self._each
+        return group_sum(apart, self.own.ptr)
 
     def _adjacency(self) -> Adjacency:
         if self.learners is None:
@@ -362,11 +387,6 @@ class StructureCohort:
         ptr = self.batch.ptr[: len(rest) + 1]
         return grouped_linear(propagate(graph, hidden), weight, bias, ptr)
 
-    def _prototype_loss(self, hidden: Tensor, prototypes: Tensor) -> Tensor:
-        y = self.batch.y.clamp(min=0)
-        apart = distance_to_means(hidden, y, prototypes.to(self.device))
-        return self.settings.prototype_weight * (apart @ self.batch.train_share)
-
     def _dropout(self, server_round: int) -> DropoutMask:
         """Draw a round's dropout, which depends on client, model and round alone."""
         settings = self.settings
@@ -377,10 +397,10 @@ class StructureCohort:
         return draw_kept(
             self.batch,
             chances,
-            steps=settings.local_epochs,
-            hidden=settings.hidden,
-            input_rate=settings.input_dropout,
-            hidden_rate=settings.dropout,
+            steps=settings.strategy.local_epochs,
+            hidden=settings.model.hidden,
+            input_rate=settings.model.input_dropout,
+            hidden_rate=settings.model.dropout,
         )
 
     def _diverged(self) -> list[int]:
@@ -391,38 +411,11 @@ class StructureCohort:
         return sorted({self.batch.clients[index] for index in places})
 
 
-class NodeLosses:
-    """The losses of classifying and of distilling (equations 10 and 11), for all networks at once.
-
-    Each loss is a product of log-shares with targets that have no gradient. For cross-entropy, the
-    mean over a client's training nodes, a node's target is its weight, at its class. For
-    ``KL(softmax(H) || softmax(Z))``, the mean over all of a client's nodes, the targets are the
-    shares of ``H`` times the node's weight; the divergence's other term depends on ``H`` alone.
-    """
-
-    # own: the clients, each with the network by which it classifies. With encoders each client's
-    # encoder follows, as a second network on the same nodes.
-    def __init__(self, own: GraphBatch, num_classes: int, *, has_encoders: bool) -> None:
-        y, share, self._ptr = own.y, own.train_share, own.ptr
-        self._sizes = torch.tensor(group_sizes(own.ptr), device=y.device)
-        n, self._has_encoders = y.numel(), has_encoders
-        self._targets = share.new_zeros(num_classes, 2 * n if has_encoders else n)
-        self._targets[y.clamp(min=0), torch.arange(n, device=y.device)] = share
-        self._each = (1 / self._sizes).repeat_interleave(self._sizes)  # [n] weight of every node
-        self._last = share.new_zeros(num_classes, 0)
-
-    def total(self, shares: Tensor) -> Tensor:
-        """Add up the losses, without the terms that have no gradient."""
-        # shares [k, n] or [k, 2 n], their logarithms
-        if self._has_encoders:
-            n, self._last = self._each.numel(), shares.detach()
-            torch.mul(self._last[:, :n].exp(), self._each, out=self._targets[:, n:])
-        return -(self._targets * shares).sum()
-
-    def divergence(self) -> Tensor:
-        """Return each client's divergence in the last step, ``[c]``; empty without encoders."""
-        if not self._has_encoders:
-            return torch.zeros(0)
-        teacher, student = self._last.split(self._each.numel(), dim=1)
-        apart = (teacher.exp() * (teacher - student)).sum(0)
-        return group_sum(apart, self._ptr) / self._sizes
+def learners_of(
+    batch: GraphBatch, settings: StructureSettings, tensors: Tensors | None = None
+) -> GraphLearners:
+    """Make graph learners; those of ``knn`` have no layers: they compare features."""
+    how = settings.graph
+    if settings.graphs == KNN:
+        how = replace(how, encoder="attentive", layers=0)
+    return GraphLearners(batch, how, settings.seed, tensors)

@@ -4,39 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
-from flower_graph.config.common import CutRunConfig, DataConfig, RobustSection, StrategySection
+from flower_graph.config.common import (
+    NODES,
+    CutRunConfig,
+    DataConfig,
+    RobustSection,
+    StrategySection,
+)
 from flower_graph.config.module import GCNSection, TrainingSection
 from flower_graph.config.rules import ABOVE_ZERO, FRACTION, NOT_NEGATIVE, at_least, choice
 from flower_graph.config.schema import section, setting
 from flower_graph.errors import ConfigError
 
 APP = "fedgls"
-FEDGLS, FED_KNN = "structure-fedavg", "fed-gnn-knn"
-METHODS = (
-    FEDGLS,
-    "fed-mlp",
-    "fed-gnn-mlp",
-    "fedproto",
-    "local-gnn-knn",
-    FED_KNN,
-    "fed-gnn",
-)
+FEDGLS, FED_KNN, FEDPROTO, LOCAL = "structure-fedavg", "fed-gnn-knn", "fedproto", "local-gnn-knn"
+# The graph of a graphless client: learnt (FedGLS), of nearest neighbours, its true one, or OWN: no
+# edges, and a model that graphless clients alone share; NONE takes the edges of all clients away
+LEARNED, KNN, TRUE, OWN, NONE = "learned", "knn", "true", "own", "none"
+GRAPHS = {
+    FEDGLS: LEARNED,
+    "fed-mlp": NONE,
+    "fed-gnn-mlp": OWN,
+    FEDPROTO: OWN,
+    LOCAL: KNN,
+    FED_KNN: KNN,
+    "fed-gnn": TRUE,
+}
+METHODS = tuple(GRAPHS)
 # Methods whose replies are one client's weights only
 AVERAGING = (FEDGLS, "fed-mlp", FED_KNN, "fed-gnn")
 SHARES = "what travels are sums and how much of each there is, whose quotient no such average gives"
-NOT_ROBUST = {
-    "fed-gnn-mlp": SHARES,
-    "fedproto": SHARES,
-    "local-gnn-knn": "nothing is averaged",
-}
+NOT_ROBUST = {"fed-gnn-mlp": SHARES, FEDPROTO: SHARES, LOCAL: "nothing is averaged"}
 ENCODERS = ("attentive", "mlp")
 FEATURES, ENCODER = KNN_ON = ("features", "encoder")
 SIMILARITIES = ("cosine", "euclidean", "inner")
 
 
 @dataclass
-class GraphConfig:
+class GraphSection:
     """The clients without edges, and how their graphs are made or learnt."""
 
     graphless_ratio: float = setting(0.5, FRACTION, help="share of the clients that have no edges")
@@ -60,7 +67,7 @@ class GraphConfig:
 
 
 @dataclass
-class StrategyConfig(TrainingSection, RobustSection, StrategySection):
+class FedGLSSection(TrainingSection, RobustSection, StrategySection):
     """Settings of the clients' training and of what clients share."""
 
     name: str = setting(FEDGLS, choice(*METHODS), help="FedGLS or a baseline")
@@ -80,14 +87,15 @@ class FedGLSConfig(CutRunConfig):
     # ``data.name`` may also be a folder with one saved PyG ``Data`` per client; ``partition`` then
     # only splits the nodes of clients that come without masks.
 
+    task: ClassVar[str] = NODES
     app: str = APP
     rounds: int = 100
     # The graph's own split plays no part: every client splits its nodes by ``partition``. Features
     # stay as they are: scaled down, they learn slowly, and weight decay wins.
     data: DataConfig = section(DataConfig, split="random", ratios=[0.6, 0.2, 0.2], features="as-is")
-    graph: GraphConfig = section(GraphConfig)
+    graph: GraphSection = section(GraphSection)
     model: GCNSection = section(GCNSection)
-    strategy: StrategyConfig = section(StrategyConfig)
+    strategy: FedGLSSection = section(FedGLSSection)
 
     def local_steps(self, graphs: Sequence[object]) -> float:
         """Return the number of steps: one an epoch, and one more a round for graph learners."""
@@ -104,3 +112,38 @@ class FedGLSConfig(CutRunConfig):
         if self.strategy.name not in AVERAGING:
             why = "noise is for weights, and it sends none, or more than weights"
             self.privacy.refuse_with(f"strategy.name={self.strategy.name}", why)
+
+
+class StructureSettings(NamedTuple):
+    """What server and clients must share: the config's sections, and the sizes of the data.
+
+    Attributes
+    ----------
+    num_features, num_classes : int
+        Widths of the features and of the output, ``f`` and ``k``.
+    graph, model, strategy : GraphSection, GCNSection, FedGLSSection
+        The sections of this name.
+    seed : int
+        The run's seed.
+    """
+
+    num_features: int
+    num_classes: int
+    graph: GraphSection = GraphSection()
+    model: GCNSection = GCNSection()
+    strategy: FedGLSSection = FedGLSSection()
+    seed: int = 0
+
+    @property
+    def graphs(self) -> str:
+        """The graph of a graphless client."""
+        return GRAPHS[self.strategy.name]
+
+    @property
+    def compares_hidden(self) -> bool:
+        return self.graphs == KNN and self.graph.knn_on == ENCODER
+
+    @property
+    def num_models(self) -> int:
+        """The number of models that the server averages: theta, or theta and omega."""
+        return 2 if self.graphs in (LEARNED, OWN) else 1

@@ -4,41 +4,48 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+import torch
 from flwr.app import Context
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
-from flower_graph.data.folders.client_folder import Clients, clients_path, is_one_graph
+from flower_graph.data.folders.client_folder import clients_path, is_one_graph
 from flower_graph.data.folders.party import RunData, RunFolder, graph_data
 from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
 from flower_graph.data.sources.datasets import cached_clients
+from flower_graph.engine.graph_batch import pack_graphs
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.method import GraphMethod, Partition
 from flower_graph.method.base import class_names
+from flower_graph.method.module_method import ModuleMethod
+from flower_graph.outputs.build import build_module
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client
+from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.robust import make_robust
-from flower_graph.strategies.fedgls.config import APP, AVERAGING, FEDGLS, FedGLSConfig
-from flower_graph.strategies.fedgls.modules import called, newcomers_logits
-from flower_graph.strategies.fedgls.networks import (
+from flower_graph.strategies import fed_proto, local_training
+from flower_graph.strategies.fedgls.cohort import learners_of, new_client, without_edges
+from flower_graph.strategies.fedgls.config import (
+    APP,
+    FED_KNN,
+    FEDGLS,
+    FEDPROTO,
+    GRAPHS,
     KNN,
     LEARNED,
-    NONE,
-    OWN,
+    LOCAL,
     TRUE,
-    LearnerSettings,
+    FedGLSConfig,
     StructureSettings,
 )
+from flower_graph.strategies.fedgls.modules import called, check_size, newcomers_logits
 from flower_graph.strategies.fedgls.strategy import (
-    FedProto,
-    LocalClient,
-    LocalTraining,
-    PrototypeClient,
-    SharewiseFedAvg,
+    NearestClient,
+    NearestTraining,
     StructureClient,
     StructureFedAvg,
 )
@@ -56,23 +63,8 @@ NUM_NODES = "nodes"  # another detail, of the server's folder alone
 TRUE_GRAPHS = "fed-gnn"  # trains on edges which graphless clients do not have
 
 
-class Kind(NamedTuple):
-    """The classes that make up a method."""
-
-    graphs: str  # the graphs that its clients work on
-    server: type[StructureFedAvg] = StructureFedAvg
-    client: type[StructureClient] = StructureClient
-
-
-KINDS = {
-    FEDGLS: Kind(LEARNED),
-    "fed-mlp": Kind(NONE),
-    "fed-gnn-mlp": Kind(OWN, SharewiseFedAvg),
-    "fedproto": Kind(OWN, FedProto, PrototypeClient),
-    "local-gnn-knn": Kind(KNN, LocalTraining, LocalClient),
-    "fed-gnn-knn": Kind(KNN),
-    TRUE_GRAPHS: Kind(TRUE),
-}
+# Baselines that share no weights are these methods on FedGLS's clients
+ALONE: dict[str, ModuleMethod[Any]] = {FEDPROTO: fed_proto.METHOD, LOCAL: local_training.METHOD}
 
 NEWCOMERS_STEPS = 1  # of φ, as in a round: more do worse (docs/results/newcomers)
 
@@ -94,7 +86,7 @@ TABLE_4 = {
 }
 
 
-class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
+class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
     """Every client is a community of the graph; some have no edges."""
 
     name = APP
@@ -110,17 +102,20 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
 
     def build_strategy(
         self, config: FedGLSConfig, out: Path | None, folder: RunFolder | None = None
-    ) -> StructureFedAvg:
+    ) -> ReportedFedAvg:
         how, settings = config.strategy, structure_settings(config, folder)
+        local: dict[str, Any] = {"participation": how.participation, "min_nodes": how.min_nodes}
+        local |= checkpoint_settings(config, out)
+        if (alone := ALONE.get(how.name)) is not None:
+            module = alone.module(config, settings.num_features, settings.num_classes)
+            local |= {"how": how, "classes": settings.num_classes}
+            kind = NearestTraining if how.name == LOCAL else alone.strategy_class
+            return kind(module, alone._settings(config), **local)
         if folder is None:
             nodes = sum(int(graph.x.shape[0]) for graph in self.graphs(config))
         else:
             nodes = folder.detail(NUM_NODES, int)
-        local: dict[str, Any] = {"participation": how.participation, "min_nodes": how.min_nodes}
-        local |= checkpoint_settings(config, out) | {"num_nodes": nodes}
-        if how.name not in AVERAGING:
-            return KINDS[how.name].server(settings, **local)
-        strategy = make_robust(StructureFedAvg, how, settings, **local)
+        strategy = make_robust(StructureFedAvg, how, settings, num_nodes=nodes, **local)
         strategy.central_noise = central_noise(config.privacy, config.rounds)
         return strategy
 
@@ -128,15 +123,20 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         graphs, folder = self.hosted(config, context)
         require_one_client(config.privacy, [graph.client for graph in graphs])
         settings = structure_settings(config, folder)
-        return KINDS[config.strategy.name].client(
-            context,
-            graphs,
-            settings,
-            device=config.device,
-            checkpoint_dir=None if out is None else out / CHECKPOINTS,
-            output_dir=out,
-            classes=class_names(self, config, folder),
-        )
+        local: dict[str, Any] = {
+            "device": config.device,
+            "checkpoint_dir": None if out is None else out / CHECKPOINTS,
+            "output_dir": out,
+            "classes": class_names(self, config, folder),
+        }
+        if (alone := ALONE.get(config.strategy.name)) is None:
+            return StructureClient(context, graphs, settings, **local)
+        if settings.graphs == KNN:
+            graphs = [_with_neighbours(graph, settings) for graph in graphs]
+        module = alone.module(config, settings.num_features, settings.num_classes)
+        how = alone._settings(config)
+        kind = NearestClient if settings.graphs == KNN else alone.client_class
+        return kind(context, graphs, module, how, how=config.strategy, **local)
 
     def hosted(
         self, config: FedGLSConfig, context: Context
@@ -159,17 +159,16 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         return config.graph.graphless_ratio
 
     def partition(self, config: FedGLSConfig, *, true_edges: bool = False) -> Partition:
-        graphs = Clients.of(cached_clients(self.load_graphs, config))
+        cut, graphs = super().partition(config), self.data(config)
         note = f"; {TRUE_GRAPHS} needs --true-edges where clients are graphless"
         if config.strategy.name != TRUE_GRAPHS or true_edges:
             note = ""
         data = folder_data(graphs, graphs.num_classes, true_edges=true_edges)
         data = replace(data, class_names=graphs.classes)
-        figures = self.baselines(config)
-        return Partition(self.statistics(config, graphs), data, figures, note, paper_sizes(config))
+        return cut._replace(data=data, note=note, paper=paper_sizes(config))
 
     def final_figures(
-        self, config: FedGLSConfig, strategy: StructureFedAvg, folder: RunFolder | None = None
+        self, config: FedGLSConfig, strategy: ReportedFedAvg, folder: RunFolder | None = None
     ) -> dict[str, object]:
         if folder is None:
             graphless = [graph.client for graph in self.graphs(config) if graph.is_graphless]
@@ -184,12 +183,15 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         name = config.strategy.name
         # If there is only one client's model, as on its own machine, it is used.
         if client is not None or len(run.clients) == 1:
-            return called(*run.saved(client), graph).softmax(1)
-        if not KINDS[name].client.has_mean:
+            if name not in ALONE:
+                return called(*run.saved(client), graph).softmax(1)
+            with torch.no_grad():
+                module = build_module(*run.saved(client))
+                return module(graph.x, _edges_of(graph, config)).softmax(1)  # type: ignore[no-any-return]
+        if name in ALONE:
             why = "clients have no common model; say whose to use (client=, --client)"
             raise OutputError(f"strategy.name={name}: {why}")
-        settings = _settings(config)
-        return newcomers_logits(run.all_saved(), settings, graph, NEWCOMERS_STEPS).softmax(1)
+        return newcomers_logits(run.all_saved(), config.graph, graph, NEWCOMERS_STEPS).softmax(1)
 
     def audit(self) -> ModelAudit:
         from flower_graph.strategies.fedgls.attack import ModelAudit
@@ -237,12 +239,12 @@ def _check_mix(clients: int, graphless: int, config: FedGLSConfig) -> None:
 def _check_each(graphs: list[ClientGraph], config: FedGLSConfig) -> None:
     name = config.strategy.name
     unknown = [g.client for g in graphs if g.is_graphless and g.hidden_edges is None]
-    if KINDS[name].graphs == TRUE and unknown:
+    if GRAPHS[name] == TRUE and unknown:
         remedy = "set strategy.name=fed-gnn-knn, or make folders with `partition --true-edges`"
         raise ConfigError(
             f"strategy.name: {name} needs true edges; client {unknown[0]} has none; {remedy}"
         )
-    if KINDS[name].graphs in (LEARNED, KNN):
+    if GRAPHS[name] in (LEARNED, KNN):
         check_neighbours(graphs, config.graph.neighbours)
 
 
@@ -254,26 +256,30 @@ def structure_settings(config: FedGLSConfig, folder: RunFolder | None = None) ->
     else:
         graphless = folder.detail(NUM_GRAPHLESS, int)
         _check_mix(clients, graphless, config)
-    settings = _settings(
-        config, METHOD.num_features(config, folder), METHOD.num_classes(config, folder)
-    )
-    if settings.graphs == LEARNED and graphless == clients:
-        settings = settings._replace(graphs=KNN)
-    return settings
+    strategy = config.strategy
+    if strategy.name == FEDGLS and graphless == clients:
+        strategy = replace(strategy, name=FED_KNN)
+    features = METHOD.num_features(config, folder)
+    classes = METHOD.num_classes(config, folder)
+    return StructureSettings(features, classes, config.graph, config.model, strategy, config.seed)
 
 
-def _settings(config: FedGLSConfig, features: int = 0, classes: int = 0) -> StructureSettings:
-    how = config.strategy
-    declared = asdict(config.model) | asdict(config.graph) | asdict(how)
-    learner = {name: declared[name] for name in declared.keys() & {*LearnerSettings._fields}}
-    learner["learning_rate"] = config.graph.learning_rate
-    own = {name: declared[name] for name in declared.keys() & {*StructureSettings._fields}}
-    return StructureSettings(
-        **own,
-        num_features=features,
-        num_classes=classes,
-        graphs=KINDS[how.name].graphs,
-        keep_optimiser=how.optimiser == "keep",
-        seed=config.seed,
-        learner=LearnerSettings(**learner),
-    )
+def _with_neighbours(graph: ClientGraph, settings: StructureSettings) -> ClientGraph:
+    """Return a client with edges: a graphless client's are those of nearest neighbours."""
+    if not graph.is_graphless:
+        return graph
+    learners = learners_of(pack_graphs([without_edges(graph)]), settings)
+    return replace(graph, edge_index=learners.neighbours())
+
+
+def _edges_of(graph: NewGraph, config: FedGLSConfig) -> Tensor:
+    """Return a new graph's edges; without any, those that a graphless client trains on."""
+    if graph.edge_index is not None and graph.edge_index.numel():
+        return graph.edge_index
+    if GRAPHS[config.strategy.name] != KNN:
+        return torch.zeros((2, 0), dtype=torch.int64)
+    check_size(graph, config.graph.neighbours)
+    settings = StructureSettings(graph.x.shape[1], 1, config.graph, strategy=config.strategy)
+    edges = _with_neighbours(new_client(graph.x), settings).edge_index
+    assert edges is not None
+    return edges

@@ -25,52 +25,142 @@ A SuperNode with several clients trains a round's clients in one program. It ans
 weighted by nodes, and with the sum of their nodes, so the server's mean is the same as with one
 client a SuperNode. If the server has another average, the answer has a row for each client.
 
-*Baselines*, by ``settings.graphs``: Fed-GNN_k (``knn``; ``settings.knn_on`` chooses features or the
-hidden layer of the server's last model), Fed-GNN (``true``), Fed-MLP (``none``), Fed-GNNMLP
-(``own``, with ``SharewiseFedAvg``); and below Local-GNN_k (``LocalTraining``) and FedProto: Tan,
-Long, Liu, Zhou, Lu, Jiang and Zhang, "FedProto: Federated Prototype Learning across Heterogeneous
-Clients", AAAI 2022.
+*Baselines*, by ``strategy.name``: Fed-GNN_k (``fed-gnn-knn``; ``graph.knn_on`` chooses features or
+the hidden layer of the server's last model), Fed-GNN (``fed-gnn``), Fed-MLP (``fed-mlp``) and
+Fed-GNNMLP (``fed-gnn-mlp``) are the same program with other graphs. Local-GNN_k and FedProto are
+``local_training.py`` and ``fed_proto.py`` on these clients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, MetricRecord
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.client.cohort_client import CohortClient
+from flower_graph.client.module_client import NO_EXAMPLE, ModuleClient
 from flower_graph.engine.graph_batch import count_batch
+from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.errors import RefusedError
+from flower_graph.method.module_method import ModuleFedAvg
+from flower_graph.ops.graph_learner import edge_agreement
 from flower_graph.outputs.files import Snapshot
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.averaging import Combined, ReportedFedAvg
-from flower_graph.strategies.fedgls.cohort import StructureCohort, Trained
-from flower_graph.strategies.fedgls.messages import (
-    SHARE_END,
-    SharedModels,
-    SharedPrototypes,
-    StructureMeasured,
-    StructureTrained,
-)
+from flower_graph.strategies.fedgls.cohort import StructureCohort, initial_models
+from flower_graph.strategies.fedgls.config import OWN, StructureSettings
 from flower_graph.strategies.fedgls.modules import snapshot_of
-from flower_graph.strategies.fedgls.networks import OWN, StructureSettings, initial_models
-from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
-from flower_graph.wire.averaging import Asked, ClientReply, RoundRequest, Rows, mean_of
-from flower_graph.wire.keys import ARRAYS
+from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters, encode_array
+from flower_graph.wire.averaging import (
+    Asked,
+    ClientMean,
+    ClientReply,
+    Measured,
+    PerClient,
+    RoundRequest,
+    Rows,
+    Trained,
+    mean_of,
+    sums,
+)
+from flower_graph.wire.keys import ARRAY_NAMES
 
 NOT_FINITE = "weights are not finite"
-NOBODYS = torch.zeros(0)  # losses of no client
+NONE = torch.zeros(0)  # numbers of no client
+FIGURES = ("precision", "recall", "homophily", "true-homophily", "degree", "true-degree")
+
+# Messages ----------------------------------------------------------------------------------------
+
+
+def array_shapes(settings: StructureSettings) -> dict[str, tuple[int, ...]]:
+    """Return the arrays that travel: of each model the first layer, and the flat rest.
+
+    Of Fed-GNNMLP's two models no client has both: an array is sent as the sum over the clients that
+    have it, divided by the weight of all, and ``share`` is the weight of those divided by the same.
+    """
+    f, h, k = settings.num_features, settings.model.hidden, settings.num_classes
+    parts: dict[str, tuple[int, ...]] = {"first": (f, h), "rest": (h + h * k + k,)}
+    if settings.graphs == OWN:
+        parts["share"] = (1,)
+    models = ("gnn", "encoder")[: settings.num_models]
+    return {f"{model}-{part}": shape for model in models for part, shape in parts.items()}
+
+
+def to_arrays(
+    models: Sequence[ModelWeights], shares: Sequence[float], settings: StructureSettings
+) -> dict[str, NDArray[np.float32]]:
+    """Return models as they travel, by name."""
+    values: list[NDArray[np.float32]] = []
+    for model, share in zip(models, shares, strict=True):
+        values += [model.first.cpu().numpy(), model.rest.cpu().numpy()]
+        values += [np.array([share], np.float32)] if settings.graphs == OWN else []
+    return dict(zip(array_shapes(settings), values, strict=True))
+
+
+def to_models(arrays: Parameters, settings: StructureSettings) -> list[ModelWeights]:
+    """Read the server's models; ``ValueError`` if the server has other settings."""
+    shapes, why = array_shapes(settings), "server and clients must have the same settings"
+    if len(arrays) != len(shapes):
+        raise ValueError(f"{len(arrays)} arrays came, expected {len(shapes)}: {why}")
+    for (name, shape), values in zip(shapes.items(), arrays, strict=True):
+        if values.shape != shape:
+            raise ValueError(f"{name} has shape {values.shape}, expected {shape}: {why}")
+    came = [torch.from_numpy(np.ascontiguousarray(values, np.float32)) for values in arrays]
+    step = len(shapes) // settings.num_models
+    return [ModelWeights(came[at], came[at + 1]) for at in range(0, len(came), step)]
+
+
+@dataclass(kw_only=True)
+class StructureTrained(Trained, up="train"):
+    """The entries of ``fit`` besides arrays."""
+
+    # Flower needs the same names from all, even from SuperNodes without graphless clients.
+    contrast: Annotated[
+        PerClient,
+        ClientMean(
+            "contrast", "with `distillation`: losses summed over clients, divided by `num-examples`"
+        ),
+    ] = NONE
+    distillation: Annotated[PerClient, ClientMean("distillation")] = NONE
+
+
+@dataclass(kw_only=True)
+class StructureMeasured(Measured, up="evaluate"):
+    """The measurements of ``evaluate``."""
+
+    precision: Annotated[
+        PerClient,
+        ClientMean(
+            "precision", "this and the rest: learnt graphs against true ones, graphless clients"
+        ),
+    ] = NONE
+    recall: Annotated[PerClient, ClientMean("recall")] = NONE
+    homophily: Annotated[PerClient, ClientMean("homophily")] = NONE
+    true_homophily: Annotated[PerClient, ClientMean("true-homophily")] = NONE
+    degree: Annotated[PerClient, ClientMean("degree")] = NONE
+    true_degree: Annotated[PerClient, ClientMean("true-degree")] = NONE
+
+    def to_report(self) -> dict[str, object]:
+        figures = {name: getattr(self, name.replace("-", "_")) for name in FIGURES}
+        numbers = {name: value for name, value in figures.items() if value == value}
+        return super().to_report() | {"structure": numbers}
+
 
 # Client ------------------------------------------------------------------------------------------
 
 
 class StructureClient(CohortClient[StructureCohort]):
     """The clients of one SuperNode: usually one, in a simulation any number.
+
+    A client without training nodes does not train; it measures and predicts with the mean.
 
     Parameters
     ----------
@@ -90,50 +180,56 @@ class StructureClient(CohortClient[StructureCohort]):
     """
 
     cohort = StructureCohort
-    has_mean = True  # whether clients classify with the server's models
+    all_train = False
 
     def most_examples(self) -> int:
-        return sum(graph.x.shape[0] for graph in self.graphs)
+        return max(1, sum(len(graph.y) for graph in self.graphs if graph.train_mask.any()))
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train from the server's models; return the clients' mean models (steps 2 to 4)."""
-        return self._answer(*self.train(parameters, config))
+        asked, left_out, losses = self._train(parameters, config)
+        return self._answer(asked, left_out, losses)
 
     def fit_each(self, parameters: Parameters, config: Config) -> Rows:
-        cohort, trained = self.train(parameters, config)
-        rows = dict[int, Answer]()
-        for at, client in enumerate(cohort.clients):
-            if client not in trained.diverged:
-                learnt = at - cohort.with_edges  # graphless clients come last
-                contrast = trained.contrast[learnt : learnt + 1] if learnt >= 0 else NOBODYS
-                own = Trained(contrast, trained.distillation[at : at + 1], [])
-                rows[client] = self._answer(cohort, own, alone=client)
-        return Rows(rows, dict.fromkeys(trained.diverged, NOT_FINITE))
+        asked, left_out, losses = self._train(parameters, config)
+        rows, order = dict[int, Answer](), self._state.look(self._makers).clients
+        for client in (one for one in asked if one not in left_out):
+            at = order.index(client)
+            own = {name: values[at : at + 1] for name, values in losses.items()}
+            rows[client] = self._answer([client], {}, own)
+        return Rows(rows, left_out)
 
-    def train(
-        self, parameters: Parameters, config: Config, prototypes: Tensor | None = None
-    ) -> tuple[StructureCohort, Trained]:
-        # They keep their state even if nobody is left to average.
+    def _train(
+        self, parameters: Parameters, config: Config
+    ) -> tuple[list[int], dict[int, str], dict[str, Tensor]]:
+        """Train clients; return who was asked, who is left out and why, and all losses."""
         server_round = RoundRequest.from_config(config).server_round
-        chosen = Asked.from_config(config).chosen(self._clients)
+        asked = Asked.from_config(config).chosen(self._clients)
+        able = {graph.client for graph in self.graphs if graph.train_mask.any()} & set(asked)
         with self.opened() as cohort:
-            self.receive(cohort, parameters)
-            with cohort.taking_part(chosen) as part:
-                trained = part.train(server_round, prototypes)
-        return part, trained
+            cohort.start_from(to_models(parameters, self.settings))
+            trained = cohort.train(server_round, able)
+        left_out = dict.fromkeys(set(asked) - able, NO_EXAMPLE)
+        left_out |= dict.fromkeys(trained.diverged, NOT_FINITE)
+        if len(left_out) == len(asked):  # they keep their state even so
+            why = " and ".join(sorted(set(left_out.values())))
+            raise RefusedError(f"clients {sorted(left_out)}: {why}; nobody is left")
+        return asked, left_out, trained.losses
 
     def _answer(
-        self, cohort: StructureCohort, trained: Trained, alone: int | None = None
+        self, asked: Sequence[int], left_out: dict[int, str], losses: Mapping[str, Tensor]
     ) -> Answer:
-        others = () if alone is None else [one for one in cohort.clients if one != alone]
-        models, shares, nodes = cohort.mean_models([*trained.diverged, *others])
-        shared = SharedModels.of(models, shares if self.settings.graphs == OWN else None)
-        return training_answer(shared, nodes, cohort.size - len(others), trained)
+        """Answer a ``train``: arrays, their weight, losses, and which clients are left out."""
+        cohort = self._state.look(self._makers)
+        models, shares, nodes = cohort.mean_models(set(asked) - left_out.keys())
+        arrays = to_arrays(models, shares, self.settings)
+        reply = StructureTrained(weight=nodes, clients=len(asked), left_out=left_out, **losses)
+        return list(arrays.values()), nodes, {ARRAY_NAMES: list(arrays)} | reply.to_config()
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         """Measure every client's present model (step 6)."""
         with self.opened() as cohort:
-            self.receive(cohort, parameters)
+            cohort.start_from(to_models(parameters, self.settings))
             logits = cohort.logits()
             metrics, graphs = cohort.evaluate(logits), cohort.structure() or {}
         train, val, test = metrics.accuracy.T
@@ -145,113 +241,44 @@ class StructureClient(CohortClient[StructureCohort]):
             train=train,
             val=val,
             test=test,
-            counts=count_batch(cohort.own, logits, ~metrics.loss.isnan(), request.counting),
+            counts=count_batch(cohort.own, logits, cohort.sound(metrics.loss), request.counting),
             **{name.replace("-", "_"): values for name, values in graphs.items()},
         )
-        return self._state.save_if_asked(config, measured.answer(), self._makers)
+        loss, weight, said = measured.answer()
+        if not any(graph.train_mask.any() for graph in self.graphs):
+            loss = 0.0  # no client here has one; NaN says that training failed
+        return self._state.save_if_asked(config, (loss, weight, said), self._makers)
 
     def snapshot(self) -> Snapshot:
-        cohort = self._state.look(self._makers)
-        return snapshot_of(cohort, shared=self.has_mean, classes=self._classes)
-
-    def receive(self, cohort: StructureCohort, parameters: Parameters) -> None:
-        cohort.start_from(SharedModels.of_server(parameters, self.settings).models)
+        return snapshot_of(self._state.look(self._makers), self._classes)
 
     def opened(self) -> AbstractContextManager[StructureCohort]:
         """Work with the cohort; keep changes only if the block ends without an error."""
         return self._state.opened(self._makers)
 
 
-class LocalClient(StructureClient):
-    """Clients that train alone (Local-GNN_k): they send no array."""
+class NearestClient(ModuleClient):
+    """Local-GNN_k's clients, which also measure the graphs of nearest neighbours."""
 
-    has_mean = False
-
-    def fit(self, parameters: Parameters, config: Config) -> Answer:
-        cohort, trained = self.train(parameters, config)
-        return training_answer(None, int(cohort.nodes.sum()), cohort.size, trained)
-
-    def receive(self, cohort: StructureCohort, parameters: Parameters) -> None:
-        """Leave every client its own model."""
-
-
-class PrototypeClient(LocalClient):
-    """FedProto's clients, each with its own model: a GNN, or an MLP for graphless clients."""
-
-    # The *prototype* of a class is the mean hidden vector of its training nodes. The server sends
-    # that of each class. In each step ``prototype_weight`` times the mean squared distance between
-    # the hidden vectors of training nodes and their classes' prototypes is added to the loss. Back
-    # go the sum of the hidden vectors of each class, and their number.
-
-    def fit(self, parameters: Parameters, config: Config) -> Answer:
-        k, h = self.settings.num_classes, self.settings.hidden
-        prototypes = SharedPrototypes.from_numpy(parameters, {}, k=k, h=h)
-        means, share = map(torch.tensor, (prototypes.vectors, prototypes.share))
-        goal = torch.where(share[:, None] > 0, means, torch.nan)
-        cohort, trained = self.train(parameters, config, goal)
-        sums, count = cohort.class_sums(trained.diverged)
-        nodes = int(cohort.nodes.sum())
-        parts = [(part / nodes).float().cpu().numpy() for part in (sums, count)]
-        return training_answer(SharedPrototypes(*parts), nodes, cohort.size, trained)
-
-
-def training_answer(
-    arrays: SharedModels | SharedPrototypes | None, weight: int, clients: int, trained: Trained
-) -> Answer:
-    """Answer a ``train``: arrays, their weight, losses, and which clients are left out."""
-    reply = StructureTrained(
-        weight=weight,
-        clients=clients,
-        left_out=dict.fromkeys(trained.diverged, NOT_FINITE),
-        contrast=trained.contrast,
-        distillation=trained.distillation,
-    )
-    values, _, names = ([], 0, {}) if arrays is None else arrays.to_numpy()
-    return values, weight, names | reply.to_config()
+    def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
+        loss, weight, metrics = super().evaluate(parameters, config)
+        found: dict[str, list[Tensor]] = {name: [NONE] for name in FIGURES}
+        for graph in self.graphs:
+            true, made = getattr(graph, "hidden_edges", None), graph.edge_index
+            if true is not None and made is not None:
+                n = graph.y.numel()
+                for name, value in edge_agreement(made, true, graph.y, [0, n]).items():
+                    found[name].append(value)
+        for name, values in found.items():
+            metrics |= sums(name, torch.cat(values), weight)
+        return loss, weight, metrics
 
 
 # Server ------------------------------------------------------------------------------------------
 
 
-def initial_arrays(settings: StructureSettings) -> ArrayRecord:
-    """Return the models from which a run starts, for any Flower strategy's ``start``."""
-    models = initial_models(settings)
-    shares = [1.0] * len(models) if settings.graphs == OWN else None
-    return SharedModels.of(models, shares).to_record().array_records[ARRAYS]
-
-
-class StructureFedAvg(ReportedFedAvg):
-    """Flower's ``FedAvg`` for ``StructureClient``, with a report a round.
-
-    Parameters
-    ----------
-    settings : StructureSettings
-        The same settings as the clients'.
-    num_nodes : int, optional
-        Number of all clients' nodes, the largest possible weight of a reply.
-    **more
-        As for ``ReportedFedAvg``; the seed is the settings'.
-    """
-
-    # Any: further arguments are those of the parent
-    def __init__(
-        self, settings: StructureSettings, *, num_nodes: int | None = None, **more: Any
-    ) -> None:
-        super().__init__(seed=settings.seed, **more)
-        self.num_classes = settings.num_classes
-        self.settings, self.num_nodes = settings, num_nodes
-
-    def fixed_settings(self) -> dict[str, object]:
-        return super().fixed_settings() | self.settings._asdict()
-
-    def most_examples(self, node: int, *, training: bool) -> int | None:
-        """Return the weight that a SuperNode declared, at most the number of all nodes."""
-        limits = [super().most_examples(node, training=training)]
-        limits += [self.num_nodes] if training else []
-        return min((most for most in limits if most is not None), default=None)
-
-    def first_arrays(self) -> ArrayRecord:
-        return initial_arrays(self.settings)
+class ReportsGraphs:
+    """A part of strategies whose clients compare learnt graphs with true ones."""
 
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
         reply = StructureMeasured.from_config(evaluated)
@@ -264,45 +291,66 @@ class StructureFedAvg(ReportedFedAvg):
             save_structure(out / "structure.png", reports, title=title)
 
 
-class SharewiseFedAvg(StructureFedAvg):
-    """Means for arrays in which not every client has a part (Fed-GNNMLP, FedProto)."""
+class NearestTraining(ReportsGraphs, ModuleFedAvg):
+    """Local-GNN_k's server, for ``NearestClient``; parameters as of ``ModuleFedAvg``."""
 
-    # Such an array ``a`` is sent as a sum over the clients that have a part, with ``a-share``,
-    # their total weight; both are divided by ``num-examples``. Flower averages both, and their
-    # quotient is the mean. If nobody had a part, the last mean stays.
+
+def initial_arrays(settings: StructureSettings) -> ArrayRecord:
+    """Return the models from which a run starts, for any Flower strategy's ``start``."""
+    models = initial_models(settings)
+    arrays = to_arrays(models, [1.0] * len(models), settings)
+    return ArrayRecord({name: encode_array(name, values) for name, values in arrays.items()})
+
+
+class StructureFedAvg(ReportsGraphs, ReportedFedAvg):
+    """Flower's ``FedAvg`` for ``StructureClient``, with a report a round.
+
+    Parameters
+    ----------
+    settings : StructureSettings
+        The same settings as the clients'.
+    num_nodes : int, optional
+        Number of all clients' nodes, the largest possible weight of a reply.
+    **more
+        As for ``ReportedFedAvg``; the seed is the settings'.
+    """
 
     weighted_sum = True
 
+    # Any: further arguments are those of the parent
+    def __init__(
+        self, settings: StructureSettings, *, num_nodes: int | None = None, **more: Any
+    ) -> None:
+        super().__init__(seed=settings.seed, **more)
+        self.num_classes = settings.num_classes
+        self.settings, self.num_nodes = settings, num_nodes
+
+    def fixed_settings(self) -> dict[str, object]:
+        how = self.settings.strategy
+        names = ("name", "local_epochs", "learning_rate", "weight_decay", "optimiser")
+        own = {f"strategy.{name}": getattr(how, name) for name in names}
+        return super().fixed_settings() | self.settings._asdict() | {"strategy": own}
+
+    def most_examples(self, node: int, *, training: bool) -> int | None:
+        """Return the weight that a SuperNode declared, at most the number of all nodes."""
+        limits = [super().most_examples(node, training=training)]
+        limits += [self.num_nodes] if training else []
+        return min((most for most in limits if most is not None), default=None)
+
+    def first_arrays(self) -> ArrayRecord:
+        return initial_arrays(self.settings)
+
     def combine(self, replies: Sequence[ClientReply]) -> Combined:
+        """Average the models (step 5); of Fed-GNNMLP's two, each over the clients that have it."""
         arrays = super().combine(replies)
-        if not isinstance(arrays, ArrayRecord):
+        if self.settings.graphs != OWN or not isinstance(arrays, ArrayRecord):
             return arrays
         result = {}
         for name, array in arrays.items():
-            values, share = array.numpy(), arrays[name.partition("-")[0] + SHARE_END].numpy()
-            wide = share.reshape(share.shape + (1,) * (values.ndim - share.ndim))
-            with np.errstate(divide="ignore", invalid="ignore"):
-                fresh = values if name.endswith(SHARE_END) else values / wide
-            mean = np.where(wide > 0, fresh, self.arrays[name].numpy())
-            result[name] = Array(mean.astype(np.float32))
+            values, share = array.numpy(), arrays[f"{name.partition('-')[0]}-share"].numpy()
+            if not share > 0:  # nobody had a part: the last mean stays
+                values = self.arrays[name].numpy()
+            elif not name.endswith("-share"):
+                values = values / share
+            result[name] = Array(values.astype(np.float32))
         return ArrayRecord(result)
-
-
-class LocalTraining(StructureFedAvg):
-    """The server's half for ``LocalClient``: collects the clients' measurements."""
-
-    def first_arrays(self) -> ArrayRecord:
-        return ArrayRecord()
-
-
-class FedProto(SharewiseFedAvg):
-    """The server's half for ``PrototypeClient``; arguments as of ``StructureFedAvg``."""
-
-    # A prototype is the mean over all clients' nodes of the class, weighted by nodes as in the
-    # paper's equation 6. A class that nobody has keeps its last prototype.
-
-    def first_arrays(self) -> ArrayRecord:
-        """Return the first prototypes, which count no node."""
-        k, h = self.settings.num_classes, self.settings.hidden
-        nothing = SharedPrototypes(np.zeros((k, h), np.float32), np.zeros(k, np.float32))
-        return nothing.to_record().array_records[ARRAYS]

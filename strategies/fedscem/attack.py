@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from flower_graph.audit.attacks import (
     Audit,
     Exchange,
-    HoldsGraphs,
     RecordingGrid,
     array_of,
     config_of,
@@ -20,7 +19,6 @@ from flower_graph.audit.attacks import (
 )
 from flower_graph.audit.deviating import Deviation, of_alignment, of_sums
 from flower_graph.audit.scores import Finding, ranking
-from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.ops.peers import cosine_similarities
 from flower_graph.secure.align.blinded import BLIND, BlindReply, canonical, hash_to_group
 from flower_graph.secure.align.plaintext import IDENTITIES, PlainReply
@@ -28,7 +26,6 @@ from flower_graph.strategies.fedscem.config import FEDSCEM, FedSCemConfig
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import unpack_integers
 
-Holders = HoldsGraphs[FedSCemConfig, EgoNetwork]
 Identities = Sequence[int | str]
 # How identities are aligned, how vectors are summed
 FORMS = (("psi", "masked"), ("psi", "plain"), ("plain", "masked"))
@@ -141,7 +138,7 @@ def _alignment_of(strategy: Any) -> tuple[bytes, object]:
     return strategy.session.sums.server.run_id, strategy.session.members.aligner
 
 
-class EgoAudit(Audit[FedSCemConfig, Holders]):
+class EgoAudit(Audit[FedSCemConfig]):
     """The attacks on a run of FedSCem."""
 
     rounds = 2
@@ -160,15 +157,15 @@ class EgoAudit(Audit[FedSCemConfig, Holders]):
         form = f"{config.strategy.alignment}, {config.strategy.aggregation} sum"
         return f"{form}, {super().label(config)}" if config.privacy.is_on else form
 
-    def deviations(self, config: FedSCemConfig, method: Holders) -> list[Deviation]:
-        distrusts, result = config.strategy.distrusts, list[Deviation]()
+    def deviations(self, config: FedSCemConfig, method: Any) -> list[Deviation]:
+        result = list[Deviation]()
         if config.strategy.alignment == "psi":
             held = [list(one.identities) for one in method.graphs(config)]
-            result += of_alignment(_alignment_of, held, distrusts=distrusts)
+            result += of_alignment(_alignment_of, held)
         if config.strategy.aggregation == "masked":
-            result += of_sums(lambda strategy: strategy.session.sums.server, distrusts=distrusts)
+            result += of_sums(lambda strategy: strategy.session.sums.server)
         return result
 
-    def attack(self, config: FedSCemConfig, grid: RecordingGrid, method: Holders) -> list[Finding]:
+    def attack(self, config: FedSCemConfig, grid: RecordingGrid, method: Any) -> list[Finding]:
         held = [list(one.identities) for one in method.graphs(config)]
         return attack(grid.exchanges, held, config.model.hidden)

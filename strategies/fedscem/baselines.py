@@ -9,14 +9,13 @@ clients that have the feature.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from flwr.app import Context
-from flwr.serverapp.strategy import FedProx
 from torch import Tensor, nn
 
 from flower_graph.client.learner import GraphOnDevice, LocalGraph
@@ -33,15 +32,18 @@ from flower_graph.strategies.fedscem.modules import EgoGCN
 from flower_graph.wire.arrays import Config, Measurements, Parameters
 
 
-def module_settings(settings: EgoSettings, *, averages: bool) -> ModuleSettings:
-    """Return how clients train, but for weight decay, which is part of their loss."""
-    return ModuleSettings(
+def made_of(
+    settings: EgoSettings, *, averages: bool
+) -> tuple[Callable[[], nn.Module], ModuleSettings]:
+    """Return what both halves have: the first model, and how it is trained."""
+    how = ModuleSettings(  # weight decay is part of the clients' loss
         settings.learning_rate,
         local_epochs=settings.local_epochs,
         keep_optimiser=True,
         local=() if averages else ("*",),
         seed=settings.seed,
     )
+    return partial(first_model, settings), how
 
 
 class EgoModelClient(ModuleClient):
@@ -55,9 +57,15 @@ class EgoModelClient(ModuleClient):
         Whether models are averaged; otherwise none leaves its client.
     """
 
-    all_train = False
+    all_train, made_of = False, staticmethod(made_of)
 
-    # Any: arguments of ``ModuleClient``
+    # Any, here and below: arguments of ``ModuleClient``
+    def __new__(cls, context: Context, egos: object, settings: EgoSettings, **_: Any) -> Self:
+        # Steps on all nodes are taken as a group
+        is_whole = settings.batch_size is None or issubclass(cls, EgoBatchClient)
+        client: Any = super().__new__(cls if is_whole else EgoBatchClient)
+        return client  # type: ignore[no-any-return]
+
     def __init__(
         self,
         context: Context,
@@ -69,8 +77,7 @@ class EgoModelClient(ModuleClient):
     ) -> None:
         for ego in egos:
             check_sizes(ego, settings.num_features, settings.num_classes)
-        how = module_settings(settings, averages=averages)
-        super().__init__(context, egos, partial(first_model, settings), how, **more)
+        super().__init__(context, egos, *self.made_of(settings, averages=averages), **more)
         self._ego = settings
 
     def examples(self, graph: LocalGraph) -> int:
@@ -79,28 +86,34 @@ class EgoModelClient(ModuleClient):
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
         """Add weight decay to the loss; the rows of the first layer without a feature have none."""
         assert isinstance(module, EgoGCN)
-        train, first = graph.masks["train"], module.gnn.first.weight
+        train, first = graph.masks["train"], module.gnn.first.weight  # [c, h, f] of a group
+        owner, clients = graph.owner, len(graph.clients)
+        count = torch.bincount(owner[train], minlength=clients)
         logits = self.logits(module, graph)[train]
-        loss = nn.functional.cross_entropy(logits, graph.y[train], reduction="sum")
-        parts = [first * (graph.x != 0).any(0)]
-        parts += [part for part in module.parameters() if part is not first]
-        squares = torch.stack([part.square().sum() for part in parts]).sum()
-        return loss / train.sum().clamp(min=1) + self._ego.weight_decay / 2 * squares
-
-    def steps(self, graph: GraphOnDevice, server_round: int) -> Iterator[GraphOnDevice]:
-        train, how = graph.masks["train"], self._ego
-        order = BatchOrder(how.batch_size, how.seed, server_round, "local")
-        ptr = [0, graph.y.numel()]
-        for epoch in epochs_of(train, ptr, [graph.client], order, epochs=how.local_epochs):
-            for part in epoch:
-                nodes = train if part.nodes is None else train & part.nodes
-                yield graph._replace(masks=graph.masks | {"train": nodes})
+        losses = nn.functional.cross_entropy(logits, graph.y[train], reduction="none")
+        entries = graph.x.new_zeros(clients, graph.x.shape[1]).index_add_(0, owner, graph.x.abs())
+        squares = [(first.square().sum(-2) * (entries > 0)).sum()]
+        squares += [part.square().sum() for part in module.parameters() if part is not first]
+        decay = self._ego.weight_decay / 2 * torch.stack(squares).sum()
+        return (losses / count[owner[train]]).sum() + decay
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         """Measure the clients; where none has a training node, the loss of all is 0."""
         loss, weight, metrics = super().evaluate(parameters, config)
         has_loss = any(bool(graph.train_mask.any()) for graph in self.graphs)
         return loss if has_loss else 0.0, weight, metrics
+
+
+class EgoBatchClient(EgoModelClient):
+    """An ``EgoModelClient`` whose clients step on a few nodes at a time, each by itself."""
+
+    def steps(self, graph: GraphOnDevice, server_round: int) -> Iterator[GraphOnDevice]:
+        train, how = graph.masks["train"], self._ego
+        order = BatchOrder(how.batch_size, how.seed, server_round, "local")
+        for epoch in epochs_of(train, graph.ptr, graph.clients, order, epochs=how.local_epochs):
+            for part in epoch:
+                nodes = train if part.nodes is None else train & part.nodes
+                yield graph._replace(masks=graph.masks | {"train": nodes})
 
 
 class EgoFedAvg(ModuleFedAvg):
@@ -110,8 +123,8 @@ class EgoFedAvg(ModuleFedAvg):
 
     # Any: arguments are those of its parent
     def __init__(self, settings: EgoSettings, **more: Any) -> None:
-        how = module_settings(settings, averages=self.averages)
-        super().__init__(partial(first_model, settings), how, classes=settings.num_classes, **more)
+        shared = made_of(settings, averages=self.averages)
+        super().__init__(*shared, classes=settings.num_classes, **more)
         self.ego = settings
 
     def most_examples(self, node: int, *, training: bool) -> int | None:
@@ -129,11 +142,12 @@ class EgoFedAvg(ModuleFedAvg):
         return super().fixed_settings() | asdict(self.ego)
 
 
-class EgoFedProx(EgoFedAvg, FedProx):
+class EgoFedProx(EgoFedAvg):
     """FedProx for ``EgoModelClient``; the weight is ``settings.proximal``."""
 
-    def __init__(self, settings: EgoSettings, **more: object) -> None:
-        super().__init__(settings, proximal_mu=settings.proximal, **more)
+    @property
+    def proximal(self) -> float:
+        return self.ego.proximal
 
 
 class SelfTraining(EgoFedAvg):

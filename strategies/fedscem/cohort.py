@@ -142,13 +142,6 @@ class EgoCohort(StackedWeights):
         # Others count something for each client, as steps do.
         return found | dict.fromkeys(self._state.keys() - found.keys() - {*BEGUN}, found["step"])
 
-    def counter(self, name: str) -> Tensor:
-        """Return a number that a state has of each client, such as a round, ``[c]``."""
-        return self._state[name]
-
-    def set_counter(self, name: str, value: int) -> None:
-        self._state[name].fill_(value)
-
     def train(self, server_round: int) -> Tensor:
         """Step on ``L_nc`` (equation 3); return the logits from before, for ``evaluate``."""
         logits = [self._classify(part) for epoch in self._training(server_round) for part in epoch]
@@ -328,7 +321,8 @@ def train_alone(graph: NewGraph, settings: EgoSettings, trains: Tensor, rounds: 
     """Train a newcomer on nodes ``[n]`` of its own; return probabilities ``[n, k]`` of all."""
     assert graph.edge_index is not None
     nodes, nobody = torch.arange(graph.y.numel()), torch.zeros_like(trains)
-    ego = EgoNetwork(0, 0, nodes, graph.edge_index, graph.x, graph.y, trains, nobody, nobody)
+    held = nodes, graph.x, graph.y, graph.edge_index, None, trains, nobody, nobody
+    ego = EgoNetwork(0, *held)
     cohort = EgoCohort([ego], settings)
     for number in range(rounds):
         cohort.train(number)

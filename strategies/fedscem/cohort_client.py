@@ -45,6 +45,7 @@ from flower_graph.strategies.fedscem.messages import (
     EgoEnrolment,
     EgoReply,
     EgoRequest,
+    Layout,
     ModelArrays,
     PlainEnrolment,
     VectorEncoding,
@@ -227,9 +228,9 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
                 chosen = cohort.part(request.clients.tolist())
                 if request.model is not None:
                     self._start_from(chosen, number, request.model)
-                pads = round_terms(number - 1, request.ring, order).pad_context(run)
-                contrast, is_unread = self._fuse(chosen, request, aligner.slots, pads)
-                due = bool((chosen.counter(TRAINED) < number).any())
+                before = round_terms(number - 1, request.ring, order).pad_context(run)
+                contrast, is_unread = self._fuse(chosen, request, aligner.slots, before)
+                due = bool((chosen.tensors()[TRAINED] < number).any())
                 if due and not request.is_last and number > 1:
                     cohort.put(chosen)
                     self.outputs.candidate(number - 1, lambda: self._taken(cohort))
@@ -276,7 +277,7 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
         """Begin the round with the mean model; a repeated message changes nothing."""
         # The models of a checkpoint may have begun the round already: with the fusion, and after
         # the last round even without the local step.
-        is_new = (chosen.counter(TRAINED) < number) & (chosen.counter(FUSED) < number - 1)
+        is_new = (chosen.tensors()[TRAINED] < number) & (chosen.tensors()[FUSED] < number - 1)
         chosen.start_from(model_of(model), replace=bool(is_new.any()))
 
     def _fuse(
@@ -286,17 +287,21 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
         # Returns the result of ``EgoCohort.fuse``, if it was called, and whether means could not
         # be read.
         before, is_unread, is_shared = request.server_round - 1, False, False
-        if before < 1 or bool((chosen.counter(FUSED) >= before).all()):
+        if before < 1 or bool((chosen.tensors()[FUSED] >= before).all()):
             return None, is_unread
-        chosen.set_counter(FUSED, before)
+        chosen.tensors()[FUSED].fill_(before)
         # If nothing was shared, only the classification loss is left.
         empty = torch.zeros(0, dtype=torch.long, device=self._device)
         shared = Shared(empty, torch.zeros(0, self.settings.hidden, device=self._device))
         if request.sums is not None and self.settings.mu:
+            layout = Layout(table.num_slots, self.settings.hidden)
+            origin = request.sums.sum_round
+            reading = VectorEncoding(layout, table, request.ring, pads, origin)
             try:
-                if self.trust is not None:
-                    self._check(request, table, pads, self.trust)
-                shared = read_shared(request.sums, chosen, table, request.ring, pads)
+                if self.trust is not None:  # every change has the same consequence
+                    with Journal(self.trust.journal).one_trial(before, FUSIONS, self.trust.run):
+                        check_shared(request.sums, reading)
+                shared = read_shared(request.sums, chosen, reading)
                 is_shared = table.num_slots > 0
             except (RefusedError, UnreadableSumError) as error:  # for this round only
                 # A sum that passed is not counted: a client that also has the common key, and
@@ -313,19 +318,10 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
             return None, is_unread
         return chosen.fuse(shared, before, classify=request.variant != "iter"), is_unread
 
-    def _check(
-        self, request: EgoRequest, table: SlotTable, pads: bytes, trust: TrustSettings
-    ) -> None:
-        """Refuse sums that a server has changed; every change has the same consequence."""
-        assert request.sums is not None and request.ring is not None  # a party is told of a ring
-        step, hidden = request.server_round - 1, self.settings.hidden
-        with Journal(trust.journal).one_trial(step, FUSIONS, trust.run):
-            check_shared(request.sums, table, request.ring, pads, hidden)
-
     def _train(self, chosen: EgoCohort, request: EgoRequest) -> Tensor | None:
         if request.is_last:
             return None
-        chosen.set_counter(TRAINED, request.server_round)
+        chosen.tensors()[TRAINED].fill_(request.server_round)
         # With batches `iter` alternates these steps with the fusion's steps.
         is_without = request.variant == "minus" or self._alternates(request)
         return None if is_without else chosen.train(request.server_round)
@@ -384,8 +380,7 @@ class EgoSecrets:
             kept = self.load()
         if kept is None or (kept[0], kept[1].run_id) != (form, run_id):
             kept = self._new(run_id, form)  # the secrets of another run are of no more use
-        host = kept[1]
-        reply = host.keys()
+        reply = kept[1].keys()
         self.keep(*kept)
         return reply
 
@@ -438,30 +433,26 @@ class EgoSecrets:
     def _read(self, record: ConfigRecord) -> Kept:
         form, keys, local = record["form"], record["keys"], record["alignment"]
         assert isinstance(form, str) and isinstance(keys, bytes) and isinstance(local, bytes)
-        if (self._trust is not None) != (form == VERIFIED):
-            raise StateLostError("the kept keys were made for another setting of strategy.trust")
         clients, trust = self._identities, self._trust
+        if (trust is not None) != (form == VERIFIED):
+            raise StateLostError("the kept keys were made for another setting of strategy.trust")
         host = SumClient.from_bytes(keys, trust, least=self._least)
         if set(host.clients) != set(clients):
             raise StateLostError("the keys that were kept belong to other clients")
-        if form in ("psi", VERIFIED):
-            aligner = AlignmentClient.from_bytes(local, host.run_id, clients, trust)
-            begin_alignment(host, aligner)
-            return form, host, aligner
-        return form, host, PlaintextAlignmentClient.from_bytes(local, clients)
+        if form == PLAIN:
+            return form, host, PlaintextAlignmentClient.from_bytes(local, clients)
+        aligner = AlignmentClient.from_bytes(local, host.run_id, clients, trust)
+        begin_alignment(host, aligner)
+        return form, host, aligner
 
     def _new(self, run_id: bytes, form: str) -> Kept:
-        numbers, identities = list(self._identities), self._identities
-        if self._trust is not None:
-            verified = AlignmentClient(run_id, identities, self._trust)
-            return form, SumClient(run_id, numbers, self._trust, verified.points), verified
-        choice(*ALIGNMENTS).check("alignment", form)
-        aligner: Aligner
-        if form == "psi":
-            aligner = AlignmentClient(run_id, identities)
-        else:
-            aligner = PlaintextAlignmentClient(identities)
-        return form, SumClient(run_id, numbers, least=self._least), aligner
+        choice(*ALIGNMENTS, VERIFIED).check("alignment", form)
+        clients, trust, aligner = self._identities, self._trust, None
+        if form != PLAIN:
+            aligner = AlignmentClient(run_id, clients, trust)
+        points = aligner.points if aligner and trust else None
+        host = SumClient(run_id, [*clients], trust, points, least=self._least)
+        return form, host, aligner or PlaintextAlignmentClient(clients)
 
 
 def begin_alignment(host: SumClient, aligner: AlignmentClient) -> None:

@@ -14,7 +14,6 @@ from flower_graph.config.rules import (
     NOT_NEGATIVE,
     RATIOS,
     SEED,
-    SHARE,
     Rule,
     at_least,
     choice,
@@ -38,6 +37,18 @@ NOT_ROBUST = {
     "self-training": "nothing is averaged",
     "local-sage": "nothing is averaged",
     "fed-sage": "hostile clients could still spoil the generators",
+}
+# Settings with which a deviating server learns no client's data, and what it could read with others
+UNREADABLE = {
+    "name": (FEDSCEM, "its clients send what the server reads"),
+    "aggregation": ("masked", "every vector would be in the clear"),
+    "alignment": ("psi", "identities could be found out"),
+    "model_sharing": (
+        "none",
+        "the server reads the sum of the weights, and two sums of which one lacks a client differ "
+        "by that client's",
+    ),
+    "participation": (1.0, "sums over changing clients can be compared"),
 }
 VARIANTS = ("full", "iter", "minus")
 MODEL_SHARING = ("none", "fedavg", "fedprox")
@@ -111,7 +122,6 @@ class StrategyConfig(TrainingConfig, RobustSection, OpenedSums):
     """Settings of the clients' training and of what clients share."""
 
     name: str = setting(FEDSCEM, choice(*STRATEGIES), help="FedSCem or a baseline")
-    participation: float = setting(1.0, SHARE, help="share of the clients asked each round")
     variant: str = setting(
         "full",
         choice(*VARIANTS),
@@ -145,7 +155,7 @@ class StrategyConfig(TrainingConfig, RobustSection, OpenedSums):
 
     def validate(self) -> None:
         self.refuse_robust(self.name, NOT_ROBUST)
-        self.refuse_trust(self._readable())
+        self.refuse_trust(self.readable())
         self.refuse_holders(self.alignment, "psi")
         good = 0 < self.resolution <= self.limit
         allowed = f"above 0 and at most {self.limit} (strategy.limit)"
@@ -156,20 +166,10 @@ class StrategyConfig(TrainingConfig, RobustSection, OpenedSums):
         )
         require(self.resolution >= finest, "strategy.resolution", self.resolution, allowed)
 
-    def _readable(self) -> dict[str, str]:
-        """Return the settings with which a deviating server could read clients' data."""
-        readable = {
-            "name": (self.name != FEDSCEM, "its clients send what the server reads"),
-            "aggregation": (self.aggregation != "masked", "every vector would be in the clear"),
-            "alignment": (self.alignment != "psi", "identities could be found out"),
-            "model_sharing": (
-                self.model_sharing != "none",
-                "the server reads the sum of the weights, and two sums of which one lacks a client "
-                "differ by that client's",
-            ),
-            "participation": (self.participation < 1, "sums over changing clients can be compared"),
-        }
-        return {key: why for key, (is_readable, why) in readable.items() if is_readable}
+    def readable(self) -> dict[str, str]:
+        """Return the settings with which a deviating server could read clients' data, and why."""
+        chosen = {key: getattr(self, key) for key in UNREADABLE}
+        return {key: UNREADABLE[key][1] for key, v in chosen.items() if v != UNREADABLE[key][0]}
 
 
 @dataclass

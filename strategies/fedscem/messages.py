@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, NamedTuple
@@ -318,13 +318,32 @@ def round_terms(server_round: int, ring: Ring | None, order: NDArray[np.uint8] |
 
 @dataclass(frozen=True)
 class VectorEncoding:
-    """The encoding of a round's vectors."""
+    """The encoding of a round's vectors, and of their sum."""
 
     layout: Layout  # Their parts
     table: SlotTable  # Which client holds which slot
     ring: Ring | None  # None for plain sums
     pads: bytes  # What pads are made for: the run, and what the sum is of
     sum_round: int  # Number of the secure sum of this round
+
+    def slots(self, clients: Iterable[int], without: Container[int] = ()) -> NDArray[np.int64]:
+        """Return the slot of every node of the clients, ``[n]``; -1 for clients left out."""
+        slots = [(client, self.table.by_client[client]) for client in clients]
+        return np.concatenate([np.full_like(s, -1) if c in without else s for c, s in slots])
+
+    def holder_pads(self) -> NDArray[np.uint64]:
+        """Return the pads of the slots held here, ``[s, h]``."""
+        return self.table.pads(self.pads, self.sum_round, self.layout.hidden)
+
+    def common_pad(self) -> NDArray[np.uint64]:
+        """Return the pad that all clients add to embeddings and counts, to hide the holders."""
+        return self.table.group_pad(self.pads, self.sum_round, self.layout.relayed.stop)
+
+    def check_pads(self, clients: Iterable[int]) -> NDArray[np.uint64]:
+        return self.table.check_pads(self.pads, self.sum_round, clients)
+
+    def checks(self, words: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+        return self.table.check(self.pads, self.sum_round, words.size).of(words)
 
 
 def add_up(
@@ -344,7 +363,7 @@ def add_up(
     present = [client for client in clients if client not in left_out]
     total = np.zeros(layout.length, np.int64 if writing.ring else np.float64)
     if layout.slots:
-        slots = _slots(writing.table, clients, left_out)
+        slots = writing.slots(clients, left_out)
         kept = slots >= 0
         rows = torch.from_numpy(_encode(writing.ring, h.cpu().numpy()[kept]))
         place, size = torch.from_numpy(slots[kept]), (layout.slots, layout.hidden)
@@ -369,47 +388,34 @@ def add_up(
     return words.astype(writing.ring.dtype), present, left_out
 
 
-def read_shared(
-    sums: Sums, chosen: EgoCohort, table: SlotTable, ring: Ring | None, pads: bytes
-) -> Shared:
+def read_shared(sums: Sums, chosen: EgoCohort, reading: VectorEncoding) -> Shared:
     """Remove the pads and divide: mean embeddings of nodes with two or more holders."""
-    hidden = chosen.settings.hidden
-    counts, embeddings = sums.counts, sums.embeddings.reshape(table.num_slots, hidden)
-    slots = _slots(table, list(chosen.batch.clients), {})
-    held = table.held
+    layout, table, ring = reading.layout, reading.table, reading.ring
+    counts, embeddings = sums.counts, sums.embeddings.reshape(layout.slots, layout.hidden)
+    slots, held = reading.slots(chosen.batch.clients), table.held
     if ring is None:
         counts, values = counts.astype(np.int64), embeddings[held]
     else:
         words, ones = embeddings[held], counts
         if table.group_key:
-            common = _common(table, pads, sums.sum_round, hidden).astype(ring.dtype)
-            common *= ring.dtype.type(sums.contributors)
-            ones = ones - common[words.shape[1] * table.num_slots :]
-            words = words - common[: hidden * table.num_slots].reshape(-1, hidden)[held]
+            common = reading.common_pad().astype(ring.dtype) * ring.dtype.type(sums.contributors)
+            ones = ones - common[layout.counts]
+            words = words - common[layout.embeddings].reshape(embeddings.shape)[held]
         decoded = ring.decode(ones)
         if not are_counts(decoded, sums.contributors):
             raise UnreadableSumError(f"a number of holders is not from 0 to {sums.contributors}")
         counts = decoded.astype(np.int64)
         if table.group_key:
-            added = table.pads(pads, sums.sum_round, hidden).astype(ring.dtype)
+            added = reading.holder_pads().astype(ring.dtype)
             words = words - counts[held, None].astype(ring.dtype) * added
         values = ring.decode(words)
         ring.check_sums(values, counts[held, None])
-    mean = np.zeros((table.num_slots, hidden), np.float32)
+    mean = np.zeros(embeddings.shape, np.float32)
     mean[held] = values / np.maximum(counts[held, None], 1)
     is_shared = (slots >= 0) & (counts[slots] >= 2) if counts.size else np.zeros(slots.size, bool)
     place = torch.from_numpy(np.flatnonzero(is_shared))
     device = chosen.batch.y.device
     return Shared(place.to(device), torch.from_numpy(mean[slots[is_shared]]).to(device))
-
-
-def _slots(table: SlotTable, clients: Sequence[int], without: dict[int, str]) -> NDArray[np.int64]:
-    """Return the slot of every node of the clients, ``[n]``; -1 for clients left out."""
-    parts = [
-        np.full_like(table.by_client[client], -1) if client in without else table.by_client[client]
-        for client in clients
-    ]
-    return np.concatenate(parts)
 
 
 def _shortened(h: Tensor, limit: float) -> Tensor:
@@ -469,38 +475,29 @@ def _padded(
 ) -> NDArray[np.uint64]:
     """Add the pads that hide the sums from the server, holders' and common, and the checks."""
     layout, table, result = writing.layout, writing.table, words.copy()
-    about = writing.pads, writing.sum_round
     count = np.bincount(slots[slots >= 0], minlength=layout.slots)[table.held]
-    local = table.pads(*about, layout.hidden)
     spread = result[layout.embeddings].reshape(layout.slots, layout.hidden)
-    spread[table.held] += local * count[:, None].astype(np.uint64)
+    spread[table.held] += writing.holder_pads() * count[:, None].astype(np.uint64)
     if layout.checks:
-        relayed = result[layout.relayed]
-        result[layout.tags] = table.check(*about, relayed.size).of(relayed)
-        result[layout.tags] += table.check_pads(*about, present)
-    hidden = _common(table, *about, layout.hidden)
-    result[layout.relayed] += hidden * np.uint64(len(present))
+        tags = writing.checks(result[layout.relayed]) + writing.check_pads(present)
+        result[layout.tags] = tags
+    result[layout.relayed] += writing.common_pad() * np.uint64(len(present))
     return result
 
 
-def check_shared(sums: Sums, table: SlotTable, ring: Ring, pads: bytes, hidden: int) -> None:
+def check_shared(sums: Sums, reading: VectorEncoding) -> None:
     """Refuse sums that differ from what the contributors sent, before any number is read."""
-    words = np.concatenate([sums.embeddings.ravel(), sums.counts]).astype(ring.dtype)
+    assert reading.ring is not None
+    dtype = reading.ring.dtype
+    words = np.concatenate([sums.embeddings.ravel(), sums.counts]).astype(dtype)
     if sums.members is not None and sums.checks is not None:
-        common = _common(table, pads, sums.sum_round, hidden).astype(ring.dtype)
+        common = reading.common_pad().astype(dtype)
         if words.size == common.size and sums.members.size == sums.contributors:
-            words = words - common * ring.dtype.type(sums.contributors)
-            tags = sums.checks.view("<u8").ravel()
-            tags = tags - table.check_pads(pads, sums.sum_round, sums.members.tolist())
-            check = table.check(pads, sums.sum_round, words.size)
-            if np.array_equal(check.of(words), tags.astype(ring.dtype)):
+            words = words - common * dtype.type(sums.contributors)
+            tags = sums.checks.view("<u8").ravel() - reading.check_pads(sums.members.tolist())
+            if np.array_equal(reading.checks(words), tags.astype(dtype)):
                 return
     raise RefusedError(REFUSAL)
-
-
-def _common(table: SlotTable, pads: bytes, sum_round: int, hidden: int) -> NDArray[np.uint64]:
-    """Return the pad that all clients add to embeddings and counts, to hide the holders."""
-    return table.group_pad(pads, sum_round, table.num_slots * (hidden + 1))
 
 
 def contrast_scale(tau: float) -> float:
@@ -513,15 +510,13 @@ def contrast_scale(tau: float) -> float:
 class RoundSum:
     """The result of a round's sum."""
 
-    server_round: int = 0  # The round, and the number of its secure sum
-    sum_round: int = 0
+    server_round: int  # The round, and the number of its secure sum
+    sum_round: int
     total: SumArray | None = None  # [L] the sum; None if the round was skipped
-    contributors: int = 0  # Clients in it
+    answered: Sequence[int] = ()  # Clients in it
     skipped: str = ""  # Why there is no sum
-    # Clients and SuperNodes that were left out
+    # Clients and SuperNodes that were left out, and errors of clients
     rejected: list[dict[str, object]] = field(default_factory=list)
-    # The clients of these, and errors of other clients, by client
-    answered: set[int] = field(default_factory=set)
     failed: dict[int, str] = field(default_factory=dict)
     parts: dict[str, float] = field(default_factory=dict)  # Seconds of the round's parts
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
+from flower_graph.data.features import Gaps
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_ego_folder
 from flower_graph.data.folders.party import RunFolder
-from flower_graph.data.gaps import Gaps
 from flower_graph.data.new_graph import NewGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
 from flower_graph.data.sources.datasets import cached_data
@@ -28,8 +28,7 @@ from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.robust import make_robust
-from flower_graph.strategies.fed_sage.client import SageClient
-from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
+from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage, SageClient
 from flower_graph.strategies.fedscem.baselines import (
     EgoFedAvg,
     EgoFedProx,
@@ -50,7 +49,6 @@ from flower_graph.strategies.fedscem.config import (
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 
 if TYPE_CHECKING:
-    from flower_graph.data.partition.statistics import PartitionStatistics
     from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.fedscem.attack import EgoAudit
 
@@ -101,13 +99,11 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         how: dict[str, Any] = {"device": config.device, "checkpoint_dir": saved, "output_dir": out}
         how["classes"] = class_names(self, config, folder)
         settings = ego_settings(config, folder)
-        if config.strategy.name in SAGE:
-            averages = config.strategy.name == "fed-sage"
-            return SageClient(context, egos, settings, averages=averages, **how)
         if config.strategy.name != FEDSCEM:
             require_one_client(config.privacy, [ego.client for ego in egos])
-            averages = config.strategy.name in AVERAGING
-            return EgoModelClient(context, egos, settings, averages=averages, **how)
+            kind = SageClient if config.strategy.name in SAGE else EgoModelClient
+            averages = config.strategy.name in ("fed-sage", *AVERAGING)
+            return kind(context, egos, settings, averages=averages, **how)
         noised = config.privacy.is_on and Permits.of(context.node_config).noises
         return EgoNetworkClient(
             context,
@@ -136,11 +132,6 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         if len(egos) < 2 and config.masks_sums:
             raise ConfigError(f"data.name: {str(path)!r} has 1 client; a masked sum needs 2")
         return egos
-
-    def statistics(self, config: FedSCemConfig, graphs: list[EgoNetwork]) -> PartitionStatistics:
-        from flower_graph.data.partition.statistics import ego_statistics
-
-        return ego_statistics(graphs)
 
     def train_mods(self, config: FedSCemConfig) -> list[Mod]:
         """Build none for FedSCem: its clients add noise before masks, which mods would spoil."""

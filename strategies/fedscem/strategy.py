@@ -48,6 +48,7 @@ import torch
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
+from flower_graph.config.rules import refuse_with
 from flower_graph.config.schema import check_settings
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import AlignmentError, MalformedReplyError, NoClientsError
@@ -58,11 +59,10 @@ from flower_graph.secure.align.blinded import MAX_CLIENTS
 from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.node_config import LEAST_HOLDERS
-from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import KeyReply, MaskedReply, MaskRequest
 from flower_graph.secure.sum.round import Skipped
-from flower_graph.secure.sum.server import SumServer
+from flower_graph.secure.sum.server import PartySums, SumServer
 from flower_graph.secure.sum.service import SumStages, as_record, entries_of
 from flower_graph.server.membership import Membership, renamed
 from flower_graph.server.round_loop import RoundStrategy
@@ -98,97 +98,280 @@ from flower_graph.wire.ledger import ByteLedger, Traffic, reply_bytes, setup_byt
 
 LOG = logging.getLogger(__name__)
 FINE = 2.0**-20  # step of fixed-point weights: in a round they change by less than embeddings do
-# Aggregation, alignment and model sharing with which a lying server learns no client's data
-READ_BY_NOBODY = ("masked", "psi", "none")
 ROUNDING = 1e-3  # by which a sum of accuracies may be off
 # Client numbers that one SuperNode may claim where identities are blinded: half of all there can be
 MOST_CLAIMED = MAX_CLIENTS // 2
 
 
-class Keys(NamedTuple):
-    """A SuperNode's clients and keys."""
+class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
+    """Server of FedSCem, for clients that answer as ``EgoNetworkClient`` does.
 
-    clients: list[int]  # Ascending
-    handled: int | None  # How many messages of this run they have handled, if known
-    reply: KeyReply
+    Parameters
+    ----------
+    settings : EgoSettings
+        The clients' models and training.
+    how : StrategyConfig, optional
+        The config's section ``strategy``: what clients share, and how it is aligned and summed.
+    checkpoint_dir, checkpoint_every : Path or None, int
+        Where and every how many rounds to save everything, 0 for never.
+    **fields
+        In place of ``how`` its fields, such as ``variant``, ``alignment`` and ``aggregation``. With
+        ``registry``, the file of the SuperNodes' registered keys, clients need not trust the server
+        (their ``trust``).
 
+    Notes
+    -----
+    A client must answer ``query`` with its keys, ``train.align`` and ``train.union`` with its part
+    of the alignment, ``train`` with the vector, ``train.unmask`` with shares and keys,
+    ``train.save`` and ``train.finish`` with nothing (``messages.py`` beside this file).
+    """
 
-class EgoMembership(Membership):
-    """The clients of each SuperNode, their keys, and which slots they know."""
+    session: EgoSession
+    usual_rounds = 400
 
-    def __init__(self, alignment: str, sums: SumServer, least_holders: int) -> None:
-        super().__init__()
-        self.alignment, self.sums = alignment, sums
-        self.aligner: AlignmentServer | PlaintextAlignmentServer
-        self.parties = sums if isinstance(sums, PartySums) else None
-        if self.parties is not None:
-            self.alignment = VERIFIED
-            self.aligner = AlignmentServer(least_holders, self.parties.registry, sums.run_id)
-        elif alignment == "psi":
-            self.aligner = AlignmentServer(least_holders)
-        else:
-            self.aligner = PlaintextAlignmentServer()
-        self.new: list[int] = []  # SuperNodes with keys, not aligned yet
-        self.begun: set[int] = set()  # clients that have taken part in a round
-        self.unsent: dict[int, dict[str, object]] = {}  # what tells each SuperNode its slots
-
-    def question(self, resume: Resume) -> RecordDict:
-        return EgoEnrolment(self.sums.run_id, self.alignment, resume).to_record()
-
-    def read(self, node: int, content: RecordDict) -> Keys:
-        reply = KeyReply.from_config(entries_of(content))
-        self.sums.check_keys(node, reply)
-        if self.alignment == "psi" and reply.clients.size > MOST_CLAIMED:
-            raise MalformedReplyError(
-                f"{reply.clients.size} clients, at most {MOST_CLAIMED} are taken"
+    def __init__(
+        self,
+        settings: EgoSettings,
+        how: StrategyConfig | None = None,
+        *,
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
+        **fields: Any,
+    ) -> None:
+        how = StrategyConfig(**fields) if how is None else how
+        check_settings(settings)
+        check_settings(how, "strategy.")
+        for key, why in how.readable().items() if how.registry is not None else ():
+            refuse_with(f"strategy.{key}", getattr(how, key), "a registry", why)
+        super().__init__(
+            EgoSession(
+                how,
+                seed=settings.seed,
+                checkpoint_dir=checkpoint_dir,
+                checkpoint_every=checkpoint_every,
             )
-        return Keys(sorted(reply.clients.tolist()), read_handled(entries_of(content)), reply)
+        )
+        self.settings, self.how, self.num_classes = settings, how, settings.num_classes
+        self.model = initial_weights(settings) if how.model_sharing != "none" else None
+        self.started = self.model  # the model that this round began with
+        self.sums: Sums | None = None  # of the last round, for the clients
+        self.ledger = ByteLedger()
+        # Bytes before this round: a resumed run sends its messages again.
+        self._wire: Traffic = self.ledger.state_dict()
+        self._payload: Traffic = self.ledger.state_dict()
+        self._early: list[dict[str, object]] = []  # left out before the first report
 
-    def unasked(self) -> None:
-        """Leave out SuperNodes without keys."""
+    @property
+    def payload(self) -> dict[str, dict[str, int]]:
+        """Payload bytes so far: direction to kind to bytes."""
+        return self.ledger.payload
 
-    def replaced(self, old: int, node: int, answer: Keys) -> None:
-        """Rename a SuperNode that is back with its keys; forget one without."""
-        if not self.sums.knows(old, answer.reply):
-            self.forget(old)
-            return
-        self.sums.move(old, node)
-        self.aligner.move(old, node)
-        self.move(old, node)
-        self.unsent = renamed(self.unsent, old, node)
-        self.new = [node if at == old else at for at in self.new]
+    def round(self, server_round: int) -> RoundReport | None:
+        """Do steps 3 to 7; return the report of the round before."""
+        # A round's measurements come with the next round's vectors.
+        session = self.session
+        if session.admit(server_round):
+            self.sums = None  # the slots have changed
+        if session.is_masked and not session.sums.clients:
+            session.sums.ready(server_round, session.sample(server_round))
+        base = self.request(server_round)
+        layout = self.layout(base)
+        self._layout, self.requests = layout, session.requests(server_round, base, layout.length)
+        self.answers = self.send(server_round, "train").values
+        session.members.note_answers(session.clients_of(self.answers).tolist(), self.answers)
+        if self.requests and not self.answers:  # without requests the round is skipped
+            raise NoClientsError(
+                f"round {server_round}: none of {len(self.requests)} SuperNodes gave a usable "
+                f"answer within {session.timeout:g} s; the log names the reasons"
+            )
+        silent = list(session.rejected)  # clients that fail after this have sent their vector
+        result = session.close(server_round, self.answers)
+        session.rejected = silent
+        result.rejected += [{"node": one.node_id, "reason": one.reason} for one in silent]
+        asked = sum(map(len, session.asked.values()))
+        means = self.take(layout, result, base.ring, self.answers.values(), asked)
+        loss, contrast = means["cross-entropy"], means["contrast"]
+        report = self.report(
+            server_round - 1,
+            session.became_of(result),
+            means,
+            loss=loss + self.settings.mu * (0.0 if math.isnan(contrast) else contrast),
+            cross_entropy=loss,
+            regulariser=contrast,
+            bytes=self.payload,
+            parts=result.parts,
+            skipped=result.skipped,
+        )
+        report.rejected = result.rejected
+        if server_round == session.members.resume.server_round + 1:
+            self._early = report.rejected
+            return None
+        named = [(entry.get("node"), entry.get("client")) for entry in report.rejected]
+        early = [one for one in self._early if (one.get("node"), one.get("client")) not in named]
+        report.rejected[:0], self._early = early, []
+        return report
 
-    def enrolled(self, node: int, answer: Keys) -> None:
-        if self.sums.node_of(answer.clients[0]) != node:
-            self.sums.enroll(node, answer.reply)
-            self.new.append(node)
-        if answer.handled == 0 and self.begun & set(answer.clients):
-            LOG.warning("node %d has lost its state: its clients begin anew", node)
+    def read(self, node: int, content: RecordDict) -> EgoReply:
+        return self.session.take_vector(node, content, self.requests[node], self._layout)
 
-    def note_answers(self, clients: Iterable[int], nodes: Iterable[int]) -> None:
-        """Note who has taken part, and that its SuperNode knows its slots."""
-        self.begun |= set(clients)
-        for node in nodes:
-            self.unsent.pop(node, None)
+    def reply_bytes(self) -> int:
+        return reply_bytes(self._layout.length, self.session.most_clients)
 
-    def begin_epoch(self) -> None:
-        """Let the parties of a new epoch be aligned, and nobody else."""
-        parties, aligner = self.parties, self.aligner
-        assert parties is not None and parties.epoch is not None
-        assert isinstance(aligner, AlignmentServer)
-        members = parties.epoch_clients()
-        aligner.forget(set(aligner.enrolled) - {c for local in members.values() for c in local})
-        for party, local in members.items():
-            node = parties.node_of_party(party)
-            assert node is not None  # the parties of a new epoch are connected
-            aligner.enroll(node, local)
-        aligner.begin(parties.epoch.digest, members, parties.registry)
+    def rejoin(self) -> list[str]:
+        """Have the clients load a checkpoint, and count its bytes, since it sets up a new run."""
+        return self.session.rejoin()
 
-    def forget(self, node: int) -> None:
-        self.sums.forget(node)
-        self.aligner.forget(self.clients[node])
-        self.new = [at for at in self.new if at != node]
-        super().forget(node)
+    def finish(self, server_round: int) -> None:
+        self.session.tell_all(server_round, as_record({}), "train.finish")
+
+    def weights(self) -> dict[str, NDArray[np.float32]]:
+        """Return the mean model by the names of ``EgoGCN``; empty if models are not shared."""
+        if self.model is None:
+            return {}
+        state = state_of(self.model, self.settings).items()
+        return {name: value.contiguous().numpy() for name, value in state}
+
+    def snapshot(self) -> Snapshot | None:
+        if self.started is None:
+            return None
+        return Snapshot(None, [common_model(self.started, self.settings, NO_CLIENT)])
+
+    def clients_save(self, server_round: int) -> dict[int, str]:
+        saved = {node: reply.not_saved for node, reply in self.answers.items()}
+        order: Config = {SERVER_ROUND: server_round, RUN_TOKEN: self.session.checkpoints.run}
+        return self.session.have_saved(server_round, as_record(order), saved)
+
+    def fixed_settings(self) -> dict[str, object]:
+        local = {"variant": self.how.variant, "shares_model": self.model is not None}
+        return {**asdict(self.settings), **local}
+
+    def state(self) -> dict[str, object]:
+        state: dict[str, object] = {"ledger": self._payload, "wire": self._wire}
+        state["excluded"] = sorted(self.session.sums.server.excluded)
+        if self.started is not None:
+            # The clients' part was saved within the next round, which began with this model.
+            state |= {"first": self.started.first, "rest": self.started.rest}
+        return state
+
+    def load_state(self, state: StateDict) -> None:
+        self.ledger.load_state_dict(state["ledger"])
+        if self.model is not None:
+            self.model = ModelWeights(state["first"], state["rest"])
+        self.session.sums.server.exclude(state.get("excluded", ()))
+
+    # What is sent and what a sum says
+
+    def request(self, server_round: int) -> EgoRequest:
+        """Return a round's request, without the parts that differ by SuperNode."""
+        session, model = self.session, self.model
+        self.started, self._wire = model, session.exchange.ledger.state_dict()
+        return EgoRequest(
+            server_round,
+            np.zeros(0, np.int64),
+            self.how.variant,
+            sums=self.sums,
+            shares_model=model is not None,
+            first=None if model is None else model.first.numpy(),
+            rest=None if model is None else model.rest.numpy(),
+            ring=session.ring(),
+            is_last=server_round > session.rounds,
+            checkpoint=session.is_due(server_round - 1),
+            run=session.checkpoints.run,
+            counting=self.counting,
+        )
+
+    def layout(self, base: EgoRequest) -> Layout:
+        distrusted = self.session.members.parties is not None
+        return base.vector_layout(self.settings, self.session.num_slots, checked=distrusted)
+
+    def take(
+        self,
+        layout: Layout,
+        found: RoundSum,
+        ring: Ring | None,
+        replies: Iterable[EgoReply],
+        asked: int,
+    ) -> dict[str, float]:
+        """Keep a sum's embeddings for the next round; return its figures of the last one."""
+        self._count(layout, found, asked, 8 if ring is None else ring.word // 8)
+        self.sums = self.counts = None
+        seconds = [(reply.train_seconds, reply.mask_seconds) for reply in replies]
+        found.parts = {
+            "train": max((train for train, _ in seconds), default=0.0),
+            "mask": max((mask for _, mask in seconds), default=0.0),
+            **found.parts,
+        }
+        metrics = dict.fromkeys(SUMMED_NAMES, math.nan)
+        if found.total is not None:
+            try:
+                metrics = self._read(layout, found, found.total, ring)
+            except ValueError as error:  # nobody knows whose words were wrong
+                self.sums = self.counts = None
+                found.skipped = f"a client's part of the sum was not as agreed: {error}"
+                found.answered = ()
+                LOG.warning("round %d: %s", found.server_round, found.skipped)
+        if metrics[UNREAD] > 0:
+            why = (
+                f"{metrics[UNREAD]:.0f} of {len(found.answered)} clients could not read the means "
+                "and went on alone: a client's part of the sum was not as agreed"
+            )
+            found.rejected.append({"reason": why})
+            LOG.warning("round %d: %s", found.server_round - 1, why)
+        return mean_metrics(metrics, self.settings.tau)
+
+    def _read(
+        self, layout: Layout, found: RoundSum, total: SumArray, ring: Ring | None
+    ) -> dict[str, float]:
+        if layout.slots:
+            self.sums = self._kept_sums(layout, found, total, ring)
+        count, numbers, sums = len(found.answered), total[layout.metrics], total[layout.model]
+        if ring is not None:
+            # For a plain sum this was checked reply by reply.
+            numbers, sums = ring.decode(numbers), ring.decode(sums)
+            ring.check_sums(numbers, count)
+            ring.check_sums(sums, count)
+            check_measured(numbers, count, 2.0**-ring.fraction_bits * count)
+        self.counts = read_counted(total, layout, ring)
+        if layout.weights and self.model is not None:
+            mean = torch.from_numpy((sums / count).astype(np.float32))
+            first, rest = mean.tensor_split([self.model.first.numel()])
+            self.model = ModelWeights(first.view_as(self.model.first), rest)
+        return dict(zip(SUMMED_NAMES, map(float, numbers), strict=True))
+
+    def _kept_sums(
+        self, layout: Layout, found: RoundSum, total: SumArray, ring: Ring | None
+    ) -> Sums:
+        embeddings, counts = total[layout.embeddings], total[layout.counts]
+        if ring is None:
+            # Nobody else may see a single client's embedding.
+            few = counts < LEAST_HOLDERS
+            embeddings = embeddings.reshape(layout.slots, -1) * ~few[:, None]
+            embeddings, counts = embeddings.ravel(), counts * ~few
+        origin = [found.sum_round, len(found.answered)]
+        sums = Sums(found.server_round, origin, embeddings, counts)
+        if not layout.checks:
+            return sums
+        tags = total[layout.tags].astype("<u8").view(np.uint8).reshape(layout.checks, -1)
+        return sums._replace(members=np.array(sorted(found.answered)), checks=tags)
+
+    def _count(self, layout: Layout, found: RoundSum, asked: int, word: int) -> None:
+        """Count payload as single clients would send and get it."""
+        if self.sums is not None:
+            down = self.sums.embeddings.nbytes + self.sums.counts.nbytes
+            self.ledger.count("down", "embeddings", asked * down)
+        self._payload = self.ledger.state_dict()  # the sums are not sent again
+        up = len(found.answered)
+        self.ledger.count("up", "embeddings", up * layout.slots * layout.hidden * word)
+        self.ledger.count("up", "activations", up * layout.slots * word)
+        counted = counts_size(layout.classes, layout.counting)
+        self.ledger.count("up", "metrics", up * (len(SUMMED_NAMES) + counted) * word)
+        if self.model is not None:
+            weights = self.model.first.numel() + self.model.rest.numel()
+            self.ledger.count("up", "weights", up * layout.weights * word)
+            self.ledger.count("down", "weights", asked * weights * 4)
+
+
+# The run's clients, their alignment and their sums -----------------------------------------------
 
 
 class EgoSession(Session):
@@ -413,8 +596,7 @@ class EgoSession(Session):
             summed.skipped = str(replace(result.reason, round=server_round))
             LOG.warning("%s", summed.skipped)
         else:
-            summed.total, summed.answered = result.total, set(result.contributors.tolist())
-            summed.contributors = len(summed.answered)
+            summed.total, summed.answered = result.total, result.contributors.tolist()
         return summed
 
     def _new_blames(self, number: int, server_round: int) -> list[tuple[int, str]]:
@@ -430,15 +612,14 @@ class EgoSession(Session):
         if not vectors:
             return RoundSum(server_round, server_round, skipped="no client sent its vector")
         total = np.sum([reply.total for reply in vectors.values()], axis=0)
-        result = RoundSum(server_round, server_round, total)
+        present, failed = list[int](), dict[int, str]()
         for node, reply in vectors.items():
             asked = np.array(self.clients[node], np.int64)
             presence = PlainEnrolment.from_config(reply.entries, asked=asked)
-            result.answered |= set(presence.clients.tolist())
-            result.failed |= {c: why for c, why in presence.left_out.items() if c in asked}
-        result.contributors = len(result.answered)
-        result.rejected = [{"client": c, "reason": why} for c, why in result.failed.items()]
-        return result
+            present += presence.clients.tolist()
+            failed |= {c: why for c, why in presence.left_out.items() if c in asked}
+        rejected: list[dict[str, object]] = [{"client": c, "reason": w} for c, w in failed.items()]
+        return RoundSum(server_round, server_round, total, present, "", rejected, failed)
 
     def became_of(self, summed: RoundSum) -> Participation:
         connected, server = set(self.connected), self.sums.server
@@ -469,275 +650,87 @@ def check_plain_sum(total: SumArray, layout: Layout, clients: int) -> None:
     read_counted(total, layout, None)
 
 
-class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
-    """Server of FedSCem, for clients that answer as ``EgoNetworkClient`` does.
+class Keys(NamedTuple):
+    """A SuperNode's clients and keys."""
 
-    Parameters
-    ----------
-    settings : EgoSettings
-        The clients' models and training.
-    how : StrategyConfig, optional
-        The config's section ``strategy``: what clients share, and how it is aligned and summed.
-    checkpoint_dir, checkpoint_every : Path or None, int
-        Where and every how many rounds to save everything, 0 for never.
-    **fields
-        In place of ``how`` its fields, such as ``variant``, ``alignment`` and ``aggregation``. With
-        ``registry``, the file of the SuperNodes' registered keys, clients need not trust the server
-        (their ``trust``).
+    clients: list[int]  # Ascending
+    handled: int | None  # How many messages of this run they have handled, if known
+    reply: KeyReply
 
-    Notes
-    -----
-    A client must answer ``query`` with its keys, ``train.align`` and ``train.union`` with its part
-    of the alignment, ``train`` with the vector, ``train.unmask`` with shares and keys,
-    ``train.save`` and ``train.finish`` with nothing (``messages.py`` beside this file).
-    """
 
-    session: EgoSession
-    usual_rounds = 400
+class EgoMembership(Membership):
+    """The clients of each SuperNode, their keys, and which slots they know."""
 
-    def __init__(
-        self,
-        settings: EgoSettings,
-        how: StrategyConfig | None = None,
-        *,
-        checkpoint_dir: Path | None = None,
-        checkpoint_every: int = 0,
-        **fields: Any,
-    ) -> None:
-        how = StrategyConfig(**fields) if how is None else how
-        check_settings(settings)
-        check_settings(how, "strategy.")
-        chosen = how.aggregation, how.alignment, how.model_sharing
-        if how.registry is not None and chosen != READ_BY_NOBODY:
-            raise ValueError(
-                f"aggregation, alignment, model_sharing: {chosen}; {READ_BY_NOBODY} with a registry"
+    def __init__(self, alignment: str, sums: SumServer, least_holders: int) -> None:
+        super().__init__()
+        self.alignment, self.sums = alignment, sums
+        self.aligner: AlignmentServer | PlaintextAlignmentServer
+        self.parties = sums if isinstance(sums, PartySums) else None
+        registry = None if self.parties is None else self.parties.registry
+        if alignment == "plain":
+            self.aligner = PlaintextAlignmentServer()
+        else:
+            self.aligner = AlignmentServer(least_holders, registry, sums.run_id)
+        if registry is not None:
+            self.alignment = VERIFIED
+        self.new: list[int] = []  # SuperNodes with keys, not aligned yet
+        self.begun: set[int] = set()  # clients that have taken part in a round
+        self.unsent: dict[int, dict[str, object]] = {}  # what tells each SuperNode its slots
+
+    def question(self, resume: Resume) -> RecordDict:
+        return EgoEnrolment(self.sums.run_id, self.alignment, resume).to_record()
+
+    def read(self, node: int, content: RecordDict) -> Keys:
+        reply = KeyReply.from_config(entries_of(content))
+        self.sums.check_keys(node, reply)
+        if self.alignment == "psi" and reply.clients.size > MOST_CLAIMED:
+            raise MalformedReplyError(
+                f"{reply.clients.size} clients, at most {MOST_CLAIMED} are taken"
             )
-        super().__init__(
-            EgoSession(
-                how,
-                seed=settings.seed,
-                checkpoint_dir=checkpoint_dir,
-                checkpoint_every=checkpoint_every,
-            )
-        )
-        self.settings, self.how, self.num_classes = settings, how, settings.num_classes
-        self.model = initial_weights(settings) if how.model_sharing != "none" else None
-        self.started = self.model  # the model that this round began with
-        self.sums: Sums | None = None  # of the last round, for the clients
-        self.ledger = ByteLedger()
-        # Bytes before this round: a resumed run sends its messages again.
-        self._wire: Traffic = self.ledger.state_dict()
-        self._payload: Traffic = self.ledger.state_dict()
-        self._early: list[dict[str, object]] = []  # left out before the first report
+        return Keys(sorted(reply.clients.tolist()), read_handled(entries_of(content)), reply)
 
-    @property
-    def payload(self) -> dict[str, dict[str, int]]:
-        """Payload bytes so far: direction to kind to bytes."""
-        return self.ledger.payload
+    def unasked(self) -> None:
+        """Leave out SuperNodes without keys."""
 
-    def round(self, server_round: int) -> RoundReport | None:
-        """Do steps 3 to 7; return the report of the round before."""
-        # A round's measurements come with the next round's vectors.
-        session = self.session
-        if session.admit(server_round):
-            self.sums = None  # the slots have changed
-        if session.is_masked and not session.sums.clients:
-            session.sums.ready(server_round, session.sample(server_round))
-        base = self.request(server_round)
-        layout = self.layout(base)
-        self._layout, self.requests = layout, session.requests(server_round, base, layout.length)
-        self.answers = self.send(server_round, "train").values
-        session.members.note_answers(session.clients_of(self.answers).tolist(), self.answers)
-        if self.requests and not self.answers:  # without requests the round is skipped
-            raise NoClientsError(
-                f"round {server_round}: none of {len(self.requests)} SuperNodes gave a usable "
-                f"answer within {session.timeout:g} s; the log names the reasons"
-            )
-        silent = list(session.rejected)  # clients that fail after this have sent their vector
-        result = session.close(server_round, self.answers)
-        session.rejected = silent
-        result.rejected += [{"node": one.node_id, "reason": one.reason} for one in silent]
-        asked = sum(map(len, session.asked.values()))
-        means = self.take(layout, result, base.ring, self.answers.values(), asked)
-        loss, contrast = means["cross-entropy"], means["contrast"]
-        report = self.report(
-            server_round - 1,
-            session.became_of(result),
-            means,
-            loss=loss + self.settings.mu * (0.0 if math.isnan(contrast) else contrast),
-            cross_entropy=loss,
-            regulariser=contrast,
-            bytes=self.payload,
-            parts=result.parts,
-            skipped=result.skipped,
-        )
-        report.rejected = result.rejected
-        if server_round == session.members.resume.server_round + 1:
-            self._early = report.rejected
-            return None
-        named = [(entry.get("node"), entry.get("client")) for entry in report.rejected]
-        early = [one for one in self._early if (one.get("node"), one.get("client")) not in named]
-        report.rejected[:0], self._early = early, []
-        return report
+    def replaced(self, old: int, node: int, answer: Keys) -> None:
+        """Rename a SuperNode that is back with its keys; forget one without."""
+        if not self.sums.knows(old, answer.reply):
+            self.forget(old)
+            return
+        self.sums.move(old, node)
+        self.aligner.move(old, node)
+        self.move(old, node)
+        self.unsent = renamed(self.unsent, old, node)
+        self.new = [node if at == old else at for at in self.new]
 
-    def read(self, node: int, content: RecordDict) -> EgoReply:
-        return self.session.take_vector(node, content, self.requests[node], self._layout)
+    def enrolled(self, node: int, answer: Keys) -> None:
+        if self.sums.node_of(answer.clients[0]) != node:
+            self.sums.enroll(node, answer.reply)
+            self.new.append(node)
+        if answer.handled == 0 and self.begun & set(answer.clients):
+            LOG.warning("node %d has lost its state: its clients begin anew", node)
 
-    def reply_bytes(self) -> int:
-        return reply_bytes(self._layout.length, self.session.most_clients)
+    def note_answers(self, clients: Iterable[int], nodes: Iterable[int]) -> None:
+        """Note who has taken part, and that its SuperNode knows its slots."""
+        self.begun |= set(clients)
+        for node in nodes:
+            self.unsent.pop(node, None)
 
-    def rejoin(self) -> list[str]:
-        """Have the clients load a checkpoint, and count its bytes, since it sets up a new run."""
-        return self.session.rejoin()
+    def begin_epoch(self) -> None:
+        """Let the parties of a new epoch be aligned, and nobody else."""
+        parties, aligner = self.parties, self.aligner
+        assert parties is not None and parties.epoch is not None
+        assert isinstance(aligner, AlignmentServer)
+        members = parties.epoch_clients()
+        aligner.forget(set(aligner.enrolled) - {c for local in members.values() for c in local})
+        for party, local in members.items():
+            node = parties.node_of_party(party)
+            assert node is not None  # the parties of a new epoch are connected
+            aligner.enroll(node, local)
+        aligner.begin(parties.epoch.digest, members, parties.registry)
 
-    def finish(self, server_round: int) -> None:
-        self.session.tell_all(server_round, as_record({}), "train.finish")
-
-    def weights(self) -> dict[str, NDArray[np.float32]]:
-        """Return the mean model by the names of ``EgoGCN``; empty if models are not shared."""
-        if self.model is None:
-            return {}
-        state = state_of(self.model, self.settings).items()
-        return {name: value.contiguous().numpy() for name, value in state}
-
-    def snapshot(self) -> Snapshot | None:
-        if self.started is None:
-            return None
-        return Snapshot(None, [common_model(self.started, self.settings, NO_CLIENT)])
-
-    def clients_save(self, server_round: int) -> dict[int, str]:
-        saved = {node: reply.not_saved for node, reply in self.answers.items()}
-        order: Config = {SERVER_ROUND: server_round, RUN_TOKEN: self.session.checkpoints.run}
-        return self.session.have_saved(server_round, as_record(order), saved)
-
-    def fixed_settings(self) -> dict[str, object]:
-        local = {"variant": self.how.variant, "shares_model": self.model is not None}
-        return {**asdict(self.settings), **local}
-
-    def state(self) -> dict[str, object]:
-        state: dict[str, object] = {"ledger": self._payload, "wire": self._wire}
-        state["excluded"] = sorted(self.session.sums.server.excluded)
-        if self.started is not None:
-            # The clients' part was saved within the next round, which began with this model.
-            state |= {"first": self.started.first, "rest": self.started.rest}
-        return state
-
-    def load_state(self, state: StateDict) -> None:
-        self.ledger.load_state_dict(state["ledger"])
-        if self.model is not None:
-            self.model = ModelWeights(state["first"], state["rest"])
-        self.session.sums.server.exclude(state.get("excluded", ()))
-
-    # What is sent and what a sum says
-
-    def request(self, server_round: int) -> EgoRequest:
-        """Return a round's request, without the parts that differ by SuperNode."""
-        session, model = self.session, self.model
-        self.started, self._wire = model, session.exchange.ledger.state_dict()
-        return EgoRequest(
-            server_round,
-            np.zeros(0, np.int64),
-            self.how.variant,
-            sums=self.sums,
-            shares_model=model is not None,
-            first=None if model is None else model.first.numpy(),
-            rest=None if model is None else model.rest.numpy(),
-            ring=session.ring(),
-            is_last=server_round > session.rounds,
-            checkpoint=session.is_due(server_round - 1),
-            run=session.checkpoints.run,
-            counting=self.counting,
-        )
-
-    def layout(self, base: EgoRequest) -> Layout:
-        distrusted = self.session.members.parties is not None
-        return base.vector_layout(self.settings, self.session.num_slots, checked=distrusted)
-
-    def take(
-        self,
-        layout: Layout,
-        found: RoundSum,
-        ring: Ring | None,
-        replies: Iterable[EgoReply],
-        asked: int,
-    ) -> dict[str, float]:
-        """Keep a sum's embeddings for the next round; return its figures of the last one."""
-        self._count(layout, found, asked, 8 if ring is None else ring.word // 8)
-        self.sums = self.counts = None
-        seconds = [(reply.train_seconds, reply.mask_seconds) for reply in replies]
-        found.parts = {
-            "train": max((train for train, _ in seconds), default=0.0),
-            "mask": max((mask for _, mask in seconds), default=0.0),
-            **found.parts,
-        }
-        metrics = dict.fromkeys(SUMMED_NAMES, math.nan)
-        if found.total is not None:
-            try:
-                metrics = self._read(layout, found, found.total, ring)
-            except ValueError as error:  # nobody knows whose words were wrong
-                self.sums = self.counts = None
-                found.skipped = f"a client's part of the sum was not as agreed: {error}"
-                found.contributors, found.answered = 0, set()
-                LOG.warning("round %d: %s", found.server_round, found.skipped)
-        if metrics[UNREAD] > 0:
-            why = (
-                f"{metrics[UNREAD]:.0f} of {found.contributors} clients could not read the means "
-                "and went on alone: a client's part of the sum was not as agreed"
-            )
-            found.rejected.append({"reason": why})
-            LOG.warning("round %d: %s", found.server_round - 1, why)
-        return mean_metrics(metrics, self.settings.tau)
-
-    def _read(
-        self, layout: Layout, found: RoundSum, total: SumArray, ring: Ring | None
-    ) -> dict[str, float]:
-        if layout.slots:
-            self.sums = self._kept_sums(layout, found, total, ring)
-        numbers = total[layout.metrics]
-        if ring is not None:
-            # For a plain sum this was checked reply by reply.
-            numbers, step = ring.decode(numbers), 2.0**-ring.fraction_bits
-            ring.check_sums(numbers, found.contributors)
-            check_measured(numbers, found.contributors, step * found.contributors)
-        self.counts = read_counted(total, layout, ring)
-        if layout.weights and self.model is not None:
-            sums = total[layout.model]
-            if ring is not None:
-                sums = ring.decode(sums)
-                ring.check_sums(sums, found.contributors)
-            mean = torch.from_numpy((sums / found.contributors).astype(np.float32))
-            first, rest = mean.tensor_split([self.model.first.numel()])
-            self.model = ModelWeights(first.view_as(self.model.first), rest)
-        return dict(zip(SUMMED_NAMES, map(float, numbers), strict=True))
-
-    def _kept_sums(
-        self, layout: Layout, found: RoundSum, total: SumArray, ring: Ring | None
-    ) -> Sums:
-        embeddings, counts = total[layout.embeddings], total[layout.counts]
-        if ring is None:
-            # Nobody else may see a single client's embedding.
-            few = counts < LEAST_HOLDERS
-            embeddings = embeddings.reshape(layout.slots, -1) * ~few[:, None]
-            embeddings, counts = embeddings.ravel(), counts * ~few
-        origin = [found.sum_round, found.contributors]
-        sums = Sums(found.server_round, origin, embeddings, counts)
-        if not layout.checks:
-            return sums
-        tags = total[layout.tags].astype("<u8").view(np.uint8).reshape(layout.checks, -1)
-        return sums._replace(members=np.array(sorted(found.answered)), checks=tags)
-
-    def _count(self, layout: Layout, found: RoundSum, asked: int, word: int) -> None:
-        """Count payload as single clients would send and get it."""
-        if self.sums is not None:
-            down = self.sums.embeddings.nbytes + self.sums.counts.nbytes
-            self.ledger.count("down", "embeddings", asked * down)
-        self._payload = self.ledger.state_dict()  # the sums are not sent again
-        up = found.contributors
-        self.ledger.count("up", "embeddings", up * layout.slots * layout.hidden * word)
-        self.ledger.count("up", "activations", up * layout.slots * word)
-        counted = counts_size(layout.classes, layout.counting)
-        self.ledger.count("up", "metrics", up * (len(SUMMED_NAMES) + counted) * word)
-        if self.model is not None:
-            weights = self.model.first.numel() + self.model.rest.numel()
-            self.ledger.count("up", "weights", up * layout.weights * word)
-            self.ledger.count("down", "weights", asked * weights * 4)
+    def forget(self, node: int) -> None:
+        self.sums.forget(node)
+        self.aligner.forget(self.clients[node])
+        self.new = [at for at in self.new if at != node]
+        super().forget(node)

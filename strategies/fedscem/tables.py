@@ -56,7 +56,8 @@ def _whole(data: WholeGraph, config: FedSCemConfig) -> EgoNetwork:
     count = int(data.y.numel())
     nobody = torch.zeros(count, dtype=torch.bool)
     edges = to_undirected(data.edge_index, count)
-    network = EgoNetwork(0, 0, torch.arange(count), edges, data.x, data.y, nobody, nobody, nobody)
+    held = torch.arange(count), data.x, data.y, edges, None, nobody, nobody, nobody
+    network = EgoNetwork(0, *held)
     partition = config.partition
     seed = config.seed if partition.seed is None else partition.seed
     return split_global([network], data.y, partition.ratios, seed)[0]
@@ -142,7 +143,7 @@ def plot_costs(shown: Sequence[Any], picture: Tree) -> tuple[Any, Any, Tree]:
     groups: dict[tuple[str, int], dict[str, float]] = {}
     for row in (row for one in shown for row in one.rows):
         groups.setdefault((row["data"], row["group"]), {})[row["metric"]] = row["mean"]
-    grid = []
+    grid = list[list[Panel]]()
     for metric, (name, scale) in picture["metrics"].items() if groups else ():
         grid.append([])
         for size in picture["over"]:

@@ -329,7 +329,7 @@ class NodeClient(UsersClient):
             if fresh.any():
                 gradient = torch.from_numpy(request.gradient)
                 gradient = gradient if fresh.all() else gradient[fresh]
-                cohort.step(self._unless_all(place[fresh]), gradient, request.learning_rate)
+                cohort.step(self._unless_all(place[fresh]), gradient, request.rate)
             yield cohort, self._unless_all(place)
 
     def _makers(self) -> Makers[Opened]:
@@ -448,7 +448,7 @@ class CommonLayerClient(UsersClient):
                     raise ValueError(f"the copy of the layer does not fit: {name}")
                 tensor.copy_(copy[name])
         if layer.round == advance.before and (total := self._total(advance)) is not None:
-            layer.step(total, advance.layer_round, advance.learning_rate)
+            layer.step(total, advance.layer_round, advance.rate)
         if layer.round != advance.layer_round:
             text = f"the layer is of round {layer.round}, the others' of {advance.layer_round}"
             raise StateLostError(text)

@@ -127,6 +127,11 @@ class StrategyConfig(TrustSection):
             return self.reg_weight
         return 0.0 if self.share == SUMMED else SMOOTHNESS
 
+    @property
+    def steadying(self) -> Sequence[str]:
+        """The settings to lower when training diverges."""
+        return STEADYING if self.smoothness else STEADYING[:1]
+
     def validate(self) -> None:
         of_form = {
             "average_every": (0, AVERAGED),
@@ -176,7 +181,7 @@ class NFedGNNConfig(RunConfig):
 
     @property
     def steadying(self) -> Sequence[str]:
-        return steadying(self.strategy.smoothness)
+        return self.strategy.steadying
 
     def local_steps(self, graphs: object) -> float:
         return 1
@@ -198,8 +203,3 @@ class NFedGNNConfig(RunConfig):
         if (share := self.strategy.share) in sent:
             why = f"{sent[share]} that users then send get no noise"
             self.privacy.refuse_with(f"strategy.share={share}", why)
-
-
-def steadying(smoothness: float) -> tuple[str, ...]:
-    """Return the settings to lower when training diverges."""
-    return STEADYING if smoothness else STEADYING[:1]

@@ -75,6 +75,7 @@ Gradient = Annotated[
     FloatArray,
     Tensor("arrays/relay", "gradient of the loss by each user's last vector", shape="p h"),
 ]
+Rate = Annotated[float, Real("learning-rate", "of the step with these gradients")]
 USERS_OF = property(attrgetter("users"))
 
 
@@ -128,9 +129,9 @@ class EnrolmentReply(Message, up="query"):
         users, last = self.users, known["num_nodes"] - 1
         if users.size == 0 or not each_once(users):
             raise MalformedReplyError("it hosts no users, or one twice")
-        if users.min() < 0 or users.max() > last:
-            wrong = users.min() if users.min() < 0 else users.max()
-            raise MalformedReplyError(f"it hosts user {wrong}, but the graph has nodes 0 to {last}")
+        if (wrong := users[(users < 0) | (users > last)]).size:
+            text = f"it hosts user {wrong[0]}, but the graph has nodes 0 to {last}"
+            raise MalformedReplyError(text)
         size = math.prod(self.weight_shape)
         if min(self.weight_shape) < 1 or size > MAX_WEIGHTS:
             given = f"weight-shape: {self.weight_shape}"
@@ -148,7 +149,7 @@ class RelayRequest(Message, down="train train.finish"):
     gradient_round: Annotated[
         IntArray, Exact(GRADIENT_ROUND, "round of that vector; 0: no gradient", shape="p")
     ]
-    learning_rate: Annotated[float, Real("learning-rate", "with which these gradients are taken")]
+    rate: Rate
     average: Annotated[
         FloatArray | None,
         Tensor(
@@ -251,7 +252,7 @@ class Advance(Message):
 
     layer_round: LayerRound = 0
     before: Annotated[int, Whole("layer-before", "round of the step before that")] = 0
-    learning_rate: Annotated[float, Real("learning-rate", "of that step")] = 0.0
+    rate: Rate = 0.0
     has_total: Annotated[bool, Flag("has-total", "whether the sum comes along")] = False
     total: Annotated[
         FloatArray | None,

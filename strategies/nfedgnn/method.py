@@ -19,7 +19,7 @@ from flower_graph.config.module import MLP
 from flower_graph.config.rules import require
 from flower_graph.data.baselines import Figures, graph_baselines, link_baselines
 from flower_graph.data.description import read_mask, saying, tell
-from flower_graph.data.features import sketched
+from flower_graph.data.features import Gaps, sketched
 from flower_graph.data.folders.party import (
     USERS,
     RunFolder,
@@ -28,7 +28,6 @@ from flower_graph.data.folders.party import (
     read_matrix,
     share,
 )
-from flower_graph.data.gaps import Gaps
 from flower_graph.data.graph import PARTS, Graph, row_range, take_rows
 from flower_graph.data.new_graph import DataForm, NewGraph, read_new_graph
 from flower_graph.data.sources.datasets import DRAWN, cached_data, once, saved_at
@@ -260,12 +259,12 @@ def _grown(config: NFedGNNConfig) -> Graph:
     form = DataForm(old.treatment, old.num_classes, old.classes, Gaps.of(data))
     new = read_new_graph(path, form)
     with saying(f"data.add {path}"):
-        graph, notes = grown(old, new, data, data.draws(config.seed))
-    tell(f"data.add {path}", notes)
+        graph, note = grown(old, new, data, data.draws(config.seed))
+    tell(f"data.add {path}", [note])
     return graph
 
 
-def grown(old: Graph, new: NewGraph, data: UserData, seed: int) -> tuple[Graph, list[str]]:
+def grown(old: Graph, new: NewGraph, data: UserData, seed: int) -> tuple[Graph, str]:
     """Join a run's graph and a file's grown graph; newcomers become its last users."""
     # `new` has the old users by their names, or as its first nodes; these keep what is theirs.
     if new.edge_index is None:
@@ -276,19 +275,18 @@ def grown(old: Graph, new: NewGraph, data: UserData, seed: int) -> tuple[Graph, 
     if not come.numel():
         raise DataError(f"has {count} nodes, and none that is not in the run")
     masks, drawn = _roles(new, come, data, seed)
-    total = n + come.numel()
-    train, val, test = (torch.cat([getattr(old, part), masks[part]]) for part in PARTS)
-    y = torch.cat([old.y, new.y[come]])
     names = new.names
     if names is not None:
         names = (*(old.names or names[:n]), *(names[row] for row in come.tolist()))
-    x, edges = torch.cat([old.x, new.x[come]]), number[new.edge_index]
-    edges = edges[:, torch.argsort(edges[0] * total + edges[1])]
-    graph = replace(old, x=x, y=y, edge_index=edges, names=names)
+    edges = number[new.edge_index]
+    edges = edges[:, torch.argsort(edges[0] * (n + come.numel()) + edges[1])]
+    added = {"x": new.x[come], "y": new.y[come], **masks}
+    joined: dict[str, Any] = {
+        name: torch.cat([getattr(old, name), rows]) for name, rows in added.items()
+    }
     counts = ", ".join(f"{int(masks[part].sum())} {part.partition('_')[0]}" for part in PARTS)
-    return replace(graph, train_mask=train, val_mask=val, test_mask=test), [
-        f"{n} users of the run, {come.numel()} new: {counts}{drawn}"
-    ]
+    note = f"{n} users of the run, {come.numel()} new: {counts}{drawn}"
+    return replace(old, **joined, edge_index=edges, names=names), note
 
 
 def _numbers(old: Graph, new: NewGraph, left: Sequence[str]) -> Tensor:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -42,7 +43,8 @@ from flower_graph.ops.links import (
 from flower_graph.outputs.files import NO_CLIENT, SavedModels
 from flower_graph.rng import generator, seeded
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.nfedgnn.config import StrategyConfig, steadying
+from flower_graph.strategies.nfedgnn.config import StrategyConfig
+from flower_graph.strategies.nfedgnn.users import UserSettings
 from flower_graph.wire.keys import ROLES
 
 LOG = logging.getLogger(__name__)
@@ -58,15 +60,15 @@ class Judged(NamedTuple):
     masks: dict[str, Tensor]  # [m] bool by role
 
 
-def scheduled(schedule: str, learning_rate: float, server_round: int, rounds: int) -> float:
+def scheduled(schedule: str, rate: float, server_round: int, rounds: int) -> float:
     """Return the step size of a round of so many; rounds count from 1. It is never 0."""
     if schedule == "constant":
-        return learning_rate
+        return rate
     rise = math.ceil(WARM_UP * rounds) if schedule == "warmup-cosine" else 0
     if server_round <= rise:
-        return learning_rate * server_round / rise
+        return rate * server_round / rise
     done = (server_round - 1 - rise) / (rounds - rise)
-    return learning_rate * (1 + math.cos(math.pi * done)) / 2
+    return rate * (1 + math.cos(math.pi * done)) / 2
 
 
 class RelayServer:
@@ -81,20 +83,18 @@ class RelayServer:
         data: Any,
         model: nn.Module,
         section: StrategyConfig,
-        *,
-        latent_size: int,
-        seed: int,
+        users: UserSettings,
         device: torch.device,
     ) -> None:
-        at_least(1).check("latent_size", latent_size)
+        at_least(1).check("latent_size", users.latent_size)
         self.section, self.reg_weight = section, section.smoothness
-        self.device, self.seed = device, seed
+        self.device, self.seed = device, users.seed
         self.model = model.to(device)
         self.optimizer = Adam(self.model.parameters(), weight_decay=section.weight_decay)
         # What predicts and is evaluated: the model that is trained, or the average of its weights
         self._decay = section.server_average
         self.eval_model = copy.deepcopy(self.model) if self._decay else self.model
-        self.latent = torch.zeros(0, latent_size, device=device)
+        self.latent = torch.zeros(0, users.latent_size, device=device)
         self.known = torch.zeros(0, dtype=torch.bool, device=device)
         self.take(data)
 
@@ -102,7 +102,9 @@ class RelayServer:
         """Take a graph whose first nodes are the old ones; users that left have no part in it."""
         graph = server_graph(data)
         self.num_nodes = graph.y.shape[0]
-        self.names: Sequence[str] | None = getattr(data, "names", None)
+        names: Sequence[str] | None = getattr(data, "names", None)
+        # What the nodes are called, else their numbers
+        self.nodes = np.arange(self.num_nodes) if names is None else np.array(list(names))
         self.classes: Sequence[str] | None = getattr(data, "classes", None)
         present = torch.ones(self.num_nodes, dtype=torch.bool)
         present[list(left)] = False
@@ -154,8 +156,8 @@ class RelayServer:
     def _forget_graph(self) -> None:
         self._graph, self._term = None, None
 
-    def move(self, server_round: int, learning_rate: float) -> None:
-        self.optimizer.lr = learning_rate
+    def move(self, server_round: int, rate: float) -> None:
+        self.optimizer.lr = rate
         self.optimizer.step()
         self._average(server_round)
 
@@ -174,7 +176,7 @@ class RelayServer:
         entropy = self.entropy(logits, heard, server_round)
         loss = entropy.detach() + self.reg_weight * smooth
         if not torch.isfinite(loss):
-            keys = " or ".join(steadying(self.reg_weight))
+            keys = " or ".join(self.section.steadying)
             raise DivergedError(f"round {server_round}: the loss is {loss.item()}; lower {keys}")
         entropy.backward()
         if longest := self.section.gradient_norm:
@@ -232,16 +234,15 @@ class RelayServer:
         return result
 
     def judge(self) -> Judged:
-        judged = Judged(self.logits(), self.y, self.masks)
-        self.right = judged.logits.argmax(1) == self.y
-        return judged
+        return Judged(self.logits(), self.y, self.masks)
 
     def accuracy(self) -> dict[str, float]:
         """Return the accuracy over each mask; NaN where a mask is missing or empty."""
-        self.judged = self.judge()
-        right = self.judged.logits.argmax(1) == self.judged.y
-        shares = {name: right[mask] for name, mask in self.judged.masks.items()}
-        return {k: int(one.sum()) / len(one) if len(one) else math.nan for k, one in shares.items()}
+        judged = self.judged = self.judge()
+        self.right = judged.logits.argmax(1) == judged.y
+        return {
+            role: self.right[mask].double().mean().item() for role, mask in judged.masks.items()
+        }
 
     def state_dict(self) -> dict[str, object]:
         average = {"average": self.eval_model.state_dict()} if self._decay else {}

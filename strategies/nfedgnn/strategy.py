@@ -94,11 +94,10 @@ from flower_graph.secure.common_key import (
     ShareKeyRequest,
     check_signed,
 )
-from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.secure.sum.round import Skipped
-from flower_graph.secure.sum.server import SumServer
+from flower_graph.secure.sum.server import PartySums, SumServer
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundStrategy
@@ -214,24 +213,13 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         is_good = section.share == SUMMED or not feature_dropout
         require(is_good, "feature_dropout", feature_dropout, f"0 without share={SUMMED}")
         self.section = section
+        over, decay = section.average_over, section.weight_decay
+        settings = UserSettings(latent_size, user_bias, decay, seed, over, feature_dropout)
         kind = RelayServer if links is None else partial(LinkRelayServer, links=links)
         self.server: RelayServer = kind(
-            data,
-            server_model,
-            section,
-            latent_size=latent_size,
-            seed=seed,
-            device=resolve_device(device),
+            data, server_model, section, settings, resolve_device(device)
         )
         self.num_classes = self.server.num_classes
-        settings = UserSettings(
-            latent_size,
-            user_bias,
-            section.weight_decay,
-            seed,
-            section.average_over,
-            feature_dropout,
-        )
         form = CommonLayer if section.share == SUMMED else OwnLayer
         self.layer: OwnLayer | CommonLayer = form(self, settings)
         self.members = UserMembership(self.layer)
@@ -378,10 +366,7 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         """Return the server's half of a run, of users that have answered."""
         server = self.server
         users = server.known.nonzero().flatten().cpu()
-        every = (
-            np.arange(server.num_nodes) if server.names is None else np.array(list(server.names))
-        )
-        nodes, client = every[users.numpy()], np.full(len(users), NO_CLIENT)
+        nodes, client = server.nodes[users.numpy()], np.full(len(users), NO_CLIENT)
         models, is_public = server_models(server.eval_model), np.zeros(len(users), bool)
 
         def beside(rows: Tensor) -> Embeddings:
@@ -389,7 +374,7 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
 
         if isinstance(server, LinkRelayServer):
             edges = server.whole[:, server.known[server.whole].all(0)].cpu().numpy()
-            known = KnownLinks(np.full(edges.shape[1], NO_CLIENT), *every[edges])
+            known = KnownLinks(np.full(edges.shape[1], NO_CLIENT), *server.nodes[edges])
             return Snapshot(None, models, beside(server.rows(server.whole)), known)
         masks = (server.masks[name].cpu()[users] for name in ROLES)
         logits, label = server.logits().cpu()[users], server.y.cpu()[users]
@@ -672,17 +657,16 @@ class OwnLayer(Layer):
                 self.count("down", "weights", lacking, request.average.size)
                 self.has_average[users] = request.average_round
 
-    def take_mean(self, server_round: int, replies: Iterable[RelayReply]) -> None:
+    def take_mean(self, server_round: int, replies: Collection[RelayReply]) -> None:
         """Average the weights of the replies; rows that nobody holds are NaN."""
-        total, count = np.zeros(self.weight_shape), np.zeros((self.weight_shape[0], 1), np.int64)
-        for reply in replies:
-            if reply.weight_sum is not None and reply.holders is not None:
-                total += reply.weight_sum
-                count += reply.holders.astype(np.int64)[:, None]
-                self.average_round = server_round
-        if self.average_round == server_round:
+        sums = [reply.weight_sum for reply in replies if reply.weight_sum is not None]
+        holders = [reply.holders for reply in replies if reply.holders is not None]
+        if sums:
+            total = np.stack(sums).sum(0, dtype=np.float64)
+            count = np.stack(holders).sum(0, dtype=np.int64)[:, None]
             mean = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
             self.average = torch.from_numpy(mean.astype(np.float32))
+            self.average_round = server_round
 
     def finish(self, server_round: int) -> None:
         """Deliver the last gradients."""

@@ -118,14 +118,14 @@ class LinearCohort:
         rows, place = self._part(users)
         return project(rows, self._state["weight"][place])
 
-    def step(self, users: Tensor | None, gradient: Tensor, learning_rate: float) -> None:
+    def step(self, users: Tensor | None, gradient: Tensor, rate: float) -> None:
         """Take Adam's step with the gradients ``[p, h]`` by the users' latent vectors."""
         state, chosen = self._state, slice(None) if users is None else users
         rows, place = self._part(users)
         state["step"][chosen] += 1
         part = [state[name][place] for name in ADAM_TENSORS]
         slope = self._slope(part[0], gradient.to(part[0].device), chosen)
-        self._adam(rows, part, slope, state["step"][chosen], learning_rate)
+        self._adam(rows, part, slope, state["step"][chosen], rate)
         if users is not None:
             for name, value in zip(ADAM_TENSORS, part, strict=True):
                 state[name][place] = value
@@ -136,7 +136,7 @@ class LinearCohort:
             nothing = torch.zeros_like(state["inactive-weight"])
             part = [state[f"inactive-{name}"] for name in ADAM_TENSORS]
             step = state["step"][:1].expand(nothing.shape[0])
-            self._adam(_a_row_each(nothing), part, nothing, step, learning_rate)
+            self._adam(_a_row_each(nothing), part, nothing, step, rate)
 
     def _adam(
         self, rows: ActiveRows, part: list[Tensor], slope: Tensor, step: Tensor, rate: float
@@ -198,12 +198,12 @@ class StoredCohort(LinearCohort):
         parts = self._everyone(users).split(AT_A_TIME)
         return torch.cat([super(StoredCohort, self).forward(self._begun(part)) for part in parts])
 
-    def step(self, users: Tensor | None, gradient: Tensor, learning_rate: float) -> None:
+    def step(self, users: Tensor | None, gradient: Tensor, rate: float) -> None:
         users = self._everyone(users)
         # Users with equal counts side by side step together, which is quicker.
         order = torch.argsort(self._state["step"][users], stable=True)
         for part in order.split(AT_A_TIME):
-            super().step(self._begun(users[part]), gradient[part], learning_rate)
+            super().step(self._begun(users[part]), gradient[part], rate)
 
     def tensors(self) -> Tensors:
         """Return weights, moments and step counts of all users, as they would be in memory."""
@@ -430,8 +430,8 @@ class CommonLayer:
         """Add up some users' gradients with respect to the weights, with ``forward``'s dropout."""
         return self.layer.gradient(self.weight, users, gradient, self._dropped(server_round))
 
-    def step(self, total: Tensor, server_round: int, learning_rate: float) -> None:
-        adam = Adam([self.weight], lr=learning_rate, weight_decay=self.settings.weight_decay)
+    def step(self, total: Tensor, server_round: int, rate: float) -> None:
+        adam = Adam([self.weight], lr=rate, weight_decay=self.settings.weight_decay)
         averages, squares = (self.tensors[name] for name in ADAM_TENSORS[1:])
         held = {"exp_avg": averages, "exp_avg_sq": squares, "step": self.tensors[STEP]}
         adam.state[self.weight] = held

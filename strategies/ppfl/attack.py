@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,6 @@ from flower_graph.audit.attacks import (
     NO_NOISE,
     Audit,
     Exchange,
-    HoldsGraphs,
     RecordingGrid,
     array_of,
     audit_rng,
@@ -33,7 +32,6 @@ from flower_graph.wire.fields import split_rows
 
 # Most pairs without an edge that are compared with pairs that have one
 PAIRS = 20_000
-Holders = HoldsGraphs[PPFLConfig, OverlappingGraph]
 Pairs = NDArray[np.int64]  # [e, 2] places of public nodes
 Near = Mapping[int, NDArray[np.float64]]  # cosines of public nodes, [p, p], by client
 
@@ -125,7 +123,7 @@ def _ranked(name: str, cases: Sequence[tuple[NDArray[np.float64], Pairs, Pairs]]
     return ranking(name, np.concatenate(scores), truth)
 
 
-class EmbeddingAudit(Audit[PPFLConfig, Holders]):
+class EmbeddingAudit(Audit[PPFLConfig]):
     """The attacks on a run of PPFL-GNN."""
 
     notes = (
@@ -154,13 +152,12 @@ class EmbeddingAudit(Audit[PPFLConfig, Holders]):
         is_secure = config.strategy.alignment == SECURE
         return "secure sum" if is_secure else super().label(config)
 
-    def deviations(self, config: PPFLConfig, method: Holders) -> list[Deviation]:
+    def deviations(self, config: PPFLConfig, method: Any) -> list[Deviation]:
         if config.strategy.alignment != SECURE:
             return []
-        distrusts = config.strategy.distrusts
-        return of_sums(lambda strategy: strategy.sums.server, distrusts=distrusts)
+        return of_sums(lambda strategy: strategy.sums.server)
 
-    def attack(self, config: PPFLConfig, grid: RecordingGrid, method: Holders) -> list[Finding]:
+    def attack(self, config: PPFLConfig, grid: RecordingGrid, method: Any) -> list[Finding]:
         return attack(grid.exchanges, _true_graph(config, method.graphs(config)), audit_rng(config))
 
 

@@ -23,6 +23,7 @@ from flower_graph.data.description import check_edges, saying
 from flower_graph.rng import derive_seed
 
 if TYPE_CHECKING:
+    from flower_graph.data.partition.overlapping import OverlappingGraph
     from flower_graph.strategies.ppfl.config import PPFLConfig
 
 Floats = NDArray[np.float32]
@@ -38,11 +39,12 @@ class DeepWalk:
     # It keeps one matrix between rounds; a model that is built from it goes on with the same
     # numbers.
 
-    def __init__(self, edge_index: Tensor, num_nodes: int, config: PPFLConfig, client: int) -> None:
-        with saying(f"client {client}"):
-            check_edges(edge_index, num_nodes)
-        self.settings, self._run_seed, self.client = config.deepwalk, config.seed, client
-        self.lists = neighbour_lists(edge_index.numpy(), num_nodes)
+    def __init__(self, graph: OverlappingGraph, config: PPFLConfig, classes: int = 0) -> None:
+        num_nodes = graph.nodes.numel()
+        with saying(f"client {graph.client}"):
+            check_edges(graph.edge_index, num_nodes)
+        self.settings, self._run_seed, self.client = config.deepwalk, config.seed, graph.client
+        self.lists = neighbour_lists(graph.edge_index.numpy(), num_nodes)
         self.connected = np.flatnonzero(np.diff(self.lists[0]))
         shape = (num_nodes, config.model.dimension)
         # Small, as word2vec starts.

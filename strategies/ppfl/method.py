@@ -12,9 +12,9 @@ from flwr.app import Context
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.description import check_clients
+from flower_graph.data.features import Gaps
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_overlapping_folder
 from flower_graph.data.folders.party import RunFolder
-from flower_graph.data.gaps import Gaps
 from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
 from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.flower_compat import NumPyClient
@@ -29,7 +29,7 @@ from flower_graph.strategies.ppfl.config import (
     require_gensim,
 )
 from flower_graph.strategies.ppfl.evaluation import MLP, SVC, GraphJudge, check_labels
-from flower_graph.strategies.ppfl.newcomer import build_model, join_graph
+from flower_graph.strategies.ppfl.newcomer import EMBEDDERS, join_graph
 from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus, SecureConsensusClient
 from flower_graph.strategies.ppfl.strategy import LocalEmbedding, ProcrustesAlignment
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flower_graph.data.new_graph import NewGraph
-    from flower_graph.data.partition.statistics import PartitionStatistics
     from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.ppfl.attack import EmbeddingAudit
 
@@ -119,11 +118,6 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         classes = Clients.of(graphs).num_classes  # by the clients' labels
         return Clients(graphs, classes, whole.classes, whole.notes, whole.treatment, whole)
 
-    def statistics(self, config: PPFLConfig, graphs: list[OverlappingGraph]) -> PartitionStatistics:
-        from flower_graph.data.partition.statistics import overlap_statistics
-
-        return overlap_statistics(graphs, Clients.of(graphs).whole)
-
     def partition(self, config: PPFLConfig, *, true_edges: bool = False) -> Partition:
         return super().partition(config)._replace(paper=paper_sizes(config))
 
@@ -172,6 +166,6 @@ def make_member(
         nodes=graph.nodes.numpy(),
         rows=graph.public.nonzero().flatten().numpy(),
         dimension=config.model.dimension,
-        build=partial(build_model, graph, config, classes),
+        build=partial(EMBEDDERS[config.model.name], graph, config, classes),
         judge=GraphJudge(graph, config, names, classes),
     )

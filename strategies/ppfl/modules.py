@@ -8,6 +8,7 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 
 from __future__ import annotations
 
+from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,8 @@ from flower_graph.engine.graph_batch import check_sizes, pack_graphs, turn_of, w
 from flower_graph.ops.adam import adam_rows_
 from flower_graph.ops.attention import AttentionGraph, attend, attention_graph
 from flower_graph.ops.graph import propagate
-from flower_graph.outputs.build import HEADS, SHARE, WIDTH, built_with
-from flower_graph.outputs.files import SavedModels, SparseRows
+from flower_graph.outputs.build import HEADS, SHARE, WIDTH, built_with, form_of
+from flower_graph.outputs.files import SavedModels
 from flower_graph.rng import generator, seeded
 
 if TYPE_CHECKING:
@@ -166,16 +167,12 @@ class PublicGAT(nn.Module):
             return self.module.classify(self._hidden(), self._edges)
 
     def saved(self) -> SavedModels:
-        own = {n: value.detach().cpu().clone() for n, value in self.module.named_parameters()}
-        rows, feature = own.pop(FIRST), self._feature.cpu()
-        return SavedModels(
-            f"{GAT.__module__}.{GAT.__qualname__}",
-            self._arguments,
-            [self._client],
-            {FIRST: torch.zeros(self._arguments["features"], rows.shape[1])},
-            {name: value[None] for name, value in own.items()},
-            SparseRows(FIRST, rows, feature, torch.tensor([0, feature.numel()])),
-        )
+        own = {n: value.detach().cpu() for n, value in self.module.named_parameters()}
+        whole = torch.zeros(self._arguments["features"], len(self.module.hidden.bias))
+        own[FIRST] = whole.index_copy_(0, self._feature.cpu(), own[FIRST])
+        module = GAT(**self._arguments)
+        module.load_state_dict(own)
+        return form_of(module, partial(GAT, **self._arguments), self._client)
 
     def _hidden(self) -> Tensor:
         x = self._x

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from flower_graph.strategies.ppfl.cohort_client import EmbeddingModel
 
 LOG = logging.getLogger(__name__)
+EMBEDDERS: dict[str, type[DeepWalk | PublicGAT]] = {DEEPWALK: DeepWalk, GAT: PublicGAT}
 HELD_BACK = 0.2  # share of the common nodes on which the alignment is measured
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -212,7 +213,7 @@ def join_graph(run: FinishedRun, graph: NewGraph, client: int | None = None) -> 
     named = placed.node if nodes.dtype.kind == "U" else placed.number
     whole = PublicSpace(named[placed.public], placed.embeddings[placed.public])
     space, held = whole.split(nodes, HELD_BACK, config.seed)
-    model = build_model(new, config, run.data.num_classes)
+    model = EMBEDDERS[config.model.name](new, config, run.data.num_classes)
     how = {"rotations_only": config.strategy.rotations_only}
     learn_beside(model, nodes, space, range(1, config.rounds + 1), **how)
     joined = join_space(model.embed(), nodes, space, held, **how)
@@ -238,10 +239,8 @@ def _new_client(
     nobody = torch.zeros(n, dtype=torch.bool)
     edges = to_undirected(graph.edge_index, n)
     public = torch.from_numpy(np.isin(nodes, placed.node if words else placed.number))
-    masks = train, nobody, nobody
-    return OverlappingGraph(
-        client, numbers, public, graph.x, graph.y, graph.y, edges, *masks
-    ), nodes
+    held = numbers, graph.x, graph.y, edges, None, train, nobody, nobody
+    return OverlappingGraph(client, *held, public=public, train_y=graph.y), nodes
 
 
 def _classified(
@@ -261,10 +260,3 @@ def _classified(
     probabilities = svc.predict_proba(joined.embeddings.astype(np.float64))
     share[:, torch.from_numpy(svc.classes_)] = torch.from_numpy(probabilities).float()
     return share
-
-
-def build_model(graph: OverlappingGraph, config: PPFLConfig, classes: int) -> DeepWalk | PublicGAT:
-    """Build the embedding model that ``model.name`` names."""
-    if config.model.name == DEEPWALK:
-        return DeepWalk(graph.edge_index, graph.nodes.numel(), config, graph.client)
-    return PublicGAT(graph, config, classes)

@@ -58,11 +58,10 @@ from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.parties.identity import SIGNATURE_BYTES, Identity, TrustSettings
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.registry import Registry
-from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING
 from flower_graph.secure.sum.round import Reason, Skipped
-from flower_graph.secure.sum.server import SumServer
+from flower_graph.secure.sum.server import PartySums, SumServer
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, PublicNodeClient
@@ -506,9 +505,8 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
         The SuperNode's key and the parties that it trusts, if it does not trust the server.
     least_holders : int
         Least number of SuperNodes that hold a summed node, if the server is not trusted.
-    **folders : Path, optional
-        ``save_to``, ``checkpoint_dir`` and ``output_dir``, as of ``PublicNodeClient``.
-        Checkpoints have the rotations too, and never keys.
+    save_to, checkpoint_dir, output_dir : Path, optional
+        As of ``PublicNodeClient``; checkpoints have the rotations too, and never keys.
     """
 
     def __init__(
@@ -518,9 +516,12 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
         *,
         trust: TrustSettings | None = None,
         least_holders: int = LEAST_HOLDERS,
-        **folders: Path | None,
+        save_to: Path | None = None,
+        checkpoint_dir: Path | None = None,
+        output_dir: Path | None = None,
     ) -> None:
-        super().__init__(context, members, **folders)
+        where = {"checkpoint_dir": checkpoint_dir, "output_dir": output_dir}
+        super().__init__(context, members, save_to=save_to, **where)
         MaskingClient.__init__(self, context, list(self.members), trust)
         self._least = least_holders
 

@@ -11,8 +11,10 @@ from torch_geometric.data import Data
 from flower_graph.apps.run import simulate
 from flower_graph.errors import ConfigError
 from flower_graph.records.rounds import RoundReport
+from flower_graph.strategies.fed_proto import FedProtoClient
 from flower_graph.strategies.fedgls import method as fedgls
-from flower_graph.strategies.fedgls.config import METHODS, FedGLSConfig
+from flower_graph.strategies.fedgls.config import GRAPHS, METHODS, FedGLSConfig
+from flower_graph.strategies.fedgls.strategy import NearestClient, StructureClient
 
 MakeFedGLSConfig = Callable[..., FedGLSConfig]
 
@@ -35,48 +37,25 @@ def figures(reports: list[RoundReport]) -> list[float]:
 # What is built -----------------------------------------------------------------------------------
 
 
+CLIENTS = {"fedproto": FedProtoClient, "local-gnn-knn": NearestClient}
+
+
 @pytest.mark.parametrize("name", METHODS)
-def test_both_halves_are_what_the_config_says(name: str, config_of: MakeFedGLSConfig) -> None:
-    config = config_of(f"strategy.name={name}", "strategy.participation=0.5")
+def test_both_halves_have_the_sections_of_the_config(
+    name: str, config_of: MakeFedGLSConfig
+) -> None:
+    config = config_of(
+        *(f"strategy.name={name}", "strategy.participation=0.5", "strategy.min_nodes=2", "seed=7")
+    )
     strategy = fedgls.METHOD.build_strategy(config, None)
     context = context_of({"partition-id": 0, "num-partitions": 1})
     client = fedgls.METHOD.build_client(config, context, None)
-    kind = fedgls.KINDS[name]
-    assert (type(strategy), type(client)) == (kind.server, kind.client)
+    assert type(client) is CLIENTS.get(name, StructureClient)
     assert strategy.settings == client.settings
-    assert strategy.settings.graphs == kind.graphs
-    assert strategy.session.share == 0.5
-
-
-def test_every_setting_arrives(config_of: MakeFedGLSConfig) -> None:
-    chosen = {
-        "seed": 7,
-        "model.hidden": 9,
-        "model.dropout": 0.25,
-        "model.input_dropout": 0.125,
-        "strategy.learning_rate": 0.03,
-        "strategy.weight_decay": 0.02,
-        "strategy.local_epochs": 4,
-        "strategy.optimiser": "reset",
-        "strategy.prototype_weight": 0.75,
-        "strategy.min_nodes": 2,
-        "graph.neighbours": 4,
-        "graph.encoder": "mlp",
-        "graph.layers": 3,
-        "graph.width": 11,
-        "graph.similarity": "inner",
-        "graph.learning_rate": 0.005,
-        "graph.tau": 0.5,
-    }
-    config = config_of(*(f"{key}={value}" for key, value in chosen.items()))
-    strategy = fedgls.METHOD.build_strategy(config, None)
-    settings, session = strategy.settings, strategy.session
-    assert (settings.num_features, settings.num_classes) == (6, 3)
-    assert (session.seed, session.min_nodes, settings.keep_optimiser) == (7, 2, False)
-    for key in chosen.keys() - {"strategy.min_nodes", "strategy.optimiser"}:
-        section, _, name = key.rpartition(".")
-        held = settings.learner if section == "graph" and name != "tau" else settings
-        assert getattr(held, name) == chosen[key], key
+    if name not in CLIENTS:
+        assert client.settings == (6, 3, config.graph, config.model, config.strategy, 7)
+    session = strategy.session
+    assert (session.share, session.seed, session.min_nodes) == (0.5, 7, 2)
 
 
 # Who has edges -----------------------------------------------------------------------------------
@@ -118,7 +97,7 @@ def test_where_all_are_graphless_fedgls_is_its_knn_baseline(
 @pytest.mark.parametrize("name", METHODS)
 def test_more_neighbours_than_nodes(name: str, config_of: MakeFedGLSConfig) -> None:
     config = config_of("graph.neighbours=10", f"strategy.name={name}")
-    if fedgls.KINDS[name].graphs not in ("learned", "knn"):
+    if GRAPHS[name] not in ("learned", "knn"):
         assert fedgls.METHOD.num_clients(config) == 3  # nobody looks for neighbours
         return
     with pytest.raises(ConfigError, match=r"graph\.neighbours"):
@@ -153,14 +132,6 @@ def test_fewer_labels_for_every_client(config_of: MakeFedGLSConfig, folder: Path
         assert torch.equal(one.test_mask, other.test_mask) and int(other.train_mask.sum()) == 18
 
 
-def test_neighbours_of_the_encoder_are_found_with_every_model(config_of: MakeFedGLSConfig) -> None:
-    base = ("strategy.name=fed-gnn-knn", "graph.neighbours=2", "rounds=3")
-    reports = [simulate(config_of(*base, f"graph.knn_on={by}")) for by in ("features", "encoder")]
-    by_features, by_encoder = ([one.structure["recall"] for one in each] for each in reports)
-    assert len(set(by_features)) == 1
-    assert by_encoder != by_features
-
-
 def test_true_edges_that_nobody_has(config_of: MakeFedGLSConfig, folder: Path) -> None:
     config = config_of(f"data.name={folder}", "strategy.name=fed-gnn")
     with pytest.raises(ConfigError, match=r"strategy\.name.*client 1"):
@@ -171,3 +142,12 @@ def test_a_folder_without_a_graphless_client(config_of: MakeFedGLSConfig, folder
     (folder / "1.pt").unlink()
     with pytest.raises(ConfigError, match=r"data\.name.*2"):
         simulate(config_of(f"data.name={folder}"))
+
+
+def test_local_training_compares_the_graphs_that_are_averaged_elsewhere(
+    config_of: MakeFedGLSConfig,
+) -> None:
+    alone, together = (
+        simulate(config_of(f"strategy.name={name}")) for name in ("local-gnn-knn", "fed-gnn-knn")
+    )
+    assert alone[-1].structure == pytest.approx(together[-1].structure)

@@ -57,26 +57,3 @@ def test_the_strategy_is_what_the_config_says(
         sizes = (settings["num_features"], settings["num_classes"], settings["projection"])
         assert sizes == (6, 3, 32)
         assert settings["proximal"] == (0.5 if name == "fedprox" else 0.0)
-
-
-def test_the_choices_of_fedscem_reach_its_strategy(config_of: MakeEgoConfig) -> None:
-    chosen = {
-        "variant": "minus",
-        "model_sharing": "fedprox",
-        "alignment": "plain",
-        "aggregation": "plain",
-        "limit": 8.0,
-        "resolution": 2.0**-25,
-        "dropout": 0.125,
-        **{"tau": 2.0, "mu": 3.0, "proximal": 0.5},
-    }
-    config = config_of(*(f"strategy.{key}={value}" for key, value in chosen.items()))
-    built: Any = fedscem.METHOD.build_strategy(config, None)
-    session, checkpoints = built.session, built.session.checkpoints
-    assert {"shares_model": True, "variant": "minus"}.items() <= built.fixed_settings().items()
-    assert (session.members.alignment, session.is_masked) == ("plain", False)
-    assert session.sums.server.dropout == 0.125
-    assert session.sums.ring_for.keywords == {"limit": 8, "resolution": 2.0**-25, "guard": True}
-    assert (checkpoints.folder, checkpoints.every) == (None, 0)
-    settings = built.settings
-    assert (settings.mu, settings.tau, settings.proximal) == (3.0, 2.0, 0.5)

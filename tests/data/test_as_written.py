@@ -20,6 +20,7 @@ from flower_graph.config.common import DataConfig
 from flower_graph.config.partition import PartitionSection
 from flower_graph.data import as_graph, to_undirected
 from flower_graph.data.description import read_labels
+from flower_graph.data.features import Gaps, Treatment, Uses
 from flower_graph.data.folders.client_folder import (
     RATIOS,
     client_graphs,
@@ -29,9 +30,8 @@ from flower_graph.data.folders.client_folder import (
     load_overlapping_folder,
 )
 from flower_graph.data.folders.party import graph_tensors, read_graph
-from flower_graph.data.gaps import Gaps, Uses
 from flower_graph.data.given import with_saved_graphs
-from flower_graph.data.graph import Graph, Treatment, called
+from flower_graph.data.graph import Graph, called
 from flower_graph.data.new_graph import DataForm, read_new_graph
 from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
 from flower_graph.data.sources.datasets import load_graph

@@ -46,7 +46,7 @@ from flower_graph.data.folders.party import (
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.data.partition.overlapping import OverlappingGraph
-from flower_graph.data.partition.statistics import ego_statistics
+from flower_graph.data.partition.statistics import client_statistics
 from flower_graph.data.sources.datasets import saved_at
 from flower_graph.errors import ConfigError, DataError, OutputError
 from flower_graph.method.load import load_config, to_dict
@@ -208,7 +208,7 @@ def test_identities_may_be_numbers_and_go_before_n_id(read, tmp_path):
 def test_ego_networks_have_their_masks_or_drawn_ones(tmp_path):
     own = graph(7, 3, 9, train_mask=flags(1, 0, 0), test_mask=flags(0, 0, 1))
     a, b = load_egos(saved(tmp_path / "c", own, graph(*range(3, 13))))
-    assert (a.client, a.ego, a.identities, b.identities) == (0, 7, [7, 3, 9], [*range(3, 13)])
+    assert (a.client, a.identities, b.identities) == (0, [7, 3, 9], [*range(3, 13)])
     assert a.x.tolist() == [[7, 1], [3, 1], [9, 1]] and a.y.tolist() == [1, 0, 0]
     assert a.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]] and roles(a) == [[7], [], [9]]
     drawn = torch.stack([b.train_mask, b.val_mask, b.test_mask])
@@ -227,7 +227,7 @@ def test_globally_a_node_has_one_role_and_two_are_refused(tmp_path):
         for who, what in zip(ego.identities, role.tolist(), strict=True):
             found.setdefault(who, set()).add(what)
     assert len(found) == 19 and all(len(each) == 1 for each in found.values())
-    figures = ego_statistics(egos).figures
+    figures = client_statistics(egos).figures
     assert (figures["nodes"], figures["shared-share"]) == (19, 5 / 19)
     train = torch.eye(12, dtype=torch.bool)
     first = graph(*range(12), **names, train_mask=train[8])
@@ -550,11 +550,10 @@ def client_graph(client: int, hidden: bool) -> ClientGraph:
 OPEN = client_graph(1, hidden=False)
 assert OPEN.edge_index is not None
 MASKS = (OPEN.train_mask, OPEN.val_mask, OPEN.test_mask)
-EGO = EgoNetwork(1, 12, OPEN.nodes, OPEN.edge_index, OPEN.x, OPEN.y, *MASKS)
+EGO = EgoNetwork(1, OPEN.nodes, OPEN.x, OPEN.y, OPEN.edge_index, None, *MASKS)
 NAMED = replace(EGO, names=("Anna", "Zoë", "", "a b", "7", '"'))
-SHARING = OverlappingGraph(
-    2, OPEN.nodes, OPEN.y > 0, sparse(OPEN.x), OPEN.y, 1 - OPEN.y, OPEN.edge_index, *MASKS
-)
+HELD = OPEN.nodes, sparse(OPEN.x), OPEN.y, OPEN.edge_index, None, *MASKS
+SHARING = OverlappingGraph(2, *HELD, public=OPEN.y > 0, train_y=1 - OPEN.y)
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,6 @@ from own_graphs import valued
 from partition_helpers import mask
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.datasets import Planetoid
-from torch_geometric.transforms import NormalizeFeatures
 from torch_geometric.utils import coalesce, remove_self_loops
 from torch_geometric.utils import to_undirected as pyg_to_undirected
 
@@ -30,12 +28,10 @@ from flower_graph.config.common import DataConfig
 from flower_graph.config.partition import PartitionSection
 from flower_graph.data import Graph, as_graph, check_data, description, load_graph
 from flower_graph.data.description import Caution, check_clients, read_features, server_graph
-from flower_graph.data.features import prepare_features
+from flower_graph.data.features import Gaps, Uses, normalize_rows, prepare_features
 from flower_graph.data.folders.client_folder import client_graph_from_data, load_folder
-from flower_graph.data.gaps import Gaps, Uses
-from flower_graph.data.graph import check_dense_size, normalize_rows, take_rows, to_undirected
+from flower_graph.data.graph import check_dense_size, take_rows, to_undirected
 from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
-from flower_graph.data.sources.cache import copy_tree
 from flower_graph.errors import DataError
 from flower_graph.method.registry import method_of
 from flower_graph.models import GCN
@@ -118,13 +114,13 @@ ROWS: list[Row] = [
 # What one door says and the file's does not: what else it wants, or how much it leaves open
 OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
     (FOLDER, {"y": torch.tensor([0, 5, 0, 5, 0, 100])}, "labels 0, 1, 5, 100"),
-    (FOLDER, {"y": torch.full((6,), -1), **NO_MASKS}, "!partition.ratios"),
+    (FOLDER, {"y": torch.full((6,), -1), **NO_MASKS}, ""),  # it takes part with weight 0
     (FOLDER, {"train_mask": torch.stack([mask(0)] * 3, 1)}, "!train_mask is [6, 3]"),
     (FOLDER, {"edge_index": None}, ""),  # a graphless client
     (PYTHON, {"val_mask": None}, ""),
     (PYTHON, {"test_mask": mask(1, 4)}, ""),
     (CLIENT, {"y": ["cat", "dog", "cat", "dog", "cat", None]}, "!y has 'cat'"),
-    (CLIENT, {"y": torch.full((6,), -1), **NO_MASKS}, "!partition.ratios"),
+    (CLIENT, {"y": torch.full((6,), -1), **NO_MASKS}, ""),
     (CLIENT, {"y": torch.tensor([0, 5, 0, 5, 0, 100])}, ""),
     (CLIENT, {"edge_index": None}, ""),
     (SERVER, {"y": ["cat", "dog", "cat", "dog", "cat", None]}, "!y has words"),
@@ -269,18 +265,6 @@ def test_clients_of_a_folder_have_common_classes(tmp_path):
     assert [one.y.tolist() for one in clients] == [[0, 0, 1, 1, 0, 0], [1, 2, 2, 1, 2, -1]]
 
 
-def test_a_drawn_split_is_of_labelled_nodes_alone(tmp_path):
-    y = torch.arange(100) % 3
-    y[::2] = -1
-    edges = torch.stack([torch.arange(99), torch.arange(1, 100)])
-    torch.save({"x": torch.eye(100), "y": y, "edge_index": edges}, tmp_path / "graph.pt")
-    for split in ({"split": "auto"}, {"split": "random", "ratios": [0.6, 0.2, 0.2]}):
-        graph = load_graph(DataConfig(name=str(tmp_path / "graph.pt"), **split))
-        masks = torch.stack([graph.train_mask, graph.val_mask, graph.test_mask])
-        assert masks.sum(1).tolist() == [30, 10, 10]
-        assert (graph.y[masks.any(0)] >= 0).all()
-
-
 # What is done to features -------------------------------------------------------------------------
 
 SPARSE_COUNTS = torch.tensor([[2.0, 0, 0, 0], [0, 6, 0, 0], [0, 0, 0, 0], [3, 0, 0, 1]])
@@ -408,12 +392,6 @@ def test_what_was_found_fit_is_looked_at_once_until_it_is_written_into(monkeypat
 # Edges, features and masks of one graph -----------------------------------------------------------
 
 
-def test_to_undirected_drops_loops_and_duplicates_and_sorts():
-    edges = torch.tensor([[2, 0, 1, 2, 0], [0, 2, 1, 0, 1]])
-    assert to_undirected(edges, 3).tolist() == [[0, 0, 1, 2], [1, 2, 0, 0]]
-    assert to_undirected(edges[:, 2:3], 2).shape == (2, 0)
-
-
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=40))
 def test_to_undirected_is_what_pyg_gives(pairs):
     edges = torch.tensor(pairs).t()
@@ -437,15 +415,6 @@ def test_rows_are_divided_by_their_sum_of_absolute_values():
     expected = torch.tensor([[0.25, 0.75], [0.0, 0.0], [-0.5, 0.5], [0.5, 0.5]])
     torch.testing.assert_close(normalize_rows(x), expected)
     assert x[0, 1] == 3.0  # not in place
-
-
-@pytest.mark.parametrize("name", ["Cora", "CiteSeer", "PubMed"])
-def test_rows_are_normalised_as_pyg_does_it(name, data_root, tmp_path):
-    copy_tree(data_root / "Planetoid" / name, tmp_path / name)
-    data = Planetoid(str(tmp_path), name)[0]
-    torch.testing.assert_close(
-        normalize_rows(data.x), NormalizeFeatures()(Data(x=data.x.clone())).x, atol=1e-7, rtol=0
-    )
 
 
 def test_sparse_features_that_would_be_too_large_are_refused_before_anything_is_made():

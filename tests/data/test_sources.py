@@ -7,10 +7,8 @@ import pickle
 import socket
 import threading
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +19,12 @@ from scipy.sparse import csr_matrix
 from torch_geometric.data import Data, HeteroData
 
 from flower_graph.config.common import DataConfig
-from flower_graph.data import Graph, csbm, csbm_sparse, describe, load_data, load_graph
+from flower_graph.data import csbm, csbm_sparse, describe, load_data, load_graph
 from flower_graph.data import graph as data_graph
-from flower_graph.data.cora_linqs import load_cora_linqs, read_packed
+from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import as_graph
-from flower_graph.data.features import move_features, sketched
+from flower_graph.data.features import Uses, move_features, sketched
 from flower_graph.data.folders.client_folder import client_graph_from_data
-from flower_graph.data.gaps import Uses
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources import cache as cache_module
 from flower_graph.data.sources.cache import (
@@ -35,6 +32,7 @@ from flower_graph.data.sources.cache import (
     cached_folder,
     check_reachable,
     copy_tree,
+    fetching,
     stall_limit,
 )
 from flower_graph.data.sources.names import PygName, file_path, folder_path, known_names, pyg_name
@@ -220,8 +218,8 @@ def test_what_was_downloaded_is_found_again_without_a_network(cache, root, tmp_p
     ],
 )
 def test_classes_that_cannot_be_used_are_reported(name, message, cache, root):
-    with pytest.raises(DataError, match=message):
-        load_pyg(name, root=root, download=False)
+    with pytest.raises(DataError, match=message), fetching(False):
+        load_pyg(name, root=root)
 
 
 def test_several_graphs_are_refused(monkeypatch):
@@ -230,7 +228,7 @@ def test_several_graphs_are_refused(monkeypatch):
     for graphs in ([], [object()] * 2):
         monkeypatch.setattr(datasets.KarateClub, "__len__", lambda self, n=graphs: len(n))
         with pytest.raises(DataError, match="'KarateClub'"):
-            load_pyg(PygName("KarateClub", None), root=None, download=False)
+            load_pyg(PygName("KarateClub", None), root=None)
 
 
 # Graphs of the user: nothing in a file is executed ----------------------------------------------
@@ -665,39 +663,13 @@ def test_what_is_said_of_a_small_set_without_a_split_works():
 # The bundled Cora ---------------------------------------------------------------------------------
 
 
-def test_sizes_split_words_and_the_copy_for_app_bundles(tmp_path):
+def test_sizes_split_and_words_of_the_bundled_cora():
     found = describe(load_graph(DataConfig()))
     assert found == dict(zip(COUNTS, (2708, 5278, 1433, 7, 0, 140, 500, 1000), strict=True))
     graph = load_cora_linqs()
     assert graph.train_mask is not None
     assert torch.bincount(graph.y[graph.train_mask]).tolist() == [20] * 7
     assert graph.x.unique().tolist() == [0.0, 1.0] and graph.x.sum() == 49_216
-    folder = resources.files("flower_graph.data.cora_linqs")
-    (tmp_path / "cora.npz.json").write_bytes(folder.joinpath("cora.npz.json").read_bytes())
-    assert read_packed(tmp_path) == folder.joinpath("cora.npz").read_bytes()
-
-
-def invariants(graph: Graph) -> Counter[tuple[object, ...]]:
-    """Describe each node by what does not depend on the order of nodes, words or classes."""
-    degree = torch.bincount(graph.edge_index[0], minlength=graph.x.size(0))
-    words = graph.x.count_nonzero(dim=1)
-    class_size = torch.bincount(graph.y)[graph.y]
-    own = list(zip(degree.tolist(), words.tolist(), class_size.tolist(), strict=True))
-    neighbours: list[list[tuple[int, ...]]] = [[] for _ in own]
-    for source, target in graph.edge_index.t().tolist():
-        neighbours[source].append(own[target])
-    return Counter(
-        (node, tuple(sorted(around))) for node, around in zip(own, neighbours, strict=True)
-    )
-
-
-def test_it_is_the_graph_of_planetoid(data_root, cache):
-    options = {"root": str(data_root), "features": "as-is"}
-    planetoid = load_data(DataConfig(name="Cora", **options))
-    linqs = load_graph(DataConfig(features="as-is"))
-    assert invariants(planetoid) == invariants(linqs)
-    # Nodes with each word, and words that pairs of words share, whatever the words' order.
-    assert sorted(planetoid.x.sum(0).tolist()) == sorted(linqs.x.sum(0).tolist())
 
 
 # The contextual stochastic block model ------------------------------------------------------------

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from benchmarks.gpu import make_rows, make_server
 from flower_graph.strategies.fedgls.cohort import StructureCohort
-from flower_graph.strategies.fedgls.method import FEDGLS
+from flower_graph.strategies.fedgls.config import FEDGLS
 from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
 from flower_graph.strategies.nfedgnn.users import (
     CommonLayer,
@@ -86,11 +86,11 @@ def egos(device: Place) -> tuple[Step, Reply]:
 
 
 def structures(device: Place) -> tuple[Step, Reply]:
-    settings = settings_of(FEDGLS, dropout=0.5, input_dropout=0.5)
+    settings = settings_of(FEDGLS, model={"dropout": 0.5, "input_dropout": 0.5})
     cohort = StructureCohort(toy_clients(), settings, device=device)
 
     def reply() -> list[Tensor]:
-        models = cohort.mean_models([])[0]
+        models = cohort.mean_models(cohort.clients)[0]
         return [*cohort.evaluate(), *(part for m in models for part in (m.first, m.rest))]
 
     return lambda: (cohort.train(1), None)[1], reply
@@ -140,7 +140,7 @@ READS = {
         "flower_graph/ops/similarity.py:_product_blocks",  # bounds of blocks that fit the memory
         "flower_graph/ops/graph.py:_replace",  # bounds of the block that a learnt graph replaces
         "flower_graph/engine/graph_batch.py:draw_kept",  # how many entries each client has
-        "strategies/fedgls/networks.py:learn",
+        "strategies/fedgls/learners.py:learn",
         f"{COHORT}:_diverged",
     },
     "attention": {"strategies/ppfl/modules.py:learn"},  # the loss, which is replied

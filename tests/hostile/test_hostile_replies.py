@@ -35,7 +35,6 @@ from hostile_grid import (
     registered,
     replaced,
 )
-from plain_structure import FEDGLS as NAME
 from run_corpus import (
     FORMS,
     Tally,
@@ -361,7 +360,7 @@ def claim(record: str, weight: int) -> Mutation:
 
 
 def fedgls(**more: Any) -> tuple[Any, Any]:
-    return structure_helpers.client_app(NAME, GRAPHS), StructureFedAvg(settings_of(NAME), **more)
+    return structure_helpers.client_app(graphs=GRAPHS), StructureFedAvg(settings_of(), **more)
 
 
 TOYS = Method("FedGLS", fedgls, 3)

@@ -45,10 +45,10 @@ from flower_graph.client.trust import trust_of
 from flower_graph.errors import NoClientsError, RefusedError
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
-from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.relayed import CHECKS, REFUSAL
 from flower_graph.secure.sum import round as sum_round
 from flower_graph.secure.sum.round import SumResult
+from flower_graph.secure.sum.server import PartySums
 from flower_graph.secure.sum.service import SecureSum, Summed
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem.messages import Layout

@@ -23,7 +23,6 @@ from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
 from flower_graph.secure import channel
 from flower_graph.secure.channel import new_key
 from flower_graph.secure.client import SecureSumClient
-from flower_graph.secure.parties import server as party_server
 from flower_graph.secure.parties.epoch import LIST, MOST_LISTS
 from flower_graph.secure.parties.journal import (
     Journal,
@@ -32,8 +31,8 @@ from flower_graph.secure.parties.journal import (
     members_of,
     set_of,
 )
-from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.shamir import SHARE_BYTES, combine_shares
+from flower_graph.secure.sum import server as party_server
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
@@ -47,6 +46,7 @@ from flower_graph.secure.sum.messages import (
     UnmaskRequest,
 )
 from flower_graph.secure.sum.round import Skipped
+from flower_graph.secure.sum.server import PartySums
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import Exchange

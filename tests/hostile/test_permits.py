@@ -140,8 +140,8 @@ def test_a_deployed_supernode_fetches_nothing(
 
 def test_what_may_be_fetched_ends_with_the_message(tmp_path: Path) -> None:
     with pytest.raises(DataError), fetching(False):
-        missing_message("a", tmp_path, [], None, True)
-    assert missing_message("a", tmp_path, [], None, True)
+        missing_message("a", tmp_path, [], None)
+    assert missing_message("a", tmp_path, [], None)
 
 
 def test_a_masked_run_has_no_vector_without_masks(tmp_path: Path) -> None:

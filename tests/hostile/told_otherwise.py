@@ -40,12 +40,12 @@ from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.secure.align import blinded
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties.identity import TrustSettings
-from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import SIGNED, Ring
 from flower_graph.secure.sum import messages as of_sums
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import RING
 from flower_graph.secure.sum.round import SumResult, SumRound
+from flower_graph.secure.sum.server import PartySums
 from flower_graph.secure.sum.service import SecureSum, SumStages, entries_of
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import cohort_client
@@ -664,7 +664,7 @@ def ego_of(place: int, held: Any, kind: int) -> EgoNetwork:
     y = torch.arange(count) % SETTINGS.num_classes
     role = torch.arange(count) % 3
     ids = torch.from_numpy(10**9 + nodes)
-    return EgoNetwork(2 * place, int(ids[0]), ids, edge, x, y, *(role == k for k in range(3)))
+    return EgoNetwork(2 * place, ids, x, y, edge, None, *(role == k for k in range(3)))
 
 
 def files_of(place: int, keys: Path) -> dict[str, str]:

@@ -221,14 +221,6 @@ def test_equals_a_plain_loop(seed: int, m: int, d: int, more: int):
     torch.testing.assert_close(align_pairs(x, held), slow(x, held), atol=1e-7, rtol=1e-7)
 
 
-@settings(deadline=None, max_examples=30)
-@given(seed=seeds, order=st.permutations(range(5)))
-def test_the_order_of_clients_does_not_matter(seed: int, order: list[int]):
-    x, held = spaces(seed, 5, 12, 3, noise=0.5), masks(seed, 5, 12, 3)
-    wanted = align_pairs(x, held)[order]
-    torch.testing.assert_close(align_pairs(x[order], held[order]), wanted, atol=1e-7, rtol=1e-7)
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_numpy_is_torch(dtype: Any):
     x, held = spaces(0, 4, 12, 3, noise=0.3).numpy().astype(dtype), masks(0, 4, 12, 3)

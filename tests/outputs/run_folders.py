@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from flower_graph.data.graph import Treatment
+from flower_graph.data.features import Treatment
 from flower_graph.data.new_graph import DataForm
 from flower_graph.method.load import load_config, to_yaml
 from flower_graph.models import GCN

@@ -13,8 +13,7 @@ from run_folders import CLASSES, GRAPH, by_hand, make_run, weights
 
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
-from flower_graph.data.features import prepare_features
-from flower_graph.data.graph import Treatment
+from flower_graph.data.features import Treatment, prepare_features
 from flower_graph.errors import OutputError
 from flower_graph.method.run import latest_in
 from flower_graph.outputs.files import Predictions, write_outputs

@@ -1,12 +1,13 @@
 """nFedGNN, one user at a time, with PyG's layers and PyTorch's Adam: slow and plain.
 
-"One Node Per User", Algorithm 1. ``Relay`` has a full matrix for each user. ``OneNetwork`` is the
-form with one first layer for all users: the whole network, trained in one place. First weights are
+"One Node Per User", Algorithm 1. ``Relay`` has a module for each user. ``OneNetwork`` is the form
+with one first layer for all users: the whole network, trained in one place. First weights are
 given, and whatever is drawn.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -36,11 +37,11 @@ class GCN(nn.Module):
 
 @dataclass
 class Relay:
-    """A layer for each user: the gradient of a round is applied when the user is asked again."""
+    """A model for each user: the gradient of a round is applied when the user is asked again."""
 
     data: Any  # PyG's Data
     model: nn.Module  # f_s(latent, edges)
-    first_weight: Tensor  # [f, h], or [f + 1, h] with a bias
+    user_model: nn.Module  # f_u(x), of which each user gets a copy
     learning_rate: float = 0.05
     weight_decay: float = 5e-4
     reg_weight: float = 1.0  # lambda of equation 7
@@ -52,15 +53,14 @@ class Relay:
     draws: Callable[[int], AbstractContextManager[None]] = lambda number: nullcontext()
 
     def __post_init__(self) -> None:
-        n, (f, h) = self.data.num_nodes, self.first_weight.shape
-        self.has_bias = f > self.data.x.shape[1]
-        self.x = torch.cat([self.data.x, torch.ones(n, int(self.has_bias))], 1)
-        self.weights = [self.first_weight.clone().requires_grad_() for _ in range(n)]
-        self.optimisers = [self._adam([weight]) for weight in self.weights]
+        n = self.data.num_nodes
+        self.users = [copy.deepcopy(self.user_model).eval() for _ in range(n)]
+        self.optimisers = [self._adam(user.parameters()) for user in self.users]
         self.optimiser = self._adam(self.model.parameters())
-        self.latent, self.known = torch.zeros(n, h), torch.zeros(n, dtype=torch.bool)
+        self.latent = torch.zeros_like(self.user_model(self.data.x)).detach()
+        self.known = torch.zeros(n, dtype=torch.bool)
         self.waiting: dict[int, Tensor] = {}  # gradients of latent vectors
-        self.mean: Tensor | None = None
+        self.mean: list[Tensor] = []  # by parameter
         self.lack_mean: set[int] = set()
 
     def _adam(self, parameters: Iterable[Tensor]) -> torch.optim.Adam:
@@ -75,10 +75,10 @@ class Relay:
         for i in users:
             self._take_mean(i)
             if i in self.waiting:  # lines 11 and 12, of the round before
-                self.weights[i].grad = None
-                (self.x[i] @ self.weights[i]).backward(self.waiting.pop(i))
+                self.optimisers[i].zero_grad()
+                self.users[i](self.data.x[i]).backward(self.waiting.pop(i))
                 self._step(self.optimisers[i], number - 1)
-            self.latent[i] = (self.x[i] @ self.weights[i]).detach()  # lines 5 and 6
+            self.latent[i] = self.users[i](self.data.x[i]).detach()  # lines 5 and 6
             self.known[i] = True
         loss, gradient = self._server(number)
         self.waiting |= {i: gradient[i] for i in users}
@@ -107,41 +107,43 @@ class Relay:
         assert latent.grad is not None
         return loss.item(), latent.grad
 
-    def _rows(self, i: int) -> Tensor:
-        """The rows of a user's matrix that are averaged."""
-        if self.average_over == "all":
-            return torch.ones(self.x.shape[1], dtype=torch.bool)
-        return (self.x[i] != 0) & (torch.arange(self.x.shape[1]) < self.data.x.shape[1])
+    def _counts(self, i: int) -> list[Tensor]:
+        """Which numbers of a user's parameters are averaged."""
+        user, every = self.users[i], [*self.users[i].parameters()]
+        if self.average_over == "all" or not isinstance(user, nn.Linear):
+            return [torch.ones_like(one, dtype=torch.bool) for one in every]
+        holds = (self.data.x[i] != 0).expand_as(user.weight)
+        return [holds, *(torch.zeros_like(bias, dtype=torch.bool) for bias in every[1:])]
 
     @torch.no_grad()
     def _average(self, users: list[int]) -> None:
-        total = torch.zeros_like(self.first_weight, dtype=torch.float64)
-        count = torch.zeros(len(total), 1)
-        for i in users:
-            total[self._rows(i)] += self.weights[i][self._rows(i)].double()
-            count[self._rows(i)] += 1
-        self.mean, self.lack_mean = (total / count).float(), set(range(len(self.weights)))
+        everyone = [zip(self.users[i].parameters(), self._counts(i), strict=True) for i in users]
+        self.mean, self.lack_mean = [], set(range(len(self.users)))
+        for parameter in zip(*everyone, strict=True):
+            total = sum(values.double() * counts for values, counts in parameter)
+            self.mean.append((total / sum(counts.double() for _, counts in parameter)).float())
 
     @torch.no_grad()
     def _take_mean(self, i: int) -> None:
-        if self.mean is not None and i in self.lack_mean:
-            rows = self._rows(i) & ~self.mean.isnan().any(1)
-            self.weights[i][rows] = self.mean[rows]
+        if i in self.lack_mean:
+            parts = zip(self.users[i].parameters(), self.mean, self._counts(i), strict=True)
+            for values, mean, counts in parts:
+                values.copy_(torch.where(counts & ~mean.isnan(), mean, values))
             self.lack_mean.discard(i)
 
 
 class OneNetwork:
-    """One first layer for all users, ``A relu(A X W + b) W' + c``, trained in one place."""
+    """One user model for all users, ``A relu(A f_u(X) + b) W + c``, trained in one place."""
 
-    def __init__(self, data: Any, model: nn.Module, weight: Tensor, rate: float, decay: float):
-        self.data, self.model, self.weight = data, model, weight.clone().requires_grad_()
-        every = [self.weight, *model.parameters()]
+    def __init__(self, data: Any, user: nn.Module, model: nn.Module, rate: float, decay: float):
+        self.data, self.user, self.model = data, user, model
+        every = [*user.parameters(), *model.parameters()]
         self.optimiser = torch.optim.Adam(every, rate, weight_decay=decay)
 
     def epoch(self) -> float:
         """Take a step; return the loss before it."""
         data = self.data
-        logits = self.model(data.x @ self.weight, data.edge_index)
+        logits = self.model(self.user(data.x), data.edge_index)
         loss = functional.cross_entropy(logits[data.train_mask], data.y[data.train_mask])
         self.optimiser.zero_grad()
         loss.backward()

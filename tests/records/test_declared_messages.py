@@ -14,8 +14,8 @@ from flower_graph.secure.align import plaintext
 from flower_graph.secure.align.blinded import BlindReply, EvaluateReply, UnionRequest
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import KeyReply, MaskedReply, UnmaskReply
-from flower_graph.strategies.fed_sage import messages as sage
-from flower_graph.strategies.fedgls import messages as structure
+from flower_graph.strategies.fed_sage import strategy as sage
+from flower_graph.strategies.fedgls import strategy as structure
 from flower_graph.strategies.fedscem import messages as ego
 from flower_graph.strategies.nfedgnn import messages as common
 from flower_graph.strategies.nfedgnn import messages as relay
@@ -63,8 +63,6 @@ KNOWN: dict[type, dict[str, Any]] = {
     sage.PeerGradients: {"a": 2, "w": 2},
     ego.EgoReply: {"L": 3},
     ego.PlainEnrolment: {"asked": np.arange(100)},
-    structure.SharedModels: {"f": 4, "h": 2, "D": 3, "encoder": True, "shares": True},
-    structure.SharedPrototypes: {"k": 2, "h": 2},
     Measured: {"classes": 2, "counting": "confusion"},
     structure.StructureMeasured: {"classes": 2, "counting": "confusion"},
     CountReply: {"classes": 2, "counting": "confusion"},

@@ -12,8 +12,8 @@ from flower_graph.secure.align.blinded import BlindReply, EvaluateReply
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum import messages as sums
 from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply
-from flower_graph.strategies.fed_sage.messages import Generators
 from flower_graph.strategies.fed_sage.modules import LATENT
+from flower_graph.strategies.fed_sage.strategy import Generators
 from flower_graph.strategies.fedscem.messages import EgoReply, Layout, PlainEnrolment
 from flower_graph.strategies.nfedgnn.messages import EnrolmentReply, RelayReply, RelayRequest
 from flower_graph.wire import keys

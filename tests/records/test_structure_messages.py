@@ -7,29 +7,32 @@ import numpy as np
 import pytest
 import torch
 
-from flower_graph.strategies.fedgls.messages import (
-    STRUCTURE_NAMES,
-    SharedModels,
+from flower_graph.config.module import GCNSection
+from flower_graph.strategies.fedgls.config import FedGLSSection, StructureSettings
+from flower_graph.strategies.fedgls.strategy import (
+    FIGURES,
     StructureMeasured,
     StructureTrained,
+    to_models,
 )
-from flower_graph.strategies.fedgls.networks import LEARNED, NONE, OWN, StructureSettings
 
 
 @pytest.mark.parametrize(
-    ("graphs", "shapes", "why"),
+    ("name", "shapes", "why"),
     [
-        (LEARNED, [(3, 2), (5,), (3, 2)], "3.*2"),
-        (OWN, [(3, 2), (5,), (3, 2), (5,)], "4.*2"),
-        (NONE, [(3, 2), (5,), (1,)], "3.*1"),
-        (LEARNED, [(3, 2), (5,), (3, 2), (4,)], r"encoder-rest.*\(4,\).*\[5\]"),
-        (NONE, [(2, 3), (5,)], r"gnn-first.*\(2, 3\).*\[3, 2\]"),
+        ("structure-fedavg", [(3, 2), (5,), (3, 2)], "3.*4"),
+        ("fed-gnn-mlp", [(3, 2), (5,), (3, 2), (5,)], "4.*6"),
+        ("fed-mlp", [(3, 2), (5,), (1,)], "3.*2"),
+        ("structure-fedavg", [(3, 2), (5,), (3, 2), (4,)], r"encoder-rest.*\(4,\).*\(5,\)"),
+        ("fed-mlp", [(2, 3), (5,)], r"gnn-first.*\(2, 3\).*\(3, 2\)"),
     ],
 )
-def test_models_of_other_settings(graphs: str, shapes: list[tuple[int, ...]], why: str) -> None:
-    settings = StructureSettings(3, 1, graphs=graphs, hidden=2)
+def test_models_of_other_settings(name: str, shapes: list[tuple[int, ...]], why: str) -> None:
+    sections = {"model": GCNSection(hidden=2), "strategy": FedGLSSection(name=name)}
     with pytest.raises(ValueError, match=why):
-        SharedModels.of_server([np.zeros(shape, np.float32) for shape in shapes], settings)
+        to_models(
+            [np.zeros(shape, np.float32) for shape in shapes], StructureSettings(3, 1, **sections)
+        )
 
 
 def test_what_training_says_by_hand() -> None:
@@ -59,13 +62,13 @@ def measured(accuracy: list[list[float]], losses: list[float], **more: Any) -> d
 
 def test_measurements_by_hand() -> None:
     rows = [[1.0, 0.5, 0.0], [0.5, math.nan, 0.5]]
-    names = [name.replace("-", "_") for name in STRUCTURE_NAMES]
+    names = [name.replace("-", "_") for name in FIGURES]
     said = measured(rows, [0.25, 0.75], **{name: torch.tensor([0.5]) for name in names})
     assert (said["val"], said["has-val"]) == (0.25, 0.5)
     report = StructureMeasured.from_config(said).to_report()
     assert [report[f"{role}_accuracy"] for role in ("train", "val", "test")] == [0.75, 0.5, 0.25]
     assert report["loss"] == report["cross_entropy"] == 0.5
-    assert report["structure"] == dict.fromkeys(STRUCTURE_NAMES, 0.5)
+    assert report["structure"] == dict.fromkeys(FIGURES, 0.5)
     without = measured(rows, [0.25, 0.75])
     assert without.keys() == said.keys()
     assert StructureMeasured.from_config(without).to_report()["structure"] == {}

@@ -15,9 +15,9 @@ from benchmarks import parties
 from flower_graph.secure.parties.identity import TrustSettings, new_identity
 from flower_graph.secure.parties.journal import STATE_BYTES
 from flower_graph.secure.parties.registry import Registry
-from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.round import Skipped
+from flower_graph.secure.sum.server import PartySums
 
 RUN = bytes(16)
 
@@ -79,19 +79,10 @@ class PartyWorld(World):
         for node, request in server.epoch_requests().items():
             server.take_epoch(node, wire(self.restart(node).begin(self.send(node, request))))
 
-    def mask(self, number: int, lost: Collection[int] = (), without=()) -> None:
-        for node, request in self.server.mask_requests(number, LENGTH, 64, TERMS).items():
-            party, state = self.restart(node), self.states.get(node) or os.urandom(STATE_BYTES)
-            came = party.receive(self.send(node, request), RING)
-            reply = party.mask(came, party.clients, self.words[node - 1000], TERMS, [state])
-            if node not in lost:
-                self.server.take(node, wire(reply))
-
-    def sign(self, number: int, lost: Collection[int] = ()) -> None:
-        for node, request in self.server.list_requests(number).items():
-            if node not in lost:
-                reply = self.restart(node).sign_list(self.send(node, request))
-                self.server.take_list(node, wire(reply))
+    def mask_reply(self, node: int, request: Any, without: Any = ()) -> Any:
+        party, state = self.restart(node), self.states.get(node) or os.urandom(STATE_BYTES)
+        came = party.receive(self.send(node, request), RING)
+        return party.mask(came, party.clients, self.words[node - 1000], TERMS, [state])
 
     def round(self, number: int, *given: Any, **lost: Collection[int]) -> Any:
         result = super().round(number, *given, **lost)

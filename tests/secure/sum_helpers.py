@@ -79,12 +79,16 @@ class World:
     def mask(self, number: int, lost: Collection[int] = (), without=()) -> None:
         word = self.words.dtype.itemsize * 8
         for node, request in self.server.mask_requests(number, LENGTH, word, TERMS).items():
-            reply = None if node in lost else self.mask_reply(node, request, without)
-            if reply is not None:
+            reply = self.mask_reply(node, request, without)
+            if reply is not None and node not in lost:
                 self.server.take(node, self.send(node, reply))
 
     def sign(self, number: int, lost: Collection[int] = ()) -> None:
-        """Have the list signed where the server is not trusted."""
+        """Have the list signed, where the server is not trusted."""
+        for node, request in self.server.list_requests(number).items():
+            if node not in lost:
+                reply = self.restart(node).sign_list(self.send(node, request))
+                self.server.take_list(node, wire(reply))
 
     def unmask(self, number: int, lost: Collection[int] = ()) -> None:
         for node, request in self.server.unmask_requests(number).items():

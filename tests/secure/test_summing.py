@@ -12,8 +12,8 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import IdentityError, MalformedReplyError, MembershipError
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties.registry import Registry
-from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.sum.round import Cause, Reason, Skipped
+from flower_graph.secure.sum.server import PartySums
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import Exchange

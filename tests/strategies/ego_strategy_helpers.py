@@ -42,7 +42,7 @@ def ego(client: int, nodes: Sequence[int], edges: Sequence[tuple[int, int]] = ()
     x = torch.stack([_features(node) for node in nodes])
     none = torch.zeros(len(nodes), dtype=torch.bool)
     index = torch.tensor(both, dtype=torch.long).reshape(-1, 2).T
-    return EgoNetwork(client, nodes[0], ids, index, x, ids % CLASSES, ~none, none, none)
+    return EgoNetwork(client, ids, x, ids % CLASSES, index, None, ~none, none, none)
 
 
 def _features(node: int) -> Tensor:

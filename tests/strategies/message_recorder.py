@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from federation import ALL, METHODS, Setup, at, good
 from flwr.app import ArrayRecord, Context, RecordDict
-from plain_structure import METHODS as STRUCTURES
 
 from flower_graph.audit.attacks import RecordingGrid
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.sum.service import SecureSum
+from flower_graph.strategies.fedgls.config import METHODS as STRUCTURES
 from flower_graph.wire.exchange import Exchange
 
 

@@ -40,16 +40,18 @@ def small_graph(n: int = 12, seed: int = 0) -> Data:
     return Data(x=x, edge_index=edge_index, y=y, **masks)
 
 
-def assigned(data: Data, context: Context) -> tuple[Tensor, Tensor]:
+def assigned(data: Data, context: Context, left: Any = ()) -> tuple[Tensor, Tensor]:
     """Deal users in turn, unlike ``apps.common.share``: the numbers of a client have gaps."""
     part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
-    users = torch.arange(part, data.num_nodes, parts)
+    users = torch.tensor([u for u in range(part, data.num_nodes, parts) if u not in left])
     return data.x[users], users
 
 
-def client_app(data: Data, *, mods: Any = None, train_mods: Any = None, **options: Any) -> Any:
+def client_app(
+    data: Data, *, left: Any = (), mods: Any = None, train_mods: Any = None, **options: Any
+) -> Any:
     def client_fn(context: Context) -> NodeClient:
-        return NodeClient(context, *assigned(data, context), **options)
+        return NodeClient(context, *assigned(data, context, left), **options)
 
     return make_client_app(client_fn, mods=mods, train_mods=train_mods)
 

@@ -3,45 +3,26 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from federation import COMPARED, METHODS
+from federation import COMPARED, METHODS, Trained, run_rounds
 from torch import Tensor
 from torch.nn import functional
 
-from flower_graph.apps.run import client_app
 from flower_graph.client.learner import GraphOnDevice
-from flower_graph.client.state import forget_run
 from flower_graph.errors import ConfigError
-from flower_graph.method.registry import method_of
 from flower_graph.models import GCN
 from flower_graph.ops.grouped import class_sums, distance_to_means
-from flower_graph.records.rounds import RoundReport
-from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fed_proto import FedProtoClient, WithPrototypes
-
-Trained = tuple[dict[str, Any], list[float]]  # what the server holds, and what clients measured
 
 
 def run(name: str, *settings: str, supernodes: int = 4, rounds: int = 2) -> Trained:
     """Run a few rounds without dropout and without files, with one weight decay for all."""
     alike = ("model.dropout=0", "strategy.weight_decay=5e-4", f"rounds={rounds}")
     config = METHODS[name].load(*alike, *settings)
-    grid, reports = (
-        InProcessGrid(client_app(config, None), num_supernodes=supernodes),
-        list[RoundReport](),
-    )
-    try:
-        strategy: Any = method_of(config).build_strategy(config, None)
-        strategy.start(grid, num_rounds=rounds, on_round=reports.append)
-    finally:
-        forget_run(grid.run.run_id)
-    assert [report.rejected for report in reports] == [[]] * rounds
-    figures = [one for r in reports for one in (r.loss, r.val_accuracy, r.test_accuracy)]
-    return strategy.weights(), figures
+    return run_rounds(config, supernodes)
 
 
 def test_fedprox_is_fedavg_at_zero_and_stays_near_what_came_above() -> None:

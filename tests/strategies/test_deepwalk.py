@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import replace
 from itertools import pairwise, permutations
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,6 +42,10 @@ def cliques(size: int, alone: int = 0) -> tuple[Tensor, int]:
     return torch.tensor(pairs).T, 2 * size + alone
 
 
+def graph_of(edges: Tensor, nodes: int, client: int = 0) -> Any:
+    return SimpleNamespace(edge_index=edges, nodes=torch.arange(nodes), client=client)
+
+
 def config_of(settings: DeepWalkConfig, seed: int = 3) -> PPFLConfig:
     return PPFLConfig(seed=seed, model=ModelConfig("deepwalk", 4), deepwalk=settings)
 
@@ -53,7 +59,7 @@ def model(
     seed: int = 3,
 ) -> DeepWalk:
     """Make an untrained model of two cliques."""
-    return DeepWalk(*cliques(size, alone), config_of(settings, seed), client)
+    return DeepWalk(graph_of(*cliques(size, alone), client), config_of(settings, seed))
 
 
 def targets(shift: float = 0.0) -> NDArray[np.float32]:
@@ -124,7 +130,7 @@ def test_a_node_without_edges_keeps_its_vector_or_its_target():
     after = walker.embed()
     assert after[8].tolist() == [0.5] * 4 and np.array_equal(after[9], before[9])
     assert not np.array_equal(after[:8], before[:8])
-    none = DeepWalk(torch.empty(2, 0, dtype=torch.long), 3, config_of(SETTINGS), 0)
+    none = DeepWalk(graph_of(torch.empty(2, 0, dtype=torch.long), 3), config_of(SETTINGS))
     alone = none.embed()[1]
     assert none.learn(ROWS, targets(), 1) == 0.0
     assert np.array_equal(none.embed()[ROWS], targets()) and np.array_equal(none.embed()[1], alone)

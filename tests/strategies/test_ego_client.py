@@ -17,8 +17,6 @@ from flwr.app import Context, RecordDict
 from flower_graph.client.state import StateStore
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.errors import StateLostError
-from flower_graph.secure.align.client import AlignmentClient
-from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
 from flower_graph.strategies.fedscem import cohort_client as ego_host
 from flower_graph.strategies.fedscem.cohort import initial_weights
 from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient, EgoSecrets
@@ -120,36 +118,15 @@ def test_what_a_host_refuses(context: Context) -> None:
 # Secrets: in this process or through bytes -------------------------------------------------------
 
 IDENTITIES: dict[int, list[Any]] = {3: [10, 11], 5: [11]}
-FORMS = {"psi": AlignmentClient, "plain": PlaintextAlignmentClient}
 
 
-def forget_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ego_host, "_LIVE", {})
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_secrets_last(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    context = context_of()
-    reply = EgoSecrets(context, IDENTITIES).begin(RUN, form)
-    assert reply.clients.tolist() == [3, 5]
-    assert EgoSecrets(context, IDENTITIES).load() is EgoSecrets(context, IDENTITIES).load()
-    forget_process(monkeypatch)
-    found, host, aligner = EgoSecrets(context, IDENTITIES).load()
-    assert found == form
-    assert isinstance(aligner, FORMS[form])
-    assert (host.run_id, host.clients) == (RUN, [3, 5])
-    assert (host.keys().channel_key == reply.channel_key).all()
-    with pytest.raises(StateLostError):
-        EgoSecrets(context, {3: [10, 11]}).load()
-
-
-def test_in_process_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_process_nothing_is_written() -> None:
     context = context_of(":memory:")
     secret = EgoSecrets(context, IDENTITIES)
     secret.begin(RUN, "psi")
     assert list(context.state["ego-secrets"]) == ["token"]
     assert secret.load() is EgoSecrets(context, IDENTITIES).load()
-    forget_process(monkeypatch)
+    ego_host._LIVE.clear()
     with pytest.raises(StateLostError):
         secret.load()
 
@@ -167,23 +144,6 @@ def test_a_new_run_has_new_keys_and_a_context_that_was_taken_back_the_older_ones
     host = EgoSecrets(context, IDENTITIES).load()[1]
     assert host.run_id == RUN
     assert (host.keys().channel_key == first.channel_key).all()
-
-
-def test_nothing_is_there_before_and_after_nor_at_other_nodes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    forget_process(monkeypatch)
-    context = context_of()
-    secret, other = (EgoSecrets(c, IDENTITIES) for c in (context, context_of(node_id=6)))
-    secret.begin(RUN, "psi")
-    with pytest.raises(StateLostError, match="client 6"):
-        other.load()
-    for _ in range(2):
-        secret.drop()
-    assert not list(context.state.keys())
-    assert ego_host._LIVE == {}
-    with pytest.raises(ValueError, match="alignment: 'guess'"):
-        secret.begin(RUN, "guess")
 
 
 @pytest.mark.parametrize("form", ["psi", "plain"])

@@ -86,31 +86,6 @@ def test_the_ring_does_not_shrink_when_a_client_is_excluded() -> None:
     assert session_of(HOSTED, aggregation="plain").ring() is None
 
 
-def test_one_that_is_back_under_another_id_keeps_its_place() -> None:
-    session = session_of({71: [1, 5, 9], 73: [3, 6]})
-    keys = keys_of(session, [2, 4])
-    assert ask(session, {72: keys}) == []
-    session.members.new, session.members.unsent = [], {72: {"slots": 1}}
-    session.sums.server.exclude([4])
-    assert ask(session, {99: keys}, gone=72) == []
-    assert list(session.clients.items()) == [(71, [1, 5, 9]), (73, [3, 6]), (99, [2, 4])]
-    assert session.members.unsent == {99: {"slots": 1}}
-    assert session.sums.server.node_of(4) == 99
-    assert session.sums.server.excluded == {4}
-    assert session.members.new == []
-
-
-def test_one_that_is_back_with_other_keys_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
-    session = session_of(HOSTED)
-    session.members.begun = {2}
-    assert ask(session, {99: keys_of(session, [4, 2], 0)}, gone=72) == []
-    assert sorted(session.clients) == [71, 73, 99]
-    assert session.members.new == [99]
-    assert session.clients[99] == [2, 4]
-    assert session.sums.server.node_of(4) == 99
-    assert "node 99 has lost its state" in caplog.text
-
-
 def test_keys_of_another_run_and_none_are_refused() -> None:
     session, other = session_of(HOSTED), session_of({99: [2, 4]})
     with pytest.raises(MalformedReplyError, match="expected"):
@@ -152,7 +127,7 @@ def plain_total(layout: Layout) -> np.ndarray:
 
 def test_a_sum_says_means_over_those_that_have_something() -> None:
     layout, server = Layout(2, HIDDEN), server_of()
-    found = RoundSum(2, 2, plain_total(layout), 2)
+    found = RoundSum(2, 2, plain_total(layout), [4, 5])
     means = server.take(layout, found, None, REPLIES, 3)
     assert (means["train"], means["val"]) == (0.75, 0.25)
     assert math.isnan(means["test"])
@@ -185,7 +160,7 @@ def test_the_mean_model_comes_from_the_ring() -> None:
     total = np.zeros(layout.length, ring.dtype)
     total[layout.metrics] = ring.encode(METRICS)
     total[layout.model] = ring.encode(flat + 1) + ring.encode(flat + 3)
-    means = server.take(layout, RoundSum(1, 1, total, 2), ring, REPLIES, 2)
+    means = server.take(layout, RoundSum(1, 1, total, [4, 5]), ring, REPLIES, 2)
     assert means["cross-entropy"] == 3.0
     request = server.request(2)
     assert request.model is not None
@@ -207,7 +182,7 @@ def test_payload_by_hand(word: int | None) -> None:
         total = (total * 2**ring.fraction_bits).astype(ring.dtype) << ring.guard_bits
     size = 8 if word is None else 4
     for number in (1, 2):
-        server.take(layout, RoundSum(number, number, total, 2), ring, REPLIES, 3)
+        server.take(layout, RoundSum(number, number, total, [4, 5]), ring, REPLIES, 3)
     up, down = server.payload["up"], server.payload["down"]
     assert up["embeddings"] == 2 * 2 * (2 * HIDDEN) * size  # rounds, clients, numbers
     assert up["activations"] == 2 * 2 * 2 * size

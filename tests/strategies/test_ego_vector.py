@@ -40,7 +40,7 @@ def network(client: int, count: int) -> EgoNetwork:
     mask = torch.zeros(count, dtype=torch.bool)
     x, y = torch.ones(count, SETTINGS.num_features), torch.zeros(count, dtype=torch.long)
     edges = torch.zeros(2, 0, dtype=torch.long)
-    return EgoNetwork(client, 0, torch.arange(count), edges, x, y, ~mask, mask, mask)
+    return EgoNetwork(client, torch.arange(count), x, y, edges, None, ~mask, mask, mask)
 
 
 def chosen_of(held: dict[int, list[int]]) -> EgoCohort:
@@ -101,7 +101,7 @@ def test_reading_the_sum_gives_the_means(
         for slot, row in zip(slots.tolist(), h, strict=True):
             rows.setdefault(slot, []).append(row)
     for chosen, table, _, _ in parts:
-        shared = read_shared(sums, chosen, table, ring, RUN)
+        shared = read_shared(sums, chosen, VectorEncoding(layout, table, ring, RUN, ROUND))
         slots = np.concatenate([table.by_client[c] for c in chosen.batch.clients]).tolist()
         wanted = [place for place, s in enumerate(slots) if s >= 0 and len(rows[s]) > 1]
         assert shared.place.tolist() == wanted

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from public_helpers import StillModel, ToyModel, still_member, toy_members
+from public_helpers import ToyModel, still, still_member, toy_members
 from torch import Tensor
 
 from flower_graph.strategies.ppfl.cohort_client import (
@@ -56,7 +56,7 @@ GOOD: dict[str, Any] = {
     "nodes": np.array([4, 2, 9]),
     "rows": np.array([2, 0]),
     "dimension": 2,
-    "build": partial(StillModel, VECTORS),
+    "build": partial(still, VECTORS),
 }
 
 

@@ -36,7 +36,8 @@ def graph_of(client: int, nodes: int = 36) -> OverlappingGraph:
     called = tuple(f"p{number}" for number in ids.tolist())
     edges = (upper | upper.T).nonzero().T
     masks = [role == number for number in range(3)]
-    return OverlappingGraph(client, ids, place < 18, x, y, y, edges, *masks, called)
+    held = ids, x, y, edges, None, *masks, called
+    return OverlappingGraph(client, *held, public=place < 18, train_y=y)
 
 
 def test_embeddings_lie_beside_predictions_and_a_deepwalk_has_no_module(tmp_path: Path) -> None:

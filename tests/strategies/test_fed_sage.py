@@ -14,8 +14,6 @@ from torch.nn import functional as F
 
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.strategies.fed_sage import modules as formulas
-from flower_graph.strategies.fed_sage.client import SageClient
-from flower_graph.strategies.fed_sage.messages import GeneratorRequest
 from flower_graph.strategies.fed_sage.modules import (
     CODE,
     FEATURES,
@@ -28,9 +26,14 @@ from flower_graph.strategies.fed_sage.modules import (
     distance_gradient,
     first_model,
     generator_loss,
-    split_features,
+    split_like,
 )
-from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
+from flower_graph.strategies.fed_sage.strategy import (
+    FedSage,
+    GeneratorRequest,
+    LocalSage,
+    SageClient,
+)
 
 
 def test_local_sage_sends_no_payload_and_fed_sage_all_of_it() -> None:
@@ -219,7 +222,7 @@ def test_learning_together_follows_the_mean_of_own_and_foreign_gradients() -> No
     client.generate(*request.to_numpy()[::2])
     for place, (ego, one) in enumerate(zip(egos, learners_of(client), strict=True)):
         nodes = len(impaired(ego).rest)
-        others = split_features(torch.from_numpy(gradient[place]), SETTINGS.num_features)
+        others = split_like(torch.from_numpy(gradient[place]), grads[place])
         for name, grad, other in zip(FEATURES, grads[place], others, strict=True):
             mean = (grad + other / nodes) / 6
             mean = mean + 1e-4 * before[place][name]  # weight decay

@@ -26,7 +26,6 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 from message_recorder import RUNS
-from plain_structure import FEDGLS
 from relay_helpers import small_graph, strategy_for
 from structure_helpers import client_app as structure_app
 from structure_helpers import settings_of
@@ -75,11 +74,11 @@ def test_others_of_flowers_learn_with_ego_networks(strategy: Strategy) -> None:
 
 def test_adaptive_clipping_bounds_what_a_client_of_fedgls_sends() -> None:
     """To a norm that is far too small, and adapts."""
-    start = initial_arrays(settings_of(FEDGLS))
+    start = initial_arrays(settings_of())
     wrapped = DifferentialPrivacyClientSideAdaptiveClipping(
         FedAvg(), 0.01, 6, initial_clipping_norm=0.01, clip_norm_lr=1.0, clipped_count_stddev=0.01
     )
-    app = structure_app(FEDGLS, train_mods=[adaptiveclipping_mod])
+    app = structure_app(train_mods=[adaptiveclipping_mod])
     result = wrapped.start(InProcessGrid(app, num_supernodes=6), start, num_rounds=1)
     assert result.arrays is not None
     moved = sum(
@@ -93,7 +92,7 @@ def test_adaptive_clipping_bounds_what_a_client_of_fedgls_sends() -> None:
 def ours(name: str) -> Any:
     if name == "nFedGNN":
         return strategy_for(small_graph(12))
-    return EgoFedAvg(LEARNING) if name == "FedAvg" else StructureFedAvg(settings_of(FEDGLS))
+    return EgoFedAvg(LEARNING) if name == "FedAvg" else StructureFedAvg(settings_of())
 
 
 STRATEGIES = ("nFedGNN", "FedAvg", "FedGLS")

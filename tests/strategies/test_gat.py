@@ -33,7 +33,8 @@ def make_client(seed: int = 0, client: int = 2, nodes: int = N) -> Client:
     train = torch.arange(nodes) % 2 == 0
     nobody = torch.zeros_like(train)
     edges, ids = (upper | upper.T).nonzero().T, torch.arange(nodes)
-    return Client(client, ids, train, x, y, y, edges, train, ~train, nobody)
+    held = client, ids, x, y, edges, None, train, ~train, nobody
+    return Client(*held, public=train, train_y=y)
 
 
 def make_targets(seed: int = 3) -> np.ndarray:

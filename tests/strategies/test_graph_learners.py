@@ -1,5 +1,7 @@
 """The learners of a cohort against a dense learner for each client; faults, state, memory."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from learner_helpers import Largest, matrix
@@ -8,11 +10,12 @@ from torch import Tensor
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.graph_batch import pack_graphs
 from flower_graph.ops.graph_learner import Pattern
-from flower_graph.strategies.fedgls.networks import GraphLearners, LearnerSettings
+from flower_graph.strategies.fedgls.config import GraphSection
+from flower_graph.strategies.fedgls.learners import GraphLearners
 
 SIZES, FEATURES = (7, 5, 9), 12
-ATTENTIVE = LearnerSettings(neighbours=3, learning_rate=0.05)
-MLP = LearnerSettings("mlp", layers=2, width=6, neighbours=3, learning_rate=0.01, seed=3)
+ATTENTIVE = GraphSection(neighbours=3, learning_rate=0.05)
+MLP = replace(ATTENTIVE, encoder="mlp", layers=2, width=6, learning_rate=0.01)
 
 
 def features(client: int, n: int = 0) -> Tensor:
@@ -30,12 +33,12 @@ def network(client: int, x: Tensor) -> ClientGraph:
     return ClientGraph(client, y, x, y, edges, None, mask, mask, mask)
 
 
-def alone(x: Tensor, settings: LearnerSettings) -> GraphLearners:
+def alone(x: Tensor, settings: GraphSection) -> GraphLearners:
     """Make the learner of one client."""
     return GraphLearners(pack_graphs([network(0, x)]), settings)
 
 
-def learners(clients: list[int], settings: LearnerSettings) -> GraphLearners:
+def learners(clients: list[int], settings: GraphSection) -> GraphLearners:
     batch = pack_graphs([network(client, features(client)) for client in clients])
     return GraphLearners(batch, settings)
 
@@ -72,7 +75,7 @@ def test_a_graph_that_was_asked_for_without_gradients_can_still_be_learned_from(
 
 
 @pytest.mark.parametrize("settings", [ATTENTIVE, MLP], ids=["attentive", "mlp"])
-def test_a_client_whose_weights_are_no_numbers_begins_anew(settings: LearnerSettings):
+def test_a_client_whose_weights_are_no_numbers_begins_anew(settings: GraphSection):
     cohort, sound = learners([0, 1, 2], settings), learners([0, 1, 2], settings)
     learn(cohort, [0, 1, 2], 2)
     learn(sound, [0, 1, 2], 3)
@@ -101,7 +104,7 @@ def test_neighbours_are_the_edges_that_weigh_something():
     """Inner products of nodes without a common feature are 0: they are kept, and no edges."""
     x = torch.eye(4)
     x[1] = x[0]
-    cohort = alone(x, ATTENTIVE._replace(similarity="inner"))
+    cohort = alone(x, replace(ATTENTIVE, similarity="inner"))
     assert cohort.neighbours().tolist() == [[0, 1], [1, 0]]
     cohort = learners([0, 1, 2], ATTENTIVE)
     edges, found = cohort.edges()[0].edge_index, cohort.neighbours()
@@ -110,7 +113,7 @@ def test_neighbours_are_the_edges_that_weigh_something():
 
 
 @pytest.mark.parametrize("settings", [ATTENTIVE, MLP], ids=["attentive", "mlp"])
-def test_a_round_holds_no_matrix_of_nodes_times_nodes(settings: LearnerSettings):
+def test_a_round_holds_no_matrix_of_nodes_times_nodes(settings: GraphSection):
     n = 4000
     cohort = alone(features(0, n), settings)
     with Largest() as largest:

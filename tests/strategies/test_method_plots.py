@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from flower_graph.records.rounds import RoundReport
-from flower_graph.strategies.fedgls.networks import StructureSettings
+from flower_graph.strategies.fedgls.config import StructureSettings
 from flower_graph.strategies.fedgls.plots import save_structure
 from flower_graph.strategies.fedgls.strategy import StructureFedAvg
 from flower_graph.strategies.ppfl.plots import save_alignment

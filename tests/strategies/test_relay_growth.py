@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context
-from relay_helpers import FEATURES, small_graph, strategy_for
+from relay_helpers import FEATURES, client_app, small_graph, strategy_for
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
@@ -30,13 +30,8 @@ def first(data: Data, users: int) -> Data:
 
 def grid(data: Data, folder: Path, *, left: Any = (), **options: Any) -> InProcessGrid:
     """Three SuperNodes; users in turn, so that nobody's moves as the graph grows."""
-
-    def client_fn(context: Context) -> NodeClient:
-        part = int(context.node_config["partition-id"])
-        users = torch.tensor([u for u in range(part, data.num_nodes, 3) if u not in left])
-        return NodeClient(context, data.x[users], users, checkpoint_dir=folder, **options)
-
-    return InProcessGrid(make_client_app(client_fn), num_supernodes=3)
+    app = client_app(data, left=left, checkpoint_dir=folder, **options)
+    return InProcessGrid(app, num_supernodes=3)
 
 
 class Run:

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context
-from relay_helpers import FEATURES, run, small_graph, strategy_for
+from relay_helpers import FEATURES, client_app, run, small_graph, strategy_for
 from torch import Tensor
 from torch.nn import functional
 
-from flower_graph import NodeClient, SplitGradientRelay
-from flower_graph.client.adaptor import make_client_app
+from flower_graph import SplitGradientRelay
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.files import Embeddings, Predictions, read_models, write_outputs
 from flower_graph.simulation import InProcessGrid
@@ -52,17 +50,10 @@ def keeping(folder: Path, rounds: int, **how: Any) -> SplitGradientRelay:
     data = small_graph(24)
     left, resume = how.pop("left", ()), how.pop("resume", False)
     strategy = strategy_for(data, checkpoint_dir=folder, checkpoint_every=2, **how)
-
-    def client_fn(context: Context) -> NodeClient:
-        part = int(context.node_config["partition-id"])
-        users = torch.tensor([user for user in range(part, 24, 3) if user not in left])
-        return NodeClient(
-            context, data.x[users], users, checkpoint_dir=folder, output_dir=folder / "out"
-        )
-
     if resume:
         strategy.grow(data, left=left)
-    grid = InProcessGrid(make_client_app(client_fn), num_supernodes=3)
+    app = client_app(data, left=left, checkpoint_dir=folder, output_dir=folder / "out")
+    grid = InProcessGrid(app, num_supernodes=3)
     how = {"save": "all", "keep": "best", "output_dir": folder / "out"}
     strategy.start(grid, num_rounds=rounds, resume=resume, **how)  # type: ignore[arg-type]
     return strategy

@@ -18,6 +18,7 @@ from flower_graph.method.load import load_config
 from flower_graph.ops.links import both_directions, dot_products, undirected
 from flower_graph.strategies.nfedgnn.config import StrategyConfig
 from flower_graph.strategies.nfedgnn.server_model import LinkRelayServer
+from flower_graph.strategies.nfedgnn.users import UserSettings
 
 N = 70
 LINKS = ("task=links", "metrics=[auc,ap,hits@20,hits@50,mrr,accuracy]", "model.hidden=8")
@@ -45,10 +46,9 @@ def server(model: nn.Module) -> LinkRelayServer:
         data,
         model,
         StrategyConfig(reg_weight=0.0, weight_decay=0.0),
+        UserSettings(4, False, 0.0, 0),
+        torch.device("cpu"),
         links=LinksSection(0.1, 0.2, 3),
-        latent_size=4,
-        seed=0,
-        device=torch.device("cpu"),
     )
     one.receive(torch.arange(N), torch.randn(N, 4, generator=rng))
     return one

@@ -14,8 +14,9 @@ from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import DataError, DivergedError
 from flower_graph.models import SplitModel, build_server_model
 from flower_graph.ops import graph as ops_graph
-from flower_graph.strategies.nfedgnn.config import StrategyConfig
-from flower_graph.strategies.nfedgnn.server_model import RelayServer
+from flower_graph.strategies.nfedgnn.config import SCHEDULES, StrategyConfig
+from flower_graph.strategies.nfedgnn.server_model import RelayServer, scheduled
+from flower_graph.strategies.nfedgnn.users import UserSettings
 
 N, C, CPU, RATE = 14, 3, torch.device("cpu"), 0.05
 
@@ -39,7 +40,8 @@ def graph() -> SimpleNamespace:
 def relay(model: nn.Module, data: Any = None, **more: Any) -> RelayServer:
     section = StrategyConfig(reg_weight=3.0, weight_decay=0.01, **more)
     size = getattr(model, "latent_size", C)
-    return RelayServer(data or graph(), model, section, latent_size=size, seed=7, device=CPU)
+    settings = UserSettings(size, False, 0.01, 7)
+    return RelayServer(data or graph(), model, section, settings, CPU)
 
 
 def step(server: RelayServer, number: int, rate: float) -> Any:
@@ -84,6 +86,10 @@ def test_a_graph_without_a_training_node_is_refused():
     data.train_mask = torch.zeros(N, dtype=torch.bool)
     with pytest.raises(DataError, match="train_mask"):
         relay(Echo(), data)
+
+
+def test_the_only_round_has_the_whole_step_size() -> None:
+    assert {scheduled(schedule, 0.1, 1, 1) for schedule in SCHEDULES} == {0.1}
 
 
 def test_the_average_of_the_servers_weights_by_hand():

@@ -1,27 +1,23 @@
-"""The users of one SuperNode: cohorts against a plain loop, and what one message changes."""
+"""The users of one SuperNode: what they begin with, and what one message changes."""
 
-import copy
 import itertools
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from flower_graph.client.state import forget_run
 from flower_graph.errors import StateLostError
 from flower_graph.ops.active_rows import pack
-from flower_graph.rng import seeded
 from flower_graph.storage.files import IN_PROCESS
 from flower_graph.strategies.nfedgnn.client import NodeClient
 from flower_graph.strategies.nfedgnn.messages import EnrolmentRequest, RelayRequest
 from flower_graph.strategies.nfedgnn.users import (
     LinearCohort,
-    ModuleCohort,
     UserSettings,
     shared_linear_weight,
 )
@@ -46,90 +42,6 @@ def linear(settings: UserSettings, users: slice | list[int] = slice(None)) -> Li
     return LinearCohort(pack(features()[users], bias=settings.bias), settings)
 
 
-@torch.no_grad()
-def linear_map(settings: UserSettings) -> nn.Linear:
-    """Make a module with the weights that ``LinearCohort`` starts with."""
-    shared = shared_linear_weight(F, settings)
-    layer = nn.Linear(F, H, bias=settings.bias)
-    layer.weight.copy_(shared[:F].T)
-    if settings.bias:
-        layer.bias.copy_(shared[F])
-    return layer
-
-
-class Small(nn.Module):
-    """A user model that is no linear map: two layers, a scalar, and dropout that must be off."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(F, 5), nn.Linear(5, H)
-        self.scale = nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = nn.functional.dropout(self.first(x).tanh(), 0.5, self.training)
-        return self.scale * self.second(hidden)
-
-
-@cache
-def small() -> Small:
-    with seeded(torch.device("cpu"), 0, "test"):
-        return Small()
-
-
-def module(settings: UserSettings, users: slice | list[int] = slice(None)) -> ModuleCohort:
-    return ModuleCohort(features()[users], small(), settings)
-
-
-# Of a cohort, and of the loop over one user's module at a time
-KINDS: dict[str, tuple[Any, Any]] = {
-    "linear": (linear, linear_map),
-    "module": (module, lambda settings: small()),
-}
-
-
-class Loop:
-    """The reference: one module and one optimiser per user."""
-
-    def __init__(self, settings: UserSettings, kind: str = "linear") -> None:
-        self.x = features()
-        self.layers = [copy.deepcopy(KINDS[kind][1](settings)).eval() for _ in range(N)]
-        how = {"lr": RATE, "weight_decay": settings.weight_decay}
-        self.adams = [torch.optim.Adam(layer.parameters(), **how) for layer in self.layers]
-
-    def forward(self) -> Tensor:
-        return torch.stack([layer(x) for layer, x in zip(self.layers, self.x, strict=True)])
-
-    def step(self, users: list[int], gradient: Tensor) -> None:
-        for user in users:
-            self.adams[user].zero_grad()
-            self.layers[user](self.x[user]).backward(gradient[user])
-            self.adams[user].step()
-
-    @torch.no_grad()
-    def average(self, due: Iterable[int] = range(N)) -> None:
-        for group in zip(*(layer.parameters() for layer in self.layers), strict=True):
-            mean = torch.stack(list(group)).mean(0)
-            for user in due:
-                group[user].copy_(mean)
-
-
-def assert_equal(got: Tensor, want: Tensor) -> None:
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_some_users_step_and_the_others_stay(kind: str):
-    settings = SETTINGS._replace(bias=True)
-    cohort, loop = KINDS[kind][0](settings), Loop(settings, kind)
-    turns = [[0, 3, 11], [11, 2, 0], list(range(N)), [5], [5, 4, 3]]
-    for users, gradient in zip(turns, gradients(len(turns)), strict=True):
-        cohort.step(torch.tensor(users), gradient[users], RATE)
-        loop.step(users, gradient)
-        assert_equal(cohort.forward(None), loop.forward())
-        assert_equal(cohort.forward(torch.tensor(users)), loop.forward()[users])
-    assert cohort.tensors()["step"].tolist() == [3, 1, 2, 3, 2, 3, 1, 1, 1, 1, 1, 3]
-
-
 def test_all_users_start_from_one_seeded_matrix():
     state = torch.random.get_rng_state()
     shared = shared_linear_weight(F, SETTINGS._replace(bias=True))
@@ -142,25 +54,6 @@ def test_all_users_start_from_one_seeded_matrix():
     torch.testing.assert_close(linear(SETTINGS).forward(None), features() @ shared[:F])
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_averages_of_modules_equal_a_loop(every: int):
-    """Those of linear maps are in ``tests/plain``."""
-    settings = SETTINGS._replace(average_over="all", weight_decay=0.3)
-    cohorts = [module(settings, slice(0, 5)), module(settings, slice(5, N))]
-    loop = Loop(settings, "module")
-    for number, gradient in enumerate(gradients(9), start=1):
-        cohorts[0].step(None, gradient[:5], RATE)
-        cohorts[1].step(None, gradient[5:], RATE)
-        loop.step(list(range(N)), gradient)
-        if number % every == 0:
-            sums, counts = zip(*(cohort.weight_sum(None) for cohort in cohorts), strict=True)
-            mean = (sum(sums) / sum(counts)[:, None]).float()
-            for cohort in cohorts:
-                cohort.set_weights(None, mean)
-            loop.average()
-        assert_equal(torch.cat([c.forward(None) for c in cohorts]), loop.forward())
-
-
 def test_a_whole_cohort_named_user_by_user_gives_equal_bits():
     one, other = linear(SETTINGS), linear(SETTINGS)
     everybody = torch.arange(N)
@@ -170,17 +63,6 @@ def test_a_whole_cohort_named_user_by_user_gives_equal_bits():
     assert torch.equal(one.forward(None), other.forward(everybody))
     for got, want in zip(other.weight_sum(everybody), one.weight_sum(None), strict=True):
         assert torch.equal(got, want)
-
-
-def test_a_users_module_stays_as_it_was_given():
-    cohort, loop = module(SETTINGS), Loop(SETTINGS, "module")
-    assert small().training
-    total, count = cohort.weight_sum(None)
-    assert total.shape == (sum(p.numel() for p in small().parameters()), 1)
-    assert count.tolist() == [N] * total.shape[0]
-    cohort.set_weights(torch.tensor([1, 2]), (total / N).float())
-    loop.average(due=[1, 2])
-    assert_equal(cohort.forward(None), loop.forward())
 
 
 # From message to message -------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from ego_strategy_helpers import client_app as ego_app
 from ego_strategy_helpers import seven_egos
 from federation import one_fast
 from flwr.app import Array, ArrayRecord, Context, Message
-from plain_structure import FEDGLS
 from structure_helpers import client_app, settings_of
 
 from flower_graph.config.common import ROBUST, RobustSection
@@ -30,7 +29,7 @@ from flower_graph.strategies.fedscem.config import FedSCemConfig
 
 PROXIMAL = replace(EGO_SETTINGS, proximal=0.5)
 KINDS: dict[str, tuple[type[ReportedFedAvg], Any]] = {
-    "fedgls": (StructureFedAvg, settings_of(FEDGLS)),
+    "fedgls": (StructureFedAvg, settings_of()),
     "fedavg": (EgoFedAvg, EGO_SETTINGS),
     "fedprox": (EgoFedProx, PROXIMAL),
 }
@@ -87,7 +86,7 @@ def run(method: str, average: RobustSection, is_hostile: bool) -> tuple[list[flo
     mods = [hostile] if is_hostile else []
     is_ego = method != "fedgls"
     egos = {"client": EgoModelClient, "settings": settings, "mods": mods}
-    app = ego_app(seven_egos(), **egos) if is_ego else client_app(FEDGLS, mods=mods)
+    app = ego_app(seven_egos(), **egos) if is_ego else client_app(mods=mods)
     strategy, reports = make_robust(kind, average, settings), list[RoundReport]()
     grid = InProcessGrid(app, num_supernodes=7 if is_ego else 6)
     strategy.start(grid, num_rounds=10, timeout=1, on_round=reports.append)  # type: ignore[call-arg]
@@ -122,10 +121,10 @@ def test_and_none_of_the_others(method: str, average: RobustSection) -> None:
 
 
 def test_no_defence_is_the_strategy_itself_and_settings_arrive() -> None:
-    made = make_robust(StructureFedAvg, RobustSection(), settings_of(FEDGLS), min_nodes=2)
+    made = make_robust(StructureFedAvg, RobustSection(), settings_of(), min_nodes=2)
     assert type(made) is StructureFedAvg
     other: Any = make_robust(EgoFedProx, RobustSection("krum", num_malicious=3), PROXIMAL)
-    assert (other.num_malicious_nodes, other.proximal_mu) == (3, 0.5)
+    assert (other.num_malicious_nodes, other.proximal) == (3, 0.5)
     assert isinstance(other, EgoFedProx)
     trimmed: Any = make_robust(EgoFedAvg, RobustSection("trimmed-mean", beta=0.3), PROXIMAL)
     assert trimmed.beta == 0.3

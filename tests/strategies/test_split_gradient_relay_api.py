@@ -7,9 +7,8 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.clientapp.mod import LocalDpMod
-from relay_helpers import CLASSES, FEATURES, asked_users, client_app, run, small_graph, strategy_for
-from torch import Tensor, nn
-from torch_geometric.nn import GCNConv
+from relay_helpers import asked_users, client_app, run, small_graph, strategy_for
+from torch import nn
 
 from flower_graph import SplitGradientRelay
 from flower_graph.audit.attacks import RecordingGrid, config_of, of_kind
@@ -72,39 +71,6 @@ def test_local_dp_mod_changes_latents_and_the_run_goes_on() -> None:
     assert not torch.equal(clipped, first / first.norm())
 
 
-# Models of one's own -----------------------------------------------------------------------------
-
-
-class PygServer(nn.Module):
-    """Any module that takes (latent vectors, edge_index) will do."""
-
-    def __init__(self, latent_size: int) -> None:
-        super().__init__()
-        self.conv_1, self.conv_2 = GCNConv(latent_size, 8), GCNConv(8, CLASSES)
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.conv_2(self.conv_1(x.relu(), edge_index).relu(), edge_index)
-
-
-@pytest.mark.parametrize("options", [{}, {"average_every": 1}])
-def test_own_models_learn_however_dealt(options: dict[str, Any]) -> None:
-    data, reports = small_graph(30), list[list[Any]]()
-    for supernodes in (1, 3):
-        torch.manual_seed(0)
-        user_model = nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, 5))
-        how = {"latent_size": 5, "reg_weight": 0.01, "learning_rate": 0.05, **options}
-        strategy = SplitGradientRelay(data, PygServer(5), **how)
-        grid = InProcessGrid(client_app(data, user_model=user_model), num_supernodes=supernodes)
-        reports.append([])
-        strategy.start(grid, num_rounds=25, on_round=reports[-1].append)
-    one, three = reports
-    assert [r.loss for r in one] == pytest.approx([r.loss for r in three], rel=1e-3)
-    assert one[-1].loss < (one[0].loss if options else 0.6 * one[0].loss)
-    assert one[-1].bytes["up"]["latent"] == 25 * 30 * 5 * 4
-    size = FEATURES * 6 + 6 + 6 * 5 + 5
-    assert one[-1].bytes["up"].get("weights") == (25 * 30 * size * 4 if options else None)
-
-
 # Bad arguments -----------------------------------------------------------------------------------
 
 
@@ -158,15 +124,6 @@ def test_clients_that_cannot_say_whom_they_host_stop_the_run() -> None:
 
 
 # Bytes -------------------------------------------------------------------------------------------
-
-
-def test_bytes_by_hand() -> None:
-    # 12 users, 4 latent numbers, 4 bytes: 192 in every round. The last gradients are delivered
-    # after the last report.
-    outcome = run(small_graph(12), rounds=3)
-    assert [r.bytes["up"] for r in outcome.reports] == [{"latent": 192 * k} for k in (1, 2, 3)]
-    assert [r.bytes["down"] for r in outcome.reports] == [{"gradient": 192 * k} for k in (0, 1, 2)]
-    assert outcome.strategy.layer.ledger.payload["down"] == {"gradient": 3 * 192}
 
 
 def test_bytes_of_averaging_by_hand() -> None:

@@ -2,49 +2,49 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message
+from flwr.app import Array, Context, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from plain_structure import FEDGLS, METHODS, Drops, MakeDrops, PlainFederation
+from plain.fedgls import Client, Drops, Federation
 from structure_helpers import (
-    SETTINGS,
+    METHODS,
     Outcome,
     assert_as_plain,
     assert_judged_as_plain,
     client_app,
     close,
     cohort_of,
+    learners_of,
+    plain_federation,
     run,
     settings_of,
     toy_clients,
 )
 
 from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.errors import NoClientsError
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.cohort import StructureCohort
-from flower_graph.strategies.fedgls.networks import StructureSettings
+from flower_graph.strategies.fedgls.config import FEDGLS, StructureSettings
 from flower_graph.strategies.fedgls.strategy import initial_arrays
 
 ROUNDS = 3
 SIMILARITIES = ("cosine", "euclidean", "inner")
 
 
-def drops_of(own: StructureSettings) -> MakeDrops:
-    """Read what the engine's dropout leaves; of each client, whoever shares its cohort."""
+def drops_of(own: StructureSettings, number: int) -> Callable[[Client, int], Drops]:
+    """Read what dropout leaves of each client in a round, whoever shares its cohort."""
     cohort = StructureCohort(toy_clients(), own)
-    features = {graph.client: graph.x.to_dense() for graph in toy_clients()}
 
-    def drops(client: int, model: int, number: int) -> Drops:
-        kept, batch, x = cohort._dropout(number), cohort.batch, features[client]
-        place = cohort.clients.index(client) + model * cohort.size
+    def drops(client: Client, model: int) -> Drops:
+        kept, batch, x = cohort._dropout(number), cohort.batch, client.x
+        place = cohort.clients.index(client.graph.client) + model * cohort.size
         nodes = slice(batch.ptr[place], batch.ptr[place + 1])
-        inputs, hidden = torch.ones(1, 1, 1), torch.ones(1, 1, 1)
+        inputs, hidden = Drops()
         if kept.hidden is not None:
             hidden = kept.hidden[:, nodes]
         if kept.inputs is not None:
@@ -56,57 +56,51 @@ def drops_of(own: StructureSettings) -> MakeDrops:
     return drops
 
 
-@lru_cache
-def plain(method: str, own: StructureSettings) -> PlainFederation:
-    """What the method gives after some rounds, one client at a time."""
-    federation = PlainFederation(toy_clients(), method, own, drops_of(own))
-    for number in range(1, ROUNDS + 1):
-        federation.round(number)
-    return federation
-
-
-def assert_as_one_by_one(method: str, own: StructureSettings, deal: list[list[int]]) -> None:
+def assert_as_one_by_one(
+    own: StructureSettings, deal: list[list[int]], rounds: int = ROUNDS
+) -> None:
     """Run a method and hold all that it leaves and reports against plain clients."""
-    outcome = run(method, rounds=ROUNDS, supernodes=len(deal), deal=deal, settings=own)
-    federation = plain(method, own)
+    outcome = run(own, rounds=rounds, supernodes=len(deal), deal=deal)
+    federation = plain_federation(own)
+    for number in range(1, rounds + 1):
+        federation.train(drops_of(own, number))
+        federation.average()
     assert_as_plain(outcome, federation)
     assert_judged_as_plain(outcome, federation.clients)
     contrast = [client.contrast for client in federation.clients if client.learner is not None]
     last = outcome.reports[-1]
     close(torch.tensor(last.regulariser), torch.tensor(contrast).mean())  # NaN without learners
     assert (last.asked, last.answered, last.rejected) == (6, 6, [])
-    has_graphs = method == FEDGLS or method.endswith("-knn")
+    has_graphs = own.strategy.name in (FEDGLS, "fed-gnn-knn")
     assert all(bool(report.structure) == has_graphs for report in outcome.reports)
 
 
 @pytest.mark.parametrize("method", METHODS)
-@settings(max_examples=3)
-@given(place=st.lists(st.integers(0, 3), min_size=6, max_size=6))
-def test_any_dealing_gives_what_plain_clients_give(method: str, place: list[int]) -> None:
-    hosts = sorted(set(place))
-    deal = [[client for client in range(6) if place[client] == host] for host in hosts]
-    assert_as_one_by_one(method, settings_of(method), deal)
+@pytest.mark.parametrize("deal", [[range(6)], [[4], [1, 2], [3, 0], [5]]])
+def test_twenty_steps_are_those_of_the_plain_reference(method: str, deal: list[list[int]]) -> None:
+    assert_as_one_by_one(settings_of(method, strategy={"local_epochs": 4}), deal, rounds=5)
 
 
-DROPOUT = {"dropout": 0.5, "input_dropout": 0.25}
-MLP = SETTINGS.learner._replace(encoder="mlp")
+DROPOUT = {"model": {"dropout": 0.5, "input_dropout": 0.25}}
 
 
 @pytest.mark.parametrize(
     ("method", "changes"),
     [
-        *((method, DROPOUT) for method in METHODS),
-        *((method, {"keep_optimiser": False}) for method in (FEDGLS, "local-gnn-knn")),
-        *(
-            (FEDGLS, {"learner": SETTINGS.learner._replace(similarity=name, layers=1)})
-            for name in SIMILARITIES[1:]
-        ),
+        *((method, DROPOUT) for method in (FEDGLS, "fed-gnn-mlp")),
+        *((method, {"strategy": {"optimiser": "reset"}}) for method in (FEDGLS, "fed-gnn-knn")),
+        *((FEDGLS, {"graph": {"similarity": name, "layers": 1}}) for name in SIMILARITIES[1:]),
+        # By distance: nodes with one number above 0 all have a cosine of 1, and rounding decides
+        ("fed-gnn-knn", {"graph": {"knn_on": "encoder", "similarity": "euclidean"}}),
         # kNN graphs compare the features as they are, whatever the encoder.
-        *(("local-gnn-knn", {"learner": MLP._replace(similarity=name)}) for name in SIMILARITIES),
+        *(
+            ("fed-gnn-knn", {"graph": {"encoder": "mlp", "similarity": name}})
+            for name in SIMILARITIES
+        ),
     ],
 )
 def test_other_settings_give_what_plain_clients_give(method: str, changes: dict[str, Any]) -> None:
-    assert_as_one_by_one(method, settings_of(method, **changes), [[0, 3, 4], [5, 1, 2]])
+    assert_as_one_by_one(settings_of(method, **changes), [[0, 3, 4], [5, 1, 2]])
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
@@ -117,18 +111,17 @@ def test_losses_and_the_gradient_of_every_graph_learner(
 ) -> None:
     # After one step Adam's first moment is a tenth of the gradient. The weights themselves say
     # little: where a dead unit makes the gradient zero, Adam takes a full step along its rounding.
-    chosen = {"encoder": encoder, "layers": layers, "similarity": similarity}
-    own = settings_of(FEDGLS, learner=SETTINGS.learner._replace(width=16, **chosen))
-    cohort = StructureCohort(toy_clients(), own)
-    federation = PlainFederation(toy_clients(), FEDGLS, own)
+    chosen = {"encoder": encoder, "layers": layers, "similarity": similarity, "width": 16}
+    own = settings_of(graph=chosen)
+    cohort, federation = StructureCohort(toy_clients(), own), plain_federation(own)
     cohort.start_from(federation.models)
-    trained = cohort.train(1)
-    federation.train(1)
+    losses = cohort.train(1).losses
+    federation.train()
     plain_of = {client.graph.client: client for client in federation.clients}
     every = [plain_of[number] for number in cohort.clients]
-    close(trained.distillation, torch.tensor([client.distillation for client in every]))
+    close(losses["distillation"], torch.tensor([client.distillation for client in every]))
     learning = [client for client in every if client.learner is not None]
-    close(trained.contrast, torch.tensor([client.contrast for client in learning]))
+    close(losses["contrast"], torch.tensor([client.contrast for client in every]))
     assert cohort.learners is not None
     state, ptr, largest = cohort.learners.tensors(), cohort.learners.batch.row_ptr, 0.0
     for place, client in enumerate(learning):
@@ -142,13 +135,6 @@ def test_losses_and_the_gradient_of_every_graph_learner(
     assert largest > 1e-3
 
 
-def test_local_training_sends_no_number_of_a_model() -> None:
-    outcome = run("local-gnn-knn", rounds=2)
-    assert outcome.arrays == {}
-    assert sum(outcome.strategy.payload["up"].values()) == 0
-    assert sum(outcome.strategy.payload["down"].values()) == 0
-
-
 # Odd clients: one kind alone, one client, no graph to be made ------------------------------------
 
 
@@ -157,19 +143,13 @@ def only(graphless: bool) -> list[ClientGraph]:
 
 
 def test_fed_gnn_mlp_where_all_have_edges_is_fed_gnn() -> None:
-    one = run("fed-gnn-mlp", graphs=only(False))
-    other = run("fed-gnn", graphs=only(False))
+    own = settings_of("fed-gnn-mlp")
+    one, other = (run(how, graphs=only(False)) for how in (own, settings_of("fed-gnn")))
     close(one.figures, other.figures)
-    start = run("fed-gnn-mlp", graphs=only(False), rounds=1).arrays
+    start = run(own, graphs=only(False), rounds=1).arrays
     for name in ("encoder-first", "encoder-rest"):
         assert torch.equal(one.arrays[name], start[name])  # nobody's: they stay
     assert one.arrays["gnn-rest"].isfinite().all()
-
-
-def test_fedproto_knows_no_prototype_of_a_class_that_nobody_has() -> None:
-    outcome = run("fedproto", supernodes=3)
-    assert (outcome.arrays["prototypes-share"] > 0).tolist() == [True, True, True, False]
-    assert (outcome.arrays["prototypes"][3] == 0).all()
 
 
 def assert_went_well(outcome: Outcome) -> None:
@@ -181,7 +161,7 @@ def assert_went_well(outcome: Outcome) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("graphless", [True, False])
 def test_one_client_alone(method: str, graphless: bool) -> None:
-    assert_went_well(run(method, graphs=only(graphless)[:1], supernodes=1))
+    assert_went_well(run(settings_of(method), graphs=only(graphless)[:1], supernodes=1))
 
 
 # Clients that no graph can be made for -----------------------------------------------------------
@@ -190,13 +170,11 @@ def test_one_client_alone(method: str, graphless: bool) -> None:
 @pytest.mark.parametrize("value", [0.0, 1.0])
 @pytest.mark.parametrize("similarity", ["cosine", "euclidean", "inner"])
 def test_constant_features_make_some_graph(similarity: str, value: float) -> None:
-    own = settings_of(FEDGLS)
-    own = own._replace(learner=own.learner._replace(similarity=similarity))
     graphs = [
         replace(g, x=torch.full_like(g.x.to_dense(), value)) if g.client != 20 else g
         for g in toy_clients()
     ]
-    assert_went_well(run(graphs=graphs, settings=own))
+    assert_went_well(run(settings_of(graph={"similarity": similarity}), graphs=graphs))
 
 
 NOT_FINITE = "weights are not finite"
@@ -221,60 +199,132 @@ def is_train(message: Message, number: int) -> bool:
     return kind == "train" and message.content["config"]["server-round"] == number
 
 
-@lru_cache
-def plain_without(method: str, *bad: int) -> PlainFederation:
+def plain_without(own: StructureSettings, *bad: int) -> Federation:
     """One client at a time: in round 2 some have no part in the mean, and begin anew."""
-    federation = PlainFederation(toy_clients(), method, settings_of(method))
+    federation = plain_federation(own)
     for number in (1, 2, 3):
-        federation.train(number)
+        federation.train()
         left_out = bad if number == 2 else ()
         for client in federation.clients:
-            if client.graph.client in left_out:
-                restart(client, federation)
+            if client.graph.client in left_out:  # begins anew
+                for net in client.nets:
+                    net.new_optimiser()
         federation.average(left_out)
     return federation
-
-
-def restart(client: Any, federation: PlainFederation) -> None:
-    """Begin anew, from the models that all began with where there are no shared ones."""
-    fresh = PlainFederation([client.graph], federation.method, client.settings)
-    for net, new in zip(client.nets, fresh.clients[0].nets, strict=True):
-        net.load(new.start)
-        net.new_optimiser()
 
 
 @pytest.mark.parametrize(
     ("method", "supernodes"), [(FEDGLS, 6), *((method, 2) for method in METHODS)]
 )
 def test_a_client_that_diverges_is_named_and_recovers(method: str, supernodes: int) -> None:
-    app = client_app(method, mods=[poisoned([22])])
-    outcome = run(method, app=app, supernodes=supernodes)
+    own = settings_of(method)
+    outcome = run(own, app=client_app(own, mods=[poisoned([22])]), supernodes=supernodes)
     ((place, why),) = outcome.reasons(2)
     assert place == 2 % supernodes
     assert f"22: {NOT_FINITE}" in why or f"clients [22]: {NOT_FINITE}" in why
     assert outcome.reasons(1) == outcome.reasons(3) == []
-    assert_as_plain(outcome, plain_without(method, 22))
+    assert_as_plain(outcome, plain_without(own, 22))
     assert outcome.figures[:, [0, 2, 3, 4]].isfinite().all()
 
 
 @pytest.mark.parametrize("supernodes", [1, 6])
 def test_a_round_in_which_everybody_diverges(supernodes: int) -> None:
     everyone = range(20, 26)
-    outcome = run(app=client_app(FEDGLS, mods=[poisoned(everyone)]), supernodes=supernodes)
+    outcome = run(app=client_app(mods=[poisoned(everyone)]), supernodes=supernodes)
     assert len(outcome.reasons(2)) == supernodes
     assert all(f"{NOT_FINITE}; nobody is left" in why for _, why in outcome.reasons(2))
     assert outcome.reports[1].skipped.startswith("none of ")
     assert outcome.reports[1].loss == pytest.approx(outcome.reports[0].loss, abs=0.1)
     assert outcome.reasons(3) == []
-    assert_as_plain(outcome, plain_without(FEDGLS, *everyone))
+    assert_as_plain(outcome, plain_without(settings_of(), *everyone))
+
+
+@pytest.mark.parametrize("supernodes", [1, 6])
+def test_a_client_without_training_nodes_measures_and_does_not_count(supernodes: int) -> None:
+    """With the others its mean is as without it; alone, all rounds are skipped."""
+    graphs = toy_clients()
+    graphs[3] = replace(graphs[3], train_mask=torch.zeros_like(graphs[3].train_mask))
+    outcome, without = (
+        run(graphs=graphs, supernodes=supernodes),
+        run(graphs=graphs[:3] + graphs[4:]),
+    )
+    for name, values in without.arrays.items():
+        close(outcome.arrays[name], values)
+    assert all("no example to train on" in why for _, why in outcome.reasons(1))
+    assert outcome.reports[-1].participation["failed"][0]["clients"] == "23"
+    assert outcome.reports[-1].val_accuracy != without.reports[-1].val_accuracy
+    with pytest.raises(NoClientsError):
+        run(graphs=graphs[3:4], supernodes=1)
 
 
 def test_flowers_fedavg_is_ours() -> None:
-    grid = InProcessGrid(client_app(FEDGLS), num_supernodes=2)  # a sum of two has no order
-    result = FedAvg().start(grid, initial_arrays(settings_of(FEDGLS)), num_rounds=3)
+    grid = InProcessGrid(client_app(), num_supernodes=2)  # a sum of two has no order
+    result = FedAvg().start(grid, initial_arrays(settings_of()), num_rounds=3)
     ours, found = run(rounds=3, supernodes=2), result.arrays
     assert found is not None
     for name, values in ours.arrays.items():
         assert torch.equal(torch.from_numpy(found[name].numpy()), values)
     losses = [metrics["loss"] for metrics in result.evaluate_metrics_clientapp.values()]
     assert losses == pytest.approx([report.loss for report in ours.reports], abs=1e-7)
+
+
+# No number of φ is in a message -----------------------------------------------------------------
+
+
+class Spy:
+    """A mod that notes the numbers of every message and, each time, those of the learners."""
+
+    def __init__(self) -> None:
+        self.said: list[np.ndarray] = []
+        self.learned: list[np.ndarray] = []
+        self.shapes: set[tuple[int, ...]] = set()
+        self.messages = 0
+
+    def __call__(self, message: Message, context: Context, call_next: Any) -> Message:
+        reply: Message = call_next(message, context)
+        for content in (message.content, reply.content):
+            self.messages += 1
+            self.said += numbers(content)
+            for record in content.array_records.values():
+                self.shapes |= {tuple(array.shape) for array in record.values()}
+        if message.metadata.message_type != "query":  # nobody has learnt anything yet
+            parts = learners_of(cohort_of(context)).values()
+            self.learned += [part.numpy().ravel() for own in parts for part in own]
+        return reply
+
+    @property
+    def leaks(self) -> bool:
+        """Say whether a number of φ, which starts with ones, was in a message."""
+        secret = np.setdiff1d(np.concatenate(self.learned), [0.0, 1.0])
+        assert secret.size > 20
+        return bool(np.isin(np.concatenate(self.said), secret).any())
+
+
+def numbers(content: RecordDict) -> list[np.ndarray]:
+    """Give all that can be read as numbers, bytes too."""
+    values = [value for record in content.values() for value in record.values()]
+    found = [value.numpy() if isinstance(value, Array) else np.asarray(value) for value in values]
+    found += [np.frombuffer(v, np.float32) for v in values if isinstance(v, bytes)]
+    return [one.astype(np.float32).ravel() for one in found if one.dtype.kind in "iuf"]
+
+
+@pytest.mark.parametrize("encoder", ["attentive", "mlp"])
+def test_nothing_of_the_graph_learner_leaves_its_client(encoder: str) -> None:
+    own, spy = settings_of(graph={"encoder": encoder}), Spy()
+    run(own, app=client_app(own, mods=[spy]), supernodes=3)
+    assert spy.messages == 3 * 2 * (1 + 2 * 3)  # who is there, and three rounds of two
+    assert spy.shapes == {(8, 5), (5 + 5 * 4 + 4,)}
+    assert not spy.leaks
+
+
+def test_the_spy_sees_what_leaks() -> None:
+    def leaky(message: Message, context: Context, call_next: Any) -> Message:
+        reply: Message = call_next(message, context)
+        if message.metadata.message_type == "train":
+            phi = cohort_of(context).tensors()["learner.weight.first"].numpy()
+            reply.content["metrics"]["contrast"] = float(phi[0, 0])
+        return reply
+
+    spy = Spy()
+    run(app=client_app(mods=[spy, leaky]), supernodes=1)
+    assert spy.leaks

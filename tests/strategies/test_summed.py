@@ -12,7 +12,7 @@ from federation import Faults, Federation, good
 from flwr.app import Array, Context
 from relay_helpers import FEATURES, assigned, small_graph, strategy_for
 from safetensors.torch import load
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.data import Data
 
 from flower_graph import CommonLayerClient, SummedGradientRelay
@@ -136,20 +136,6 @@ def test_what_is_dropped_is_a_draw_of_the_user_the_feature_and_the_round() -> No
     assert torch.equal(Dropped(0.3, 1, 1).scale(user[7:8], feature[7:8]), first[7:8])
 
 
-def test_a_module_of_ones_own_is_the_linear_map_if_it_is_linear() -> None:
-    data = rich_graph()
-    linear = Summed(data, rounds=5, supernodes=2)
-    module = nn.Linear(FEATURES, 4, bias=False)
-    start = shared_linear_weight(FEATURES, linear.strategy.layer.settings)
-    module.load_state_dict({"weight": start.T})
-    own = Summed(data, rounds=5, supernodes=2, user_model=module)
-    assert own.losses == pytest.approx(linear.losses, abs=1e-5)
-    torch.manual_seed(0)  # else some first weights do not learn in so few rounds
-    deep = nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, 4))
-    losses = Summed(data, user_model=deep, supernodes=3).losses
-    assert losses[-1] < losses[0]
-
-
 def numbers_sent(grid: Federation) -> Counter[str]:
     """Count the numbers of latent vectors that clients sent, by array."""
     sent = Counter[str]()
@@ -197,18 +183,6 @@ def second(*, gone: Container[int] = (), mute: Container[int] = ()) -> Faults:
         return "lost" if kind == "train.add_up" and server_round in mute else "good"
 
     return word
-
-
-@pytest.mark.parametrize("gone", [[0, 1, 2], [3, 4]], ids=["late", "absent"])
-def test_who_has_missed_a_step_gets_a_copy(gone: list[int]) -> None:
-    run = Summed(rich_graph(), supernodes=3, rounds=6, faults=second(gone=gone))
-    assert [report.answered for report in run.reports] == [
-        27 if number in gone else 40 for number in range(1, 7)
-    ]
-    for layer in run.layers[-3:]:
-        torch.testing.assert_close(layer, run.layers[-1])
-    assert run.strategy.layer.ledger.payload["down"]["copy"] > 0
-    assert not any(report.rejected for report in run.reports)
 
 
 @pytest.mark.parametrize("is_masked", [False, True])

@@ -2,7 +2,8 @@
 
 from flower_graph import (
     ClientGraph,
-    LearnerSettings,
+    FedGLSSection,
+    GraphSection,
     StructureClient,
     StructureFedAvg,
     StructureSettings,
@@ -15,9 +16,8 @@ def settings(lr, epochs):
     return StructureSettings(
         NUM_FEATURES,
         NUM_CLASSES,
-        learning_rate=lr,
-        local_epochs=epochs,
-        learner=LearnerSettings(neighbours=5),
+        graph=GraphSection(neighbours=5),
+        strategy=FedGLSSection(learning_rate=lr, local_epochs=epochs),
     )
 
 

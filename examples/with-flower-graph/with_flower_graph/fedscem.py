@@ -15,8 +15,8 @@ def strategy(lr, epochs):
 
 
 def client(context, partition_id, data, lr, epochs):
-    """Build a client; nodes have the same number at all of them, and any may be the ego."""
+    """Build a client; nodes have the same number at all of them."""
     masks = (data.train_mask, data.val_mask, data.test_mask)
-    graph = (data.node, data.edge_index, data.x, data.y)
-    ego = EgoNetwork(partition_id, int(data.node[0]), *graph, *masks)
+    graph = (data.node, data.x, data.y, data.edge_index)
+    ego = EgoNetwork(partition_id, *graph, None, *masks)
     return EgoNetworkClient(context, [ego], settings(lr))

@@ -6,23 +6,22 @@ import base64
 import io
 import json
 from importlib import resources
-from importlib.resources.abc import Traversable
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from flower_graph.data.graph import Graph, to_undirected
+from flower_graph.data.splits import masks_from
 from flower_graph.wire.keys import ROLES
 
-FILE = "cora.npz"
-# The same bytes as text, because a Flower App Bundle takes no other files, whatever its rules.
-FILE_IN_BUNDLES = "cora.npz.json"
+FILE = "cora.npz.json"  # an npz as text: a Flower App Bundle takes no npz, whatever its rules
 
 
 def load_cora_linqs() -> Graph:
     """Load the bundled Cora with the split that is stored with it."""
-    with np.load(io.BytesIO(read_packed(resources.files(__name__))), allow_pickle=False) as arrays:
+    text = resources.files(__name__).joinpath(FILE).read_text(encoding="ascii")
+    content = io.BytesIO(base64.b64decode(json.loads(text)["base64"]))
+    with np.load(content, allow_pickle=False) as arrays:
         parts = {key: arrays[key] for key in arrays.files}
     words = parts["words"].astype(np.int64)
     nodes = words.size
@@ -31,19 +30,5 @@ def load_cora_linqs() -> Graph:
     x[torch.from_numpy(rows), torch.from_numpy(parts["columns"].astype(np.int64))] = 1.0
     y = torch.from_numpy(parts["labels"].astype(np.int64))
     edges = torch.from_numpy(parts["edges"].astype(np.int64))
-    masks: dict[str, Tensor] = {}
-    for part in ROLES:
-        mask = torch.zeros(nodes, dtype=torch.bool)
-        mask[torch.from_numpy(parts[part].astype(np.int64))] = True
-        masks[part] = mask
-    train, val, test = masks["train"], masks["val"], masks["test"]
-    return Graph(x, to_undirected(edges, nodes), y, len(parts["class_names"]), train, val, test)
-
-
-def read_packed(folder: Traversable) -> bytes:
-    """Return the npz: a wheel has the file, a bundle its text, a checkout both."""
-    file = folder.joinpath(FILE)
-    if file.is_file():
-        return file.read_bytes()
-    text = folder.joinpath(FILE_IN_BUNDLES).read_text(encoding="ascii")
-    return base64.b64decode(json.loads(text)["base64"])
+    masks = masks_from(nodes, [torch.from_numpy(parts[role].astype(np.int64)) for role in ROLES])
+    return Graph(x, to_undirected(edges, nodes), y, len(parts["class_names"]), *masks)

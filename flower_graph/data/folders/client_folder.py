@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,21 +27,34 @@ from flower_graph.data.description import (
     as_tensor,
     by_columns,
     check_edges,
-    check_entries,
     declared_classes,
     describe_graph,
     filled_masks,
+    listed,
     number_classes,
     of_edges,
     read_mask,
     saying,
     tell,
 )
-from flower_graph.data.features import prepare_features
-from flower_graph.data.gaps import NO_GAPS, PLAIN, Gaps, Uses, common_columns
-from flower_graph.data.graph import PARTS, Graph, HeldGraph, Treatment, to_undirected
-from flower_graph.data.partition.client_graphs import (
+from flower_graph.data.features import (
+    NO_GAPS,
+    PLAIN,
+    Gaps,
+    Treatment,
+    Uses,
+    common_columns,
+    prepare_features,
+)
+from flower_graph.data.graph import (
+    PARTS,
     ClientGraph,
+    EgoNetwork,
+    Graph,
+    OverlappingGraph,
+    to_undirected,
+)
+from flower_graph.data.partition.client_graphs import (
     check_client_graph,
     check_training,
     fewer_trained,
@@ -49,8 +62,8 @@ from flower_graph.data.partition.client_graphs import (
     split_nodes,
     without_edges,
 )
-from flower_graph.data.partition.ego_networks import EgoNetwork, split_per_client
-from flower_graph.data.partition.overlapping import OverlappingGraph, noisy_labels
+from flower_graph.data.partition.ego_networks import split_per_client
+from flower_graph.data.partition.overlapping import noisy_labels
 from flower_graph.data.sources.datasets import saved_at
 from flower_graph.data.sources.names import (
     EDGES,
@@ -66,14 +79,21 @@ from flower_graph.data.sources.names import (
 )
 from flower_graph.data.sources.pyg import read_file
 from flower_graph.data.sources.tables import CLIENT, names_clients
-from flower_graph.data.splits import ROLE_WORDS, Masks, check_roles, stratified_split, with_masks
+from flower_graph.data.splits import (
+    ROLE_WORDS,
+    Masks,
+    check_roles,
+    masks_of,
+    stratified_split,
+    with_masks,
+)
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 from flower_graph.storage.reading import Tree
 
 RATIOS = (0.6, 0.2, 0.2)  # FedGLS's
 T = TypeVar("T")
-G = TypeVar("G", bound=HeldGraph)
+G = TypeVar("G", bound=ClientGraph)
 
 
 class Clients(list[T]):
@@ -133,11 +153,13 @@ class Clients(list[T]):
 
 
 class ClientFile(NamedTuple):
-    """The content of one file, in canonical form."""
+    """One client's graph, in canonical form, and what else its file has."""
 
     where: str  # what errors call it: `file x.pt`, or `file x.pt, client 3`
     values: SimpleNamespace
-    found: Described
+    notes: list[str]
+    graph: ClientGraph  # its masks are empty where the file has none
+    has_masks: bool
 
 
 def load_folder(
@@ -159,10 +181,10 @@ def load_folder(
     files = read_clients(path, features, gaps, needs_edges=False, uses=uses)
     drawn = graphless_clients(len(files), graphless_ratio, seed) if is_one_graph(path) else set()
     graphs = []
-    for client, file in enumerate(files):
+    for file in files:
         with saying(file.where):
-            graph = _client_graph(client, file.found, ratios, seed)
-            graph = without_edges(graph) if client in drawn else graph
+            graph = file.graph if file.has_masks else split_nodes(file.graph, ratios, seed)
+            graph = without_edges(graph) if graph.client in drawn else graph
             check_client_graph(graph, files.treatment)
             graphs.append(fewer_trained(graph, train_share, seed))
     check_training(graphs)
@@ -175,46 +197,56 @@ def read_clients(
     """Read the clients' graphs, their labels numbered and features prepared together."""
     if gaps.no_features == ONE_HOT:
         raise DataError("data.no_features='one-hot': of one graph; set data.no_features=degree")
-    files, declared = list[ClientFile](), list[int]()
+    files, declared = list[tuple[str, SimpleNamespace, Described]](), list[int]()
     for where, content in client_graphs(path, gaps):
         with saying(where):
             values = SimpleNamespace(**content)
-            check_entries(values, ("n_id", "identity", "public"))
             found = describe_graph(values, gaps=gaps, needs_edges=needs_edges, uses=uses)
             declared.append(declared_classes(getattr(values, "num_classes", None)) or 0)
-            files.append(ClientFile(where, values, found))
-    named = [each.found.columns for each in files if each.found.columns is not None]
+            files.append((where, values, found))
+    named = [found.columns for _, _, found in files if found.columns is not None]
     common, matrices = common_columns(named) if named else None, list[Tensor]()
     for where, _, found in files:
         with saying(where):
             matrices.append(by_columns(where, found.x, found.columns, common))
         if (count := matrices[-1].size(1)) != (width := matrices[0].size(1)):
-            raise DataError(f"{where}: x has {count} features, {files[0].where} has {width}")
-    numbers = [each.where for each in files if isinstance(each.found.labels, Tensor)]
-    words = [each.where for each in files if each.where not in numbers]
-    if numbers and words:
+            raise DataError(f"{where}: x has {count} features, {files[0][0]} has {width}")
+    numbers = [where for where, _, found in files if isinstance(found.labels, Tensor)]
+    if numbers and (words := [where for where, _, _ in files if where not in numbers]):
         note = f"labels are numbers at {numbers[0]}, but words at {words[0]}: all taken as words"
         tell(f"folder {path}", [note], logging.WARNING)
     with saying(f"folder {path}"):
         classes = 1 if uses.targets else max(declared) or None
-        labels = number_classes([each.found.labels for each in files], classes)
+        labels = number_classes([found.labels for _, _, found in files], classes)
         done = prepare_features(matrices, features, gaps.missing, common)
-    described = [
-        each._replace(found=replace(each.found, x=x, labels=y))
-        for each, x, y in zip(files, done.features, labels.y, strict=True)
-    ]
-    notes = (*labels.notes, *done.notes)
+    described = []
+    for client, (one, x, y) in enumerate(zip(files, done.features, labels.y, strict=True)):
+        where, values, found = one
+        notes = [*getattr(values, "notes", ()), *found.notes]
+        with saying(where):
+            graph, has_masks = _client_graph(client, replace(found, x=x, labels=y))
+        described.append(ClientFile(where, values, notes, graph, has_masks))
+    notes = [*labels.notes, *done.notes]
     return Clients(described, labels.num_classes, labels.classes, notes, done.treatment)
+
+
+def _client_graph(client: int, found: Described) -> tuple[ClientGraph, bool]:
+    """Make a client's graph, and say whether it has masks of its own."""
+    y, has_masks = found.labels, any(mask is not None for mask in found.masks.values())
+    assert isinstance(y, Tensor)
+    masks = Masks(*filled_masks(found.masks, y, found.names).values())
+    held = torch.arange(len(y)), found.x, y, found.edge_index, None, *masks
+    own = found.names, found.targets, found.edge_weight
+    return ClientGraph(client, *held, *own), has_masks
 
 
 def _told(path: Path | str, files: Clients[ClientFile], graphs: list[T]) -> Clients[T]:
     """Return the clients of a folder; log the changes to all data, and to single clients'."""
     clients = Clients(graphs, files.num_classes, files.classes, files.notes, files.treatment)
-    done = [[*getattr(each.values, "notes", ()), *each.found.notes] for each in files]
-    cautions = {note: None for each in done for note in each if isinstance(note, Caution)}
+    cautions = {note: None for each in files for note in each.notes if isinstance(note, Caution)}
     tell(f"data {path}", [*clients.notes, *cautions])  # one line, however many clients there are
-    for each, notes in zip(files, done, strict=True):
-        tell(each.where, [note for note in notes if note not in cautions])
+    for each in files:
+        tell(each.where, [note for note in each.notes if note not in cautions])
     return clients
 
 
@@ -258,43 +290,25 @@ def client_graph_from_data(
         client.
     """
     with saying(f"client {client}"):
-        uses = Uses(targets, weights)
-        described = _alone(data, needs_edges=False, uses=uses)
-        graph = _client_graph(client, described, ratios, seed)
+        described = _alone(data, needs_edges=False, uses=Uses(targets, weights))
+        graph, has_masks = _client_graph(client, described)
+        graph = graph if has_masks else split_nodes(graph, ratios, seed)
         check_client_graph(graph)
     tell(f"client {client}", described.notes)
     return graph
 
 
 def ego_from_data(client: int, data: object, identities: Identities) -> EgoNetwork:
-    """Make a client from its own graph, which is not cut out of a larger one.
+    """Make a client of FedSCem from its own graph, as :func:`client_graph_from_data` does.
 
-    Parameters
-    ----------
-    client
-        Number of the client; unique over the run.
-    data
-        A PyG ``Data`` or anything else with dense ``x`` ``[n, f]``, ``edge_index`` ``[2, e]`` and
-        ``y`` ``[n]``, int64 and below 0 for a node without a label. Masks are boolean ``[n]``;
-        missing ones are empty (``split_per_client`` draws all three).
-    identities
-        ``n`` integers or ``n`` words, in the order of the rows of ``x``. A node has the same
-        identity at every client.
-
-    Returns
-    -------
-    EgoNetwork
-        The client, its nodes in the order of ``data``. Its ego is the first node, which plays no
-        part in training.
-
-    Raises
-    ------
-    DataError
-        If something is missing, malformed or there twice; names the client.
+    The client needs ``edge_index``, and missing masks are empty (``split_per_client`` draws them).
+    ``identities`` are ``n`` integers or ``n`` words, in the order of the rows of ``x``. A node has
+    the same identity at every client.
     """
     with saying(f"client {client}"):
         described = _alone(data)
-        ego = _ego(client, described, named_by(identities, described.x.size(0)))
+        named = named_by(identities, described.x.size(0))
+        ego = _ego(_client_graph(client, described)[0], named)
     tell(f"client {client}", described.notes)
     return ego
 
@@ -308,29 +322,10 @@ def _alone(data: object, **how: Any) -> Described:
     return replace(found, x=found.x.float(), labels=found.labels.clamp(min=-1))
 
 
-def _client_graph(client: int, found: Described, ratios: Sequence[float], seed: int) -> ClientGraph:
-    y, masks = found.labels, _masks_of(found)
-    assert isinstance(y, Tensor)
-    given = found.x, y, found.edge_index, None, *masks, found.names, found.targets
-    graph = ClientGraph(client, torch.arange(len(y)), *given, edge_weight=found.edge_weight)
-    return graph if _has_masks(found) else split_nodes(graph, ratios, seed)
-
-
-def _ego(client: int, found: Described, named: Named) -> EgoNetwork:
+def _ego(graph: ClientGraph, named: Named) -> EgoNetwork:
     nodes, names = named
-    edges, y, masks = found.edge_index, found.labels, _masks_of(found)
-    assert edges is not None and isinstance(y, Tensor)
-    own = names if found.names is None else found.names
-    return EgoNetwork(client, int(nodes[0]), nodes, edges, found.x, y, *masks, names, own)
-
-
-def _has_masks(found: Described) -> bool:
-    return any(mask is not None for mask in found.masks.values())
-
-
-def _masks_of(found: Described) -> Masks:
-    assert isinstance(found.labels, Tensor)
-    return Masks(*filled_masks(found.masks, found.labels, found.names).values())
+    own = {"nodes": nodes, "called": names if graph.called is None else graph.called}
+    return EgoNetwork(**vars(graph) | own, names=names)
 
 
 # Identities, by which clients recognise common nodes --------------------------------------------
@@ -342,15 +337,15 @@ Named = tuple[Tensor, tuple[str, ...] | None]  # numbers of nodes, and their nam
 # Any: what a user's file holds; ``named_by`` checks it
 def identities_in(values: Mapping[str, Any], count: int) -> Named:
     """Return the identities of one graph's nodes, from the first key that it has."""
-    given = next((values[key] for key in IDENTITIES if values.get(key) is not None), None)
-    if given is None:
+    key = next((key for key in IDENTITIES if values.get(key) is not None), None)
+    if key is None:
         raise DataError("has no identities of nodes: give it identity, n words, or n_id, int64")
-    return named_by(given, count)
+    return named_by(values[key], count, key)
 
 
-def named_by(identities: Identities, count: int) -> Named:
+def named_by(identities: Identities, count: int, key: str = "identities") -> Named:
     """Return the nodes' numbers, and their names if they have any."""
-    given = identities.tolist() if isinstance(identities, Tensor) else list(identities)
+    given: list[Any] = listed(key, identities)
     kinds = {type(one) for one in given}
     if kinds not in ({int}, {str}):
         named = ", ".join(sorted(kind.__name__ for kind in kinds))
@@ -370,7 +365,7 @@ def _identities_of(files: Sequence[ClientFile]) -> list[Named]:
     result: list[Named] = []
     for file in files:
         with saying(file.where):
-            result.append(identities_in(vars(file.values), file.found.x.size(0)))
+            result.append(identities_in(vars(file.values), file.graph.y.numel()))
             if (result[-1][1] is None) != (result[0][1] is None):
                 raise DataError(f"identities are words here or at {files[0].where}, not at both")
     return result
@@ -379,20 +374,6 @@ def _identities_of(files: Sequence[ClientFile]) -> list[Named]:
 # Clients that share nodes -----------------------------------------------------------------------
 
 NO_ROLE = -1
-
-
-class _Holder(NamedTuple, Generic[G]):
-    """A client that shares nodes with others."""
-
-    where: str
-    graph: G
-    ids: Tensor  # of its nodes, int64 [n], the same at all clients
-    masks: Masks | None  # None: to be drawn
-
-    @classmethod
-    def of(cls, file: ClientFile, graph: G, ids: Tensor) -> _Holder[G]:
-        masks = Masks(graph.train_mask, graph.val_mask, graph.test_mask)
-        return cls(file.where, graph, ids, masks if _has_masks(file.found) else None)
 
 
 def load_ego_folder(
@@ -412,20 +393,14 @@ def load_ego_folder(
     """
     files = read_clients(path, features, gaps)
     numbers: dict[int | str, int] = {}
-    holders = []
-    for client, (file, who) in enumerate(zip(files, _identities_of(files), strict=True)):
-        with saying(file.where):
-            ego = _ego(client, file.found, who)
-        ids = [numbers.setdefault(one, len(numbers)) for one in ego.identities]
-        holders.append(_Holder.of(file, ego, torch.tensor(ids)))
-    egos = [holder.graph for holder in holders]
+    egos = [_ego(file.graph, who) for file, who in zip(files, _identities_of(files), strict=True)]
+    ids = [[numbers.setdefault(one, len(numbers)) for one in ego.identities] for ego in egos]
     if split == GLOBAL:
-        roles = _common_roles(holders, ratios, seed)
-        egos = [with_masks(ego, masks) for ego, masks in zip(egos, roles, strict=True)]
+        egos = _with_roles(files, egos, [*map(torch.tensor, ids)], ratios, seed)
     else:
-        drawn = split_per_client(egos, ratios, seed)
-        egos = [one.graph if one.masks else new for one, new in zip(holders, drawn, strict=True)]
-    if len(egos) > 1 and len(numbers) == sum(ego.y.numel() for ego in egos):
+        drawn = zip(files, egos, split_per_client(egos, ratios, seed), strict=True)
+        egos = [ego if file.has_masks else new for file, ego, new in drawn]
+    if len(egos) > 1 and len(numbers) == sum(map(len, ids)):
         note = "no two clients hold the same node (identity): nothing is shared, each trains alone"
         tell(f"data {path}", [note], logging.WARNING)
     return _told(path, files, egos)
@@ -443,31 +418,28 @@ def load_overlapping_folder(
     """Load PPFL-GNN's clients from a folder, each client's nodes in the order of their ids."""
     files = read_clients(path, features, gaps)
     every_id, words = _ids(files)
-    holders, offered = [], []
-    for client, (file, ids) in enumerate(zip(files, every_id, strict=True)):
+    graphs, offered = [], []
+    for file, ids in zip(files, every_id, strict=True):
         with saying(file.where):
             n, public = ids.numel(), getattr(file.values, "public", None)
             public = read_mask("public", public, n, [])
             if public is not None and public.dim() > 1:
                 raise DataError(f"public is of several splits: must be bool [{n}]")
-            graph = _overlapping(client, file.found, ids, words)
-        holders.append(_Holder.of(file, graph, graph.nodes))
+        graphs.append(_overlapping(file.graph, ids, words))
         offered.append(None if public is None else public[ids.argsort()])
-    if not any(holder.graph.edge_index.numel() for holder in holders):
+    if not any(graph.edge_index.numel() for graph in graphs):
         raise DataError(f"data.name = {str(path)!r}: no client has an edge, so none can embed")
-    every = torch.cat([holder.graph.y for holder in holders])
-    classes = every[every >= 0].unique()
-    publics, roles = _publics(path, holders, offered), _common_roles(holders, ratios, seed)
-    graphs = []
-    for client, (holder, masks) in enumerate(zip(holders, roles, strict=True)):
+    every = torch.cat([graph.y for graph in graphs])
+    classes, publics = every[every >= 0].unique(), _publics(path, files, graphs, offered)
+    graphs = _with_roles(files, graphs, [graph.nodes for graph in graphs], ratios, seed)
+    for client, (file, graph) in enumerate(zip(files, graphs, strict=True)):
         # Of masks that are given, validation and test may be empty
-        if holder.masks is None or (ratios[0] > 0 and not masks.train.any()):
-            with saying(holder.where):
-                check_roles(client, masks, ratios)
-        rng, y = generator(seed, "label-noise", client), holder.graph.y
-        noisy = noisy_labels(y, masks.train, classes, label_noise, generator=rng)
-        graph = replace(holder.graph, public=publics[client], train_y=noisy)
-        graphs.append(with_masks(graph, masks))
+        if not file.has_masks or (ratios[0] > 0 and not graph.train_mask.any()):
+            with saying(file.where):
+                check_roles(client, masks_of(graph), ratios)
+        rng = generator(seed, "label-noise", client)
+        noisy = noisy_labels(graph.y, graph.train_mask, classes, label_noise, generator=rng)
+        graphs[client] = replace(graph, public=publics[client], train_y=noisy)
     return _told(path, files, graphs)
 
 
@@ -484,23 +456,25 @@ def _ids(files: Sequence[ClientFile]) -> tuple[list[Tensor], list[str]]:
     return result, words_of_all
 
 
-def _overlapping(client: int, found: Described, ids: Tensor, words: list[str]) -> OverlappingGraph:
+def _overlapping(graph: ClientGraph, ids: Tensor, words: list[str]) -> OverlappingGraph:
     """Order a client's nodes by their ids; nobody's nodes are public yet."""
-    order, names, y = ids.argsort(), found.names, found.labels
-    assert found.edge_index is not None and isinstance(y, Tensor)
-    edges = to_undirected(order.argsort()[found.edge_index], ids.numel())
-    train, val, test = (mask[order] for mask in _masks_of(found))
-    called = None if names is None else tuple(names[row] for row in order.tolist())
+    order, names = ids.argsort(), graph.called
+    assert graph.edge_index is not None
+    own: dict[str, Any] = {key: getattr(graph, key)[order] for key in ("x", "y", *PARTS)}
+    own["nodes"] = ids[order]
+    own["edge_index"] = to_undirected(order.argsort()[graph.edge_index], ids.numel())
     if words:
-        called = tuple(words[number] for number in ids[order].tolist())
-    nobody = torch.zeros_like(y, dtype=torch.bool)
-    held = ids[order], nobody, found.x[order], y[order], y[order], edges
-    return OverlappingGraph(client, *held, train, val, test, called)
+        own["called"] = tuple(words[number] for number in own["nodes"].tolist())
+    elif names is not None:
+        own["called"] = tuple(names[row] for row in order.tolist())
+    nobody = torch.zeros_like(order, dtype=torch.bool)
+    return OverlappingGraph(**vars(graph) | own, public=nobody, train_y=own["y"])
 
 
 def _publics(
     path: Path | str,
-    holders: Sequence[_Holder[OverlappingGraph]],
+    files: Sequence[ClientFile],
+    graphs: Sequence[OverlappingGraph],
     offered: Sequence[Tensor | None],
 ) -> list[Tensor]:
     """Return the nodes that each client sends; refuse a client without common nodes."""
@@ -510,47 +484,55 @@ def _publics(
         result: Tensor = every[counts >= 2]
         return result
 
-    if not at_two([holder.ids for holder in holders]).numel():
-        raise DataError(
-            f"data.name = {str(path)!r}: no identity is at two of {len(holders)} clients"
-        )
+    ids = [graph.nodes for graph in graphs]
+    if not at_two(ids).numel():
+        raise DataError(f"data.name = {str(path)!r}: no identity is at two of {len(ids)} clients")
     # A node that one client holds back is not public at another that says nothing about it.
-    shown = zip(holders, offered, strict=True)
-    common = at_two([one.ids if public is None else one.ids[public] for one, public in shown])
+    shown = zip(ids, offered, strict=True)
+    common = at_two([one if public is None else one[public] for one, public in shown])
     publics = []
-    for holder, public in zip(holders, offered, strict=True):
-        shared = torch.isin(holder.ids, common)
+    for file, own, public in zip(files, ids, offered, strict=True):
+        shared = torch.isin(own, common)
         publics.append(shared if public is None else public)
         if not (publics[-1] & shared).any():
-            raise DataError(f"{holder.where}: no node of {len(shared)} is public elsewhere too")
+            raise DataError(f"{file.where}: no node of {len(shared)} is public elsewhere too")
     return publics
 
 
-def _common_roles(holders: Sequence[_Holder[G]], ratios: Sequence[float], seed: int) -> list[Masks]:
-    """Take the masks of clients that have some; draw a role for each node of the others."""
-    every = torch.cat([holder.ids for holder in holders]).unique()
-    places = [torch.searchsorted(every, holder.ids) for holder in holders]
+def _with_roles(
+    files: Sequence[ClientFile],
+    graphs: Sequence[G],
+    ids: Sequence[Tensor],
+    ratios: Sequence[float],
+    seed: int,
+) -> list[G]:
+    """Draw a role for each node of clients without masks, the same at all clients that hold it."""
+    every = torch.cat([*ids]).unique()
     role, y = torch.full(every.shape, NO_ROLE), torch.full(every.shape, -1)
-    for holder, rows in zip(holders, places, strict=True):
-        for number, mask in enumerate(holder.masks or ()):
+    held = [*zip(files, graphs, [torch.searchsorted(every, own) for own in ids], strict=True)]
+    for file, graph, rows in held:
+        for number, mask in enumerate(masks_of(graph)):  # empty where the file has none
             before = role[rows[mask]]
             clash = (before != NO_ROLE) & (before != number)
             if clash.any():
                 row, other = int(mask.nonzero().flatten()[clash][0]), int(before[clash][0])
-                node = (holder.graph.called or holder.ids.tolist())[row]
+                node = (graph.called or every[rows].tolist())[row]
                 both = f"{ROLE_WORDS[number]}, and {ROLE_WORDS[other]} at an earlier client"
-                raise DataError(f"{holder.where}: node {node!r} has two roles: {both}")
+                raise DataError(f"{file.where}: node {node!r} has two roles: {both}")
             role[rows[mask]] = number
-    for holder, rows in zip(holders, places, strict=True):
-        if holder.masks is None:
-            # Drawn by the label that the first client gives the node.
-            is_new = (y[rows] < 0) & (role[rows] == NO_ROLE)
-            y[rows] = torch.where(is_new, holder.graph.y, y[rows])
+    for _, graph, rows in [one for one in held if not one[0].has_masks]:
+        # Drawn by the label that the first client gives the node.
+        is_new = (y[rows] < 0) & (role[rows] == NO_ROLE)
+        y[rows] = torch.where(is_new, graph.y, y[rows])
     for number, mask in enumerate(stratified_split(y, ratios, generator=generator(seed, "roles"))):
         role[mask] = number
     return [
-        one.masks or Masks(*((role[rows] == number) & (one.graph.y >= 0) for number in range(3)))
-        for one, rows in zip(holders, places, strict=True)
+        graph
+        if file.has_masks
+        else with_masks(
+            graph, Masks(*((role[rows] == number) & (graph.y >= 0) for number in range(3)))
+        )
+        for file, graph, rows in held
     ]
 
 
@@ -648,13 +630,16 @@ def _owners(values: Tree) -> list[object]:
     given = values.get(CLIENT)
     if given is None:
         raise DataError(f"no node has a {CLIENT}, which says whose it is")
-    check_entries(SimpleNamespace(**values), (CLIENT, *OF_NODES))
-    who = given.tolist() if isinstance(given, Tensor) else list(given)
+    who = listed(CLIENT, given)
     if any(isinstance(one, list) for one in who) or all(one is None for one in who):
         raise DataError(f"{CLIENT} must be a word or a number a node, at least at one")
     for key in OF_NODES:
-        if values.get(key) is not None and len(values[key]) != len(who):
-            raise DataError(f"{key} has {len(values[key])} entries, and client {len(who)}")
+        value = values.get(key)
+        count = (
+            len(value) if isinstance(value, list | tuple) else [*getattr(value, "shape", ())][:1]
+        )
+        if value is not None and count not in (len(who), [len(who)]):
+            raise DataError(f"{key}: must have {len(who)} entries, as {CLIENT}")
     return who
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from flower_graph import __version__
 from flower_graph.config.common import POINT, VALUES, RunConfig
 from flower_graph.config.partition import keys_of_others
-from flower_graph.data.graph import PARTS, Graph, HeldGraph, take_rows
+from flower_graph.data.graph import PARTS, ClientGraph, Graph, take_rows
 from flower_graph.data.sources.generators import SIGNAL
 from flower_graph.data.sources.names import GRAPH_FILES, has_ending
 from flower_graph.errors import ConfigError, DataError, told
@@ -163,7 +163,7 @@ def node_data(graph: Graph) -> RunData:
 
 
 # Any: further fields of ``RunData``
-def graph_data(graphs: Sequence[HeldGraph], classes: int, **details: Any) -> RunData:
+def graph_data(graphs: Sequence[ClientGraph], classes: int, **details: Any) -> RunData:
     """Assign each client its graph; the server gets only counts."""
 
     def part(clients: range) -> Tensors:
@@ -359,43 +359,41 @@ def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFol
 def matrix_tensors(name: str, x: Tensor) -> Tensors:
     """Write a matrix of features as its non-zero entries."""
     # x [n, f]
-    rows, columns = x.shape
-    if x.layout == torch.sparse_csr:
-        start, column, values = x.crow_indices(), x.col_indices(), x.values()
-    elif 3 * int(x.count_nonzero()) > x.numel():
+    is_dense = x.layout == torch.strided
+    if is_dense and 3 * int(x.count_nonzero()) > x.numel():
         return {name: x}
-    else:
+    form = torch.tensor([*x.shape, int(is_dense)])
+    if is_dense:
         row, column = x.nonzero(as_tuple=True)
-        start, values = pointers(row, rows), x[row, column]
-    form = torch.tensor([rows, columns, int(x.layout == torch.strided)])
-    return {name: values, name + POINTERS: start, name + COLUMNS: column, name + FORM: form}
+        x = csr_tensor(pointers(row, len(x)), column, x[row, column], (x.size(0), x.size(1)))
+    parts = x.values(), x.crow_indices(), x.col_indices(), form
+    return dict(zip(_entries(name), parts, strict=True))
 
 
 def read_matrix(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
     """Read the output of :func:`matrix_tensors`; the same matrix in the same layout."""
     if name + FORM not in tensors:
         return tensors[name]
-    rows, columns, is_dense = tensors[name + FORM].tolist()
-    start, column, values = (tensors[key] for key in (name + POINTERS, name + COLUMNS, name))
-    if not is_dense:
-        return csr_tensor(start, column, values, (rows, columns))
-    x = torch.zeros(rows, columns, dtype=values.dtype)
-    x[torch.repeat_interleave(start.diff()), column] = values
-    return x
+    values, start, column, form = (tensors[key] for key in _entries(name))
+    rows, columns, is_dense = form.tolist()
+    csr = csr_tensor(start, column, values, (rows, columns))
+    return csr.to_dense() if is_dense else csr
 
 
-# Any: a method's own dataclass
-def graph_tensors(graph: Any) -> Tensors:
-    """Write one client's graph: ``EgoNetwork``, ``ClientGraph`` or ``OverlappingGraph``."""
+def _entries(name: str) -> tuple[str, str, str, str]:
+    return name, name + POINTERS, name + COLUMNS, name + FORM
+
+
+def graph_tensors(graph: ClientGraph) -> Tensors:
+    """Write one client's graph."""
     result: Tensors = {}
-    for one in fields(graph):
-        value = getattr(graph, one.name)
+    for key, value in vars(graph).items():
         if isinstance(value, int):
-            result[one.name] = torch.tensor(value)
+            result[key] = torch.tensor(value)
         elif isinstance(value, Tensor):
-            result |= matrix_tensors("x", value) if one.name == "x" else {one.name: value}
+            result |= matrix_tensors(key, value) if key == "x" else {key: value}
         elif value is not None:  # words, such as nodes' names
-            result[one.name] = torch.tensor([*json.dumps(value).encode()], dtype=torch.uint8)
+            result[key] = torch.tensor([*json.dumps(value).encode()], dtype=torch.uint8)
     return result
 
 
@@ -405,17 +403,16 @@ def read_graph(kind: type[T], client: int, tensors: Mapping[str, Tensor]) -> T:
     local = {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
     values: dict[str, object] = {}
     for one in fields(kind):  # type: ignore[arg-type]
-        if one.name == "x":
+        if one.name not in local and "None" in str(one.type):
+            values[one.name] = None
+        elif one.name == "x":
             values["x"] = read_matrix("x", local)
         elif one.type in ("int", int):
             values[one.name] = int(local[one.name])
         elif "tuple" in str(one.type):
-            text = bytes(local[one.name].tolist()) if one.name in local else b"null"
-            values[one.name] = tuple(json.loads(text) or ()) or None
-        elif one.name in local or "None" not in str(one.type):
-            values[one.name] = local[one.name]
+            values[one.name] = tuple(json.loads(bytes(local[one.name].tolist())))
         else:
-            values[one.name] = None
+            values[one.name] = local[one.name]
     return kind(**values)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,18 +30,11 @@ from flower_graph.config.partition import (
 from flower_graph.config.rules import FRACTION, require
 from flower_graph.config.schema import check_settings
 from flower_graph.data.description import WEIGHT, tell
-from flower_graph.data.features import CHANGES
-from flower_graph.data.graph import (
-    PARTS,
-    HeldGraph,
-    Neighbours,
-    Treatment,
-    WholeGraph,
-    cut_parts,
-    take_rows,
-    to_undirected,
-)
-from flower_graph.data.partition.ego_networks import partition_egos
+from flower_graph.data.features import CHANGES, Treatment
+from flower_graph.data.graph import ClientGraph as ClientGraph
+from flower_graph.data.graph import Neighbours, WholeGraph, take_rows, to_undirected
+from flower_graph.data.graph import cut_out as cut_out
+from flower_graph.data.partition.ego_networks import ego_parts, sample_egos, split_egos
 from flower_graph.data.partition.overlapping import overlapping_parts
 from flower_graph.data.splits import (
     Masks,
@@ -56,55 +49,6 @@ from flower_graph.rng import derive_seed, generator
 
 # Ways of cutting by which clients share nodes, each of which has one role at all of them
 WITH_COMMON_ROLES = (METIS_OVERLAPPING, OVERLAPPING)
-
-
-@dataclass(frozen=True)
-class ClientGraph(HeldGraph):
-    """One client's graph, or its nodes alone.
-
-    Parameters
-    ----------
-    client
-        Number of the client; unique over the run.
-    nodes
-        Number of each node in the whole graph, int64 ``[n]``; ascending if made here.
-    x
-        Features, float ``[n, f]``, dense or sparse CSR as in the whole graph.
-    y
-        Class of each node, int64 ``[n]``; below 0 without a label. With ``targets``, 0 for each
-        node that has one.
-    edge_index
-        Both directions of every edge, by place in ``nodes``, int64 ``[2, e]``, sorted, no
-        self-loops; None for a graphless client.
-    hidden_edges
-        A graphless client's true edges, in the same form, in a simulation: only Fed-GNN, the upper
-        bound, trains on them, and learnt graphs are compared with them.
-    train_mask, val_mask, test_mask
-        Boolean ``[n]``, disjoint; nodes without a label are in none.
-    called
-        The user's names of the nodes; None if the data have no names.
-    targets
-        Number that each node is to learn, float32 ``[n]``, NaN for none; None for classes.
-    edge_weight
-        Weight of each edge, float32 ``[e]``, in the order of ``edge_index``; None: all equal.
-    """
-
-    client: int
-    nodes: Tensor
-    x: Tensor
-    y: Tensor
-    edge_index: Tensor | None
-    hidden_edges: Tensor | None
-    train_mask: Tensor
-    val_mask: Tensor
-    test_mask: Tensor
-    called: tuple[str, ...] | None = None
-    targets: Tensor | None = None
-    edge_weight: Tensor | None = None
-
-    @property
-    def is_graphless(self) -> bool:
-        return self.edge_index is None
 
 
 def partition_graph(
@@ -136,14 +80,9 @@ def partition_graph(
     partition.validate()
     seed = seed if partition.seed is None else partition.seed
     is_split, roles = partition.method == EGO_NETWORKS, None
+    cut = cut_out(data, _parts(data, partition, seed))
     if is_split:
-        of_all = ("client", "nodes", "x", "y", "edge_index", *PARTS, "called")
-        cut = [
-            ClientGraph(hidden_edges=None, **{key: getattr(ego, key) for key in of_all})
-            for ego in partition_egos(data, partition, seed)
-        ]
-    else:
-        cut = cut_out(data, _parts(data, partition, seed))
+        cut = split_egos(cut, data.y, partition, seed)
     graphless = graphless_clients(len(cut), graphless_ratio, seed)
     if partition.method in WITH_COMMON_ROLES:  # drawn for the whole graph, class by class
         roles = stratified_split(data.y, partition.ratios, generator=generator(seed, "roles"))
@@ -187,15 +126,6 @@ def without_edges(graph: ClientGraph) -> ClientGraph:
     if graph.edge_index is None:
         return graph
     return replace(graph, edge_index=None, edge_weight=None, hidden_edges=graph.edge_index)
-
-
-def cut_out(data: WholeGraph, parts: Sequence[Tensor]) -> list[ClientGraph]:
-    """Make a client from each part ``[n]`` of node numbers: its nodes and the edges among them.
-
-    Parts are ascending and may overlap. Edges count in both directions; masks are empty.
-    """
-    cut = cut_parts(data, Neighbours.of(data), parts)
-    return [ClientGraph(**part, hidden_edges=None) for part in cut]
 
 
 def split_nodes(
@@ -256,6 +186,9 @@ def _parts(data: WholeGraph, partition: PartitionSection, seed: int) -> list[Ten
     def fits(nodes: Tensor) -> bool:
         return can_be_split(data.y[nodes], partition.ratios)
 
+    if partition.method == EGO_NETWORKS:
+        egos = sample_egos(data, clients, partition.hops, partition.min_nodes, seed)
+        return ego_parts(data, egos, partition.hops)
     if partition.method == LOUVAIN:
         how |= {"resolution": partition.resolution, "every_node": partition.every_node}
         return louvain(edges, n, **how, fits=fits)

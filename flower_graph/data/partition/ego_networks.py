@@ -8,8 +8,7 @@ whole graph, so that clients recognise common nodes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,43 +16,15 @@ from torch import Tensor
 from flower_graph.config.partition import PER_CLIENT
 from flower_graph.config.rules import RATIOS, at_least
 from flower_graph.config.schema import check_settings
-from flower_graph.data.graph import HeldGraph, Neighbours, WholeGraph, cut_parts
+from flower_graph.data.graph import ClientGraph, Neighbours, WholeGraph, cut_out
+from flower_graph.data.graph import EgoNetwork as EgoNetwork
 from flower_graph.data.splits import Masks, labelled_split, with_masks
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 
 # Egos whose neighbourhoods are searched at once: with hubs, one takes megabytes.
 CHUNK = 64
-
-
-@dataclass(frozen=True)
-class EgoNetwork(HeldGraph):
-    """One client's graph, as :class:`ClientGraph`; nodes are identified across clients.
-
-    Parameters
-    ----------
-    ego
-        The node in the middle, as numbered in the whole graph.
-    names
-        ``n`` words that identify nodes across clients; None if ``nodes`` does.
-    """
-
-    client: int
-    ego: int
-    nodes: Tensor
-    edge_index: Tensor
-    x: Tensor
-    y: Tensor
-    train_mask: Tensor
-    val_mask: Tensor
-    test_mask: Tensor
-    names: tuple[str, ...] | None = None
-    called: tuple[str, ...] | None = None
-
-    @property
-    def identities(self) -> Sequence[int | str]:
-        """Identities, which two clients' common nodes share, in the order of the nodes."""
-        return self.nodes.tolist() if self.names is None else self.names
+G = TypeVar("G", bound=ClientGraph)
 
 
 # Any: the section `partition` of a method whose clients have ego-networks
@@ -66,23 +37,26 @@ def partition_egos(data: WholeGraph, partition: Any, seed: int) -> list[EgoNetwo
     check_settings(partition, "partition.")
     seed = seed if partition.seed is None else partition.seed
     egos = sample_egos(data, partition.clients, partition.hops, partition.min_nodes, seed)
-    networks = ego_networks(data, egos, partition.hops)
+    return split_egos(ego_networks(data, egos, partition.hops), data.y, partition, seed)
+
+
+def split_egos(networks: Sequence[G], y: Tensor, partition: Any, seed: int) -> list[G]:
+    """Split the nodes as ``partition.split`` says."""
     if partition.split == PER_CLIENT:
         return split_per_client(networks, partition.ratios, seed)
-    return split_global(networks, data.y, partition.ratios, seed)
+    return split_global(networks, y, partition.ratios, seed)
 
 
 def sample_egos(data: WholeGraph, clients: int, hops: int, min_nodes: int, seed: int) -> Tensor:
     """Draw the egos, without repetition."""
-    nodes, neighbours = int(data.y.numel()), Neighbours.of(data)
+    n, neighbours = int(data.y.numel()), Neighbours.of(data)
     chosen = torch.empty(0, dtype=torch.int64)
-    for drawn in torch.randperm(nodes, generator=generator(seed, "egos")).split(CHUNK):
-        members = _members(neighbours, drawn, hops)
-        sizes = torch.bincount(members // nodes, minlength=drawn.numel())
+    for drawn in torch.randperm(n, generator=generator(seed, "egos")).split(CHUNK):
+        sizes = torch.tensor([len(nodes) for nodes in _each(neighbours, drawn, hops)])
         chosen = torch.cat([chosen, drawn[sizes >= min_nodes]])
         if chosen.numel() >= clients:
             return chosen[:clients]
-    found = f"{chosen.numel()} of {nodes} nodes have partition.min_nodes = {min_nodes} around them"
+    found = f"{chosen.numel()} of {n} nodes have partition.min_nodes = {min_nodes} around them"
     raise DataError(f"partition.clients = {clients}: {found}")
 
 
@@ -92,19 +66,21 @@ def ego_networks(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> l
     ``egos`` are distinct, otherwise ``DataError``; ``hops`` is at least 1, otherwise
     ``ConfigError``. Edges count in both directions.
     """
+    cut = cut_out(data, ego_parts(data, egos, hops))
+    return [EgoNetwork(**vars(graph)) for graph in cut]
+
+
+def ego_parts(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> list[Tensor]:
+    """Return the nodes within some hops of each ego, ascending."""
     at_least(1).check("partition.hops", hops)
     neighbours, egos, n = Neighbours.of(data), torch.as_tensor(egos).long(), int(data.y.numel())
     values, counts = torch.unique(egos, return_counts=True)
     if wrong := values[(values < 0) | (values >= n) | (counts > 1)].tolist():
         raise DataError(f"egos {wrong[:5]}: must be different nodes, 0 to {n - 1}")
-    nodes = (nodes for chunk in egos.split(CHUNK) for nodes in _each(neighbours, chunk, hops))
-    cut = zip(egos.tolist(), cut_parts(data, neighbours, nodes), strict=True)
-    return [EgoNetwork(ego=ego, **part) for ego, part in cut]
+    return [nodes for chunk in egos.split(CHUNK) for nodes in _each(neighbours, chunk, hops)]
 
 
-def split_per_client(
-    networks: Sequence[EgoNetwork], ratios: Sequence[float], seed: int
-) -> list[EgoNetwork]:
+def split_per_client(networks: Sequence[G], ratios: Sequence[float], seed: int) -> list[G]:
     """Split each client's labelled nodes by themselves."""
     # A node that several clients hold may train at one and be tested at another. A client with a
     # labelled node has at least one for training, even where its share would round to none.
@@ -116,9 +92,7 @@ def split_per_client(
     ]
 
 
-def split_global(
-    networks: Sequence[EgoNetwork], y: Tensor, ratios: Sequence[float], seed: int
-) -> list[EgoNetwork]:
+def split_global(networks: Sequence[G], y: Tensor, ratios: Sequence[float], seed: int) -> list[G]:
     """Give every node one role, the same at all clients that hold it.
 
     The stricter split: no client trains on a label that another is tested on. A client may be left
@@ -131,22 +105,16 @@ def split_global(
     return [with_masks(one, Masks(*(role[one.nodes] for role in roles))) for one in networks]
 
 
-def _members(neighbours: Neighbours, egos: Tensor, hops: int) -> Tensor:
-    """Find the nodes within reach of each ego: ``k * n + node`` for the k-th ego, ascending."""
+def _each(neighbours: Neighbours, egos: Tensor, hops: int) -> list[Tensor]:
+    """Return the nodes within reach of each ego, ascending."""
+    # A node within reach of the k-th ego is k * n + node here.
     nodes = neighbours.num_nodes
-    result = rim = torch.arange(egos.numel()) * nodes + egos
+    members = rim = torch.arange(egos.numel()) * nodes + egos
     for _ in range(hops):
         place, other = neighbours.step(rim % nodes)
         reached = torch.unique(rim[place] // nodes * nodes + other)
-        rim = reached[~torch.isin(reached, result)]
-        result = torch.cat([result, rim]).sort().values
-    return result
-
-
-def _each(neighbours: Neighbours, egos: Tensor, hops: int) -> list[Tensor]:
-    """Return the nodes within reach of each ego, ascending."""
-    nodes = neighbours.num_nodes
-    members = _members(neighbours, egos, hops)
+        rim = reached[~torch.isin(reached, members)]
+        members = torch.cat([members, rim]).sort().values
     sizes = torch.bincount(members // nodes, minlength=egos.numel()).tolist()
     # Copies: a view would keep the whole chunk in memory, and in every message that carries it.
     return [local.clone() for local in (members % nodes).split(sizes)]

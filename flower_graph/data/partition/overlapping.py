@@ -7,40 +7,20 @@ cover.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flower_graph.config.schema import check_settings
-from flower_graph.data.graph import HeldGraph, Neighbours, WholeGraph, cut_parts
+from flower_graph.data.graph import Neighbours, WholeGraph, cut_out
+from flower_graph.data.graph import OverlappingGraph as OverlappingGraph
 from flower_graph.data.splits import Masks, check_roles, stratified_split, with_masks
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 
 EVERYBODY, NOBODY = -1, -2  # holders of a node that is no single client's
-
-
-@dataclass(frozen=True)
-class OverlappingGraph(HeldGraph):
-    """One client's graph; clients that hold the same node give it the same number."""
-
-    client: int  # Number of the client; unique over the run
-    nodes: Tensor  # Number of each node in the whole graph, int64 [n], ascending
-    public: Tensor  # Boolean [n]: nodes whose embeddings the client sends
-    x: Tensor  # Features, float [n, f], dense or sparse CSR as in the whole graph
-    # True class of each node, int64 [n], below 0 without a label: what embeddings are judged by
-    y: Tensor
-    # Class that the client trains with, int64 [n]; some are wrong under label noise
-    train_y: Tensor
-    # Both directions of every edge, by place in nodes, int64 [2, e], sorted, no self-loops
-    edge_index: Tensor
-    train_mask: Tensor  # Boolean [n], disjoint; a node has one role at all clients that hold it
-    val_mask: Tensor
-    test_mask: Tensor
-    called: tuple[str, ...] | None = None  # what its user calls the nodes, if the data have names
 
 
 # Any: the section `partition` of a method whose clients overlap
@@ -66,14 +46,15 @@ def overlapping_graphs(data: WholeGraph, partition: Any, seed: int) -> list[Over
     parts = overlapping_parts(neighbours, partition, seed)
     roles = stratified_split(data.y, partition.ratios, generator=generator(seed, "roles"))
     classes = data.y[data.y >= 0].unique()
-    graphs, cut = [], cut_parts(data, neighbours, [nodes for nodes, _ in parts])
-    for (nodes, public), part in zip(parts, cut, strict=True):
+    graphs = []
+    cut = cut_out(data, [nodes for nodes, _ in parts], neighbours)
+    for (nodes, public), graph in zip(parts, cut, strict=True):
         masks = Masks(*(mask[nodes] for mask in roles))
-        check_roles(part["client"], masks, partition.ratios)
-        rng = generator(seed, "label-noise", part["client"])
-        noisy = noisy_labels(part["y"], masks.train, classes, partition.label_noise, generator=rng)
-        graph = OverlappingGraph(**part, public=public, train_y=noisy)
-        graphs.append(with_masks(graph, masks))
+        check_roles(graph.client, masks, partition.ratios)
+        rng, noise = generator(seed, "label-noise", graph.client), partition.label_noise
+        noisy = noisy_labels(graph.y, masks.train, classes, noise, generator=rng)
+        sharing = OverlappingGraph(**vars(graph), public=public, train_y=noisy)
+        graphs.append(with_masks(sharing, masks))
     return graphs
 
 
@@ -142,67 +123,25 @@ def greedy_cover(neighbours: Neighbours, order: Tensor, count: int) -> Tensor:
     # so with the same number of nodes no choice settles more than 1 / (1 - 1/e) as many (Nemhauser
     # et al., 1978). Once all are settled the same begins anew for a second chosen neighbour, and so
     # on; a node that has fewer neighbours than that is settled when all of them are chosen.
-    cover = _Cover(neighbours, order)
-    while len(cover.chosen) < count and cover.next_level():
-        cover.settle(count)
-    left = [node for node in order.tolist() if not cover.is_chosen[node]]
-    return torch.tensor([*cover.chosen, *left][:count], dtype=torch.int64)
-
-
-class _Cover:
-    """The nodes chosen so far, and how many chosen neighbours each node has."""
-
-    # Lists rather than tensors: nearly all steps touch a few numbers.
-
-    def __init__(self, neighbours: Neighbours, order: Tensor) -> None:
-        n, counts = order.numel(), neighbours.start.diff().tolist()
-        self.neighbours = [part.tolist() for part in neighbours.other.split(counts)]
-        self.rank: list[int] = order.argsort().tolist()
-        self.order: list[int] = order.tolist()
-        self.is_chosen = [False] * n
-        self.around = [0] * n  # chosen neighbours of each node
-        self.chosen: list[int] = []
-        self.open: list[bool] = []  # nodes that this level has still to settle
-        self.gain: list[int] = []  # how many of them each node would settle
-
-    def next_level(self) -> bool:
-        """Open the nodes that lack a chosen neighbour more; False if none can have one more."""
-        left = (v for v, chosen in enumerate(self.is_chosen) if not chosen)
-        lacking = [v for v in left if self.around[v] < len(self.neighbours[v])]
-        level = min((self.around[v] for v in lacking), default=-1)
-        due = {v for v in lacking if self.around[v] == level}
-        self.open = [v in due for v in range(len(self.order))]
-        self.gain = [
-            self.open[v] + sum(self.open[other] for other in others)
-            for v, others in enumerate(self.neighbours)
-        ]
-        return level >= 0
-
-    def settle(self, count: int) -> None:
-        """Choose nodes until this level has no open ones, or so many are chosen."""
-        heap = [
-            (-gain, self.rank[node])
-            for node, gain in enumerate(self.gain)
-            if gain and not self.is_chosen[node]
-        ]
-        heapify(heap)
-        while heap and len(self.chosen) < count:
-            promised, rank = heappop(heap)
-            node = self.order[rank]
-            if self.gain[node] == -promised:
-                self._choose(node)
-            elif self.gain[node]:
-                # Gains only shrink, so a node that comes up with an old one is put back.
-                heappush(heap, (-self.gain[node], rank))
-
-    def _choose(self, node: int) -> None:
-        self.is_chosen[node] = True
-        self.chosen.append(node)
-        for other in self.neighbours[node]:
-            self.around[other] += 1
-        for settled in (node, *self.neighbours[node]):
-            if self.open[settled]:
-                self.open[settled] = False
-                self.gain[settled] -= 1
-                for other in self.neighbours[settled]:
-                    self.gain[other] -= 1
+    # Nodes are numbered by their place in `order` here, so that `argmax` finds the first of equals.
+    n, rank = order.numel(), order.argsort()
+    owner, nodes = (one.numpy() for one in neighbours.step(order))
+    other, degree = rank.numpy()[nodes], np.bincount(owner, minlength=n)
+    beside = np.split(other, degree.cumsum()[:-1])
+    is_chosen, around, chosen = np.zeros(n, dtype=bool), np.zeros(n, dtype=np.int64), list[int]()
+    while len(chosen) < count and (lacking := ~is_chosen & (around < degree)).any():
+        # Of the nodes that lack a chosen neighbour more, those with the fewest are settled first
+        due = lacking & (around == around[lacking].min())
+        gain = (due + np.bincount(owner, due[other], n)).astype(np.int32)
+        gain[is_chosen] = 0
+        while len(chosen) < count and gain[node := int(gain.argmax())] > 0:
+            chosen.append(node)
+            is_chosen[node], gain[node] = True, -n
+            around[beside[node]] += 1
+            for settled in (node, *beside[node].tolist()):
+                if due[settled]:
+                    due[settled] = False
+                    gain[settled] -= 1
+                    gain[beside[settled]] -= 1
+    left = np.flatnonzero(~is_chosen)
+    return order[torch.from_numpy(np.concatenate([np.array(chosen, dtype=int), left])[:count])]

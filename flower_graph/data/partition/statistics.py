@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from flower_graph.data.graph import Graph, HeldGraph, WholeGraph, to_undirected
-from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.data.partition.overlapping import OverlappingGraph
+from flower_graph.data.graph import (
+    ClientGraph,
+    EgoNetwork,
+    Graph,
+    OverlappingGraph,
+    WholeGraph,
+    to_undirected,
+)
 from flower_graph.errors import DataError
 from flower_graph.wire.keys import ROLES
 
@@ -29,24 +32,77 @@ class PartitionStatistics(NamedTuple):
     classes: list[list[int]] = []  # noqa: RUF012  nobody changes it
 
 
-def ego_statistics(networks: Sequence[EgoNetwork]) -> PartitionStatistics:
-    """Describe ego-networks as FedSCem's Table 2 and Figure 4 do, with overlap and split.
+def client_statistics(
+    graphs: Sequence[ClientGraph], whole: WholeGraph | None = None
+) -> PartitionStatistics:
+    """Describe clients with graphs: sizes, roles, overlap, cut edges and public nodes.
 
-    ``DataError`` if there are no clients.
+    Edges are those of all clients that have or hide some. ``whole`` is the graph that the clients
+    were cut out of; None for graphs of their own, which have nodes in common only if their nodes
+    have identities. ``DataError`` if there are no clients.
     """
-    result = _common(networks)
-    figures = result.figures
-    del figures["homophily-per-client"]
-    # Numbers of identities, which are the same at all clients
-    of: dict[int | str, int] = {}
-    networks = [
-        replace(one, nodes=torch.tensor([of.setdefault(i, len(of)) for i in one.identities]))
-        for one in networks
-    ]
-    nodes, holders = torch.cat([one.nodes for one in networks]).unique(return_counts=True)
-    edges = _distinct_edges(networks)
+    if not graphs:
+        raise DataError("no clients to describe: at least one is needed")
+    both = [(g.y, g.hidden_edges if g.edge_index is None else g.edge_index) for g in graphs]
+    linked = [(y, edges) for y, edges in both if edges is not None]
+    sizes = {
+        "nodes": torch.tensor([graph.y.numel() for graph in graphs]),
+        "edges": torch.tensor([edges.size(1) // 2 for _, edges in linked]),
+        "classes": torch.tensor([_classes(graph.y) for graph in graphs]),
+    }
+    alike = torch.tensor([_homophily(y, edges) for y, edges in linked])
+    means = {f"{name}-per-client": _mean(size) for name, size in sizes.items()}
+    found = PartitionStatistics(
+        {
+            "clients": len(graphs),
+            "features": graphs[0].x.size(1),
+            "classes": _classes(torch.cat([graph.y for graph in graphs])),
+            **means,
+            "directed-edges-per-client": 2 * means["edges-per-client"],
+            "homophily-per-client": _mean(alike[~alike.isnan()]),
+            "fewest-nodes": int(sizes["nodes"].min()),
+            "most-nodes": int(sizes["nodes"].max()),
+            "graphless-clients": sum(graph.is_graphless for graph in graphs),
+            "clients-without-edges": sum(_edge_count(graph) == 0 for graph in graphs),
+            "clients-without-training": sum(not bool(one.train_mask.any()) for one in graphs),
+            **{f"{role}-per-client": n / len(graphs) for role, n in _role_counts(graphs).items()},
+        },
+        {f"{name} per client": counts(size) for name, size in sizes.items()},
+        class_counts(graphs),
+    )
+    numbers = _common_numbers(graphs, whole)
+    if numbers is not None:
+        _describe_overlap(found, graphs, numbers)
+    if whole is not None:
+        _describe_cut(found, graphs, whole)
+    if sharing := [graph for graph in graphs if isinstance(graph, OverlappingGraph)]:
+        _describe_public(found, sharing, whole)
+    return found
+
+
+ego_statistics = overlap_statistics = client_statistics
+
+
+def _common_numbers(graphs: Sequence[ClientGraph], whole: WholeGraph | None) -> list[Tensor] | None:
+    """Return the nodes' numbers, the same at all clients; None if nobody knows them."""
+    if whole is not None or isinstance(graphs[0], OverlappingGraph):
+        return [graph.nodes for graph in graphs]
+    number: dict[int | str, int] = {}
+    egos = [graph for graph in graphs if isinstance(graph, EgoNetwork)]
+    numbers = [[number.setdefault(i, len(number)) for i in one.identities] for one in egos]
+    return [*map(torch.tensor, numbers)] if egos else None
+
+
+def _describe_overlap(
+    found: PartitionStatistics, graphs: Sequence[ClientGraph], numbers: Sequence[Tensor]
+) -> None:
+    figures = found.figures
+    nodes, holders = torch.cat([*numbers]).unique(return_counts=True)
+    edges = _distinct_edges(graphs, numbers)
     trained, tested = (
-        torch.cat([one.nodes[getattr(one, f"{role}_mask")] for one in networks])
+        torch.cat(
+            [own[getattr(one, f"{role}_mask")] for one, own in zip(graphs, numbers, strict=True)]
+        )
         for role in ("train", "test")
     )
     figures |= {
@@ -55,52 +111,36 @@ def ego_statistics(networks: Sequence[EgoNetwork]) -> PartitionStatistics:
         "density": edges / nodes.numel(),
         # The paper's figure is this quotient of means, not the mean of quotients.
         "density-per-client": figures["edges-per-client"] / figures["nodes-per-client"],
-        **_overlap_figures(holders),
-        "clients-without-training": sum(not bool(one.train_mask.any()) for one in networks),
+        "clients-per-node": _mean(holders),
+        "most-clients-per-node": int(holders.max()),
+        "shared-share": _mean(holders >= 2),
         "tested-and-trained-share": _mean(torch.isin(tested, trained)),
     }
-    result.distributions["clients per node"] = counts(holders)
-    return result
+    found.distributions["clients per node"] = counts(holders)
 
 
-def client_statistics(
-    graphs: Sequence[ClientGraph], whole: WholeGraph | None
-) -> PartitionStatistics:
-    """Describe clients with graphs as FedGLS's Table 4 does, with cut edges, overlap and split.
-
-    Edges are those of all clients that have or hide some. ``whole`` is the graph that they were cut
-    out of; None for graphs of their own. ``DataError`` if there are no clients.
-    """
-    result = _common(graphs)
-    figures = result.figures
-    figures["graphless-clients"] = sum(graph.is_graphless for graph in graphs)
-    figures["directed-edges-per-client"] = 2 * figures["edges-per-client"]
-    if whole is not None:
-        held, kept = _kept(graphs, whole)
-        source, target = whole.edge_index
-        _, holders = torch.cat([graph.nodes for graph in graphs]).unique(return_counts=True)
-        figures |= {
-            "kept-nodes-share": _mean(held),
-            "kept-edges-share": _mean(kept),
-            "cut-edges-share": _mean(~kept[held[source] & held[target]]),
-            **(_overlap_figures(holders) if bool((holders > 1).any()) else {}),
-        }
-    return result
+def _describe_cut(
+    found: PartitionStatistics, graphs: Sequence[ClientGraph], whole: WholeGraph
+) -> None:
+    """Add which nodes ``[n]`` and which edges ``[e]`` of the whole graph clients have."""
+    source, target = whole.edge_index
+    held, kept = torch.zeros(whole.y.numel(), dtype=torch.bool), torch.zeros_like(source).bool()
+    for graph in graphs:
+        here = torch.zeros_like(held)
+        here[graph.nodes] = True
+        held |= here
+        kept |= here[source] & here[target]
+    figures = found.figures
+    figures |= {
+        "kept-nodes-share": _mean(held),
+        "kept-edges-share": _mean(kept),
+        "cut-edges-share": _mean(~kept[held[source] & held[target]]),
+    }
 
 
-def overlap_statistics(
-    graphs: Sequence[OverlappingGraph], whole: WholeGraph | None
-) -> PartitionStatistics:
-    """Describe clients that share public nodes: sizes as in PPFL-GNN's section 4.1, and reach.
-
-    ``whole`` is the graph that they were cut out of; None for graphs of their own. ``DataError`` if
-    there are no clients.
-    """
-    result = _common(graphs)
-    figures = result.figures
-    for name in ("classes-per-client", "fewest-nodes", "most-nodes"):
-        del figures[name]
-    del result.distributions["classes per client"]
+def _describe_public(
+    found: PartitionStatistics, graphs: Sequence[OverlappingGraph], whole: WholeGraph | None
+) -> None:
     public = torch.cat([graph.public for graph in graphs])
     ends = [(graph, *graph.edge_index) for graph in graphs]
     degree = torch.cat([source.bincount(minlength=len(one.y)) for one, source, _ in ends])
@@ -108,10 +148,10 @@ def overlap_statistics(
         source[one.public[target]].bincount(minlength=len(one.y)) for one, source, target in ends
     ]
     reach = torch.cat(shared)[~public]
+    figures = found.figures
     figures |= {
         "public-per-client": int(public.sum()) / len(graphs),
         "private-per-client": int((~public).sum()) / len(graphs),
-        "clients-without-edges": sum(not graph.edge_index.numel() for graph in graphs),
         "isolated-share": _mean(degree == 0),
         "neighbours-of-public": _mean(degree[public]),
         "reached-share": _mean(reach >= 1),
@@ -121,13 +161,9 @@ def overlap_statistics(
         n = whole.y.numel()
         edges, shown = to_undirected(whole.edge_index, n), torch.zeros(n, dtype=torch.bool)
         shown[torch.cat([graph.nodes[graph.public] for graph in graphs])] = True
-        figures |= {
-            "kept-nodes-share": _mean(_kept(graphs, whole)[0]),
-            "lost-edges-share": 1 - _distinct_edges(graphs) / (edges.size(1) // 2),
-            "degree-of-public": _mean(edges[0].bincount(minlength=n)[shown]),
-        }
-    result.distributions["public neighbours per private node"] = counts(reach)
-    return result
+        degree_there = edges[0].bincount(minlength=n)[shown]
+        figures["degree-of-public"] = _mean(degree_there)
+    found.distributions["public neighbours per private node"] = counts(reach)
 
 
 def node_statistics(data: Graph) -> PartitionStatistics:
@@ -157,61 +193,10 @@ def node_statistics(data: Graph) -> PartitionStatistics:
     )
 
 
-def _common(graphs: Sequence[HeldGraph]) -> PartitionStatistics:
-    if not graphs:
-        raise DataError("no clients to describe: at least one is needed")
-    edges = [(g.y, e) for g in graphs if (e := _true_edges(g)) is not None]
-    sizes = {
-        "nodes": torch.tensor([graph.y.numel() for graph in graphs]),
-        "edges": torch.tensor([e.size(1) // 2 for _, e in edges]),
-        "classes": torch.tensor([_classes(graph.y) for graph in graphs]),
-    }
-    alike = torch.tensor([_homophily(y, e) for y, e in edges])
-    return PartitionStatistics(
-        figures={
-            "clients": len(graphs),
-            "features": graphs[0].x.size(1),
-            "classes": _classes(torch.cat([graph.y for graph in graphs])),
-            **{f"{name}-per-client": _mean(size) for name, size in sizes.items()},
-            "homophily-per-client": _mean(alike[~alike.isnan()]),
-            "fewest-nodes": int(sizes["nodes"].min()),
-            "most-nodes": int(sizes["nodes"].max()),
-            **{f"{role}-per-client": n / len(graphs) for role, n in _role_counts(graphs).items()},
-        },
-        distributions={f"{name} per client": counts(size) for name, size in sizes.items()},
-        classes=class_counts(graphs),
-    )
-
-
-def class_counts(graphs: Sequence[HeldGraph]) -> list[list[int]]:
+def class_counts(graphs: Sequence[ClientGraph]) -> list[list[int]]:
     """Count each client's labelled nodes by class."""
     classes = _classes(torch.cat([graph.y for graph in graphs]))
     return [g.y[g.y >= 0].bincount(minlength=classes).tolist() for g in graphs]
-
-
-def _true_edges(graph: HeldGraph) -> Tensor | None:
-    hidden: Tensor | None = getattr(graph, "hidden_edges", None)
-    return hidden if graph.edge_index is None else graph.edge_index
-
-
-def _kept(graphs: Sequence[HeldGraph], whole: WholeGraph) -> tuple[Tensor, Tensor]:
-    """Return which nodes ``[n]`` and which edges ``[e]`` of the whole graph clients have."""
-    source, target = whole.edge_index
-    held, kept = torch.zeros(whole.y.numel(), dtype=torch.bool), torch.zeros_like(source).bool()
-    for graph in graphs:
-        here = torch.zeros_like(held)
-        here[graph.nodes] = True
-        held |= here
-        kept |= here[source] & here[target]
-    return held, kept
-
-
-def _overlap_figures(holders: Tensor) -> dict[str, float]:
-    return {
-        "clients-per-node": _mean(holders),
-        "most-clients-per-node": int(holders.max()),
-        "shared-share": _mean(holders >= 2),
-    }
 
 
 def _homophily(y: Tensor, edges: Tensor) -> float:
@@ -220,14 +205,17 @@ def _homophily(y: Tensor, edges: Tensor) -> float:
     return float((source == target)[is_labelled].double().mean())
 
 
-def _distinct_edges(graphs: Sequence[HeldGraph]) -> int:
-    linked = [(g.nodes, g.edge_index) for g in graphs if g.edge_index is not None]
-    n = 1 + max((int(nodes.max()) for nodes, _ in linked), default=0)
-    keys = [nodes[edges[0]] * n + nodes[edges[1]] for nodes, edges in linked]
-    return int(torch.cat(keys).unique().numel()) // 2 if keys else 0
+def _edge_count(graph: ClientGraph) -> int:
+    return 0 if graph.edge_index is None else graph.edge_index.size(1) // 2
 
 
-def _role_counts(graphs: Sequence[HeldGraph]) -> dict[str, int]:
+def _distinct_edges(graphs: Sequence[ClientGraph], numbers: Sequence[Tensor]) -> int:
+    pairs = zip(numbers, (graph.edge_index for graph in graphs), strict=True)
+    ends = [own[edges] for own, edges in pairs if edges is not None]
+    return torch.cat(ends, 1).unique(dim=1).size(1) // 2 if ends else 0
+
+
+def _role_counts(graphs: Sequence[ClientGraph]) -> dict[str, int]:
     return {part: sum(int(getattr(g, f"{part}_mask").sum()) for g in graphs) for part in ROLES}
 
 
@@ -258,17 +246,17 @@ def nodes_held(graph: Graph, clients: int, called: str) -> str:
     return "; ".join([f"{clients:,} {called}{each}", *roles])
 
 
-def graphs_held(graphs: Sequence[HeldGraph], called: str, *, is_cut: bool) -> str:
+def graphs_held(graphs: Sequence[ClientGraph], called: str, *, is_cut: bool) -> str:
     """Describe clients with graphs; `is_cut`: their ``nodes`` are numbers in one whole graph."""
-    sizes, edges = [graph.y.numel() for graph in graphs], [graph.edge_index for graph in graphs]
+    sizes, edges = [graph.y.numel() for graph in graphs], [*map(_edge_count, graphs)]
     least, most, total = min(sizes), max(sizes), sum(sizes)
     each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    without = sum(one is None or not one.numel() for one in edges)
+    without = edges.count(0)
     some = f", {without:,} of them without edges" if without else ""
-    held, links = total, sum(0 if one is None else one.size(1) for one in edges) // 2
+    held, links = total, sum(edges)
     if is_cut:
-        held = torch.cat([graph.nodes for graph in graphs]).unique().numel()
-        links = _distinct_edges(graphs)
+        numbers = [graph.nodes for graph in graphs]
+        held, links = torch.cat(numbers).unique().numel(), _distinct_edges(graphs, numbers)
     nodes = f"{held:,} nodes" if held == total else f"{held:,} different nodes, {total:,} in all"
     whole = f"{len(graphs):,} {called} of {each} nodes{some}: {nodes}, {links:,} edges"
     again = f" ({AGAIN})" if held < total else ""

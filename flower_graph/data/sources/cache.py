@@ -36,8 +36,8 @@ _MAY_FETCH = ContextVar("may-fetch", default=True)
 
 @contextmanager
 def fetching(allowed: bool) -> Iterator[None]:
-    """Allow or forbid downloads in this block: a SuperNode downloads nothing for a run."""
-    before = _MAY_FETCH.set(allowed)
+    """Forbid downloads in this block unless allowed: a SuperNode downloads nothing for a run."""
+    before = _MAY_FETCH.set(allowed and _MAY_FETCH.get())
     try:
         yield
     finally:
@@ -92,9 +92,9 @@ def fingerprint(folder: Path) -> list[tuple[str, int, int]]:
 
 
 def missing_message(
-    label: str, wanted: PurePath, files: Sequence[PurePath], root: Path | None, download: bool
+    label: str, wanted: PurePath, files: Sequence[PurePath], root: Path | None
 ) -> str:
-    """Return a text about a data set's missing files; raise it as an error if download is off."""
+    """Return a text about a data set's missing files; raise it if downloads are forbidden."""
     absent = [file for file in files if root is None or not (root / file).exists()]
     shown = ", ".join(file.name for file in absent[:3])
     more = f" and {len(absent) - 3} more files" if len(absent) > 3 else ""
@@ -103,10 +103,9 @@ def missing_message(
         f"data set {label!r} is missing: no {shown}{more} ({searched}, and in the cache "
         f"{cache_root()}). Set data.root or {ROOT_VARIABLE} to a folder that holds {wanted}."
     )
-    if not download:
-        raise DataError(f"{missing} (downloads are switched off)")
     if not _MAY_FETCH.get():
-        error = DataError(f"{missing} (a SuperNode fetches only what its node config's data names)")
+        off = "downloads are switched off: a SuperNode fetches only what its node config names"
+        error = DataError(f"{missing} ({off})")
         raise told(error, "this SuperNode fetches no data: its node config names none in data")
     return missing
 

@@ -15,9 +15,9 @@ import torch
 from flower_graph.config.common import AS_IS, DataConfig, RunConfig
 from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import check_masks, saying, tell
-from flower_graph.data.features import prepare_features
-from flower_graph.data.gaps import PLAIN, Gaps, Uses
+from flower_graph.data.features import PLAIN, Gaps, Uses, prepare_features
 from flower_graph.data.graph import PARTS, Graph, fits_dense
+from flower_graph.data.sources.cache import fetching
 from flower_graph.data.sources.generators import csbm, csbm_sparse
 from flower_graph.data.sources.names import (
     CSBM,
@@ -85,17 +85,16 @@ def load_data(config: DataConfig, *, seed: int = 0, download: bool = True) -> Da
     DataError
         If the set is unknown, missing or unfit, or the split is impossible.
     """
-    return load_graph(config, seed=seed, download=download).to_data()
+    with fetching(download):
+        return load_graph(config, seed=seed).to_data()
 
 
-def load_graph(
-    config: DataConfig, *, seed: int = 0, download: bool = True, uses: Uses = PLAIN
-) -> Graph:
+def load_graph(config: DataConfig, *, seed: int = 0, uses: Uses = PLAIN) -> Graph:
     """As :func:`load_data`, without importing PyG for sets that need none.
 
     ``uses``: whether nodes have numbers to learn, and edges weights, as a graph of your own can.
     """
-    graph, masks = _read(config, seed, download, uses)
+    graph, masks = _read(config, seed, uses)
     source, notes = f"data {config.name}", list(graph.notes)
     masks = _split(config, graph, masks, notes, config.draws(seed))
     rng, chance = generator(config.draws(seed), "feature-noise"), config.feature_noise
@@ -151,7 +150,7 @@ def describe(data: Any) -> dict[str, int]:
     }
 
 
-def _read(config: DataConfig, seed: int, download: bool, uses: Uses) -> tuple[Graph, Masks | None]:
+def _read(config: DataConfig, seed: int, uses: Uses) -> tuple[Graph, Masks | None]:
     path, name = file_path(config.name), config.name.lower()
     is_pyg = path is None and name not in (LINQS, CSBM, *OGB)
     known = pyg_name(config.name) if is_pyg else PygName("", None)
@@ -167,11 +166,11 @@ def _read(config: DataConfig, seed: int, download: bool, uses: Uses) -> tuple[Gr
     elif name == CSBM:
         graph = _generated(config, config.draws(seed), uses)
     elif name in OGB:
-        graph = load_ogb(name, root=data_root(config.root), download=download)
+        graph = load_ogb(name, root=data_root(config.root))
     elif known.group == "Planetoid" and config.split == "geom-gcn":
-        return _with_geom_gcn(known, data_root(config.root), seed, download)
+        return _with_geom_gcn(known, data_root(config.root), seed)
     else:
-        graph = load_pyg(known, root=data_root(config.root), download=download)
+        graph = load_pyg(known, root=data_root(config.root))
     return graph, _own_masks(graph)
 
 
@@ -185,19 +184,17 @@ def _generated(config: DataConfig, seed: int, uses: Uses) -> Graph:
     return csbm_sparse(config.nodes, config.classes, **how)
 
 
-def _with_geom_gcn(
-    name: PygName, root: Path | None, seed: int, download: bool
-) -> tuple[Graph, Masks | None]:
+def _with_geom_gcn(name: PygName, root: Path | None, seed: int) -> tuple[Graph, Masks | None]:
     """Load a set of Planetoid with one of the splits of geom-gcn."""
     fold = f"{str(name.member).lower()}_split_0.6_0.2_{seed % FOLDS}.npz"
     file = Path(SPLIT_FOLDER) / fold
     if root is not None and (root / file).is_file():
-        graph = load_pyg(name, root=root, download=download)
+        graph = load_pyg(name, root=root)
         return graph, geom_gcn_split(root / file, graph.x.size(0))
     try:
         # PyG has the ten splits as columns, once it has downloaded them.
         options = {"split": "geom-gcn"}
-        graph = load_pyg(name, root=root, download=download, options=options)
+        graph = load_pyg(name, root=root, options=options)
     except DataError as error:
         raise DataError(f"the data root has no {file}, and PyG has none either: {error}") from error
     return graph, _own_masks(graph)

@@ -34,8 +34,8 @@ from flower_graph.data.description import (
     saying,
     with_edges,
 )
-from flower_graph.data.gaps import NO_GAPS, PLAIN, Gaps, Uses
-from flower_graph.data.graph import Graph
+from flower_graph.data.features import NO_GAPS, PLAIN, Gaps, Uses
+from flower_graph.data.graph import PARTS, Graph
 from flower_graph.data.sources.cache import (
     cached_folder,
     check_reachable,
@@ -46,6 +46,7 @@ from flower_graph.data.sources.cache import (
 )
 from flower_graph.data.sources.names import PygName, check_graph_file
 from flower_graph.data.sources.tables import CLIENT, read_graphml, read_node_link, read_tables
+from flower_graph.data.splits import masks_from
 from flower_graph.errors import DataError
 from flower_graph.storage.formats import UnpicklingError, load_saved
 from flower_graph.storage.reading import MOST_TENSORS, Tree, open_regular, reading
@@ -72,7 +73,7 @@ Raw = tuple[PurePath, list[PurePath]]  # a loader's raw folder and its files, fr
 
 
 def load_pyg(
-    name: PygName, *, root: Path | None, download: bool, options: Mapping[str, object] | None = None
+    name: PygName, *, root: Path | None, options: Mapping[str, object] | None = None
 ) -> Graph:
     """Load a single-graph node-classification set through its PyG class."""
     import torch_geometric.datasets as datasets
@@ -92,7 +93,7 @@ def load_pyg(
     if "root" not in inspect.signature(cls.__init__).parameters:
         # These draw from the global random numbers: another graph each time.
         raise DataError(f"data set {label!r} is generated, not loaded; data.name=csbm generates")
-    folder = _prepared(cls, arguments, label, root, download)
+    folder = _prepared(cls, arguments, label, root)
     try:
         dataset = _call(cls, {"root": str(folder), **arguments}, label)
         return _graph(dataset, label, filtered=name != name.raw)
@@ -127,9 +128,7 @@ def _raw_files(cls: Dataset, arguments: dict[str, object], label: str) -> Raw:
     raise DataError(f"data set {label!r} has no raw files: it is not a data set to load")
 
 
-def _prepared(
-    cls: Dataset, arguments: dict[str, object], label: str, root: Path | None, download: bool
-) -> Path:
+def _prepared(cls: Dataset, arguments: dict[str, object], label: str, root: Path | None) -> Path:
     """Return the folder of the cache with a set's raw files: copied, or downloaded."""
     raw, files = _raw_files(cls, arguments, label)
     source = None if root is None else root / cls.__name__
@@ -144,7 +143,7 @@ def _prepared(
 
     def fetch(folder: Path) -> None:
         below = [PurePath(cls.__name__) / file for file in files]
-        missing = missing_message(label, PurePath(cls.__name__) / raw, below, root, download)
+        missing = missing_message(label, PurePath(cls.__name__) / raw, below, root)
 
         def guarded(self: InMemoryDataset) -> None:
             try:
@@ -270,7 +269,7 @@ def _unreadable(path: Path, error: Exception) -> str:
     return f"{unsafe}, or is damaged: {wanted}"
 
 
-def load_ogb(name: str, *, root: Path | None, download: bool) -> Graph:
+def load_ogb(name: str, *, root: Path | None) -> Graph:
     """Load a set of Open Graph Benchmark with its own split."""
     _ogb(name)
     below = PurePath(name.replace("-", "_"))  # ogb's own folder: its root can be a data root
@@ -285,7 +284,7 @@ def load_ogb(name: str, *, root: Path | None, download: bool) -> Graph:
         return _read_ogb(name, folder)
 
     def fetch(new: Path) -> None:
-        missing = missing_message(name, below, files, root, download)
+        missing = missing_message(name, below, files, root)
         try:
             check_reachable(["http://snap.stanford.edu/"])
         except OSError as error:
@@ -322,10 +321,8 @@ def _read_ogb(name: str, folder: Path) -> Graph:
     # ogb leaves the process by exit() when a question is answered with no.
     except (Exception, SystemExit) as error:
         raise DataError(f"data set {name!r}: ogb: {type(error).__name__}: {error}") from error
-    for part, ogb_name in (("train", "train"), ("val", "valid"), ("test", "test")):
-        mask = torch.zeros(data.x.size(0), dtype=torch.bool)
-        mask[split[ogb_name]] = True
-        data[f"{part}_mask"] = mask
+    masks = masks_from(data.x.size(0), [split[part] for part in ("train", "valid", "test")])
+    data.update(dict(zip(PARTS, masks, strict=True)))
     with saying(f"data set {name!r}"):
         return as_graph(data, num_classes=int(dataset.num_classes))
 

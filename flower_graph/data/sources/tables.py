@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 from xml.etree import ElementTree
 from xml.parsers import expat
 
@@ -24,12 +23,11 @@ from torch import Tensor
 
 from flower_graph.config.common import MEAN, ONE_HOT
 from flower_graph.data.description import BLANK, advice_of, if_nan, number_of, saying, word_of
-from flower_graph.data.gaps import NO_GAPS, Columns, Gaps, encode_words
+from flower_graph.data.features import NO_GAPS, Columns, Gaps, encode_words
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources.names import EDGES, NODES, table_in
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import (
-    DEPTH,
     MOST_GRAPH,
     open_regular,
     open_text,
@@ -37,12 +35,12 @@ from flower_graph.storage.reading import (
     read_bytes,
     reading,
 )
+from flower_graph.wire.keys import ROLES
 
 LABEL, SPLIT, CLIENT, IDENTITY = OWN = ("label", "split", "client", "identity")
 # Columns that name a node; the last is igraph's, of a graph that NetworkX made
 NAMES = ("name", "id", "_nx_name")
 INDEX = "_igraph_index"  # a number of no meaning
-SPLITS = ("train", "val", "test")
 # Columns that are no features, with the names that tables use for them
 ELSEWHERE = {"n_id": IDENTITY, "identities": IDENTITY, **dict.fromkeys(PARTS, SPLIT)}
 # Programs that draw graphs: columns by which their files are known, and columns of the drawing
@@ -104,12 +102,23 @@ def roles_of(
     return Roles(names, [own.get(key) for key in OWN], others, notes)
 
 
-class _Entries:
-    """The entries of a file, as they are read one after another."""
+class _Builder:
+    """The graph of a file's entries, which are added one after another."""
 
-    def __init__(self, path: Path, unit: str, gaps: Gaps) -> None:
+    def __init__(
+        self, path: Path, unit: str, columns: Sequence[str], gaps: Gaps, notes: Sequence[str]
+    ) -> None:
         # `unit` is the word for an entry of the file: line, node or edge.
         self.path, self.unit, self.gaps = path, unit, gaps
+        self.columns, self.notes = list(columns), list(notes)
+        self.places: dict[str, int] = {}  # the number of each node, by its name
+        self.rows = array("q")  # each node's place in the file
+        self.own: dict[str, list[str | None]] = {key: [] for key in OWN}
+        self.features = array("d")  # NaN where there is a word, or nothing
+        self.words: list[dict[int, str]] = [{} for _ in columns]  # of each column, by row
+        self.ends = (array("q"), array("q"))
+        self.weights = array("d")  # of each edge; NaN where it has none
+        self.without: int | None = None  # place of the first edge without a weight
 
     def wrong(self, place: int, why: str) -> DataError:
         return DataError(f"file {self.path}, {self.unit} {place}: {why}")
@@ -120,23 +129,10 @@ class _Entries:
         except DataError as error:
             raise self.wrong(place, f"{key}: {error}") from error
 
-
-class Nodes(_Entries):
-    """The nodes of a graph."""
-
-    def __init__(
-        self, path: Path, unit: str, columns: Sequence[str], gaps: Gaps, notes: Sequence[str]
-    ) -> None:
-        super().__init__(path, unit, gaps)
-        self.columns, self.notes = list(columns), list(notes)
-        self.places: dict[str, int] = {}
-        self.rows = array("q")
-        self.own: dict[str, list[str | None]] = {key: [] for key in OWN}
-        self.features = array("d")  # NaN where there is a word, or nothing
-        self.words: list[dict[int, str]] = [{} for _ in columns]  # of each column, by row
-
     # Any: what ``float`` reads, or refuses
-    def add(self, place: int, name: object, own: Sequence[object], features: Sequence[Any]) -> None:
+    def node(
+        self, place: int, name: object, own: Sequence[object], features: Sequence[Any]
+    ) -> None:
         """Add a node; `own` in the order of ``OWN``, with None for missing values."""
         name = self.word(place, "name", name)
         if name is None:
@@ -149,8 +145,8 @@ class Nodes(_Entries):
         for key, value in zip(OWN, own, strict=True):
             self.own[key].append(self.word(place, key, value))
         split = self.own[SPLIT][-1]
-        if split is not None and split not in SPLITS:
-            raise self.wrong(place, f"split: {split!r} must be {', '.join(SPLITS)} or empty")
+        if split is not None and split not in ROLES:
+            raise self.wrong(place, f"split: {split!r} must be {', '.join(ROLES)} or empty")
         if len(features) != len(self.columns):
             count, wanted = len(features), len(self.columns)
             raise self.wrong(place, f"{count} features, but the first node has {wanted}")
@@ -160,28 +156,87 @@ class Nodes(_Entries):
             self.features.extend(array("d", map(float, features)))
         except (TypeError, ValueError, OverflowError):
             row = len(self.rows) - 1
-            numbers = [self._number(row, column, one) for column, one in enumerate(features)]
+            numbers = [self._feature(row, column, one) for column, one in enumerate(features)]
             self.features.extend(numbers)
 
-    def _number(self, row: int, column: int, given: Any) -> float:
+    def _feature(self, row: int, column: int, given: Any) -> float:
         """Return a feature; NaN for a word or nothing, if these are allowed."""
         key, comma, place = self.columns[column], self.gaps.has_comma, self.rows[row]
         number = number_of(given, comma=comma)
         if number is not None and (not math.isnan(number) or self.gaps.missing == MEAN):
             return number
         if number is not None:
-            raise self.wrong(
-                place, f"{key}: is empty; a feature needs numbers, or data.missing={MEAN}"
-            )
-        if advice := advice_of(given, comma=comma):
-            raise self.wrong(place, f"{key}: {given!r:.40} is no number: {advice}")
-        if isinstance(given, str) and self.gaps.categories == ONE_HOT:
+            why = f"is empty; a feature needs numbers, or data.missing={MEAN}"
+        elif advice := advice_of(given, comma=comma):
+            why = f"{given!r:.40} is no number: {advice}"
+        elif isinstance(given, str) and self.gaps.categories == ONE_HOT:
             self.words[column][row] = word_of(given) or ""
             return math.nan
-        remedy = f"leave {key} out, or set data.categories={ONE_HOT}, or data.label={key}"
-        raise self.wrong(place, f"{key}: {given!r:.40} is no number: {remedy}")
+        else:
+            remedy = f"leave {key} out, or set data.categories={ONE_HOT}, or data.label={key}"
+            why = f"{given!r:.40} is no number: {remedy}"
+        raise self.wrong(place, f"{key}: {why}")
 
-    def x(self) -> tuple[Tensor | None, Columns | None]:
+    def begin_edges(
+        self, path: Path, unit: str, columns: Sequence[str], *, needs_labels: bool
+    ) -> str | None:
+        """Finish the nodes; return the column of the edges' weights, if there is one."""
+        if not self.places:
+            raise DataError(f"file {self.path}: has no nodes")
+        if needs_labels and not any(self.own[LABEL]):
+            others = ", ".join(self.columns)
+            raise DataError(
+                f"file {self.path}: no {LABEL} at any node; data.label names it: {others}"
+            )
+        self.x = self._features()
+        self.path, self.unit = path, unit
+        lower, wanted = {key.lower(): key for key in reversed(columns)}, self.gaps.weight or WEIGHT
+        self.weight = wanted if wanted in columns else lower.get(wanted.lower())
+        if self.gaps.weight is not None and self.weight is None:
+            there = ", ".join(columns)
+            raise DataError(f"file {path}: data.weight = {wanted!r}: must be one of {there}")
+        if unused := sorted({*columns} - {self.weight, "key", "id"}):
+            self.notes.append(f"{', '.join(unused)} of the edges not used")
+        return self.weight
+
+    def edge(self, place: int, ends: Sequence[object], weight: object = None) -> None:
+        for key, end, found in zip(ENDS, ends, self.ends, strict=True):
+            # Most are written as names, before the rule for words
+            is_name = isinstance(end, str) and end in self.places
+            name = str(end) if is_name else self.word(place, key, end)
+            if name is None or name not in self.places:
+                raise self.wrong(place, f"{key}: {name or ''!r:.40} is no node")
+            found.append(self.places[name])
+        number = number_of(weight, comma=self.gaps.has_comma)
+        if number is None:
+            advice = advice_of(weight, comma=self.gaps.has_comma) or "data.weight names the column"
+            raise self.wrong(place, f"{self.weight}: {weight!r:.40} is no number: {advice}")
+        if math.isnan(number) and self.without is None:
+            self.without = place
+        self.weights.append(number)
+
+    def graph(self) -> dict[str, object]:
+        """Return nodes and edges as the entries of a saved graph, unchecked."""
+        own, (x, columns) = self.own, self.x
+        pairs = [torch.tensor(end, dtype=torch.int64) for end in self.ends]
+        values: dict[str, object] = {"x": x, "edge_index": torch.stack(pairs), "y": own[LABEL]}
+        if columns is not None:
+            values["columns"] = columns
+        weights = torch.tensor(self.weights)
+        if not weights.isnan().all():
+            if self.without is not None:
+                raise self.wrong(self.without, f"{self.weight}: is empty, and others have one")
+            values["edge_weight"] = weights
+        if any(own[SPLIT]):
+            for part, split in zip(PARTS, ROLES, strict=True):
+                values[part] = torch.tensor([one == split for one in own[SPLIT]])
+        values["names"] = tuple(self.places)
+        values |= {key: own[key] for key in (CLIENT, IDENTITY) if any(own[key])}
+        if self.notes:
+            values["notes"] = tuple(self.notes)
+        return values
+
+    def _features(self) -> tuple[Tensor | None, Columns | None]:
         """Return the features, float64 ``[n, f]``, and their columns; None without any.
 
         Missing values are NaN until all nodes of a run are known.
@@ -196,11 +251,11 @@ class Nodes(_Entries):
             if words:
                 with saying(f"file {self.path}, {key}"):
                     encoded, known = encode_words(numbers[:, column], words)
-                parts.append(encoded)
                 columns += [(key, word) for word in known]
             else:
-                parts.append(numbers[:, column : column + 1])
+                encoded = numbers[:, column : column + 1]
                 columns.append((key, None))
+            parts.append(encoded)
         x = torch.cat(parts, 1) if any(self.words) else numbers
         return x, Columns.from_json(columns)
 
@@ -220,72 +275,6 @@ class Nodes(_Entries):
             value, key = self.features[row * x.size(1) + column], self.columns[column]
             raise self.wrong(self.rows[row], f"{key}: {value}: must be below 3e38{if_nan(value)}")
 
-    def check(self, *, needs_labels: bool) -> None:
-        if not self.places:
-            raise DataError(f"file {self.path}: has no nodes")
-        if needs_labels and not any(self.own[LABEL]):
-            others = ", ".join(self.columns)
-            raise DataError(
-                f"file {self.path}: no {LABEL} at any node; data.label names it: {others}"
-            )
-
-
-class Edges(_Entries):
-    """The edges of a graph."""
-
-    def __init__(self, nodes: Nodes, path: Path, unit: str, columns: Sequence[str]) -> None:
-        super().__init__(path, unit, nodes.gaps)
-        self.nodes = nodes
-        self.ends = (array("q"), array("q"))
-        self.weights = array("d")  # of each edge; NaN where it has none
-        self.without: int | None = None  # place of the first edge without a weight
-        lower = {key.lower(): key for key in reversed(columns)}
-        wanted = self.gaps.weight or WEIGHT
-        self.weight = wanted if wanted in columns else lower.get(wanted.lower())
-        if self.gaps.weight is not None and self.weight is None:
-            there = ", ".join(columns)
-            raise DataError(f"file {path}: data.weight = {wanted!r}: must be one of {there}")
-        self.unused = [key for key in columns if key != self.weight]
-
-    def add(self, place: int, ends: Sequence[object], weight: object = None) -> None:
-        for key, end, found in zip(ENDS, ends, self.ends, strict=True):
-            # Most are written as names, before the rule for words
-            is_name = isinstance(end, str) and end in self.nodes.places
-            name = str(end) if is_name else self.word(place, key, end)
-            if name is None or name not in self.nodes.places:
-                raise self.wrong(place, f"{key}: {name or ''!r:.40} is no node")
-            found.append(self.nodes.places[name])
-        number = number_of(weight, comma=self.gaps.has_comma)
-        if number is None:
-            advice = advice_of(weight, comma=self.gaps.has_comma) or "data.weight names the column"
-            raise self.wrong(place, f"{self.weight}: {weight!r:.40} is no number: {advice}")
-        if math.isnan(number) and self.without is None:
-            self.without = place
-        self.weights.append(number)
-
-    def graph(self) -> dict[str, object]:
-        """Return nodes and edges as the entries of a saved graph, unchecked."""
-        nodes, own = self.nodes, self.nodes.own
-        pairs = [torch.tensor(end, dtype=torch.int64) for end in self.ends]
-        x, columns = nodes.x()
-        values: dict[str, object] = {"x": x, "edge_index": torch.stack(pairs), "y": own[LABEL]}
-        if columns is not None:
-            values["columns"] = columns
-        weights = torch.tensor(self.weights)
-        if not weights.isnan().all():
-            if self.without is not None:
-                raise self.wrong(self.without, f"{self.weight}: is empty, and others have one")
-            values["edge_weight"] = weights
-        if any(own[SPLIT]):
-            for part, split in zip(PARTS, SPLITS, strict=True):
-                values[part] = torch.tensor([one == split for one in own[SPLIT]])
-        values["names"] = tuple(nodes.places)
-        values |= {key: own[key] for key in (CLIENT, IDENTITY) if any(own[key])}
-        unused = f"{', '.join(sorted(self.unused))} of the edges not used"
-        if notes := [*nodes.notes, *[unused] * bool(self.unused)]:
-            values["notes"] = tuple(notes)
-        return values
-
 
 def read_tables(folder: Path, needs_labels: bool, gaps: Gaps) -> dict[str, object]:
     """Read ``nodes.csv`` and ``edges.csv`` of a folder."""
@@ -300,11 +289,10 @@ def read_tables(folder: Path, needs_labels: bool, gaps: Gaps) -> dict[str, objec
             raise DataError(f"file {path}: one column must name the nodes, {wanted}: has {found}")
         name, *others = (header.index(key) for key in (roles.names[0], *roles.features))
         own = [None if key is None else header.index(key) for key in roles.own]
-        nodes = Nodes(path, "line", roles.features, gaps, roles.notes)
+        graph = _Builder(path, "line", roles.features, gaps, roles.notes)
         for line, row in rows:
             given = [None if column is None else row[column] for column in own]
-            nodes.add(line, row[name], given, [row[column] for column in others])
-    nodes.check(needs_labels=needs_labels)
+            graph.node(line, row[name], given, [row[column] for column in others])
     path = table_in(folder, EDGES)
     if not path.is_file():
         raise DataError(f"file {path}: there is no such file; its columns are {' and '.join(ENDS)}")
@@ -316,11 +304,11 @@ def read_tables(folder: Path, needs_labels: bool, gaps: Gaps) -> dict[str, objec
             raise DataError(f"file {path}, line 1: no column {missing[0]}; there are {there}")
         source, target = (lower.index(key) for key in ends)
         besides = [key for at, key in enumerate(header) if at not in (source, target)]
-        edges = Edges(nodes, path, "line", besides)
-        weight = None if edges.weight is None else header.index(edges.weight)
+        key = graph.begin_edges(path, "line", besides, needs_labels=needs_labels)
+        weight = None if key is None else header.index(key)
         for line, row in rows:
-            edges.add(line, (row[source], row[target]), None if weight is None else row[weight])
-    return edges.graph()
+            graph.edge(line, (row[source], row[target]), None if weight is None else row[weight])
+    return graph.graph()
 
 
 def names_clients(folder: Path) -> bool:
@@ -377,7 +365,7 @@ def of_entries(
     most = max(MOST_FILLED, SPARSEST * sum(map(len, given)))
     if len(columns) * len(given) > most:
         raise DataError(f"file {path}: {len(columns):,} attributes: more than {most:,} entries")
-    nodes = Nodes(path, "node", columns, gaps, roles.notes)
+    graph = _Builder(path, "node", columns, gaps, roles.notes)
     for index, (name, entry) in enumerate(zip(ids, given, strict=True)):
         features = list[object]()
         for key in roles.features:
@@ -385,22 +373,19 @@ def of_entries(
             value = [None] * several[key] if value is None and key in several else value
             features += value if isinstance(value, list) else [value]
         own = [None if key is None else entry.get(key) for key in roles.own]
-        nodes.add(index, name, own, features)
-    nodes.check(needs_labels=needs_labels)
-    others = dict.fromkeys(key for one in links for key in one if key not in ENDS)
-    edges = Edges(nodes, path, "edge", [*others])
-    edges.unused = [key for key in edges.unused if key not in ("key", "id")]
-    for index, entry in enumerate(links):
-        weight = None if edges.weight is None else entry.get(edges.weight)
-        edges.add(index, [entry.get(key) for key in ENDS], weight)
-    graph = edges.graph()
+        graph.node(index, name, own, features)
+    named = list[str | None]()
     if roles.names:  # igraph numbers nodes, and has their names besides
         key = roles.names[0]
-        names = [nodes.word(index, key, entry.get(key)) for index, entry in enumerate(given)]
-        if None in names:
-            raise nodes.wrong(names.index(None), f"{key}: is empty, and other nodes have one")
-        graph["names"] = tuple(names)
-    return graph
+        named = [graph.word(index, key, entry.get(key)) for index, entry in enumerate(given)]
+        if None in named:
+            raise graph.wrong(named.index(None), f"{key}: is empty, and other nodes have one")
+    others = dict.fromkeys(key for one in links for key in one if key not in ENDS)
+    weight = graph.begin_edges(path, "edge", [*others], needs_labels=needs_labels)
+    for index, entry in enumerate(links):
+        ends = [entry.get(key) for key in ENDS]
+        graph.edge(index, ends, None if weight is None else entry.get(weight))
+    return graph.graph() | ({"names": tuple(named)} if named else {})
 
 
 @contextmanager
@@ -455,93 +440,57 @@ def _rows(path: Path, used: list[int], reader: Any, width: int) -> Iterator[tupl
 
 # GraphML -----------------------------------------------------------------------------------------
 
-
-class _Key(NamedTuple):
-    """GraphML's declaration of an attribute."""
-
-    name: str
-    domain: str  # node, edge, graph or all
-    is_bool: bool
-    default: str | None
-
-    @classmethod
-    def of(cls, element: ElementTree.Element) -> _Key:
-        name = element.get("attr.name") or element.get("id") or ""
-        default, kind = element.find("{*}default"), element.get("attr.type")
-        text = None if default is None else (default.text or "").strip() or None
-        return cls(name, element.get("for", "all"), kind == "boolean", text)
-
-    def value(self, text: str) -> object:
-        return {"true": True, "false": False}.get(text.lower(), text) if self.is_bool else text
+Attributes = dict[str, object]
 
 
 def read_graphml(path: Path, needs_labels: bool, gaps: Gaps) -> dict[str, object]:
     """Read GraphML, as NetworkX, igraph, Gephi, yEd and others write it."""
-    ids, nodes, links = [], [], []
-    keys, program = dict[str, _Key | None](), ""
+    # NetworkX's own reader makes a node of an end that is none, and knows no defaults for all.
     with open_regular(path, MOST_GRAPH) as stream:
-        filled, most = 0, max(MOST_FILLED, os.fstat(stream.fileno()).st_size)
-        for element in _elements(stream):
-            kind = element.tag.rpartition("}")[2]
-            if kind == "key":
-                is_drawing = element.get("yfiles.type") is not None
-                program = YED if is_drawing else program
-                keys[element.get("id", "")] = None if is_drawing else _Key.of(element)
-            elif kind == "node":
-                nodes.append(_data_of(element, keys, "node"))
-                ids.append(element.get("id"))
-                element.clear()
-                filled += len(nodes[-1])
-                if filled > most:
-                    raise ValueError(f"with defaults its nodes have more than {most:,} entries")
-            elif kind == "edge":
-                ends = {key: element.get(key) for key in ENDS}
-                links.append(_data_of(element, keys, "edge") | ends)
-                element.clear()
-            elif kind == "hyperedge":
-                raise ValueError("it has a hyperedge, and edges have two ends here")
+        parser = expat.ParserCreate()
+        parser.EntityDeclHandler = _refuse_entity
+        parser.ParseFile(stream)
+        most = max(MOST_FILLED, stream.tell())
+        stream.seek(0)
+        root = ElementTree.parse(stream).getroot()
+    if root.find(".//{*}hyperedge") is not None:
+        raise ValueError("it has a hyperedge, and edges have two ends here")
+    program, keys = "", dict[str | None, tuple[str, bool]]()  # its name, and whether it is boolean
+    defaults: dict[str, Attributes] = {"node": {}, "edge": {}}
+    for key in root.iterfind("{*}key"):
+        name = key.get("attr.name") or key.get("id") or ""
+        if key.get("yfiles.type") is not None:
+            program, name = YED, ""
+        keys[key.get("id")] = name, key.get("attr.type") == "boolean"
+        if default := (key.findtext("{*}default") or "").strip():
+            for domain, own in defaults.items():
+                if key.get("for", "all") in (domain, "all"):
+                    own[name] = _value(default, keys[key.get("id")][1])
+
+    def said(element: ElementTree.Element, domain: str) -> Attributes:
+        result = dict(defaults[domain])
+        for data in element.iterfind("{*}data"):
+            name, is_boolean = keys.get(given := data.get("key"), (given or "", False))
+            result[name] = _value((data.text or "").strip(), is_boolean)
+        return {name: value for name, value in result.items() if name}
+
+    ids, nodes, filled = list[str | None](), list[Attributes](), 0
+    for element in root.iterfind(".//{*}node"):
+        ids.append(element.get("id"))
+        nodes.append(said(element, "node"))
+        filled += len(nodes[-1])
+        if filled > most:
+            raise ValueError(f"with defaults its nodes have more than {most:,} entries")
+    links = [
+        said(element, "edge") | {key: element.get(key) for key in ENDS}
+        for element in root.iterfind(".//{*}edge")
+    ]
     return of_entries(path, ids, nodes, links, needs_labels, gaps, program)
-
-
-def _elements(stream: BinaryIO) -> Iterator[ElementTree.Element]:
-    """Yield the elements of XML as each ends; refuse entities and deep nesting."""
-    prolog = expat.ParserCreate()
-    prolog.EntityDeclHandler = _refuse_entity
-    prolog.StartElementHandler = _begin
-    with suppress(_BegunError):
-        prolog.ParseFile(stream)
-    stream.seek(0)
-    depth = 0
-    for event, element in ElementTree.iterparse(stream, ("start", "end")):
-        depth += 1 if event == "start" else -1
-        if depth > DEPTH:
-            raise ValueError(f"it is nested deeper than {DEPTH} levels")
-        if event == "end":
-            yield element
-
-
-class _BegunError(Exception):
-    """Stops the parser at the first element."""
-
-
-def _begin(*_: object) -> None:
-    raise _BegunError
 
 
 def _refuse_entity(name: str, *_: object) -> None:
     raise ValueError(f"it declares an entity, {name:.40}, and GraphML needs none")
 
 
-def _data_of(
-    element: ElementTree.Element, keys: Mapping[str, _Key | None], domain: str
-) -> dict[str, object]:
-    said: dict[str, object] = {
-        key.name: key.value(key.default)
-        for key in keys.values()
-        if key is not None and key.default is not None and key.domain in (domain, "all")
-    }
-    for data in element.findall("{*}data"):
-        name = data.get("key", "")
-        if (key := keys.get(name, _Key(name, domain, False, None))) is not None:
-            said[key.name] = key.value((data.text or "").strip())
-    return said
+def _value(text: str, is_boolean: bool) -> object:
+    return {"true": True, "false": False}.get(text.lower(), text) if is_boolean else text

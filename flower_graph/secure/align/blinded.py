@@ -94,18 +94,8 @@ EPOCH = Whole("align-epoch", "number of the alignment", least=1, most=(1 << 32) 
 CLIENTS = Clients("align-clients", "clients, all hosted there", shape="c", may_be_none=True)
 POINTS = Block("align-points", "blinded identities, or the products", shape=f"n {POINT}")
 SIZES = Sizes("align-sizes", "points of each", shape="c")
-# Entries of proofs are left out where the server is trusted; then they are read as empty
+# Entries of proofs are left out, and None, where the server is trusted
 SIGNED = f"{SIGNATURE_BYTES}"
-
-
-def no_rows() -> Bytes2D:
-    """Return no signatures, keys or proofs."""
-    return np.zeros((0, 1), np.uint8)
-
-
-def no_numbers() -> IntArray:
-    """Return no clients and no parties."""
-    return np.zeros(0, np.int64)
 
 
 @dataclass
@@ -117,7 +107,7 @@ class BlindRequest(Message, down="train.align", fixed={ALIGN_STAGE: BLIND}):
 
 
 @dataclass
-class BlindReply(Message, up="train.align"):
+class BlindReply(Message, up="train.align", prefix="align-"):
     """Client to server: blinded identities, padded with random points."""
 
     epoch: Annotated[int, EPOCH]
@@ -125,9 +115,9 @@ class BlindReply(Message, up="train.align"):
     sizes: Annotated[IntArray, SIZES]  # powers of two
     points: Annotated[Bytes2D, POINTS]
     signatures: Annotated[
-        Bytes2D,
-        Block("align-signatures", "of each client's block", shape=f"c {SIGNED}", optional=True),
-    ] = field(default_factory=no_rows)
+        Bytes2D | None,
+        Block(says="of each client's block", shape=f"c {SIGNED}", optional=True),
+    ] = None
 
     def check(self, known: Known) -> None:
         sizes = self.sizes
@@ -137,7 +127,7 @@ class BlindReply(Message, up="train.align"):
 
 
 @dataclass
-class EvaluateRequest(Message, down="train.align", fixed={ALIGN_STAGE: EVALUATE}):
+class EvaluateRequest(Message, down="train.align", fixed={ALIGN_STAGE: EVALUATE}, prefix="align-"):
     """Server to key-holders: multiply these points by your shares of the key."""
 
     epoch: Annotated[int, EPOCH]
@@ -145,46 +135,45 @@ class EvaluateRequest(Message, down="train.align", fixed={ALIGN_STAGE: EVALUATE}
     points: Annotated[Bytes2D, POINTS]  # of all clients
     # With proofs
     clients: Annotated[
-        IntArray, Exact("align-blocks", "clients of these points", shape="b", optional=True)
-    ] = field(default_factory=no_numbers)
+        IntArray | None, Exact("align-blocks", "clients of these points", shape="b", optional=True)
+    ] = None
     parties: Annotated[
-        IntArray, Exact("align-parties", "who signed each block", shape="b", optional=True)
-    ] = field(default_factory=no_numbers)
-    sizes: Annotated[IntArray, replace(SIZES, shape="b", optional=True)] = field(
-        default_factory=no_numbers
-    )
+        IntArray | None, Exact(says="who signed each block", shape="b", optional=True)
+    ] = None
+    sizes: Annotated[IntArray | None, replace(SIZES, shape="b", optional=True)] = None
     signatures: Annotated[
-        Bytes2D, Block("align-signatures", "of each block", shape=f"b {SIGNED}", optional=True)
-    ] = field(default_factory=no_rows)
+        Bytes2D | None, Block(says="of each block", shape=f"b {SIGNED}", optional=True)
+    ] = None
 
 
 @dataclass
-class EvaluateReply(Message, up="train.align"):
+class EvaluateReply(Message, up="train.align", prefix="align-"):
     """Key-holders to server: the request's points, multiplied."""
 
     epoch: Annotated[int, EPOCH]
     points: Annotated[Bytes2D, POINTS]
     # With proofs
     proofs: Annotated[
-        Bytes2D, Block("align-proofs", "of each block", shape=f"b {PROOF}", optional=True)
-    ] = field(default_factory=no_rows)
+        Bytes2D | None, Block(says="of each block", shape=f"b {PROOF}", optional=True)
+    ] = None
     key: Annotated[
-        Bytes2D, Block("align-keys", "public key of its share", shape=f"1 {POINT}", optional=True)
-    ] = field(default_factory=no_rows)
+        Bytes2D | None,
+        Block("align-keys", "public key of its share", shape=f"1 {POINT}", optional=True),
+    ] = None
     signature: Annotated[
-        Bytes2D,
+        Bytes2D | None,
         Block("align-key-signatures", "of this key", shape=f"1 {SIGNED}", optional=True),
-    ] = field(default_factory=no_rows)
+    ] = None
 
 
 @dataclass
-class UnionRequest(Message, down="train.union", fixed={ALIGN_STAGE: UNION}):
+class UnionRequest(Message, down="train.union", fixed={ALIGN_STAGE: UNION}, prefix="align-"):
     """Server to client: the key-holders' answers, and the size of the table to add up."""
 
     holders: Annotated[
-        IntArray,
-        Exact("align-holders", "with proofs: parties that hold keys", shape="h", optional=True),
-    ] = field(default_factory=no_numbers, kw_only=True)
+        IntArray | None,
+        Exact(says="with proofs: parties that hold keys", shape="h", optional=True),
+    ] = field(default=None, kw_only=True)
     epoch: Annotated[int, EPOCH]
     clients: Annotated[
         IntArray,
@@ -196,23 +185,22 @@ class UnionRequest(Message, down="train.union", fixed={ALIGN_STAGE: UNION}):
     points: Annotated[
         Bytes2D,
         Block(
-            "align-points",
-            "their points times the whole key; with proofs times each key-holder's share",
+            says="their points times the whole key; with proofs times each key-holder's share",
             shape=f"h n {POINT}",
         ),
     ]
-    cells: Annotated[int, Whole("align-cells", "cells of the table")]
+    cells: Annotated[int, Whole(says="cells of the table")]
     # With proofs
     keys: Annotated[
-        Bytes2D, Block("align-keys", "their public keys", shape=f"h {POINT}", optional=True)
-    ] = field(default_factory=no_rows)
+        Bytes2D | None, Block(says="their public keys", shape=f"h {POINT}", optional=True)
+    ] = None
     signatures: Annotated[
-        Bytes2D,
+        Bytes2D | None,
         Block("align-key-signatures", "theirs of these", shape=f"h {SIGNED}", optional=True),
-    ] = field(default_factory=no_rows)
+    ] = None
     proofs: Annotated[
-        Bytes2D, Block("align-proofs", "of each", shape=f"h c {PROOF}", optional=True)
-    ] = field(default_factory=no_rows)
+        Bytes2D | None, Block(says="of each", shape=f"h c {PROOF}", optional=True)
+    ] = None
 
 
 @dataclass
@@ -236,7 +224,15 @@ class PublishedTokens(Message, down="train", fixed={ALIGN_STAGE: PUBLISH}):
 def canonical(identities: Iterable[object], owner: str) -> list[bytes]:
     """Write identities as bytes that are equal exactly if the identities are."""
     given = identities.tolist() if isinstance(identities, np.ndarray) else list(identities)
-    texts = [_canonical(identity, number, owner) for number, identity in enumerate(given)]
+    texts = list[bytes]()
+    for number, identity in enumerate(given):
+        if isinstance(identity, str):
+            texts.append(b"s:" + identity.encode())
+        elif isinstance(identity, (int, np.integer)) and not isinstance(identity, bool):
+            texts.append(b"i:%d" % int(identity))
+        else:
+            kind = type(identity).__name__
+            raise ValueError(f"{owner}: its identity number {number} is of type {kind}")
     # Places, never names: Flower sends the text of a client's error to the server.
     if len({text[:1] for text in texts}) > 1:
         number = next(n for n, text in enumerate(texts) if text[:1] == b"i")
@@ -247,14 +243,6 @@ def canonical(identities: Iterable[object], owner: str) -> list[bytes]:
         twice = next((first[t], n) for n, t in enumerate(texts) if first[t] != n)
         raise ValueError(f"{owner} has identities twice: numbers {twice[0]} and {twice[1]}")
     return texts
-
-
-def _canonical(identity: object, number: int, owner: str) -> bytes:
-    if isinstance(identity, str):
-        return b"s:" + identity.encode()
-    if isinstance(identity, (int, np.integer)) and not isinstance(identity, bool):
-        return b"i:%d" % int(identity)
-    raise ValueError(f"{owner}: its identity number {number} is of type {type(identity).__name__}")
 
 
 def scalar(secret: bytes, purpose: bytes, number: int) -> bytes:

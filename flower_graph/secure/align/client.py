@@ -148,7 +148,7 @@ class AlignmentClient(AnyAlignmentClient):
         clients, epoch = request.clients.tolist(), request.epoch
         if fresh := [client for client in clients if client not in self._dealt]:
             self._deal(fresh)
-        blocks, signatures = list[ids.Bytes2D](), ids.no_rows()
+        blocks, signatures = list[ids.Bytes2D](), None
         for client in clients:
             dealt = self._dealt[client]
             named = [self._distinct[number] for number in dealt]
@@ -181,10 +181,11 @@ class AlignmentClient(AnyAlignmentClient):
         own, epoch = trust.identity.party, request.epoch
         if own not in self._allowed():
             raise RefusedError(f"party {own} is not among the key-holders that the seed draws")
-        if not request.clients.size:
+        sizes, parties, signatures = request.sizes, request.parties, request.signatures
+        if request.clients is None or sizes is None or parties is None or signatures is None:
             raise RefusedError("points are to be multiplied that no party has signed")
-        clients, blocks = request.clients.tolist(), split_rows(request.points, request.sizes)
-        signed = zip(clients, request.parties.tolist(), blocks, request.signatures, strict=True)
+        clients, blocks = request.clients.tolist(), split_rows(request.points, sizes)
+        signed = zip(clients, parties.tolist(), blocks, signatures, strict=True)
         for client, party, block, signature in signed:
             self._check_block(trust, epoch, client, party, block, signature.tobytes())
         # On the disk before answers leave: a server that rolls our state back gets no second block.
@@ -195,13 +196,13 @@ class AlignmentClient(AnyAlignmentClient):
             prove(key, public, block, answer, ids.proof_context(self._run_id, epoch, own, client))
             for client, block, answer in zip(clients, blocks, answers, strict=True)
         ]
-        signature = trust.identity.sign(ids.OF_KEY, self._run_id, b"%d" % epoch, public)
+        by_us = trust.identity.sign(ids.OF_KEY, self._run_id, b"%d" % epoch, public)
         return ids.EvaluateReply(
             epoch,
             np.concatenate(answers),
             rows_of(proofs, -1, ids.PROOF),
             rows_of([public], 1, ids.POINT),
-            rows_of([signature], 1, SIGNATURE_BYTES),
+            rows_of([by_us], 1, SIGNATURE_BYTES),
         )
 
     def _allowed(self) -> list[int]:
@@ -261,28 +262,31 @@ class AlignmentClient(AnyAlignmentClient):
 
     def _proved(self, request: ids.UnionRequest, trust: TrustSettings) -> list[ids.Bytes2D]:
         """Check every key-holder's key and proofs; return each client's answers, added up."""
-        holders, keys, epoch = request.holders.tolist(), pieces(request.keys), request.epoch
+        signatures, proofs, epoch = request.signatures, request.proofs, request.epoch
+        if request.holders is None or request.keys is None or signatures is None or proofs is None:
+            raise RefusedError("the key-holders' answers are not proved")
+        holders, keys = request.holders.tolist(), pieces(request.keys)
         if len(set(holders)) != len(holders) or len(holders) < ids.KEY_HOLDERS:
             least = f"at least {ids.KEY_HOLDERS} must differ"
             raise RefusedError(f"key-holders {holders!s:.60}: {least}")
         allowed = self._allowed()
-        for holder, key, signature in zip(holders, keys, request.signatures, strict=True):
+        for holder, key, signature in zip(holders, keys, signatures, strict=True):
             if holder not in allowed:
                 raise RefusedError(f"key-holder {holder} is not among {allowed} of the draw")
             parts = self._run_id, b"%d" % epoch, key
             if not trust.registry.verify(holder, signature.tobytes(), ids.OF_KEY, *parts):
                 raise RefusedError(f"the key of key-holder {holder} is not signed by it")
-        if request.proofs.shape[:2] != (len(holders), request.clients.size):
-            raise RefusedError("the key-holders' answers are not proved")
         result, of_holders = [], [split_rows(points, request.sizes) for points in request.points]
         for number, client in enumerate(request.clients.tolist()):
             answers, block = [local[number] for local in of_holders], self._blocks.get(client)
-            proofs = pieces(request.proofs[:, number])
+            of_client = pieces(proofs[:, number])
             claims = {
                 holder: Claim(
                     key, answer, proof, ids.proof_context(self._run_id, epoch, holder, client)
                 )
-                for holder, key, answer, proof in zip(holders, keys, answers, proofs, strict=True)
+                for holder, key, answer, proof in zip(
+                    holders, keys, answers, of_client, strict=True
+                )
             }
             if wrong := list(claims) if block is None else failing(block, claims):
                 why = f"the answers of key-holder {wrong[0]} are not proved to be made with its key"

@@ -51,6 +51,7 @@ MOST_FAILED = 2  # unions in a row that too few took part in, where answers are 
 FIRST_SHARE, MAX_DOUBLINGS = 2, 2
 # Points that key-holders are asked for at a time: 7 s of work.
 AT_A_TIME = 1 << 15
+NOTHING = np.zeros((0, ids.POINT), np.uint8)
 NO_PART = "took no part in the union of tokens"
 UNREADABLE = "was in no union of tokens that could be read"
 
@@ -202,7 +203,7 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
             waiting = [client for client in clients if client in self._evaluated]
             blocks = [self._evaluated[client] for client in waiting]
             sizes = np.array([len(block) for block in blocks], np.int64)
-            points = np.concatenate([np.zeros((0, ids.POINT), np.uint8), *blocks])[None]
+            points = np.concatenate([NOTHING, *blocks])[None]
             message = self.epoch, np.array(waiting, np.int64), sizes
             if self._registry is None:
                 requests[node] = ids.UnionRequest(*message, points, self._cells())
@@ -326,11 +327,14 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
             expected = {"epoch": request.epoch, "clients": request.clients}
             blind = ids.BlindReply.from_config(config, **expected)
             if self._registry is not None:
+                if blind.signatures is None:
+                    raise MalformedReplyError("its blocks are not signed")
                 signed = zip(blind.clients.tolist(), pieces(blind.signatures), strict=True)
                 self._signatures |= signed
             self._take_blind(blind)
             return
-        known = {"n": len(request.points), "b": request.clients.size}
+        blocks = 0 if request.clients is None else request.clients.size
+        known = {"n": len(request.points), "b": blocks}
         answer = ids.EvaluateReply.from_config(config, epoch=request.epoch, **known)
         holders = tuple(request.holders.tolist())
         if self._registry is not None:
@@ -342,11 +346,15 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
     def _take_claims(
         self, request: ids.EvaluateRequest, party: int, answer: ids.EvaluateReply, of: Registry
     ) -> None:
+        clients, sizes, proofs = request.clients, request.sizes, answer.proofs
+        if answer.key is None or answer.signature is None or proofs is None:
+            raise MalformedReplyError(f"party {party}: its answers are not proved")
+        assert clients is not None and sizes is not None  # as it was asked
         key, signature = answer.key.tobytes(), answer.signature.tobytes()
         if not of.verify(party, signature, ids.OF_KEY, self._run_id, b"%d" % request.epoch, key):
             raise MalformedReplyError(f"party {party}: the key of its share is not signed by it")
-        blocks, proofs = split_rows(answer.points, request.sizes), pieces(answer.proofs)
-        for client, block, proof in zip(request.clients.tolist(), blocks, proofs, strict=True):
+        rows = zip(clients.tolist(), split_rows(answer.points, sizes), pieces(proofs), strict=True)
+        for client, block, proof in rows:
             context = ids.proof_context(self._run_id, self.epoch, party, client)
             claim = Claim(key, block, proof, context)
             self._proved.setdefault(client, {})[party] = claim, signature
@@ -354,7 +362,7 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
     def _take_blind(self, reply: ids.BlindReply) -> None:
         brought = Counter[int]()  # points of every SuperNode
         for client, node in self._node.items():
-            block = self._blinded.get(client, self._evaluated.get(client, ids.no_rows()))
+            block = self._blinded.get(client, self._evaluated.get(client, NOTHING))
             brought[node] += self._sizes.get(client, len(block))
         blocks = split_rows(reply.points, reply.sizes)
         for client, block in zip(reply.clients.tolist(), blocks, strict=True):

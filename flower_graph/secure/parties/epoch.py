@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import IdentityError, RefusedError
 from flower_graph.secure.channel import framed, pieces
-from flower_graph.secure.node_config import FEWEST_PARTIES
+from flower_graph.secure.node_config import DIFFER_BY, FEWEST_PARTIES
+from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.sum.messages import EpochRequest, KeyReply, RevealRequest
 from flower_graph.secure.sum.partners import BROKEN, circle, order_by, plan, steps
@@ -175,48 +176,44 @@ def fewest_in_a_sum(parties: int, dropout: float, corrupt: float, least: int) ->
     return max(least, plan_of(parties, dropout, corrupt)[1] + 1)
 
 
-def check_list(
-    parties: Integers, commitments: Bytes, own: tuple[int, bytes], minimum: int, least: int
+def check_shown(
+    request: RevealRequest, trust: TrustSettings, own: bytes, points: Mapping[int, int | None]
 ) -> None:
-    """Refuse a list of commitments that lacks the own one, or has too few parties."""
-    # Commitments [n, 32]; own: number and commitment; minimum: as the server has it
-    if minimum < max(least, FEWEST_PARTIES) or parties.size < minimum:
-        least = max(least, FEWEST_PARTIES)
-        raise RefusedError(f"a minimum of {minimum} of {parties.size}, here {least}")
-    if (np.diff(parties) <= 0).any() or commitments.shape[0] != parties.size:
+    """Refuse a list of commitments, or terms beside it, that a party does not take."""
+    # own: the party's commitment; points: of each client hosted here, None where it brings none
+    parties, declared, registry = request.parties, request.declared, trust.registry
+    least = max(trust.minimum, FEWEST_PARTIES)
+    if request.minimum < least or parties.size < request.minimum:
+        raise RefusedError(f"a minimum of {request.minimum} of {parties.size}, here {least}")
+    if (np.diff(parties) <= 0).any() or request.commitments.shape[0] != parties.size:
         raise RefusedError("the list of commitments has parties twice, or in another order")
-    mine = commitments[parties == own[0]]
-    if mine.shape[0] != 1 or mine.tobytes() != own[1]:
+    mine = request.commitments[parties == trust.identity.party]
+    if mine.shape[0] != 1 or mine.tobytes() != own:
         raise RefusedError("our own commitment is not on the list")
-
-
-def check_declared(
-    declared: Integers, hosted: Sequence[int], own: Mapping[int, int], block_cap: int
-) -> None:
-    """Refuse declared points that differ from the own clients', or exceed the cap."""
-    # declared [b, 2]: clients and points; own: points of the clients hosted here
-    clients, points = declared.T
-    if (np.diff(clients) <= 0).any():
+    if request.corrupt < trust.corrupt or not 0 <= request.dropout < 0.5:
+        shares = f"corrupt is {request.corrupt} and dropout {request.dropout}"
+        raise RefusedError(f"{shares}; here at least {trust.corrupt}, and below 0.5")
+    if request.differ_by < trust.differ_by:
+        raise RefusedError(f"{request.differ_by} differ, {DIFFER_BY} is {trust.differ_by}")
+    if (np.diff(declared[:, 0]) <= 0).any():
         raise RefusedError("the clients that are to be aligned are there twice, or not ascending")
-    over = (points < 1) | (points > block_cap)
+    over = (declared[:, 1] < 1) | (declared[:, 1] > trust.block_cap)
     if over.any():
         client, count = declared[np.argmax(over)].tolist()
-        raise RefusedError(f"client {client}: {count} points, block-cap is {block_cap}")
+        raise RefusedError(f"client {client}: {count} points, block-cap is {trust.block_cap}")
     listed = dict(declared.tolist())
-    if {client: listed[client] for client in hosted if client in listed} != dict(own):
+    if any(listed.get(client) != count for client, count in points.items()):
         raise RefusedError("the points that our clients are to bring are not as we declared them")
-
-
-def check_work(
-    declared: Integers, granted: Mapping[int, Sequence[range]], most_points: int
-) -> None:
-    """Refuse a party's declared points if they exceed a key-holder's limit of work."""
-    # granted: by party the clients that it may speak for
+    if strangers := sorted(set(parties.tolist()) - set(registry.active)):
+        raise RefusedError(f"party {strangers[0]} is revoked or not in the registry")
+    # What a key-holder would have to multiply, of the clients that each party may speak for
     ends = np.concatenate([[0], declared[:, 1].cumsum()])
-    for party, parts in granted.items():
+    for party in parties.tolist():
+        parts = registry.parties[party].clients
         bounds = [np.searchsorted(declared[:, 0], (part.start, part.stop)) for part in parts]
-        if (points := int(sum(ends[last] - ends[first] for first, last in bounds))) > most_points:
-            raise RefusedError(f"party {party}: {points} points, most-points is {most_points}")
+        work, most = sum(int(ends[b] - ends[a]) for a, b in bounds), trust.most_points
+        if work > most:
+            raise RefusedError(f"party {party}: {work} points, most-points is {most}")
 
 
 def check_partners(

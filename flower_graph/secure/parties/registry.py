@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from nacl.bindings import crypto_core_ed25519_is_valid_point as is_valid_point
 from nacl.bindings import crypto_sign_BYTES, crypto_sign_open
@@ -179,7 +178,19 @@ class Registry:
 @lru_cache(maxsize=4)
 def _read(data: bytes) -> Registry:
     raw = parse_json(data, object_pairs_hook=_once)
-    return Registry(*_parsed(raw), hashlib.sha256(data).digest())
+    _need(raw, HEAD, "the file")
+    if raw["format"] != FORMAT:
+        raise IdentityError(f"has format {raw['format']}, this version reads {FORMAT}")
+    parties = dict[int, RegisteredParty]()
+    for index, row in enumerate(raw["parties"]):
+        _need(row, FIELDS, f"party {index}")
+        former = tuple(_key(key, index) for key in row["former"])
+        clients, number = read_numbers(row["clients"]), row["party"]
+        if number in parties:
+            raise IdentityError(f"party {number} is there twice")
+        key = _key(row["key"], index)
+        parties[number] = RegisteredParty(number, key, clients, row["revoked"], former)
+    return Registry(parties, raw["most-clients"], hashlib.sha256(data).digest())
 
 
 def _check(registry: Registry) -> None:
@@ -203,24 +214,6 @@ def _check(registry: Registry) -> None:
     for (_, end, one), (start, _, other) in pairwise(grants):
         if start < end:
             raise IdentityError(f"client {start} is granted to party {one} and to party {other}")
-
-
-def _parsed(raw: Any) -> tuple[dict[int, RegisteredParty], int]:
-    _need(raw, HEAD, "the file")
-    if raw["format"] != FORMAT:
-        raise IdentityError(f"has format {raw['format']}, this version reads {FORMAT}")
-    parties = {}
-    for index, row in enumerate(raw["parties"]):
-        _need(row, FIELDS, f"party {index}")
-        former = tuple(_key(key, index) for key in row["former"])
-        clients = read_numbers(row["clients"])
-        number = row["party"]
-        if number in parties:
-            raise IdentityError(f"party {number} is there twice")
-        parties[number] = RegisteredParty(
-            number, _key(row["key"], index), clients, row["revoked"], former
-        )
-    return parties, raw["most-clients"]
 
 
 def _need(raw: object, types: Mapping[str, type], where: str) -> None:

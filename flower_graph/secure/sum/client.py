@@ -28,17 +28,15 @@ from numpy.typing import ArrayLike
 from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.secure import channel
 from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, pieces, rows_of
-from flower_graph.secure.node_config import DIFFER_BY, LEAST_CLIENTS
+from flower_graph.secure.node_config import LEAST_CLIENTS
 from flower_graph.secure.parties.epoch import (
     LIST,
     MASKS,
     MOST_LISTS,
     ROUND_KEY,
     Epoch,
-    check_declared,
-    check_list,
     check_partners,
-    check_work,
+    check_shown,
     commit,
 )
 from flower_graph.secure.parties.identity import TrustSettings
@@ -135,19 +133,6 @@ class ClientRound:
         if column.size != request.packets.shape[0]:
             raise RefusedError(f"{request.packets.shape[0]} packets for {column.size} partners")
         return column
-
-
-def check_terms(request: PrepareRequest) -> None:
-    """Refuse a threshold, a minimum or partners with which too few could open a sum."""
-    # With more than half of the partners, no two groups of holders that were told different things
-    # can give back both secrets of a party. Without partners there are no secrets. The
-    # minimum, which is larger, is more than half of the parties that are known here.
-    k, threshold, minimum = request.partners.shape[1], request.threshold, request.minimum
-    fewest, above = min(k, k // 2 + 1), max(threshold, 1)
-    if not fewest <= threshold <= k or minimum <= above:
-        raise RefusedError(f"threshold is {threshold} and minimum {minimum}, too few for {k}")
-    if np.unique(request.partners).size < k or request.clients[0] in request.partners:
-        raise RefusedError("a client is its own partner, or has one twice")
 
 
 class Received(NamedTuple):
@@ -259,19 +244,9 @@ class SumClient:
         self._check_run(request.run_id, self.run_id)
         if self._shown is not None or request.number <= self._epochs:
             raise RefusedError("the seed of the graph was shown for another list: bind anew")
-        own = self.party, commit(self.run_id, self.party, self._seed)
-        check_list(request.parties, request.commitments, own, request.minimum, trust.minimum)
-        if request.corrupt < trust.corrupt or not 0 <= request.dropout < 0.5:
-            shares = f"corrupt is {request.corrupt} and dropout {request.dropout}"
-            raise RefusedError(f"{shares}; here at least {trust.corrupt}, and below 0.5")
-        if request.differ_by < trust.differ_by:
-            raise RefusedError(f"{request.differ_by} differ, {DIFFER_BY} is {trust.differ_by}")
-        check_declared(request.declared, self.clients, self.points, trust.block_cap)
-        parties, registered = request.parties.tolist(), trust.registry.parties
-        if strangers := sorted(set(parties) - set(trust.registry.active)):
-            raise RefusedError(f"party {strangers[0]} is revoked or not in the registry")
-        granted = {party: registered[party].clients for party in parties}
-        check_work(request.declared, granted, trust.most_points)
+        commitment = commit(self.run_id, self.party, self._seed)
+        points = {client: self.points.get(client) for client in self.clients}
+        check_shown(request, trust, commitment, points)
         # On the disk before the seed leaves: neither another epoch's run nor a state that is put
         # back gives more draws.
         Journal(trust.journal).answer_list(MOST_LISTS, trust.runs, trust.run)
@@ -534,7 +509,15 @@ class SumClient:
         self._check_run(request.run_id, self.sum_run)
         if request.server_round <= self._last:
             raise RefusedError(f"round {request.server_round} is not newer than {self._last}")
-        check_terms(request)
+        # With more than half of the partners, no two groups of holders that were told different
+        # things can give back both secrets of a party. Without partners there are no secrets. The
+        # minimum, which is larger, is more than half of the parties that are known here.
+        k, threshold, minimum = request.partners.shape[1], request.threshold, request.minimum
+        fewest, above = min(k, k // 2 + 1), max(threshold, 1)
+        if not fewest <= threshold <= k or minimum <= above:
+            raise RefusedError(f"threshold is {threshold} and minimum {minimum}, too few for {k}")
+        if np.unique(request.partners).size < k or request.clients[0] in request.partners:
+            raise RefusedError("a client is its own partner, or has one twice")
         if request.minimum < self._least:
             raise RefusedError(f"minimum {request.minimum}, {LEAST_CLIENTS} is {self._least}")
         self._check_party(request.clients)

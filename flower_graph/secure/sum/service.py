@@ -308,8 +308,16 @@ class SecureSum(SumStages):
 
     def close(self, server_round: int) -> Summed | Skipped:
         """Remove the masks, in an exchange that also makes the next sum ready."""
-        ring = self.ring
-        return _read_sum(ring, self.close_padded(server_round))
+        ring, result = self.ring, self.close_padded(server_round)
+        if isinstance(result, Skipped):
+            return result
+        try:
+            values = ring.decode(result.total)
+            ring.check_sums(values, result.contributors.size)
+        except UnreadableSumError as error:  # nobody can say whose words were wrong
+            text = f"a client's part of the sum was not as agreed: {error}"
+            return Skipped(Reason(Cause.SKIPPED, text))
+        return Summed(values, result.contributors)
 
     def close_padded(self, server_round: int) -> SumResult | Skipped:
         """Remove the masks alone: of a sum under pads, the server has the words."""
@@ -393,24 +401,20 @@ class SecureSum(SumStages):
         requests: Mapping[int, RecordDict],
         server_round: int,
         read: Callable[[int, RecordDict], T],
+        *,
+        max_reply_bytes: int,
         **how: Any,
     ) -> Replies[T]:
-        about = {"server_round": server_round, "timeout": self._timeout, "read": read}
-        replies: Replies[T] = self._exchange.send(requests, **about, **how)
+        replies = self._exchange.send(
+            requests,
+            server_round=server_round,
+            timeout=self._timeout,
+            read=read,
+            max_reply_bytes=max_reply_bytes,
+            **how,
+        )
         self.rejected += replies.rejected
         for entry in replies.rejected:
             if entry.kind is Kind.STATE_LOST:
                 self.forget(entry.node_id)
         return replies
-
-
-def _read_sum(ring: Ring, result: SumResult | Skipped) -> Summed | Skipped:
-    if isinstance(result, Skipped):
-        return result
-    try:
-        values = ring.decode(result.total)
-        ring.check_sums(values, result.contributors.size)
-    except UnreadableSumError as error:  # nobody can say whose words were wrong
-        text = f"a client's part of the sum was not as agreed: {error}"
-        return Skipped(Reason(Cause.SKIPPED, text))
-    return Summed(values, result.contributors)
