@@ -307,8 +307,6 @@ class Seen(NamedTuple):
 class NodeTask:
     """Learns the classes of nodes."""
 
-    needs_training_nodes = True
-
     def place(self, graph: LocalGraph, device: torch.device) -> GraphOnDevice:
         return placed_on(graph, device)
 
@@ -430,7 +428,6 @@ class LinkTask(NodeTask):
     test: float = 0.2
     seed: int = 0
     decoder: str = DOT
-    needs_training_nodes = False
     _splits: dict[int, LinkSplit] = field(default_factory=dict)
     _weights: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # edges, and theirs
 

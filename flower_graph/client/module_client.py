@@ -99,7 +99,14 @@ class ModuleClient(NumPyClient):
 
     The server asks some or all clients to train. The reply has each client's arrays, or, if the
     server needs no more (``ReportedFedAvg.weighted_sum``), their mean weighted by ``examples`` and
-    the sum of the weights. So the result does not depend on which SuperNode hosts a client.
+    the sum of the weights. So the result does not depend on which SuperNode hosts a client. Without
+    training nodes a client has weight 0: it does not train, but is measured, and predicts.
+
+    The clients train as one program, each parameter a stack ``[c, ...]`` over their block-diagonal
+    graph (``flower_graph.engine.grouped``), if a step of two clients gives what each gives alone;
+    otherwise, or with another optimiser, ``steps``, ``prepare`` or ``arrays``, one by one. ``loss``
+    gets a graph of several clients then, and returns the sum over clients of each one's own
+    (``graph.sum_of_means``); ``sent``, ``extras`` and ``exported`` get one client at a time.
 
     A subclass may override the call of a module (``logits``), its loss (``loss``), its optimiser
     and the graph of each step (``optimiser``, ``steps``), what comes before and after its steps
@@ -134,10 +141,8 @@ class ModuleClient(NumPyClient):
     Raises
     ------
     ValueError
-        If there is no graph, two have one number, or one has no training node.
+        If there is no graph, or two have one number.
     """
-
-    all_train = True  # whether clients without a training node are refused
 
     def __init__(
         self,
@@ -153,9 +158,8 @@ class ModuleClient(NumPyClient):
         classes: Sequence[str] | None = None,
         task: NodeTask = NODES,
     ) -> None:
-        all_train = self.all_train and task.needs_training_nodes
         self.settings, self.how, self.task = settings, how, task
-        self.graphs = check_graphs(graphs, all_train=all_train)
+        self.graphs = check_graphs(graphs, all_train=False)
         self._graph_of = {graph.client: graph for graph in self.graphs}
         self.device, self._make_module = resolve_device(device), make_module
         self.received: dict[str, Tensor] = {}
@@ -287,7 +291,12 @@ class ModuleClient(NumPyClient):
         said = Measured(
             weight=len(nodes), cross_entropy=loss, train=train, val=val, test=test, counts=counts
         )
-        return self._state.save_if_asked(config, said.answer(), self._makers)
+        mean, weight, metrics = said.answer()
+        if not any(bool(one.masks["train"].any()) for one in judged):
+            mean = (
+                0.0  # nobody here has a loss, which a server must be able to tell from a lost one
+            )
+        return self._state.save_if_asked(config, (mean, weight, metrics), self._makers)
 
     @torch.no_grad()
     def snapshot(self) -> Snapshot:

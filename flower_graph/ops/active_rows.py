@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flower_graph.ops.adam import BETAS, EPS, fused_step_
+from flower_graph.ops.adam import BETAS, EPS, adam_rows_
 from flower_graph.ops.graph import pointers, row_entries, weighted_sums
 
 # Numbers (rows times h) that a step handles at a time: small enough that the working tensors stay
@@ -133,16 +133,16 @@ def adam_(
         user, grad = rows.owners(users, part.stop - part.start), buffer[: part.stop - part.start]
         torch.index_select(gradient, 0, user, out=grad)
         grad.mul_(rows.value[part, None])
-        tensors = [weight[part], grad, exp_avg[part], exp_avg_sq[part]]
+        tensors = [weight[part], exp_avg[part], exp_avg_sq[part], grad]
         count = step[:1].expand(user.shape) if uniform else step[user]
         # The fused step takes one step count. What does not fill a vector it rounds otherwise,
         # which would make a user's numbers depend on where they lie.
         is_one = uniform or (here and bool((count == count[0]).all()))
         whole = user.numel() // VECTOR * VECTOR if is_one else 0
         if whole:
-            weights, grads, means, squares = ([one[:whole]] for one in tensors)
-            counts = [count[0]]
-            fused_step_(weights, grads, means, squares, counts, learning_rate, weight_decay)
+            rates = {"learning_rate": learning_rate, "weight_decay": weight_decay}
+            first: list[Tensor] = [one[:whole] for one in tensors]
+            adam_rows_(first[0], first[1], first[2], first[3], count[:1], [0, whole], **rates)
         if whole < user.numel():
             rest = [one[whole:] for one in tensors]
             _step(rest, count[whole:, None], learning_rate, weight_decay)
@@ -152,7 +152,7 @@ def _step(
     tensors: Sequence[Tensor], count: Tensor, learning_rate: float, weight_decay: float
 ) -> None:
     """Take the bit-identical step row by row, with a step count of each row."""
-    weight, grad, exp_avg, exp_avg_sq = tensors  # [r, h] each; count [r, 1]
+    weight, exp_avg, exp_avg_sq, grad = tensors  # [r, h] each; count [r, 1]
     grad.add_(weight, alpha=weight_decay)
     exp_avg.lerp_(grad, 1 - BETAS[0])
     exp_avg_sq.mul_(BETAS[1]).addcmul_(grad, grad, value=1 - BETAS[1])

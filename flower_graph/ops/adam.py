@@ -50,19 +50,6 @@ def adam_rows_(
         for rows in (weight, gradient, exp_avg, exp_avg_sq)
     )
     counts = counts[moves].to(weight.device).unbind()
-    fused_step_(params, grads, exp_avgs, exp_avg_sqs, counts, learning_rate, weight_decay)
-
-
-def fused_step_(
-    params: list[Tensor],
-    grads: list[Tensor],
-    exp_avgs: list[Tensor],
-    exp_avg_sqs: list[Tensor],
-    counts: Iterable[Tensor],
-    learning_rate: float,
-    weight_decay: float,
-) -> None:
-    """Take a step that passes over memory once; a parameter's count includes this step."""
     adam(
         params=params,
         grads=grads,

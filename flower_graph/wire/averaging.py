@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 MOST_EXAMPLES = Whole(
-    NUM_EXAMPLES, "most that `train` counts for", least=1, most=MAX_WEIGHT, optional=True
+    NUM_EXAMPLES, "most that `train` counts for", least=0, most=MAX_WEIGHT, optional=True
 )
 PerClient = Tensor | float  # a number of each client as it is written, their mean as it is read
 MAX_CLIENTS = 1 << 20  # that one SuperNode may speak for

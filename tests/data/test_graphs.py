@@ -114,13 +114,13 @@ ROWS: list[Row] = [
 # What one door says and the file's does not: what else it wants, or how much it leaves open
 OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
     (FOLDER, {"y": torch.tensor([0, 5, 0, 5, 0, 100])}, "labels 0, 1, 5, 100"),
-    (FOLDER, {"y": torch.full((6,), -1), **NO_MASKS}, "!partition.ratios"),
+    (FOLDER, {"y": torch.full((6,), -1), **NO_MASKS}, ""),  # it takes part with weight 0
     (FOLDER, {"train_mask": torch.stack([mask(0)] * 3, 1)}, "!train_mask is [6, 3]"),
     (FOLDER, {"edge_index": None}, ""),  # a graphless client
     (PYTHON, {"val_mask": None}, ""),
     (PYTHON, {"test_mask": mask(1, 4)}, ""),
     (CLIENT, {"y": ["cat", "dog", "cat", "dog", "cat", None]}, "!y has 'cat'"),
-    (CLIENT, {"y": torch.full((6,), -1), **NO_MASKS}, "!partition.ratios"),
+    (CLIENT, {"y": torch.full((6,), -1), **NO_MASKS}, ""),
     (CLIENT, {"y": torch.tensor([0, 5, 0, 5, 0, 100])}, ""),
     (CLIENT, {"edge_index": None}, ""),
     (SERVER, {"y": ["cat", "dog", "cat", "dog", "cat", None]}, "!y has words"),

@@ -1,10 +1,8 @@
 """Clients cut out of one graph: nodes, edges, splits, public nodes, figures, refusals."""
 
-import logging
 import math
 import random
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import chain, pairwise
@@ -30,10 +28,10 @@ from flower_graph.data.partition.client_graphs import (
     ClientGraph,
     check_client_graph,
     check_neighbours,
+    check_training,
     cut_out,
     dirichlet,
     fewer_trained,
-    joined,
     louvain,
     metis,
     metis_overlapping,
@@ -144,18 +142,6 @@ def test_the_seed_alone_decides_and_random_numbers_of_python_and_igraph_stay():
         random.seed(9)
         drawn.append(igraph.Graph.Erdos_Renyi(n=50, m=60).get_edgelist())
     assert drawn[0] == drawn[1]
-
-
-def test_a_part_that_is_too_small_is_joined_to_that_with_most_edges_to_it():
-    parts = [torch.tensor(nodes) for nodes in ([0, 2, 4, 6], [1, 3], [5], [7])]
-
-    def joined_to(least):
-        return lists(joined(parts, CLIQUES, 8, lambda nodes: nodes.numel() >= least))
-
-    assert joined_to(1) == lists(parts)
-    # 5 has two edges to 1 and 3, and one to 6; 7, which has none, joins the smallest
-    assert joined_to(2) == [[0, 2, 4, 6], [1, 3, 5, 7]] == joined_to(4)
-    assert joined_to(5) == [list(range(8))] == joined_to(9)
 
 
 SHARED = csbm(120, 3, degree=6.0, features=8, active=2, homophily=0.8, seed=2).edge_index
@@ -271,16 +257,15 @@ def test_every_way_to_cut_gives_clients_that_share_no_node_by_its_settings():
 
 
 @pytest.mark.parametrize("method", ["louvain", "metis"])
-def test_communities_that_cannot_be_split_are_joined(method, caplog):
+def test_small_communities_stay_and_one_of_their_nodes_trains(method):
     y = large().y.clone()
     y[::2] = -1
-    caplog.set_level(logging.INFO, "flower_graph.data")
-    cut = partition_graph(
-        large(y=y), settings(clients=40, method=method, resolution=30.0), 0.0, seed=0
-    )
-    assert 1 < len(cut) < 40 and [client.client for client in cut] == list(range(len(cut)))
-    assert all(all(role) for role in map(roles, cut))
-    assert f"{len(cut)} clients" in caplog.text
+    how = settings(clients=40, method=method, resolution=30.0)
+    cut = partition_graph(large(y=y), how, 0.0, seed=0)
+    assert [client.client for client in cut] == list(range(40))
+    for client in cut:
+        assert bool(roles(client)[0]) == bool((client.y >= 0).any())
+    assert any(not all(roles(client)) for client in cut)
 
 
 def test_fewer_labels_train_and_the_same_nodes_validate_and_test():
@@ -355,16 +340,15 @@ def trainable(**changes: Any) -> ClientGraph:
 @pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
 def test_a_client_that_cannot_train_is_refused():
     constant = torch.tensor([[0.0, 2.0]]).repeat(5, 1)
-    nearly, nobody = constant.clone(), torch.zeros(5, dtype=torch.bool)
+    nearly = constant.clone()
     nearly[4, 1] = 1
     check_client_graph(trainable(x=constant))
     for form in (Tensor.clone, Tensor.to_sparse_csr):
         check_client_graph(trainable(x=form(nearly), edge_index=None))
         with pytest.raises(DataError, match=r"client 0.*5"):
             check_client_graph(trainable(x=form(constant), edge_index=None))
-    for y in (trainable().y, torch.full((5,), -1)):
-        with pytest.raises(DataError, match=r"client 0.*5"):
-            check_client_graph(trainable(y=y, train_mask=nobody))
+    with pytest.raises(DataError, match="none of the 1 clients"):
+        check_training([trainable(train_mask=torch.zeros(5, dtype=torch.bool))])
     graphs = [trainable(), trainable(client=4, edge_index=None)]
     check_neighbours(graphs, 4)
     check_neighbours(graphs[:1], 5)  # whose edges are known
@@ -556,10 +540,6 @@ def egos_of(**changes: Any) -> Any:
     return lambda: partition_egos(whole(), partition(**changes), 0)
 
 
-def split_of(*nodes: int, ratios: Sequence[float] = RATIOS) -> Any:
-    return lambda: split_nodes(cut_out(whole(y=Y.tolist()), parts([*nodes]))[0], ratios, seed=0)
-
-
 def drawn(y: list[int], **changes: int) -> Any:
     return lambda: random_split(torch.tensor(y), 2, **{**COUNTS, **changes}, generator=chance())
 
@@ -572,17 +552,11 @@ def drawn(y: list[int], **changes: int) -> Any:
         (refused(graphless_ratio=1.1), "graphless_ratio: 1.1"),
         (refused(graphless_ratio=math.nan), "graphless_ratio: nan"),
         *((refused(clients=201, method=way), "clients: 201") for way in WAYS),
-        (refused(clients=80), r"^client \d+.*80"),
-        (refused(method="metis-overlapping", clients=60, draws=1), r"client \d.*60"),
         (refused(method="overlapping", clients=10), r"partition.private_share.*0.06"),
         (lambda: louvain(CLIQUES, 8, clients=4, resolution=1.0, seed=0), "clients = 4"),
         (lambda: drawn_parts(120, draws=1), "clients = 120"),
         (lambda: dirichlet(torch.zeros(39).long(), 4, 1e6, seed=0), f"one of 4.*{DRAWS}"),
         (lambda: dirichlet(torch.zeros(1000).long(), 4, 1e-6, seed=0), f"one of 4.*{DRAWS}"),
-        (split_of(0), "client 0: partition.ratios.*1"),
-        (split_of(5), "client 0: partition.ratios.*0 labelled"),
-        (split_of(0, 1, 5), "client 0: partition.ratios.*2 labelled"),
-        (split_of(0, 1, 2, 3, 4, ratios=[0.8, 0.0, 0.2]), r"ratios = \[0.8, 0.0, 0.2\]"),
         (lambda: select_column(Masks(*(torch.ones(4, k) for k in (3, 2, 3))), 0), r"\[2, 3\]"),
         (lambda: labelled_split(torch.zeros(10), [0.5, 0.01, 0.4], generator=chance()), "10"),
         (drawn([0, 1] * 5), r"data\.num_test = 7: 6"),

@@ -56,6 +56,7 @@ from flower_graph.data.graph import (
 )
 from flower_graph.data.partition.client_graphs import (
     check_client_graph,
+    check_training,
     fewer_trained,
     graphless_clients,
     split_nodes,
@@ -186,6 +187,7 @@ def load_folder(
             graph = without_edges(graph) if graph.client in drawn else graph
             check_client_graph(graph, files.treatment)
             graphs.append(fewer_trained(graph, train_share, seed))
+    check_training(graphs)
     return _told(path, files, graphs)
 
 
@@ -284,8 +286,8 @@ def client_graph_from_data(
     Raises
     ------
     DataError
-        If something is missing or malformed, no node is for training, or a graphless client has
-        constant features; names the client.
+        If something is missing or malformed, or a graphless client has constant features; names the
+        client.
     """
     with saying(f"client {client}"):
         described = _alone(data, needs_edges=False, uses=Uses(targets, weights))

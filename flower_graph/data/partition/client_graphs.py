@@ -39,7 +39,6 @@ from flower_graph.data.partition.overlapping import overlapping_parts
 from flower_graph.data.splits import (
     Masks,
     can_be_split,
-    check_roles,
     labelled_split,
     stratified_split,
     with_masks,
@@ -74,8 +73,8 @@ def partition_graph(
     ConfigError
         If a setting is impossible.
     DataError
-        If a setting is impossible for this graph, or a client has too few nodes with a label for
-        the split, or no edges and all its features constant; names the client.
+        If a setting is impossible for this graph, no client has a node for training, or one has no
+        edges and all its features constant; names the client.
     """
     check_settings(partition, "partition.")
     partition.validate()
@@ -104,7 +103,14 @@ def partition_graph(
             graphs.append(graph)
     except DataError as error:
         raise DataError(f"{error}; use less than {partition.clients} partition.clients") from error
+    check_training(graphs)
     return graphs
+
+
+def check_training(graphs: Sequence[ClientGraph]) -> None:
+    """Refuse clients of which none has a node for training."""
+    if not any(bool(graph.train_mask.any()) for graph in graphs):
+        raise DataError(f"none of the {len(graphs)} clients has a labelled node for training")
 
 
 def graphless_clients(count: int, ratio: float, seed: int) -> set[int]:
@@ -129,18 +135,12 @@ def split_nodes(
 
     The draw depends on the seed and on the client's number alone. ``roles`` are masks of the whole
     graph's nodes, used instead of a draw if clients share nodes: a node must not train at one
-    client and be tested at another. ``DataError`` names a client that has too few labelled nodes.
+    client and be tested at another. A part may be empty; where drawn, one node trains at least.
     """
     if roles is not None:
-        masks = Masks(*(mask[graph.nodes] for mask in roles))
-        check_roles(graph.client, masks, ratios)
-        return with_masks(graph, masks)
-    rng, labelled = generator(seed, "split", graph.client), int((graph.y >= 0).sum())
-    try:
-        return with_masks(graph, labelled_split(graph.y, ratios, generator=rng))
-    except DataError as error:
-        key = f"partition.ratios = {list(ratios)}"
-        raise DataError(f"client {graph.client}: {key}: {labelled} labelled nodes") from error
+        return with_masks(graph, Masks(*(mask[graph.nodes] for mask in roles)))
+    rng = generator(seed, "split", graph.client)
+    return with_masks(graph, labelled_split(graph.y, ratios, generator=rng, may_be_empty=True))
 
 
 def fewer_trained(graph: ClientGraph, share: float | None, seed: int) -> ClientGraph:
@@ -159,17 +159,14 @@ def fewer_trained(graph: ClientGraph, share: float | None, seed: int) -> ClientG
 
 
 def check_client_graph(graph: ClientGraph, treatment: Treatment | None = None) -> None:
-    """Check that a client can train: it has labels, and edges or features that differ.
+    """Check that a client has edges, or features that differ.
 
     The treatment is that of all features: features that are alike now may have differed before.
     """
-    where = f"client {graph.client}, {graph.y.numel()} nodes"
-    if not graph.train_mask.any():
-        what = "is for training" if (graph.y >= 0).any() else "has a label"
-        raise DataError(f"{where}: no node {what}")
     if graph.is_graphless and _rows_are_equal(graph.x):
         how = None if treatment is None else CHANGES.get(treatment.how)
         now = f" once they are {how} (data.features=as-is leaves them)" if how else ""
+        where = f"client {graph.client}, {graph.y.numel()} nodes"
         raise DataError(f"{where}: no edges, and all nodes have the same features{now}")
 
 
@@ -194,11 +191,9 @@ def _parts(data: WholeGraph, partition: PartitionSection, seed: int) -> list[Ten
         return ego_parts(data, egos, partition.hops)
     if partition.method == LOUVAIN:
         how |= {"resolution": partition.resolution, "every_node": partition.every_node}
-        parts = louvain(edges, n, **how, fits=fits)
-        remedy = " (partition.resolution=null finds more)"
-        return _joined(data, parts, fits, "" if partition.resolution is None else remedy)
+        return louvain(edges, n, **how, fits=fits)
     if partition.method == METIS:
-        return _joined(data, metis(edges, n, **how), fits)
+        return metis(edges, n, **how)
     if partition.method == METIS_OVERLAPPING:
         return metis_overlapping(edges, n, draws=partition.draws, **how)
     if partition.method == DIRICHLET:
@@ -206,19 +201,6 @@ def _parts(data: WholeGraph, partition: PartitionSection, seed: int) -> list[Ten
     if partition.method == OVERLAPPING:
         return [nodes for nodes, _ in overlapping_parts(Neighbours.of(data), partition, seed)]
     return random_parts(n, clients, seed)
-
-
-def _joined(
-    data: WholeGraph, parts: list[Tensor], fits: Callable[[Tensor], bool], remedy: str = ""
-) -> list[Tensor]:
-    """Join communities that cannot be split to others; say so, and what finds larger ones."""
-    small = sum(not fits(nodes) for nodes in parts)
-    if not small:
-        return parts
-    result = joined(parts, data.edge_index, int(data.y.numel()), fits)
-    note = f"{small} of {len(parts)} communities have too few labels, and are joined to others"
-    tell("partition.clients", [f"{note}: {len(result)} clients{remedy}"])
-    return result
 
 
 def _rows_are_equal(x: Tensor) -> bool:
@@ -289,32 +271,6 @@ def _communities(
     parts = _nodes_of(torch.tensor(result.membership), len(result))
     parts.sort(key=lambda part: (-part.numel(), int(part[0])))
     return _merged(parts, clients) if every_node else parts[:clients]
-
-
-def joined(
-    parts: list[Tensor], edge_index: Tensor, n: int, fits: Callable[[Tensor], bool]
-) -> list[Tensor]:
-    """Join each part that is too small, the smallest first, to the part with most edges to it.
-
-    A part without edges to others joins the smallest.
-    """
-    source, target = to_undirected(edge_index, n)
-    part_of = torch.full((n,), -1)
-    for number, nodes in enumerate(parts):
-        part_of[nodes] = number
-    left = dict(enumerate(parts))
-
-    def size(number: int) -> tuple[int, int]:
-        return left[number].numel(), number
-
-    while len(left) > 1 and (small := [one for one, nodes in left.items() if not fits(nodes)]):
-        nodes = left.pop(smallest := min(small, key=size))
-        beside = part_of[target[part_of[source] == smallest]]
-        edges = torch.bincount(beside[(beside >= 0) & (beside != smallest)], minlength=len(parts))
-        other = int(edges.argmax()) if edges.any() else min(left, key=size)
-        left[other] = torch.cat([left[other], nodes]).sort().values
-        part_of[nodes] = other
-    return [*left.values()]
 
 
 def _merged(parts: list[Tensor], clients: int) -> list[Tensor]:
