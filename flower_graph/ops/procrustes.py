@@ -18,8 +18,12 @@ from torch import Tensor
 Embeddings = TypeVar("Embeddings", NDArray[Any], Tensor)
 
 LIMIT = 1e100  # numbers below this in size have squares that float64 can add up
+# Columns of a block of clients: its products with another block are 2048 x 2048, 32 MiB.
+BLOCK_COLUMNS = 2048
 # Distances held at a time, and the part of two squared lengths that counts as no difference.
 BLOCK_DISTANCES, SAME = 2**19, 64 * torch.finfo(torch.float64).eps
+# Distance of ``X^T X`` from ``I`` from which so many of Schulz's steps end at rounding
+NEAR, STEPS = 0.5, 6
 
 Held = NDArray[np.generic] | Tensor | None
 
@@ -55,9 +59,7 @@ def orthogonal_procrustes(
         large as ``LIMIT``.
     """
     x, y = as_tensor("source", source), as_tensor("target", target)
-    if x.shape[-2:] != y.shape[-2:] or x.dtype != y.dtype:
-        forms = f"source {tuple(x.shape)} {x.dtype} and target {tuple(y.shape)} {y.dtype}"
-        raise ValueError(f"{forms}: the same nodes, dimensions and dtype are needed")
+    _check_both(x, y)
     for name, values in (("source", x), ("target", y)):
         check_numbers(name, values)
     relative = rank_tolerance(x)
@@ -75,18 +77,54 @@ def rank_tolerance(x: Tensor) -> float:
 
 def nearest_orthogonal(product: Tensor, tolerance: Tensor, *, rotations_only: bool) -> Tensor:
     """Find the orthogonal ``W`` with the largest ``trace(W^T product)``."""
-    # product [..., d, d], tolerance [...]: singular values up to it are of unknown directions
+    # product [..., d, d], tolerance [...]
+    # The polar factor, which Newton's iteration finds in half the time of singular vectors. These
+    # are needed where a direction is unknown or the factor has a mirror in it.
+    flat, least = product.flatten(0, -3) if product.ndim > 2 else product[None], tolerance.flatten()
+    largest = flat.abs().amax((1, 2))
+    scaled = flat / largest[:, None, None]
+    inverse = torch.linalg.inv_ex(scaled).inverse
+    # No singular value is below 1 / ||inverse||; NaN, of a product of zeros, compares as false.
+    regular = largest > least * torch.linalg.matrix_norm(inverse)
+    if rotations_only:
+        regular &= torch.linalg.det(scaled) > 0
+    result = torch.empty_like(flat)
+    result[regular] = _polar_factor(scaled[regular], inverse[regular])
+    if not regular.all():
+        others = ~regular
+        result[others] = _by_singular_vectors(flat[others], least[others], rotations_only)
+    return result.view(product.shape)
+
+
+def _polar_factor(x: Tensor, inverse: Tensor) -> Tensor:
+    """Set all singular values of regular matrices to 1; the singular vectors stay."""
+    # Newton's step ``(a X + X^-T / a) / 2``, scaled as Higham does (1986), until Schulz's, which
+    # needs no inverse, ``X (3 I - X^T X) / 2``, squares the distance from the end.
+    # x, inverse [m, d, d]
+    eye, far = torch.eye(x.shape[-1]).to(x), len(x) > 0
+    while far:
+        root = (torch.linalg.matrix_norm(inverse) / torch.linalg.matrix_norm(x)).sqrt()
+        x = (root[:, None, None] * x + inverse.mT / root[:, None, None]) / 2
+        far = bool(torch.linalg.matrix_norm(x.mT @ x - eye).max() > NEAR)
+        inverse = torch.linalg.inv(x) if far else inverse
+    for _ in range(STEPS):
+        x = torch.baddbmm(x, x, x.mT @ x, beta=1.5, alpha=-0.5)
+    return x
+
+
+def _by_singular_vectors(product: Tensor, tolerance: Tensor, rotations_only: bool) -> Tensor:
+    """Find the same where a direction may be unknown."""
+    # product [m, d, d], tolerance [m]
     left, values, right = torch.linalg.svd(product)
-    unknown = values <= tolerance[..., None]
+    unknown = values <= tolerance[:, None]
     lacking = unknown.any(-1)
     if lacking.any():
         left[lacking], right[lacking] = _completed(left[lacking], unknown[lacking], right[lacking])
     if rotations_only:
         # The last direction has the smallest singular value: turning it round costs least.
         mirrored = torch.linalg.det(left) * torch.linalg.det(right) < 0
-        left[..., -1] = torch.where(mirrored[..., None], -left[..., -1], left[..., -1])
-    result: Tensor = left @ right
-    return result
+        left[..., -1] = torch.where(mirrored[:, None], -left[..., -1], left[..., -1])
+    return torch.matmul(left, right)
 
 
 def _completed(left: Tensor, unknown: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,46 +168,16 @@ def check_numbers(name: str, x: Tensor) -> None:
         raise ValueError(f"{text}: finite numbers below {LIMIT:g} in size are allowed")
 
 
-class _Clients(NamedTuple):
-    """Embeddings of several clients, in float64."""
-
-    rows: Tensor  # [m, u, d] 0 where a client does not hold the node
-    side: Tensor  # [u, m * d] the same side by side
-    held: Tensor  # [m, u] 1 or 0
-    squares: Tensor  # [m, u] square length of each row
-    shared: Tensor  # [u, 1] 1 for nodes that several clients hold, 0 for others
-    relative: float
-    rotations_only: bool
-
-    @classmethod
-    def of(cls, x: NDArray[np.generic] | Tensor, held: Held, *, rotations_only: bool) -> _Clients:
-        values, mask = checked_clients(x, held)
-        rows = values.double().masked_fill(~mask[:, :, None], 0)
-        side = rows.transpose(0, 1).flatten(1)
-        shared = (mask.sum(0) > 1).double()[:, None]
-        squares, relative = rows.square().sum(2), rank_tolerance(values)
-        return cls(rows, side, mask.double(), squares, shared, relative, rotations_only)
-
-    def maps(self, product: Tensor, lengths: Tensor) -> Tensor:
-        """Find the maps ``[k, d, d]`` of some clients, by their products ``[k * d, d]``."""
-        stack, least = product.view(len(lengths), -1, product.shape[1]), self.relative * lengths
-        return nearest_orthogonal(stack, least, rotations_only=self.rotations_only)
-
-    def maps_to(self, reference: Tensor) -> Tensor:
-        """Map every client to a reference ``[u, d]``, by the shared nodes."""
-        target = reference * self.shared
-        lengths = (self.squares @ self.shared[:, 0]).sqrt()
-        lengths = lengths * (self.held @ target.square().sum(1)).sqrt()
-        # Few rows times many columns: BLAS takes twice as long for many rows times few columns.
-        return self.maps((target.T @ self.side).T, lengths)
-
-    def mean(self, maps: Tensor, joined: Tensor | None = None) -> Tensor:
-        """Average the mapped embeddings of the clients that joined, of all by default, by node."""
-        # joined [m]: 1 or 0
-        if joined is None:
-            joined = maps.new_ones(len(maps))
-        total = self.side @ (maps * joined[:, None, None]).flatten(0, 1)
-        return total / (joined @ self.held).clamp(min=1)[:, None]
+def _check_both(x: Tensor, y: Tensor) -> None:
+    shapes = f"source {tuple(x.shape)} and target {tuple(y.shape)}"
+    if x.shape[-2:] != y.shape[-2:]:
+        raise ValueError(f"{shapes}: the same nodes and dimensions, [..., p, d], are needed")
+    if x.dtype != y.dtype:
+        raise ValueError(f"source {x.dtype} and target {y.dtype}: one dtype is needed")
+    try:
+        torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    except RuntimeError:
+        raise ValueError(f"{shapes}: leading axes that broadcast are needed") from None
 
 
 @torch.no_grad()
@@ -202,20 +210,67 @@ def align_pairs(x: Embeddings, held: Held = None, *, rotations_only: bool = Fals
         If shapes or dtypes do not fit, if a client holds no node, or for NaN, infinity and
         numbers as large as ``LIMIT`` in a row that is held.
     """
-    clients = _Clients.of(x, held, rotations_only=rotations_only)
-    side, dimension = clients.side, clients.side.shape[1] // len(clients.held)
-    owned, squares = clients.held, clients.squares
-    total = clients.rows.clone()
-    for client in range(len(owned) - 1):  # and all after it; the way back is the transposed map
-        own, others = clients.rows[client], side[:, (client + 1) * dimension :]
-        # Only the nodes of both: a client's length differs from partner to partner.
-        lengths = (squares[client + 1 :] @ owned[client]).sqrt()
-        lengths *= (owned[client + 1 :] @ squares[client]).sqrt()
-        maps = clients.maps(others.T @ own, lengths)
-        total[client] += others @ maps.flatten(0, 1)
-        total[client + 1 :] += own @ maps.mT
-    total /= owned.sum(0)[:, None]  # NaN for a node that nobody holds: not held, so filled
-    return as_given(total.masked_fill_(owned[:, :, None] == 0, 0), x)
+    values, mask = checked_clients(x, held)
+    clients, _, dimension = values.shape
+    size = max(1, BLOCK_COLUMNS // dimension)
+    blocks = [slice(begin, begin + size) for begin in range(0, clients, size)]
+    total = values.new_zeros(values.shape)
+    for number, first in enumerate(blocks):
+        left = columns(values[first], mask[first])
+        for second in blocks[number:]:
+            same = second == first
+            right = left if same else columns(values[second], mask[second])
+            products = _products(left, right, mask[first], mask[second], rank_tolerance(values))
+            maps = _maps(*products, same, rotations_only)
+            total[second] += _by_client(left @ maps, dimension)
+            if not same:  # back, by the transposed maps
+                total[first] += _by_client(right @ maps.T, dimension)
+    total /= mask.sum(0)[:, None]  # NaN for a node that nobody holds: not held, so filled
+    return as_given(total.masked_fill_(~mask[:, :, None], 0), x)
+
+
+def _products(
+    left: Tensor, right: Tensor, left_held: Tensor, right_held: Tensor, relative: float
+) -> tuple[Tensor, Tensor]:
+    """Multiply the embeddings of each client of one block with those of each of another."""
+    # left, right [u, a * d], left_held, right_held [a, u]
+    a, b = len(left_held), len(right_held)
+    product = (left.T @ right).view(a, left.shape[1] // a, b, -1).transpose(1, 2)
+    # Only the nodes of both: a client's square length differs from partner to partner.
+    local = (squares(left, a).T @ right_held.T.double()).sqrt()
+    others = (left_held.double() @ squares(right, b)).sqrt()
+    return product, relative * local * others
+
+
+def _maps(product: Tensor, tolerance: Tensor, same: bool, rotations_only: bool) -> Tensor:
+    """Stack the maps from the clients of one block to those of another, ``[a * d, b * d]``."""
+    # Inside one block (``same``) half of them are needed: the way back is the transposed one, and a
+    # client's map to itself is the identity.
+    a, b, d, _ = product.shape
+    if not same:
+        maps = nearest_orthogonal(product, tolerance, rotations_only=rotations_only)
+        return maps.transpose(1, 2).reshape(a * d, b * d)
+    i, j = torch.triu_indices(a, a, 1, device=product.device)
+    result = nearest_orthogonal(product[i, j], tolerance[i, j], rotations_only=rotations_only)
+    maps = torch.eye(d).to(product).repeat(a, a, 1, 1)
+    maps[i, j], maps[j, i] = result, result.mT
+    return maps.transpose(1, 2).reshape(a * d, a * d)
+
+
+def columns(x: Tensor, held: Tensor) -> Tensor:
+    """Put clients' embeddings ``[m, u, d]`` side by side, ``[u, m * d]`` float64, 0 if not held."""
+    side = torch.empty(x.shape[1], len(x), x.shape[2], dtype=torch.float64, device=x.device)
+    side.copy_(x.transpose(0, 1)).masked_fill_(~held.T[:, :, None], 0)
+    return side.view(x.shape[1], -1)
+
+
+def squares(side: Tensor, clients: int) -> Tensor:
+    """Return the square length of each embedding of ``columns``, ``[u, m]``."""
+    return torch.square(torch.linalg.vector_norm(side.view(len(side), clients, -1), dim=2))
+
+
+def _by_client(side: Tensor, dimension: int) -> Tensor:
+    return side.view(len(side), -1, dimension).transpose(0, 1)
 
 
 def checked_clients(x: NDArray[np.generic] | Tensor, held: Held) -> tuple[Tensor, Tensor]:
@@ -262,6 +317,16 @@ class Consensus(NamedTuple, Generic[Embeddings]):
     change: float
 
 
+class _Clients(NamedTuple):
+    side: Tensor  # [u, m * d] as ``columns`` gives it
+    given: Tensor  # the same in the dtype of what was given
+    held: Tensor  # [m, u] float64
+    shared: Tensor  # [u, 1] 1 for nodes that several clients hold, 0 for others
+    size: Tensor  # [m] length of each client's embeddings of shared nodes
+    relative: float
+    rotations_only: bool
+
+
 @torch.no_grad()
 def consensus(
     x: Embeddings,
@@ -304,34 +369,87 @@ def consensus(
     """
     if iterations < 1 or not tolerance >= 0:
         raise ValueError(f"iterations = {iterations}, tolerance = {tolerance}: 1 and 0 at least")
-    clients = _Clients.of(x, held, rotations_only=rotations_only)
-    reference = _first_reference(clients)
-    for _ in range(iterations):
-        before, maps = reference, clients.maps_to(reference)
-        reference = clients.mean(maps)
-        moved, size = (float((r * clients.shared).norm()) for r in (reference - before, reference))
+    values, mask = checked_clients(x, held)
+    side, shared = columns(values, mask), (mask.sum(0) > 1).double()[:, None]
+    size = (squares(side, len(values)) * shared).sum(0).sqrt()
+    given, relative = side.to(values.dtype), rank_tolerance(values)
+    clients = _Clients(side, given, mask.double(), shared, size, relative, rotations_only)
+    reference, maps, change = _settled(clients, iterations, tolerance)
+    stack = maps.flatten(0, 1).T.contiguous()  # back into each client's space, [d, m * d]
+    torch.mm(reference, stack, out=clients.side)
+    back = clients.side.view(len(reference), len(maps), -1).transpose(0, 1)
+    aligned = values.new_empty(values.shape).copy_(back.masked_fill_(~mask[:, :, None], 0))
+    return Consensus(as_given(reference, x), as_given(maps, x), as_given(aligned, x), change)
+
+
+def _settled(clients: _Clients, iterations: int, tolerance: float) -> tuple[Tensor, Tensor, float]:
+    """Iterate until the reference settles; return it, the maps to it, and its last change."""
+    before = _first_reference(clients)
+    product = _reference_products(before, clients, clients.side)
+    maps = _maps_to(before, product, clients)
+    reference = _mean(maps, clients, clients.side)
+    moved, size = _lengths(reference - before, reference, clients)
+    for _ in range(iterations - 1):
         if moved <= tolerance * size:
             break
-    aligned = (reference @ maps.mT).masked_fill_(clients.held[:, :, None] == 0, 0)
-    change = moved / size if size else 0.0
-    return Consensus(as_given(reference, x), as_given(maps, x), as_given(aligned, x), change)
+        # Only what moved is multiplied, in the precision of what was given: its rounding is as
+        # small beside the whole as the move is.
+        product += _reference_products(reference - before, clients, clients.given)
+        turned = _maps_to(reference, product, clients)
+        before, reference = reference, reference + _mean(turned - maps, clients, clients.given)
+        maps = turned
+        moved, size = _lengths(reference - before, reference, clients)
+    return reference, maps, moved / size if size else 0.0
+
+
+def _lengths(move: Tensor, reference: Tensor, clients: _Clients) -> tuple[float, float]:
+    """Return the move and the length of the reference, over the shared nodes."""
+    moved, size = (float((part * clients.shared).norm()) for part in (move, reference))
+    return moved, size
+
+
+def _reference_products(reference: Tensor, clients: _Clients, side: Tensor) -> Tensor:
+    """Multiply every client's embeddings of shared nodes with ``[u, d]``; ``[m, d, d]``."""
+    # Few rows times many columns: BLAS takes twice as long for many rows times few columns.
+    product = (reference * clients.shared).T.to(side.dtype) @ side
+    return product.double().view(len(product), -1, len(product)).permute(1, 2, 0)
+
+
+def _maps_to(reference: Tensor, product: Tensor, clients: _Clients) -> Tensor:
+    """Map every client to the reference ``[u, d]``; ``product`` is of all clients and it."""
+    square = (reference * clients.shared).square().sum(1)
+    size = clients.size * (clients.held @ square).sqrt()
+    only = clients.rotations_only
+    return nearest_orthogonal(product, clients.relative * size, rotations_only=only)
+
+
+def _mean(maps: Tensor, clients: _Clients, side: Tensor, joined: Tensor | None = None) -> Tensor:
+    """Average the mapped embeddings over each node's holders, ``[u, d]``."""
+    # ``joined`` ``[m]`` float64 has 0 for clients that are not counted.
+    if joined is None:
+        joined = clients.size.new_ones(len(maps))
+    stack = (maps * joined[:, None, None]).flatten(0, 1)
+    total = stack.T.to(side.dtype) @ side.T  # [d, u], for the same reason as the products
+    return (total / (joined @ clients.held).clamp(min=1)).T
 
 
 def _first_reference(clients: _Clients) -> Tensor:
     """Build a reference from one client, then the clients that share nodes with it, and so on."""
-    held = clients.held
-    maps = torch.eye(clients.rows.shape[2]).to(held).repeat(len(held), 1, 1)
-    joined, reference = held.new_zeros(len(held)), torch.zeros_like(clients.rows[0])
+    held, dimension = clients.held, clients.side.shape[1] // len(clients.held)
+    maps = torch.eye(dimension).to(held).repeat(len(held), 1, 1)
+    joined, nodes = held.new_zeros(len(held)), held.sum(1)
+    reference = held.new_zeros(held.shape[1], dimension)
     while not joined.all():
         near = (held @ (joined @ held) > 0) & (joined == 0)
         if near.any():
-            maps[near] = clients.maps_to(reference)[near]
+            product = _reference_products(reference, clients, clients.side)
+            maps[near] = _maps_to(reference, product, clients)[near]
             joined[near] = 1
-            reference = clients.mean(maps, joined)
+            reference = _mean(maps, clients, clients.side, joined)
         else:  # at the beginning, and if no client is left that shares a node
-            first = int((held.sum(1) * (1 - joined)).argmax())
+            first = int((nodes * (1 - joined)).argmax())
             joined[first] = 1
-            reference = reference + clients.rows[first]
+            reference = reference + clients.side.view(len(reference), -1, dimension)[:, first]
     return reference
 
 

@@ -82,6 +82,21 @@ def test_exactly_orthogonal_for_any_number_of_nodes(seed: int, d: int, p: int, o
         assert float((w * (x.mT @ y)).sum()) == pytest.approx(most)
 
 
+@pytest.mark.parametrize("scale", [1e-120, 1.0, 1e120])
+@pytest.mark.parametrize(
+    ("d", "smallest"), [(1, 1.0), (2, 0.3), (16, 1e-2), (64, 1e-4), (128, 0.9)]
+)
+def test_regular_products_keep_their_singular_vectors(d: int, smallest: float, scale: float):
+    left, right = orthogonal(1, 3, d, d), orthogonal(2, d, d)
+    values = torch.ones(3, d, dtype=DOUBLE)
+    values[1, -1], values[2] = smallest, smallest  # the last one, and all but the first
+    values[2, 0] = 1
+    product = scale * (left * values[:, None] @ right)
+    w = module.nearest_orthogonal(product, product.new_zeros(3), rotations_only=False)
+    torch.testing.assert_close(w, left @ right, atol=1e-11, rtol=0)
+    assert error(w) < 1e-13
+
+
 @settings(deadline=None, max_examples=40)
 @given(seed=seeds, d=st.integers(2, 7), rank=st.integers(0, 5), only=st.booleans())
 def test_what_is_unknown_is_nearest_to_the_identity(seed: int, d: int, rank: int, only: bool):
@@ -152,6 +167,7 @@ X = np.zeros((4, 3))
         (X, np.zeros((4, 2)), r"\(4, 3\).*\(4, 2\)"),
         (X[0], X[0], r"\(3,\)"),
         (X[:0], X[:0], r"\(0, 3\)"),
+        (np.zeros((2, 4, 3)), np.zeros((3, 4, 3)), r"\(2, 4, 3\).*\(3, 4, 3\)"),
         (X, X.astype(np.float32), "torch.float64.*torch.float32"),
         (X.astype(int), X, "source: int64.*float32"),
         (X, np.where(np.eye(4, 3) > 0, np.nan, 0), r"target\[0, 0\] = nan"),
@@ -219,6 +235,17 @@ def slow(x: Tensor, held: Tensor) -> Tensor:
 def test_equals_a_plain_loop(seed: int, m: int, d: int, more: int):
     x, held = spaces(seed, m, 2 * d + more, d, noise=1.0), masks(seed, m, 2 * d + more, d)
     torch.testing.assert_close(align_pairs(x, held), slow(x, held), atol=1e-7, rtol=1e-7)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=seeds, order=st.permutations(range(5)), size=st.integers(1, 7))
+def test_neither_the_order_of_clients_nor_of_blocks_matters(seed: int, order: list[int], size: int):
+    x, held = spaces(seed, 5, 12, 3, noise=0.5), masks(seed, 5, 12, 3)
+    wanted = align_pairs(x, held)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BLOCK_COLUMNS", 3 * size)
+        found = align_pairs(x[order], held[order])
+    torch.testing.assert_close(found, wanted[order], atol=1e-7, rtol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
