@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -230,14 +230,28 @@ class Cohort:
             self._alone[client] = Learner(module, self._adam(module, own), self._graphs[client])
         return self._alone[client]
 
-    def finite(self) -> set[int]:
-        """Return the clients of whose modules all numbers are finite."""
-        stacks = [
-            in_memory_order(self.tensors[name]) for name, _ in self._module.named_parameters()
-        ]
-        largest = [one.flatten(1).detach().norm(torch.inf, 1) for one in stacks if one.numel()]
-        good: list[bool] = torch.stack(largest, 1).isfinite().all(1).tolist()
+    @property
+    def names(self) -> list[str]:
+        """The names of what a client's ``state_dict`` has."""
+        return list(self._module.state_dict())
+
+    def finite(self, more: Iterable[str] = ()) -> set[int]:
+        """Return the clients of whose parameters, and of what is named, all numbers are finite."""
+        names = {name for name, _ in self._module.named_parameters()}.union(more)
+        stacks = [in_memory_order(self.tensors[name].detach()) for name in names]
+        totals = [one.reshape(len(one), -1).sum(1) for one in stacks if one.numel()]
+        good: list[bool] = torch.stack([t.isfinite() for t in totals], 1).all(1).tolist()
         return {client for client, is_good in zip(self._graphs, good, strict=True) if is_good}
+
+    def sums(self, names: Iterable[str], weights: Mapping[int, int]) -> Tensors:
+        """Add up some clients' part of some stacks by weight, in float64, client by client."""
+        result: Tensors = {}
+        for name in names:
+            stack = self.tensors[name].detach()
+            result[name] = torch.zeros_like(stack[0], dtype=torch.float64)
+            for client, weight in weights.items():
+                result[name].add_(stack[self._places[client]], alpha=weight)
+        return {name: total.cpu() for name, total in result.items()}
 
     @contextmanager
     def learners(self, clients: Sequence[int]) -> Iterator[list[Learner]]:

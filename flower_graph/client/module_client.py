@@ -60,7 +60,7 @@ __all__ = ["GraphOnDevice", "Learner", "ModuleClient", "ModuleSettings", "first_
 
 NO_FIT = re.compile("shapes cannot be multiplied|size mismatch")  # of PyTorch's errors
 PROXIMAL = "proximal-mu"  # the key of Flower's FedProx
-NO_EXAMPLE = "no example to train on"
+NO_EXAMPLE, NOT_FINITE = "no example to train on", "weights are not finite"
 LOGITS = "logits"
 ONE_BY_ONE = ("steps", "prepare", "arrays")  # hooks of a client alone
 LOG = logging.getLogger(__name__)
@@ -240,11 +240,9 @@ class ModuleClient(NumPyClient):
         """Train the clients that are asked. Send their mean, without clients that diverged."""
         cohort, clients = self._trained(parameters, config)
         # Outside the block: clients keep their state even if nobody is left to average.
-        weight, arrays, left_out = 0, dict[str, NDArray[Any]](), dict[int, str]()
-        for _, examples, sent in self._sent_by(cohort, clients, left_out):
-            weight += examples
-            for name, values in sent.items():
-                arrays[name] = arrays.get(name, 0) + examples * values
+        left_out = dict[int, str]()
+        add_up = self._added_each if self._sends_its_own else self._added
+        weight, arrays = add_up(cohort, clients, left_out)
         means = {name: values / weight for name, values in arrays.items()}
         trained = Trained(clients=len(clients), left_out=left_out)
         return _answered(means, weight, parameters, trained)
@@ -363,6 +361,37 @@ class ModuleClient(NumPyClient):
         with ClientDropout(graph.layout, streams), drawing_nothing():
             yield
 
+    @property
+    def _sends_its_own(self) -> bool:
+        """Whether a subclass says what a client sends."""
+        names = ("sent", "extras", "arrays")
+        return any(getattr(type(self), name) is not getattr(ModuleClient, name) for name in names)
+
+    @torch.no_grad()
+    def _added(
+        self, cohort: Cohort, clients: Sequence[int], left_out: dict[int, str]
+    ) -> tuple[int, dict[str, NDArray[Any]]]:
+        """Add up the clients' arrays by weight; record clients that send nothing, and why."""
+        names = [*filter(self.settings.is_shared, cohort.names)]
+        weights = {one: self._examples_of(one) for one in clients}
+        finite = cohort.finite(names)
+        left_out |= {one: NOT_FINITE for one in clients if one not in finite}
+        left_out |= {one: NO_EXAMPLE for one, weight in weights.items() if not weight}
+        _refuse_if_all(left_out, clients)
+        good = {one: weight for one, weight in weights.items() if one not in left_out}
+        sums = {name: value.double().numpy() for name, value in cohort.sums(names, good).items()}
+        return sum(good.values()), sums
+
+    def _added_each(
+        self, cohort: Cohort, clients: Sequence[int], left_out: dict[int, str]
+    ) -> tuple[int, dict[str, NDArray[Any]]]:
+        weight, arrays = 0, dict[str, NDArray[Any]]()
+        for _, examples, sent in self._sent_by(cohort, clients, left_out):
+            weight += examples
+            for name, values in sent.items():
+                arrays[name] = arrays.get(name, 0) + examples * values
+        return weight, arrays
+
     def _sent_by(
         self, cohort: Cohort, clients: Sequence[int], left_out: dict[int, str]
     ) -> Iterator[tuple[int, int, dict[str, NDArray[np.generic]]]]:
@@ -376,11 +405,8 @@ class ModuleClient(NumPyClient):
             if client in finite and all(np.isfinite(values).all() for values in sent.values()):
                 yield client, examples, sent
             else:
-                left_out[client] = "weights are not finite"
-        if len(left_out) == len(clients):
-            why = " and ".join(sorted(set(left_out.values())))
-            kind = RefusedError if why == NO_EXAMPLE else ValueError
-            raise kind(f"clients {brief(sorted(left_out), 60)}: {why}; nobody is left")
+                left_out[client] = NOT_FINITE
+        _refuse_if_all(left_out, clients)
 
     def _examples_of(self, client: int) -> int:
         return self.examples(self._graph_of[client])
@@ -472,6 +498,13 @@ def _is_elementwise(optimiser: Any) -> bool:
         return True
     groups = getattr(optimiser, "param_groups", [])
     return type(optimiser).__name__ == "SGD" and not any(one["momentum"] for one in groups)
+
+
+def _refuse_if_all(left_out: Mapping[int, str], clients: Sequence[int]) -> None:
+    if len(left_out) == len(clients):
+        why = " and ".join(sorted(set(left_out.values())))
+        kind = RefusedError if why == NO_EXAMPLE else ValueError
+        raise kind(f"clients {brief(sorted(left_out), 60)}: {why}; nobody is left")
 
 
 def _answered(

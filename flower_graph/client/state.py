@@ -238,8 +238,8 @@ class CohortState(Generic[T]):
         """Yield the object. Keep its changes only if the block ends without an error."""
         if follows and not self.store.version:  # the server says that there were earlier messages
             raise StateLostError("its state of this run is gone; name a state-dir in node-config")
-        live, tensors = self._open(makers)
-        before = {name: tensor.clone() for name, tensor in tensors.items() if self._copies}
+        live, tensors, spare = self._open(makers)
+        before = _copied(tensors, spare) if self._copies else {}
 
         @torch.no_grad()
         def undone() -> object:
@@ -247,12 +247,12 @@ class CohortState(Generic[T]):
             for name, tensor in before.items():
                 tensors[name].copy_(tensor)
             # The object may hold more state than tensors
-            return makers.build(tensors) if self._copies else None
+            return (*makers.build(tensors), before) if self._copies else None
 
         with self.store.changing(undone):
             yield live
             self._collect(live, tensors)
-        self.store.commit((live, tensors), tensors)
+        self.store.commit((live, tensors, before), tensors)
 
     def look(self, makers: Makers[T]) -> T:
         return self._open(makers)[0]
@@ -298,7 +298,7 @@ class CohortState(Generic[T]):
         if self._copies:
             _check_forms(path, kept, makers.start())
         built = makers.build(kept)
-        self.store.commit(built, built[1])
+        self.store.commit((*built, {}), built[1])
         self.store.note(resume)
         return beside
 
@@ -323,11 +323,26 @@ class CohortState(Generic[T]):
     def _collect(self, live: T, tensors: Tensors) -> None:
         """Write the object's changes into the tensors, unless it works on them in place."""
 
-    def _open(self, makers: Makers[T]) -> tuple[T, Tensors]:
+    def _open(self, makers: Makers[T]) -> tuple[T, Tensors, Tensors]:
+        """Return the object, its tensors, and the copies that the last message made of them."""
         if self.store.version:
-            result: tuple[T, Tensors] = self.store.load(makers.build)
+            result: tuple[T, Tensors, Tensors] = self.store.load(lambda t: (*makers.build(t), {}))
             return result
-        return makers.build(makers.start())
+        return *makers.build(makers.start()), {}
+
+
+@torch.no_grad()
+def _copied(tensors: Tensors, spare: Tensors) -> Tensors:
+    """Copy tensors into those of an earlier copy: fresh memory costs more than the copy."""
+
+    def form(one: Tensor) -> object:
+        return one.shape, one.stride(), one.dtype, one.device
+
+    result: Tensors = {}
+    for name, tensor in tensors.items():
+        is_fit = name in spare and form(spare[name]) == form(tensor)
+        result[name] = spare[name].copy_(tensor) if is_fit else tensor.clone()
+    return result
 
 
 def _check_forms(path: Path, loaded: Tensors, wanted: Tensors) -> None:
