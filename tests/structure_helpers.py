@@ -138,7 +138,7 @@ def learners_of(cohort: StructureCohort) -> dict[int, list[Tensor]]:
 
 def cohort_of(context: Context) -> StructureCohort:
     """What a SuperNode's context keeps."""
-    cohort, _ = StateStore(context, "cohort-client").load(lambda _: None)
+    cohort, *_ = StateStore(context, "cohort-client").load(lambda _: None)
     assert isinstance(cohort, StructureCohort)
     return cohort
 

@@ -68,7 +68,7 @@ class Onlooker:
     ) -> Message:
         reply = call_next(message, context)
         if message.metadata.message_type == "train":
-            cohort, tensors = StateStore(context, "cohort-client").load(lambda _: None)
+            cohort, tensors, _ = StateStore(context, "cohort-client").load(lambda _: None)
             self._note(int(message.metadata.group_id), cohort, tensors)
         return reply
 

@@ -53,7 +53,7 @@ def ask(context: Context, number: int, clients: np.ndarray = NUMBERS, **more: An
 
 
 def kept(context: Context, name: str = "weight.rest") -> torch.Tensor:
-    _, tensors = StateStore(context, "cohort-client").load(lambda _: None)
+    _, tensors, _ = StateStore(context, "cohort-client").load(lambda _: None)
     return tensors[name].clone()
 
 

@@ -156,6 +156,12 @@ def claims(parties: list[TrustSettings]) -> Claims:
     return Claims.from_config(Claims.of(signed.of(range(6)).values()).to_config())
 
 
+def test_all_find_the_same_nodes(parties: list[TrustSettings], claims: Claims) -> None:
+    for party, trust in enumerate(parties):
+        nodes = check_layout(claims, trust, 5, range(6), HELD[party])
+        assert nodes.tolist() == [10, 11, 12]
+
+
 @pytest.mark.parametrize(
     ("change", "run_id", "count", "message"),
     [
