@@ -164,7 +164,7 @@ def communities(device: torch.device, clients: int, nodes: int) -> Program:
         nonlocal models
         cohort.start_from(models)
         trained = cohort.train(number)
-        models, _, _ = cohort.mean_models(trained.diverged)
+        models, _, _ = cohort.mean_models(set(cohort.clients) - set(trained.diverged))
         cohort.start_from(models)
         return cohort.evaluate().loss.nanmean().item()
 

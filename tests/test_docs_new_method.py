@@ -46,7 +46,8 @@ def test_the_ditto_of_the_page_is_the_app_that_ships(package: Path) -> None:
     mine, theirs = (
         json.loads((package / f"{name}/result.json").read_text()) for name in ("mine", "theirs")
     )
-    assert mine["loss"] == theirs["loss"]
+    # The page's loss is one mean, so that its clients train one by one.
+    assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-6)
 
 
 @pytest.mark.slow

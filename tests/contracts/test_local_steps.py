@@ -1,19 +1,20 @@
 """Local steps that a method states, against those that its clients take."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from federation import ALL, METHODS, tried
 
 from flower_graph.apps.reproduce.runs import curves_of, steps_of
 from flower_graph.apps.run import simulate_whole
 from flower_graph.engine.stacked_weights import StackedWeights
 from flower_graph.method.registry import known_apps
+from flower_graph.ops.adam import Adam
 from flower_graph.strategies.ppfl.modules import PublicGAT
 
-STACKED = ("fedscem", "fedgls")  # one call is a step of all clients
+STACKED = ("fedscem, minus", "fedscem", "fedscem, batches", "fedgls")  # a call is all clients' step
 COUNTED = (
     *("fedscem, minus", "fedscem", "fedscem, batches", "fedscem, self-training"),
     *("fedgls", "fedgls, proto", "gat", "fedgta", "fedpub", "ditto"),
@@ -29,21 +30,19 @@ def test_clients_take_the_steps_that_their_method_states(
     def counting(step: Callable[..., Any]) -> Callable[..., Any]:
         def counted(self: object, *given: Any, **named: Any) -> Any:
             moves = named.get("moves")  # Clients that have such a batch
-            taken.append(1.0 if moves is None else float(moves.float().mean()))
+            share = 1.0 if moves is None else float(moves.float().mean())
+            taken.append(share * math.prod(getattr(self, "clients", ())))  # of a group's step
             return step(self, *given, **named)
 
         return counted
 
-    for owner, step in (
-        (StackedWeights, "step"),
-        (PublicGAT, "_epoch"),
-        (torch.optim.Adam, "step"),
-    ):
+    steps_of_gat = (PublicGAT, "_epoch"), (Adam, "step")
+    for owner, step in ((StackedWeights, "step"), steps_of_gat[name != "gat"]):
         monkeypatch.setattr(owner, step, counting(getattr(owner, step)))
     several = () if name == "gat" else ("strategy.local_epochs=3",)
     config = ALL[name].load("rounds=2", *several)
     whole, stated = simulate_whole(config), steps_of(config)
-    curves, at_once = curves_of(*whole, *stated), ALL[name].config.startswith(STACKED)
+    curves, at_once = curves_of(*whole, *stated), name in STACKED
     steps = sum(taken) / (1 if at_once else stated[0])
     assert steps == pytest.approx(curves.steps[-1]) and steps > 2
 

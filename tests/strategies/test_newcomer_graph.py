@@ -174,7 +174,7 @@ def test_the_command_puts_a_new_file_beside_a_run(
     assert main(words) == 0
     run, new = load_run(out), tmp_path / "new.pt"
     if model == "deepwalk":
-        with pytest.raises(OutputError, match="DeepWalk"):
+        with pytest.raises(OutputError, match="embeddings"):
             run.model(1)
     torch.save(whole | {"y": torch.where(torch.arange(240) < 120, y, -1)}, new)
     words = ["predict", str(out), "--client", "1", "--data", str(new), "--out"]
