@@ -290,10 +290,9 @@ class ModuleClient(NumPyClient):
             weight=len(nodes), cross_entropy=loss, train=train, val=val, test=test, counts=counts
         )
         mean, weight, metrics = said.answer()
+        # Where nobody has a loss, 0: a server must be able to tell that from a loss that is lost.
         if not any(bool(one.masks["train"].any()) for one in judged):
-            mean = (
-                0.0  # nobody here has a loss, which a server must be able to tell from a lost one
-            )
+            mean = 0.0
         return self._state.save_if_asked(config, (mean, weight, metrics), self._makers)
 
     @torch.no_grad()
@@ -375,11 +374,14 @@ class ModuleClient(NumPyClient):
         names = [*filter(self.settings.is_shared, cohort.names)]
         weights = {one: self._examples_of(one) for one in clients}
         finite = cohort.finite(names)
-        left_out |= {one: NOT_FINITE for one in clients if one not in finite}
-        left_out |= {one: NO_EXAMPLE for one, weight in weights.items() if not weight}
+        left_out |= {
+            one: NOT_FINITE if weight else NO_EXAMPLE
+            for one, weight in weights.items()
+            if not weight or one not in finite
+        }
         _refuse_if_all(left_out, clients)
         good = {one: weight for one, weight in weights.items() if one not in left_out}
-        sums = {name: value.double().numpy() for name, value in cohort.sums(names, good).items()}
+        sums = {name: value.numpy() for name, value in cohort.sums(names, good).items()}
         return sum(good.values()), sums
 
     def _added_each(
@@ -496,8 +498,8 @@ def _is_elementwise(optimiser: Any) -> bool:
     """Whether a step over stacks is the step of each client, whatever each has trained before."""
     if isinstance(optimiser, Adam):
         return True
-    groups = getattr(optimiser, "param_groups", [])
-    return type(optimiser).__name__ == "SGD" and not any(one["momentum"] for one in groups)
+    is_plain = type(optimiser) is torch.optim.SGD
+    return is_plain and not any(group["momentum"] for group in optimiser.param_groups)
 
 
 def _refuse_if_all(left_out: Mapping[int, str], clients: Sequence[int]) -> None:

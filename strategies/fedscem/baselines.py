@@ -29,7 +29,6 @@ from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.strategies.fedscem.cohort import first_model
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.strategies.fedscem.modules import EgoGCN
-from flower_graph.wire.arrays import Config, Measurements, Parameters
 
 
 def made_of(
@@ -96,12 +95,6 @@ class EgoModelClient(ModuleClient):
         squares += [part.square().sum() for part in module.parameters() if part is not first]
         decay = self._ego.weight_decay / 2 * torch.stack(squares).sum()
         return (losses / count[owner[train]]).sum() + decay
-
-    def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
-        """Measure the clients; where none has a training node, the loss of all is 0."""
-        loss, weight, metrics = super().evaluate(parameters, config)
-        has_loss = any(bool(graph.train_mask.any()) for graph in self.graphs)
-        return loss if has_loss else 0.0, weight, metrics
 
 
 class EgoBatchClient(EgoModelClient):

@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pytest
-from doc_helpers import DOCS
 from party_helpers import write_keys
 
 from flower_graph.client.adaptor import make_client_app
@@ -17,8 +16,6 @@ from flower_graph.secure.sum.server import PartySums
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import Exchange
-
-DOC = DOCS / "secure-sum.md"
 
 
 class Numbered(SecureSumClient):
