@@ -21,7 +21,11 @@ from flower_graph.flower_compat import NumPyClient
 from flower_graph.method import OwnGraphMethod, Partition
 from flower_graph.method.base import class_names
 from flower_graph.privacy.local import require_one_client
-from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, PublicNodeClient
+from flower_graph.strategies.ppfl.cohort_client import (
+    EmbeddingClient,
+    PublicNodeClient,
+    SecureConsensusClient,
+)
 from flower_graph.strategies.ppfl.config import (
     APP,
     LOCAL,
@@ -30,8 +34,11 @@ from flower_graph.strategies.ppfl.config import (
 )
 from flower_graph.strategies.ppfl.evaluation import MLP, SVC, GraphJudge, check_labels
 from flower_graph.strategies.ppfl.newcomer import EMBEDDERS, join_graph
-from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus, SecureConsensusClient
-from flower_graph.strategies.ppfl.strategy import LocalEmbedding, ProcrustesAlignment
+from flower_graph.strategies.ppfl.strategy import (
+    LocalEmbedding,
+    ProcrustesAlignment,
+    SecureConsensus,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -38,10 +38,8 @@ from flower_graph.secure.sum.client import SumClient
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
 from flower_graph.strategies.fedscem import cohort_client as ego_host
-from flower_graph.strategies.ppfl.secure_consensus import (
-    SecureConsensus,
-    SecureConsensusClient,
-)
+from flower_graph.strategies.ppfl.cohort_client import SecureConsensusClient
+from flower_graph.strategies.ppfl.strategy import SecureConsensus
 from flower_graph.wire.client_errors import AT_HOME
 
 SECRET = "hunter2-of-this-machine"
