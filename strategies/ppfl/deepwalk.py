@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.data.description import check_edges, saying
 from flower_graph.rng import derive_seed
 
 if TYPE_CHECKING:
@@ -41,8 +40,6 @@ class DeepWalk:
 
     def __init__(self, graph: OverlappingGraph, config: PPFLConfig, classes: int = 0) -> None:
         num_nodes = graph.nodes.numel()
-        with saying(f"client {graph.client}"):
-            check_edges(graph.edge_index, num_nodes)
         self.settings, self._run_seed, self.client = config.deepwalk, config.seed, graph.client
         self.lists = neighbour_lists(graph.edge_index.numpy(), num_nodes)
         self.connected = np.flatnonzero(np.diff(self.lists[0]))

@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from flower_graph.report.plots import Line, Panel, finish, line, plot_panels, save
@@ -24,20 +23,21 @@ X_LABEL = "iteration"
 def save_alignment(path: Path, reports: Sequence[RoundReport], *, title: str) -> None:
     """Draw a run: alignment precision and accuracy over the rounds."""
     figure = Figure(figsize=(8.4, 3.6), layout="constrained")
-    precision, accuracy = figure.subplots(1, 2)
     rounds = [report.round for report in reports]
     # Clients may evaluate their embeddings in some rounds only: curves bridge the others
-    named = {"validation": "val_accuracy", "test": "test_accuracy"}
     shares = {n: [one.alignment.get(k, math.nan) for one in reports] for n, k in PRECISIONS.items()}
-    accuracies = {name: [getattr(one, field) for one in reports] for name, field in named.items()}
-    for axes, curves in ((precision, shares), (accuracy, accuracies)):
+    accuracies = {
+        "validation": [one.val_accuracy for one in reports],
+        "test": [one.test_accuracy for one in reports],
+    }
+    panels = {"alignment precision": shares, "accuracy": accuracies}
+    for axes, (label, curves) in zip(figure.subplots(1, 2), panels.items(), strict=True):
         for name, values in curves.items():
             if any(map(math.isfinite, values)):
                 line(axes, rounds, values, name)
-    _finish_share(precision, "alignment precision", legend=True)
-    finish(accuracy, "accuracy", legend=bool(accuracy.lines), x_label=X_LABEL)
-    figure.suptitle(title, fontsize=11)
-    save(figure, path)
+        finish(axes, label, legend=bool(axes.lines), x_label=X_LABEL)
+    figure.axes[0].set_ylim(0, 1.05)
+    save(figure, path, title)
 
 
 # Any: what ``reproduce`` shows, which no method imports
@@ -74,8 +74,3 @@ def plot_figures(shown: Sequence[Any], _: object) -> tuple[Any, Any, dict[str, A
 
 def _over_iterations(values: Sequence[Sequence[float]]) -> Line:
     return Line(range(1, 1 + max(map(len, values))), values)
-
-
-def _finish_share(axes: Axes, label: str, *, legend: bool) -> None:
-    finish(axes, label, legend=legend, x_label=X_LABEL)
-    axes.set_ylim(0, 1.05)
