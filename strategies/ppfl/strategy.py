@@ -59,12 +59,7 @@ from torch import Tensor
 
 from flower_graph.config.rules import choice
 from flower_graph.config.schema import check_settings
-from flower_graph.ops import (
-    align_pairs,
-    alignment_precision,
-    consensus,
-    orthogonal_procrustes,
-)
+from flower_graph.ops import align_pairs, alignment_precision, consensus, orthogonal_procrustes
 from flower_graph.records.participation import NOT_READY, Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
@@ -108,19 +103,11 @@ from flower_graph.strategies.ppfl.messages import (
     fewest_parties,
     find_slots,
 )
+from flower_graph.wire import keys
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.counts import added, as_counts, counts_size
 from flower_graph.wire.exchange import Rejected, Replies
 from flower_graph.wire.fields import Resume
-from flower_graph.wire.keys import (
-    CHECKPOINT,
-    CONFIG,
-    LOSS,
-    RING_WORD,
-    ROLES,
-    RUN_TOKEN,
-    SERVER_ROUND,
-)
 from flower_graph.wire.ledger import reply_bytes
 
 LOG = logging.getLogger(__name__)
@@ -154,7 +141,7 @@ class PublicMembership(Membership):
         self._registry, self._run_id = registry, run_id
 
     def question(self, resume: Resume) -> RecordDict:
-        return RecordDict({CONFIG: ConfigRecord(resume.to_config())})
+        return RecordDict({keys.CONFIG: ConfigRecord(resume.to_config())})
 
     def read(self, node: int, content: RecordDict) -> EmbeddingEnrolment:
         return EmbeddingEnrolment.read(content)
@@ -172,30 +159,22 @@ class PublicMembership(Membership):
         return super().in_order(answers)
 
     def refusal(self, answer: EmbeddingEnrolment) -> str:
-        if self._registry is not None and (why := self.claim(answer, self._registry)):
-            return why
-        claims = zip(answer.clients, answer.nodes, answer.dimensions, strict=True)
-        for client, nodes, dimension in claims:
+        if (registry := self._registry) is not None:
+            parties = [registry.parties[number] for number in registry.active]
+            party = next((one.number for one in parties if one.may_host(answer.held)), None)
+            if party is None or answer.signature is None:
+                return "its claim of nodes is not signed, or no party may host all its clients"
+            parts = claim_parts(self._run_id(), answer.held)
+            if not registry.verify(party, answer.signature.tobytes(), *parts):
+                return f"party {party}: {UNSIGNED}"
+            self.claims[party] = answer
+        for client, nodes, d in zip(answer.clients, answer.nodes, answer.dimensions, strict=True):
             # Its embeddings and means are in the order of these nodes.
             if not np.array_equal(self.ids.get(client, nodes), nodes):
                 return f"client {client} has other public nodes than before: ids must stay the same"
-            if dimension != self.dimension:
-                return (
-                    f"client {client} has embeddings of {dimension} numbers, the others of "
-                    f"{self.dimension}; all must have the same"
-                )
-        return ""
-
-    def claim(self, answer: EmbeddingEnrolment, registry: Registry) -> str:
-        """Keep a signed claim of public nodes; return why it is none, or an empty string."""
-        parties = [registry.parties[number] for number in registry.active]
-        party = next((one.number for one in parties if one.may_host(answer.held)), None)
-        if party is None or answer.signature is None:
-            return "its claim of public nodes is not signed, or no party may host all its clients"
-        parts = claim_parts(self._run_id(), answer.held)
-        if not registry.verify(party, answer.signature.tobytes(), *parts):
-            return f"party {party}: {UNSIGNED}"
-        self.claims[party] = answer
+            if d != self.dimension:
+                others = f"the others of {self.dimension}; all must have the same"
+                return f"client {client} has embeddings of {d} numbers, {others}"
         return ""
 
     def enrolled(self, node: int, answer: EmbeddingEnrolment) -> None:
@@ -213,7 +192,7 @@ class PublicMembership(Membership):
         measured, failed = ByClient(), dict[int, str]()
         for reply in replies:
             failed |= reply.left_out
-            figures = {**reply.judged, LOSS: reply.loss, DISAGREEMENT: reply.disagreement}
+            figures = {**reply.judged, keys.LOSS: reply.loss, DISAGREEMENT: reply.disagreement}
             for index, client in enumerate(reply.request.clients):
                 x = reply.embeddings[index]
                 if client in failed or (x is None and reply.request.wants_embeddings):
@@ -222,7 +201,7 @@ class PublicMembership(Membership):
                     measured.setdefault(name, {})[client] = values[index]
                 if x is not None:
                     self.embeddings[client] = x
-        self.begun = sorted({*self.begun, *measured.get(LOSS, ())})
+        self.begun = sorted({*self.begun, *measured.get(keys.LOSS, ())})
         self.measured = measured or self.measured
         return measured, failed
 
@@ -332,7 +311,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
     def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
         """Do steps 4 and 5 with the replies, and return the round's figures."""
         measured, failed = self.take()
-        answered = sorted(measured.get(LOSS, ()))
+        answered = sorted(measured.get(keys.LOSS, ()))
         none = f"none of {len(self.requests)} SuperNodes gave an answer"
         aligns = answered and self.wants_embeddings
         precision = self.align(server_round, answered) if aligns else {}
@@ -366,9 +345,9 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return self.report(
             server_round,
             who,
-            {role: mean[role] for role in ROLES},
-            loss=mean[LOSS],
-            cross_entropy=mean[LOSS],
+            {role: mean[role] for role in keys.ROLES},
+            loss=mean[keys.LOSS],
+            cross_entropy=mean[keys.LOSS],
             regulariser=mean[DISAGREEMENT],
             bytes=ledger.payload,
             skipped=skipped,
@@ -415,9 +394,9 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         run = self.session.checkpoints.run
-        order: dict[str, Any] = {CHECKPOINT: True, SERVER_ROUND: server_round, RUN_TOKEN: run}
+        order = {keys.CHECKPOINT: True, keys.SERVER_ROUND: server_round, keys.RUN_TOKEN: run}
         saved = {node: reply.not_saved for node, reply in self.answers.items()}
-        content = RecordDict({CONFIG: ConfigRecord(order)})
+        content = RecordDict({keys.CONFIG: ConfigRecord(order)})
         return self.session.have_saved(server_round, content, saved, "query")
 
     def fixed_settings(self) -> dict[str, object]:
@@ -621,7 +600,7 @@ class SecureConsensus(ProcrustesAlignment):
             if entry.kind is Kind.STATE_LOST:
                 self.sums.forget(entry.node_id)  # its keys are lost too
         measured, failed = self.take()
-        used = set(measured.get(LOSS, ()))
+        used = set(measured.get(keys.LOSS, ()))
         figures = means_of(measured) if self._parties is None else {}
         precision, skipped = dict[str, float](), ""
         summed = self.sums.close(server_round)
@@ -657,7 +636,7 @@ class SecureConsensus(ProcrustesAlignment):
 
     def came(self, node: int) -> tuple[str, int]:
         summed = set(self.requests[node].clients) & set(self.contributors)
-        return "sums", len(summed) * self.mean.rows.size * (self.entries[node][RING_WORD] // 8)
+        return "sums", len(summed) * self.mean.rows.size * (self.entries[node][keys.RING_WORD] // 8)
 
     def weights(self) -> dict[str, NDArray[np.generic]]:
         """Return ``mean`` ``[u, d]`` and its ids ``nodes`` ``[u]``; empty before the first sum."""

@@ -328,9 +328,7 @@ def secrets_of(part: Any) -> Iterator[bytes]:
             yield from (share.tobytes() for share in kept.held.reshape(-1, kept.held.shape[-1]))
     if isinstance(part, AlignmentClient):
         yield from (bytes(secret) for secret in part._secrets.values())
-        for keys in part._keys.values():
-            yield from (key.tobytes() for key in keys)
-        yield part._group_key
+        yield from (key for _, key in part._names.values())
 
 
 def spellings(secret: bytes) -> Iterator[bytes]:

@@ -142,7 +142,7 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
         self._doublings = 0
         self._absent: set[int] = set()  # clients that took no part in a union that failed
         self._excluded: set[int] = set()  # clients that are in no secure sum any more
-        self._order = np.zeros((0, ids.TOKEN), np.uint8)
+        self.order = np.zeros((0, ids.TOKEN), np.uint8)
 
     def begin(self, seed: bytes, clients: Mapping[int, Sequence[int]], registry: Registry) -> None:
         """Store an epoch's seed, clients and registry; aligned clients align anew."""
@@ -193,10 +193,6 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
         taking_part = self._sizes.keys() | self._evaluated.keys()
         return sorted(taking_part - self._absent - self._excluded)
 
-    @property
-    def order(self) -> ids.Bytes2D:
-        return self._order
-
     def union_requests(self) -> dict[int, ids.UnionRequest]:
         requests = {}
         for node, clients in self._by_node(self.uniting).items():
@@ -244,15 +240,24 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
                 self._sizes[client] = len(block)
             elif block is not None:
                 self._leave_out(client, NO_PART)
-        self._order = ids.order_tokens(self._order, *union, self._least_holders)
+        self.order = ids.order_tokens(self.order, *union, self._least_holders)
         self._doublings = self._failed = 0
         self._absent.clear()
         return True
 
     def union_failed(self, why: str, absent: Collection[int] = ()) -> None:
         """Try again without absent clients; without any, leave out all that wait."""
+        error = AlignmentError(f"no clients could be aligned: {why}")
         if self._registry is not None:
-            self._align_anew(why, absent)
+            # Where clients do not trust the server, a client gives its table once in an alignment:
+            # two sums of which one lacks it would show what it holds.
+            self._failed += 1
+            if not absent or self._failed > MOST_FAILED:
+                raise error
+            for client in absent:
+                self._leave_out(client, NO_PART)
+                self._sizes.pop(client, None)
+            self._restart()
             return
         self._absent |= set(absent)
         waiting = self._evaluated.keys() - self._excluded
@@ -263,21 +268,10 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
             self._doublings = 0
             self._absent.clear()
             if not self._sizes:
-                raise AlignmentError(f"no clients could be aligned: {why}")
-
-    def _align_anew(self, why: str, absent: Collection[int]) -> None:
-        # Where clients do not trust the server, a client gives its table once in an alignment: two
-        # sums of which one lacks it would show what it holds.
-        self._failed += 1
-        if not absent or self._failed > MOST_FAILED:
-            raise AlignmentError(f"no clients could be aligned: {why}")
-        for client in absent:
-            self._leave_out(client, NO_PART)
-            self._sizes.pop(client, None)
-        self._restart()
+                raise error
 
     def publications(self) -> dict[int, ids.PublishedTokens]:
-        message = ids.PublishedTokens(self.epoch, self._order)
+        message = ids.PublishedTokens(self.epoch, self.order)
         return dict.fromkeys(self._by_node(self._sizes), message)
 
     @property
@@ -313,11 +307,31 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
             self._lose_holders(lost, "did not answer as key-holder")
 
     def _next_stage(self) -> dict[int, ids.BlindRequest | ids.EvaluateRequest]:
-        if not self._pending:
-            return dict(self._evaluate_requests()) if self._blinded else {}
+        if self._pending:
+            return {
+                node: ids.BlindRequest(self.epoch, np.array(clients, np.int64))
+                for node, clients in self._by_node(self._pending).items()
+            }
+        if not self._blinded:
+            return {}
+        if not self._holders:
+            self._holders = self._choose(KEY_HOLDERS)
+        answered = set(chain.from_iterable(self._answers))
+        waiting = [holder for holder in self._holders if holder not in answered]
+        clients = self._at_a_time()
+        blocks = [self._blinded[client] for client in clients]
+        signed: dict[str, NDArray[Any]] = {}
+        if self._registry is not None:
+            signed = {
+                "clients": np.array(clients, np.int64),
+                "parties": np.array([self._party[client] for client in clients], np.int64),
+                "sizes": np.array([len(block) for block in blocks], np.int64),
+                "signatures": rows_of([self._signatures[c] for c in clients], -1, SIGNATURE_BYTES),
+            }
+        points = np.concatenate(blocks)
         return {
-            node: ids.BlindRequest(self.epoch, np.array(clients, np.int64))
-            for node, clients in self._by_node(self._pending).items()
+            node: ids.EvaluateRequest(self.epoch, np.array(holders, np.int64), points, **signed)
+            for node, holders in self._by_node(waiting).items()
         }
 
     def _take(
@@ -333,31 +347,26 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
                 self._signatures |= signed
             self._take_blind(blind)
             return
-        blocks = 0 if request.clients is None else request.clients.size
-        known = {"n": len(request.points), "b": blocks}
+        clients, sizes = request.clients, request.sizes
+        known = {"n": len(request.points), "b": 0 if clients is None else clients.size}
         answer = ids.EvaluateReply.from_config(config, epoch=request.epoch, **known)
         holders = tuple(request.holders.tolist())
-        if self._registry is not None:
-            self._take_claims(request, self._party[holders[0]], answer, self._registry)
+        if self._registry is not None and clients is not None and sizes is not None:
+            party, proofs = self._party[holders[0]], answer.proofs
+            if answer.key is None or answer.signature is None or proofs is None:
+                raise MalformedReplyError(f"party {party}: its answers are not proved")
+            key, signature = answer.key.tobytes(), answer.signature.tobytes()
+            parts = self._run_id, b"%d" % request.epoch
+            if not self._registry.verify(party, signature, ids.OF_KEY, *parts, key):
+                raise MalformedReplyError(f"party {party}: the key of its share is not signed")
+            blocks = split_rows(answer.points, sizes)
+            for client, block, proof in zip(clients.tolist(), blocks, pieces(proofs), strict=True):
+                context = ids.proof_context(self._run_id, self.epoch, party, client)
+                claim = Claim(key, block, proof, context)
+                self._proved.setdefault(client, {})[party] = claim, signature
         self._answers[holders] = answer.points
         if set(self._holders) == set(chain.from_iterable(self._answers)):
             self._add_up()
-
-    def _take_claims(
-        self, request: ids.EvaluateRequest, party: int, answer: ids.EvaluateReply, of: Registry
-    ) -> None:
-        clients, sizes, proofs = request.clients, request.sizes, answer.proofs
-        if answer.key is None or answer.signature is None or proofs is None:
-            raise MalformedReplyError(f"party {party}: its answers are not proved")
-        assert clients is not None and sizes is not None  # as it was asked
-        key, signature = answer.key.tobytes(), answer.signature.tobytes()
-        if not of.verify(party, signature, ids.OF_KEY, self._run_id, b"%d" % request.epoch, key):
-            raise MalformedReplyError(f"party {party}: the key of its share is not signed by it")
-        rows = zip(clients.tolist(), split_rows(answer.points, sizes), pieces(proofs), strict=True)
-        for client, block, proof in rows:
-            context = ids.proof_context(self._run_id, self.epoch, party, client)
-            claim = Claim(key, block, proof, context)
-            self._proved.setdefault(client, {})[party] = claim, signature
 
     def _take_blind(self, reply: ids.BlindReply) -> None:
         brought = Counter[int]()  # points of every SuperNode
@@ -380,27 +389,6 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
                 del self._pending[client]
                 self._blinded[client] = block
                 brought[node] = points
-
-    def _evaluate_requests(self) -> dict[int, ids.EvaluateRequest]:
-        if not self._holders:
-            self._holders = self._choose(KEY_HOLDERS)
-        answered = set(chain.from_iterable(self._answers))
-        waiting = [holder for holder in self._holders if holder not in answered]
-        clients = self._at_a_time()
-        blocks = [self._blinded[client] for client in clients]
-        signed: dict[str, NDArray[Any]] = {}
-        if self._registry is not None:
-            signed = {
-                "clients": np.array(clients, np.int64),
-                "parties": np.array([self._party[client] for client in clients], np.int64),
-                "sizes": np.array([len(block) for block in blocks], np.int64),
-                "signatures": rows_of([self._signatures[c] for c in clients], -1, SIGNATURE_BYTES),
-            }
-        points = np.concatenate(blocks)
-        return {
-            node: ids.EvaluateRequest(self.epoch, np.array(holders, np.int64), points, **signed)
-            for node, holders in self._by_node(waiting).items()
-        }
 
     def _at_a_time(self) -> list[int]:
         """Return the first waiting clients whose points fit into one stage."""
@@ -465,17 +453,24 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
         self._absent.clear()
         self._proved.clear()
         self._signatures.clear()
-        self._holders, self._doublings, self._order = [], 0, self._order[:0]
+        self._holders, self._doublings, self.order = [], 0, self.order[:0]
 
     def _choose(self, count: int) -> list[int]:
-        if self._registry is not None:
-            return self._next_of_draw(count)
-        free = [c for c in self._blinded if c not in self._dropped and c not in self._holders]
-        chosen = self._draw_holders(free, count)
-        enough = min(FEWEST_HOLDERS, len(self._node))
-        if len(self._holders) + len(chosen) < enough:
-            left = len(self._holders) + len(chosen)
-            raise AlignmentError(f"{left} clients are left to hold keys, at least {enough} must")
+        """Choose further key-holders; where answers are proved, the next parties of the draw."""
+        if self._registry is None:
+            free = [c for c in self._blinded if c not in self._dropped and c not in self._holders]
+            chosen = self._draw_holders(free, count)
+            enough, few = min(FEWEST_HOLDERS, len(self._node)), "clients are left to hold keys"
+        elif not self._draw:
+            raise AlignmentError("there is no seed yet that key-holders are drawn by")
+        else:
+            used = {self._party[client] for client in (*self._holders, *self._dropped)}
+            first = {self._party[client]: client for client in reversed(self._blinded)}
+            parties = self._draw[: KEY_HOLDERS + MOST_SKIPPED]
+            free = [first[one] for one in parties if one in first and one not in used]
+            chosen, enough, few = free[:count], KEY_HOLDERS, "of the draw's first parties are there"
+        if (left := len(self._holders) + len(chosen)) < enough:
+            raise AlignmentError(f"{left} {few}, at least {enough} must")
         return chosen
 
     def _draw_holders(self, free: list[int], count: int) -> list[int]:
@@ -492,17 +487,4 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
             best = next((c for c in drawn if self._node[c] not in taken), drawn[0])
             drawn.remove(best)
             chosen.append(best)
-        return chosen
-
-    def _next_of_draw(self, count: int) -> list[int]:
-        if not self._draw:
-            raise AlignmentError("there is no seed yet that key-holders are drawn by")
-        used = {self._party[client] for client in (*self._holders, *self._dropped)}
-        chosen: list[int] = []
-        for party in self._draw[: KEY_HOLDERS + MOST_SKIPPED]:
-            local = [c for c in self._blinded if self._party[c] == party]
-            if party not in used and local and len(chosen) < count:
-                chosen.append(local[0])
-        if len(self._holders) + len(chosen) < KEY_HOLDERS:
-            raise AlignmentError(f"of the draw's first parties {KEY_HOLDERS} must be there")
         return chosen
