@@ -17,6 +17,7 @@ from flower_graph.client.state import CohortState, Makers, Tensors, forms_of
 from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
+from flower_graph.ops.counts import Counts
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Embeddings, Predictions, SavedModels, Snapshot
 from flower_graph.rng import derive_seed
@@ -28,7 +29,7 @@ from flower_graph.secure.sum.messages import RING
 from flower_graph.storage.files import private_folder
 from flower_graph.storage.writing import replaced, saying
 from flower_graph.strategies.ppfl.config import PRECISIONS
-from flower_graph.strategies.ppfl.evaluation import GraphJudge, count_judged
+from flower_graph.strategies.ppfl.evaluation import GraphJudge
 from flower_graph.strategies.ppfl.messages import (
     ABSENT,
     MEANS,
@@ -47,7 +48,7 @@ from flower_graph.strategies.ppfl.messages import (
 )
 from flower_graph.strategies.ppfl.modules import PublicGAT
 from flower_graph.wire.arrays import Answer, Config, Parameters, decode_array
-from flower_graph.wire.counts import counts_size
+from flower_graph.wire.counts import added, counts_size
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, ROLES, RUN_TOKEN, SERVER_ROUND
 
@@ -247,7 +248,7 @@ class PublicNodeClient(NumPyClient):
 
     def round(self, request: PublicRequest) -> PublicReply:
         reply, embedded = PublicReply(request, [], [], []), dict[int, FloatArray]()
-        judged: list[Mapping[str, float]] = []
+        judged, counts = list[Mapping[str, float]](), list[Counts]()
         with self._state.opened(self._makers, follows=request.follows) as models:
             for client, targets in zip(request.clients, request.targets, strict=True):
                 member = self.members[client]
@@ -261,6 +262,7 @@ class PublicNodeClient(NumPyClient):
                     reply.left_out[client], judge = NOT_FINITE, None
                 when = request.server_round, request.is_last
                 judged.append({} if judge is None else judge(rows, *when))
+                counts += [judge.counts] if isinstance(judge, GraphJudge) else []
         if request.is_last and self._save_to is not None:
             private_folder(self._save_to)
             for client, rows in embedded.items():
@@ -270,7 +272,7 @@ class PublicNodeClient(NumPyClient):
                     np.savez(stream, nodes=nodes, public=public, embeddings=rows)
         names = dict.fromkeys(name for one in judged for name in one)
         reply.judged = {name: [one.get(name, math.nan) for one in judged] for name in names}
-        reply.counts = count_judged(judged) if request.counting else None
+        reply.counts = added(counts) if request.counting else None
         self.outputs.measured(
             request.server_round,
             [*embedded],

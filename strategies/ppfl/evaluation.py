@@ -6,7 +6,7 @@ scikit-learn is imported where it is used, because it takes half a second.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,6 @@ from flower_graph.errors import DataError
 from flower_graph.ops.counts import Counts, confusion_of
 from flower_graph.outputs.files import NODE_ROLES, Predictions, role_of
 from flower_graph.rng import derive_seed
-from flower_graph.wire.counts import added
 
 if TYPE_CHECKING:
     from flower_graph.data.partition.overlapping import OverlappingGraph
@@ -39,12 +38,6 @@ class Folds(NamedTuple):
         """Return the mean of the folds' micro-F1, which with one class a node is accuracy."""
         right = self.predicted == y
         return float(np.mean([right[self.fold == one].mean() for one in np.unique(self.fold)]))
-
-
-class Judgement(dict[str, float]):
-    """Figures by name, and the SVC's predictions as counts."""
-
-    confusion: Tensor  # [3, k, k] nodes by role, class, and what the SVC said
 
 
 def judge_embeddings(
@@ -146,16 +139,13 @@ def untrained(classifier: str, seed: int = 0) -> Any:
     return make_pipeline(StandardScaler(), chosen)
 
 
-def count_judged(judged: Iterable[Mapping[str, float]]) -> Counts | None:
-    """Add up the confusion counts of all clients whose judge counts."""
-    return added(Counts(one.confusion) for one in judged if isinstance(one, Judgement))
-
-
 class GraphJudge:
     """Cross-validates classifiers among the nodes from which the embedding did not learn."""
 
     # Validation and test nodes are evaluated separately. The SVC's figures are the round's; after
     # the last round both classifiers' figures are returned by name.
+
+    counts: Counts  # by role, class, and what the SVC said, in the last evaluation
 
     def __init__(
         self,
@@ -177,11 +167,11 @@ class GraphJudge:
 
     def __call__(
         self, embeddings: NDArray[np.float32], server_round: int, is_last: bool
-    ) -> Judgement:
+    ) -> dict[str, float]:
         """Measure in the rounds that ``judge.every`` names, and in the last."""
         is_due = is_last or server_round % self._settings.every == 0
         names = (SVC, MLP) if is_last and self._settings.mlp else (SVC,)
-        result, said = Judgement(), np.full(len(self.labels), NOBODY)
+        result, said = dict[str, float](), np.full(len(self.labels), NOBODY)
         for name in names if is_due else ():
             for role, found in self.classify(embeddings, name).items():
                 chosen = self._judged[role]
@@ -192,7 +182,7 @@ class GraphJudge:
                     said[chosen] = found.predicted
         rows = [np.flatnonzero((self.roles == role) & (said >= 0)) for role in range(1, 4)]
         pair = torch.from_numpy(said), torch.from_numpy(self.labels)
-        result.confusion = confusion_of(*pair, [*map(torch.from_numpy, rows)], self.num_classes)
+        self.counts = Counts(confusion_of(*pair, [*map(torch.from_numpy, rows)], self.num_classes))
         return result
 
     def classify(self, embeddings: NDArray[np.float32], classifier: str = SVC) -> dict[str, Folds]:
