@@ -103,16 +103,12 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
     def load_graphs(self, config: PPFLConfig) -> list[OverlappingGraph]:
         folder, parts = clients_path(config.data), config.partition
         if folder is not None:
-            return load_overlapping_folder(
-                folder,
-                parts.ratios,
-                config.seed if parts.seed is None else parts.seed,
-                parts.label_noise,
-                features=config.data.features,
-                gaps=Gaps.of(config.data),
-            )
+            seed = config.seed if parts.seed is None else parts.seed
+            given = folder, parts.ratios, seed, parts.label_noise
+            gaps, features = Gaps.of(config.data), config.data.features
+            return load_overlapping_folder(*given, features=features, gaps=gaps)
         whole = cached_data(config)
-        graphs = overlapping_graphs(whole, config.partition, config.seed)
+        graphs = overlapping_graphs(whole, parts, config.seed)
         classes = Clients.of(graphs).num_classes  # by the clients' labels
         return Clients(graphs, classes, whole.classes, whole.notes, whole.treatment, whole)
 

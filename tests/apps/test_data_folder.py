@@ -49,7 +49,6 @@ from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls import method as fedgls
 from flower_graph.strategies.fedgls.config import FedGLSConfig
 from flower_graph.strategies.fedscem import method as fedscem
-from flower_graph.strategies.ppfl import method as ppfl
 
 DATA = """
 rounds: 2
@@ -145,7 +144,7 @@ def forbid_whole_data(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a party read the whole data")
 
     monkeypatch.setattr(cached, "load_graph", refuse)
-    for module in (fedgls, ppfl, method):
+    for module in (fedgls, method):
         monkeypatch.setattr(module, "cached_clients", refuse)
 
 
