@@ -95,18 +95,8 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
         if config.task == LINKS and config.links.decoder == MLP:
             with seeded(torch.device("cpu"), config.seed, "pair-decoder"):
                 model = PairModel(split, row_size(config))
-        strategy = SplitGradientRelay(
-            data,
-            model,
-            latent_size=split.latent_size,
-            user_bias=config.model.user_bias,
-            feature_dropout=config.model.dropout if config.strategy.share == SUMMED else 0.0,
-            seed=config.seed,
-            device=config.device,
-            links=config.links if config.task == LINKS else None,
-            section=config.strategy,
-            **checkpoint_settings(config, out),
-        )
+        saving = checkpoint_settings(config, out)
+        strategy = SplitGradientRelay(data, model, config, latent_size=split.latent_size, **saving)
         if config.data.add is not None or config.data.remove:
             left = users_left(config, data.y.numel(), getattr(data, "names", None))
             strategy.grow(data, left=left, alone=config.strategy.newcomers_alone)

@@ -33,7 +33,6 @@ from flower_graph.strategies.nfedgnn.messages import (
     GradientRequest,
     LatentRequest,
 )
-from flower_graph.strategies.nfedgnn.strategy import MaskedGradientRelay
 from flower_graph.strategies.nfedgnn.users import Dropped, shared_linear_weight
 
 RATE, DECAY, ROUNDS = 0.05, 5e-4, 20
@@ -75,9 +74,9 @@ class Summed:
             hosted = [range(k, k + 1) for k in range(supernodes)]  # the first user of each
             registry = str(throwaway_parties(self.grid.run.run_id, hosted))
             how |= {"registry": registry, "trust": MALICIOUS_SERVER}
-        kind: Any = MaskedGradientRelay if is_masked else SummedGradientRelay
         how = {"dropout": 0.0, "reg_weight": None, **how}
-        self.strategy = strategy_for(data, model, kind=kind, **how)
+        how |= {"aggregation": "masked"} if is_masked else {}
+        self.strategy = strategy_for(data, model, kind=SummedGradientRelay, **how)
         self.first = {n: t.clone() for n, t in self.strategy.server.model.state_dict().items()}
         self.seed = self.strategy.layer.settings.seed
         try:
