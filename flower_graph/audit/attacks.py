@@ -10,9 +10,10 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.audit.deviating import Deviation
-from flower_graph.audit.scores import Finding
+from flower_graph.audit.scores import Finding, Floats, ranking
 from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError
+from flower_graph.ops.peers import cosine_similarities
 from flower_graph.rng import derive_seed
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.arrays import decode_array
@@ -85,6 +86,13 @@ def array_of(content: RecordDict, record: str, key: str) -> NDArray[Any]:
     if arrays is None or key not in arrays:
         raise ValueError(f"the message has no array {record}/{key}; it has {sorted(content)}")
     return decode_array(f"{record}/{key}", arrays[key])
+
+
+def alike(attack: str, rows: Floats, truth: NDArray[np.bool_]) -> Finding:
+    """Guess the pairs of rows for which something holds by their cosines."""
+    # rows [n, d]; truth: of each pair, as ``np.triu_indices(n, 1)`` has them
+    pairs = np.triu_indices(len(rows), 1)
+    return ranking(attack, cosine_similarities(rows)[pairs], truth)
 
 
 # Any: an attack knows its method

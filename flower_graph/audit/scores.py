@@ -51,6 +51,22 @@ def guesses(attack: str, right: ArrayLike, chance: float, **detail: float) -> Fi
     return Finding(attack, PRECISION, float(hits.mean()), chance, hits.size, 0, detail)
 
 
+def retrieved(
+    attack: str, truth: NDArray[np.bool_], scores: Sequence[Floats], rng: np.random.Generator
+) -> Finding:
+    """Judge each case's highest scores, as many as it has true entries; ties are drawn."""
+    # truth [n, f], scores n times [f]
+    right = []
+    for hits, local in zip(truth, scores, strict=True):
+        order = rng.permutation(hits.size)
+        right.append(hits[order][top(local[order], int(hits.sum()))])
+    counts = truth.sum(1)
+    # A case with many true entries has many guesses, of which many are right by chance.
+    chance = float((counts**2).sum() / (truth.shape[1] * counts.sum()))
+    wholly = float(np.mean([one.all() for one in right]))
+    return guesses(attack, np.concatenate(right), chance, wholly=wholly)
+
+
 def auc(scores: ArrayLike, truth: ArrayLike) -> float:
     """Return the area under the ROC curve; ties count half."""
     from sklearn.metrics import roc_auc_score
