@@ -24,20 +24,10 @@ NO_NOISE = "privacy.epsilon=null"
 
 
 class Exchange(NamedTuple):
-    """One message and its reply.
+    """One message and its reply."""
 
-    Attributes
-    ----------
-    kind : str
-        Flower's message type, such as ``train`` or ``query``.
-    node : int
-        Id of the SuperNode.
-    request, reply : RecordDict
-        The message to the client, and its reply.
-    """
-
-    kind: str
-    node: int
+    kind: str  # Flower's message type, such as ``train`` or ``query``
+    node: int  # Id of the SuperNode
     request: RecordDict
     reply: RecordDict
 
@@ -56,15 +46,12 @@ class RecordingGrid(InProcessGrid):
         sent: list[str] = []
         for message in messages:
             # One at a time: strategies may hand over a generator that makes messages as they go.
-            ids = super().push_messages([message])
-            replies = [self._replies[message_id] for message_id in ids]
-            kind, node = message.metadata.message_type, message.metadata.dst_node_id
-            self.exchanges += [
-                Exchange(kind, node, message.content, reply.content)
-                for reply in replies
-                if not reply.has_error()
-            ]
-            sent += ids
+            (number,) = super().push_messages([message])
+            reply, to = self._replies[number], message.metadata
+            if not reply.has_error():
+                one = Exchange(to.message_type, to.dst_node_id, message.content, reply.content)
+                self.exchanges.append(one)
+            sent.append(number)
         return sent
 
 
@@ -97,22 +84,11 @@ def alike(attack: str, rows: Floats, truth: NDArray[np.bool_]) -> Finding:
 
 # Any: an attack knows its method
 class Audit(Generic[C]):
-    """The attacks on one method; a method overrides the defaults.
+    """The attacks on one method; a method overrides the defaults."""
 
-    Attributes
-    ----------
-    rounds : int
-        Default number of recorded rounds: enough for the attacks; more rounds add time and hardly
-        anything else.
-    notes : sequence of str
-        What an attacker needs besides the messages, and further notes for readers.
-    audited : sequence of str
-        Names of the strategies whose messages the attacks read; empty: all of them.
-    """
-
-    rounds = 5
-    notes: Sequence[str] = ()
-    audited: Sequence[str] = ()
+    rounds = 5  # that are recorded: enough for the attacks; more add time and hardly anything else
+    notes: Sequence[str] = ()  # what an attacker needs besides the messages, and others for readers
+    audited: Sequence[str] = ()  # strategies whose messages the attacks read; empty: all of them
 
     def refuse(self, config: C) -> None:
         """Raise ``ConfigError`` for settings whose messages no attack here reads."""

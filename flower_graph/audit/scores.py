@@ -77,11 +77,6 @@ def auc(scores: ArrayLike, truth: ArrayLike) -> float:
     return float(roc_auc_score(hits, np.asarray(scores, float).ravel()))
 
 
-def auc_deviation(positive: int, negative: int) -> float:
-    """Return the standard deviation of a guess's AUC, if cases are independent of each other."""
-    return math.sqrt((positive + negative + 1) / (12 * positive * negative))
-
-
 def top(scores: ArrayLike, count: int) -> NDArray[np.int64]:
     """Return the places of the highest scores, the highest first."""
     return np.argsort(-np.asarray(scores, float), kind="stable")[:count]
@@ -102,7 +97,7 @@ def _joined(setting: str, same: Sequence[Finding]) -> dict[str, object]:
     values = [one.success for one in same]
     mean, chance = float(np.mean(values)), float(np.mean([one.chance for one in same]))
     # Two standard deviations of a guess's mean, as if cases were independent
-    slack = 2 * math.sqrt(sum(_guess_variance(one) for one in same)) / len(same)
+    slack = 2 * math.sqrt(sum(guess_variance(one) for one in same)) / len(same)
     return {
         "setting": setting,
         "attack": same[0].attack,
@@ -118,9 +113,10 @@ def _joined(setting: str, same: Sequence[Finding]) -> dict[str, object]:
     }
 
 
-def _guess_variance(one: Finding) -> float:
+def guess_variance(one: Finding) -> float:
+    """Return the variance of a guess's success, if cases are independent of each other."""
     if one.measure == AUC:
-        return auc_deviation(one.true, one.n - one.true) ** 2
+        return (one.n + 1) / (12 * one.true * (one.n - one.true))
     return one.chance * (1 - one.chance) / one.n
 
 
@@ -149,12 +145,12 @@ def page(record: Tree, notes: Sequence[str], *, level: int = 1) -> str:
 
 def _noise(settings: Sequence[Tree]) -> list[str]:
     budgets = [one["config"]["privacy"] for one in settings]
-    noisy = [budget for budget in budgets if budget["epsilon"] is not None][:1]
     return [
         "Noise: each client's own, for the budget of the recorded rounds alone, at "
         f"`privacy.delta={one['delta']:g} privacy.clipping_norm={one['clipping_norm']:g}`.\n"
-        for one in noisy
-    ]
+        for one in budgets
+        if one["epsilon"] is not None
+    ][:1]
 
 
 def _line(finding: Tree) -> str:

@@ -11,7 +11,7 @@ from federation import ALL, Setup
 
 from flower_graph.apps.cli.audit import _deviating_run
 from flower_graph.audit.deviating import NOTES, Deviation, all_notes
-from flower_graph.audit.scores import Finding, auc, auc_deviation, guesses, ranking, top
+from flower_graph.audit.scores import Finding, auc, guess_variance, guesses, ranking, top
 from flower_graph.method.registry import method_of
 from flower_graph.strategies.fedgls.attack import Models, attack
 
@@ -108,8 +108,9 @@ def test_areas_count_ties_half_and_need_both_kinds_of_cases() -> None:
 def test_a_guess_strays_as_far_as_it_is_said_to() -> None:
     rng = np.random.default_rng(1)
     truth = np.arange(60) < 20
-    drawn = [auc(rng.random(60), truth) for _ in range(2000)]
-    assert np.std(drawn) == pytest.approx(auc_deviation(20, 40), rel=0.06)
+    drawn = [ranking("", rng.random(60), truth) for _ in range(2000)]
+    spread = np.std([one.success for one in drawn])
+    assert spread == pytest.approx(guess_variance(drawn[0]) ** 0.5, rel=0.06)
 
 
 def test_findings_count_their_cases() -> None:
@@ -130,7 +131,7 @@ def tried(setup: Setup, words: str = "") -> list[Finding]:
     config = setup.load()
     method = method_of(config)
     lies = [one for one in method.audit().deviations(config, method) if words in one.name]
-    return [found for lie in lies for found in _deviating_run(config, lie, setup.supernodes)]
+    return [_deviating_run(config, lie, setup.supernodes) for lie in lies]
 
 
 @pytest.mark.parametrize("name", LIES)
@@ -175,7 +176,7 @@ def test_clients_that_do_not_trust_the_server_show_it_nothing(setup: Setup, lies
 
 def test_a_run_that_ends_before_its_server_lies_shows_nothing() -> None:
     lie = Deviation()
-    lie.name, lie.patch = "never", lambda strategy: None  # type: ignore[method-assign]
+    lie.name, lie.patch = "never", lambda strategy: None
     setup = ALL["fedscem"]
     with pytest.raises(AssertionError, match="before"):
         _deviating_run(setup.load(), lie, setup.supernodes)
