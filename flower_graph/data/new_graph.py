@@ -16,10 +16,12 @@ from flower_graph.data.description import (
     WHOLE,
     by_columns,
     describe_graph,
+    number_classes,
     read_edges,
     read_features,
     read_weights,
     saying,
+    words_of,
 )
 from flower_graph.data.features import NO_GAPS, Gaps, Treatment, Uses
 from flower_graph.data.graph import Scale
@@ -123,23 +125,13 @@ def read_new_graph(path: Path, of: DataForm) -> NewGraph:
         return NewGraph(of.treatment.apply(x), edges, y, described.names, values, weight)
 
 
-def _numbered(labels: Tensor | Sequence[str | None], of: DataForm) -> Tensor:
-    classes = of.classes
-    if isinstance(labels, Tensor):
-        words = [None if one < 0 else str(one) for one in labels.tolist()]
+def _numbered(labels: Tensor | list[str | None], of: DataForm) -> Tensor:
+    classes: Sequence[str] | None = of.classes
+    if isinstance(labels, Tensor) and classes is not None:
+        words = words_of(labels)
         # As when labels have gaps, numbers may be names of classes, and not their places
-        are_names = classes is not None and (
-            {*words} <= {*classes, None} or all(WHOLE.fullmatch(one) for one in classes)
-        )
-        if not are_names:
-            if (labels >= of.num_classes).any():
-                raise DataError(f"y has {int(labels.max())}: must be below {of.num_classes}")
-            return labels.clamp(min=-1)
-        labels = words
-    if classes is None:
-        word = next(one for one in labels if one is not None)
-        raise DataError(f"y has {word!r}: the run's classes are 0 to {of.num_classes - 1}")
-    number = {name: index for index, name in enumerate(classes)} | {None: -1}
-    if unknown := [one for one in labels if one not in number]:
-        raise DataError(f"y has {unknown[0]!r}: the run's classes are {', '.join(classes)}")
-    return torch.tensor([number[one] for one in labels])
+        if {*words} <= {*classes, None} or all(WHOLE.fullmatch(one) for one in classes):
+            labels = words
+    elif not isinstance(labels, Tensor) and classes is None:
+        classes = [*map(str, range(of.num_classes))]
+    return number_classes([labels], of.num_classes, classes, may_lack=True).y[0]

@@ -16,7 +16,7 @@ from flower_graph.config.common import AS_IS, DataConfig, RunConfig
 from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import check_masks, saying, tell
 from flower_graph.data.features import PLAIN, Gaps, Uses, prepare_features
-from flower_graph.data.graph import PARTS, Graph, fits_dense
+from flower_graph.data.graph import PARTS, Graph, Masks, fits_dense
 from flower_graph.data.sources.cache import fetching
 from flower_graph.data.sources.generators import csbm, csbm_sparse
 from flower_graph.data.sources.names import (
@@ -32,12 +32,10 @@ from flower_graph.data.sources.names import (
 )
 from flower_graph.data.sources.pyg import load_file, load_ogb, load_pyg
 from flower_graph.data.splits import (
-    Masks,
     geom_gcn_split,
     labelled_split,
     random_split,
     select_column,
-    with_masks,
 )
 from flower_graph.errors import DataError
 from flower_graph.handed import handed_over
@@ -103,8 +101,8 @@ def load_graph(config: DataConfig, *, seed: int = 0, uses: Uses = PLAIN) -> Grap
         how = config.features, config.missing, graph.columns
         (x,), done, treatment = prepare_features([graph.x], *how, moved)
         graph = replace(graph, x=x, notes=(*notes, *done), treatment=treatment)
-        graph = with_masks(graph, select_column(masks, seed))
-        check_masks(graph)
+        graph = graph.with_masks(select_column(masks, seed))
+        check_masks(graph.masks, graph.y, graph.names)
     tell(source, graph.notes)
     return graph
 
