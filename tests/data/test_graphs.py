@@ -316,9 +316,9 @@ def test_auto_looks_at_signs_and_zeros(x, wanted, how, monkeypatch):
     assert chosen.startswith(f"data.features={how} chose {form}: ")
     # New graphs are treated alike
     torch.testing.assert_close(treatment.apply(x), found)
-    torch.testing.assert_close(found, prepare_features([x], form).features[0])
+    torch.testing.assert_close(found, prepare_features([x], form)[0][0])
     monkeypatch.setattr("flower_graph.data.features.MOST_DENSE", 1)
-    assert f"chose {wanted[2]}: " in prepare_features([x], how).notes[0]
+    assert f"chose {wanted[2]}: " in prepare_features([x], how)[1][0]
 
 
 @pytest.mark.parametrize(("x", "why"), [(DENSE, "dense"), (SIGNED, "negative")])

@@ -219,20 +219,20 @@ def read_clients(
             declared = declared if uses.targets else max(declared or 0, count) or None
     with saying(f"folder {path}"):
         labels = number_classes([found.labels for found in graphs], declared)
-        done = prepare_features(matrices, features, gaps.missing, common)
+        prepared, changes, treatment = prepare_features(matrices, features, gaps.missing, common)
     files = list[ClientFile]()
-    for client, one in enumerate(zip(places, given, graphs, done.features, labels.y, strict=True)):
+    for client, one in enumerate(zip(places, given, graphs, prepared, labels.y, strict=True)):
         where, values, found, x, y = one
         with saying(where):
             files.append(ClientFile(where, values, found, found.as_client(client, x, y)))
-    notes = [*labels.notes, *done.notes]
+    notes = [*labels.notes, *changes]
     # One line of each, however many clients there are
     each = [(one.where, [*getattr(one.values, "notes", ()), *one.found.notes]) for one in files]
     cautions = [*{note: None for _, own in each for note in own if isinstance(note, Caution)}]
     tell(f"data {path}", [*notes, *cautions])
     for where, own in each:
         tell(where, [note for note in own if note not in cautions])
-    return Clients(files, labels.num_classes, labels.classes, notes, done.treatment)
+    return Clients(files, labels.num_classes, labels.classes, notes, treatment)
 
 
 def client_graph_from_data(
