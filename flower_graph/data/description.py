@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.common import MEAN, REFUSE
-from flower_graph.data.features import NO_GAPS, PLAIN, Columns, Gaps, Uses, align
+from flower_graph.data.features import PLAIN, Columns, ReadOptions, align
 from flower_graph.data.graph import (
     PARTS,
     ClientGraph,
@@ -140,19 +140,17 @@ def as_graph(
     DataError
         If anything is missing or cannot be understood; names index, value and remedy.
     """
-    uses = Uses(targets, weights)
-    graph = read_graph(data, num_classes=num_classes, gaps=Gaps(no_features), uses=uses)
+    how = ReadOptions(no_features, targets=targets, weights=weights)
+    graph = read_graph(data, how, num_classes=num_classes)
     return replace(graph, x=graph.x.float())
 
 
-def read_graph(
-    data: object, *, num_classes: int | None = None, gaps: Gaps, uses: Uses = PLAIN
-) -> Graph:
+def read_graph(data: object, how: ReadOptions, *, num_classes: int | None = None) -> Graph:
     """As :func:`as_graph`, with untreated features: float64 perhaps, NaN where missing."""
-    found = describe_graph(data, gaps=gaps, uses=uses)
+    found = describe_graph(data, how)
     declared = getattr(data, "num_classes", None) if num_classes is None else num_classes
     named = getattr(data, "classes", None)
-    if uses.targets:
+    if how.targets:
         declared, named = 1, None
     labels = number_classes([found.labels], declared, named)
     train, val, test = found.masks.values()
@@ -221,14 +219,7 @@ def check_kind(data: object) -> None:
         raise DataError("is a Batch: save each graph of to_data_list() in a folder of clients")
 
 
-def describe_graph(
-    data: object,
-    *,
-    gaps: Gaps = NO_GAPS,
-    needs_edges: bool = True,
-    needs_labels: bool = True,
-    uses: Uses = PLAIN,
-) -> Described:
+def describe_graph(data: object, how: ReadOptions = PLAIN) -> Described:
     """Bring features, edges, labels and masks into canonical form, without numbering classes."""
     notes: list[str] = []
     check_kind(data)
@@ -239,18 +230,22 @@ def describe_graph(
     if isinstance(x, Tensor) and x.dim() == 2 and x.size(1) == 0:
         x = None
     for key, is_lacking, form in (
-        ("y", y is None and needs_labels, "each node a class, or -1 if it has none"),
+        ("y", y is None and how.needs_labels, "each node a class, or -1 if it has none"),
         ("x", x is None and y is None, "it features [nodes, features] as the run has"),
-        ("edge_index", edges is None and needs_edges, "it pairs of nodes, whole numbers [2, E]"),
+        (
+            "edge_index",
+            edges is None and how.needs_edges,
+            "it pairs of nodes, whole numbers [2, E]",
+        ),
     ):
         if is_lacking:
             raise DataError(f"the graph has no {key}: give {form}")
     if x is not None:
         # Numbers of a text have no type, which a note could name
-        x = read_features(x, [] if isinstance(columns, Columns) else notes, gaps.missing)
+        x = read_features(x, [] if isinstance(columns, Columns) else notes, how.missing)
     n, targets = None if x is None else len(x), None
     labels: Tensor | list[str | None]
-    if uses.targets and y is not None:
+    if how.targets and y is not None:
         targets = read_targets(y, n)
         labels = targets.isnan().long().neg()
     else:
@@ -260,8 +255,8 @@ def describe_graph(
     weight = None
     if edges is not None:
         edges = read_edges(edges, n, notes)
-        weight = read_weights(data, edges, n, notes, wanted=uses.weights)
-    x = _made_features(gaps.no_features, n, edges, notes) if x is None else x
+        weight = read_weights(data, edges, n, notes, wanted=how.weights)
+    x = _made_features(how.no_features, n, edges, notes) if x is None else x
     masks = {part: read_mask(part, getattr(data, part, None), n, notes) for part in PARTS}
     named = Columns.of(columns, x.size(1))
     return Described(x, edges, labels, masks, _names(names, n), notes, named, targets, weight)

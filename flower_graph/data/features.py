@@ -38,24 +38,8 @@ from flower_graph.storage.reading import Tree
 MOST_CATEGORIES = 1000  # different ones of a column; with more it is taken for names or free text
 
 
-class Uses(NamedTuple):
-    """Which parts of a graph a run reads besides features, edges and classes."""
-
-    targets: bool = False  # labels are numbers to learn
-    weights: bool = False  # weights of edges count
-    sparse: bool = False  # features of a generated graph may be CSR, if too many to be dense
-
-    @classmethod
-    def of(cls, config: RunConfig) -> Uses:
-        learns_values = getattr(config, "task", None) == VALUES
-        return cls(learns_values, config.takes_edge_weights, config.takes_sparse)
-
-
-PLAIN = Uses()
-
-
-class Gaps(NamedTuple):
-    """How files are read: settings of the section ``data``."""
+class ReadOptions(NamedTuple):
+    """How graphs are read: settings of the section ``data``, and which parts of a graph count."""
 
     no_features: str = REFUSE  # stands for all features of a graph that has none
     missing: str = REFUSE  # stands for a number that a node lacks
@@ -63,17 +47,26 @@ class Gaps(NamedTuple):
     label: str | None = None  # column of nodes' classes; None: `label`
     weight: str | None = None  # column of edges' weights; None: `weight`
     decimal: str = POINT  # sign in numbers that are written as words
+    targets: bool = False  # labels are numbers to learn
+    weights: bool = False  # weights of edges count
+    sparse: bool = False  # features of a generated graph may be CSR, if too many to be dense
+    needs_labels: bool = True
+    needs_edges: bool = True
 
     @classmethod
-    def of(cls, config: DataConfig) -> Gaps:
-        return cls(**{name: getattr(config, name) for name in cls._fields})
+    def of(cls, config: RunConfig | DataConfig) -> ReadOptions:
+        if isinstance(config, DataConfig):
+            return cls(*(getattr(config, name) for name in cls._fields[:6]))
+        learns_values = getattr(config, "task", None) == VALUES
+        parts = learns_values, config.takes_edge_weights, config.takes_sparse
+        return cls(*cls.of(config.data)[:6], *parts)
 
     @property
     def has_comma(self) -> bool:
         return self.decimal == COMMA
 
 
-NO_GAPS = Gaps()  # all are refused
+PLAIN = ReadOptions()
 
 
 class Columns(NamedTuple):

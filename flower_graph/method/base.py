@@ -22,7 +22,7 @@ from torch import Tensor
 from flower_graph.client.learner import takes_weights
 from flower_graph.config.common import VALUES, CutRunConfig, RunConfig
 from flower_graph.data.baselines import Figures, client_baselines, graph_baselines, own_baselines
-from flower_graph.data.features import Gaps, Uses
+from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_folder
 from flower_graph.data.folders.party import (
     RunData,
@@ -293,8 +293,7 @@ class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
             train_share=how.train_share,
             graphless_ratio=ratio,
             features=config.data.features,
-            gaps=Gaps.of(config.data),
-            uses=Uses.of(config),
+            how=ReadOptions.of(config),
         )
 
 
@@ -350,7 +349,7 @@ def data_form(config: RunConfig, data: Graph | Clients[Any]) -> DataForm | None:
         data.treatment,
         data.num_classes,
         data.classes,
-        Gaps.of(config.data),
+        ReadOptions.of(config.data),
         weights=any(graph.edge_weight is not None for graph in graphs),
         scale=scale_of(graphs) if getattr(config, "task", "") == VALUES else None,
     )

@@ -19,7 +19,7 @@ from flower_graph.config.module import MLP
 from flower_graph.config.rules import require
 from flower_graph.data.baselines import Figures, graph_baselines, link_baselines
 from flower_graph.data.description import read_mask, saying, tell
-from flower_graph.data.features import Gaps, sketched
+from flower_graph.data.features import ReadOptions, sketched
 from flower_graph.data.folders.party import (
     USERS,
     RunFolder,
@@ -256,7 +256,7 @@ def _grown(config: NFedGNNConfig) -> Graph:
     path = Path(data.add)
     if not path.exists():
         raise DataError(f"data.add = {data.add!r}: there is no such file or folder")
-    form = DataForm(old.treatment, old.num_classes, old.classes, Gaps.of(data))
+    form = DataForm(old.treatment, old.num_classes, old.classes, ReadOptions.of(data))
     new = read_new_graph(path, form)
     with saying(f"data.add {path}"):
         graph, note = grown(old, new, data, data.draws(config.seed))

@@ -12,7 +12,7 @@ from flwr.app import Context
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.description import check_clients
-from flower_graph.data.features import Gaps
+from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_overlapping_folder
 from flower_graph.data.folders.party import RunFolder
 from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
@@ -111,7 +111,7 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
                 config.seed if parts.seed is None else parts.seed,
                 parts.label_noise,
                 features=config.data.features,
-                gaps=Gaps.of(config.data),
+                how=ReadOptions.of(config.data),
             )
         whole = cached_data(config)
         graphs = overlapping_graphs(whole, config.partition, config.seed)

@@ -38,11 +38,9 @@ from flower_graph.data.description import (
     tell,
 )
 from flower_graph.data.features import (
-    NO_GAPS,
     PLAIN,
-    Gaps,
+    ReadOptions,
     Treatment,
-    Uses,
     common_columns,
     prepare_features,
 )
@@ -164,15 +162,14 @@ def load_folder(
     train_share: float | None = None,
     graphless_ratio: float = 0.0,
     features: str = AS_IS,
-    gaps: Gaps = NO_GAPS,
-    uses: Uses = PLAIN,
+    how: ReadOptions = PLAIN,
 ) -> Clients[ClientGraph]:
     """Load one client from each graph of a folder, or of a file whose nodes name their client.
 
     ``graphless_ratio`` removes edges from clients of one graph; in a folder, files without edges
-    make graphless clients. ``uses``: whether labels are numbers to learn, and edges have weights.
+    make graphless clients.
     """
-    files = read_clients(path, features, gaps, needs_edges=False, uses=uses)
+    files = read_clients(path, features, how._replace(needs_edges=False))
     drawn = graphless_clients(len(files), graphless_ratio, seed) if is_one_graph(path) else set()
     graphs = []
     for file in files:
@@ -185,21 +182,19 @@ def load_folder(
     return files.replaced(graphs)
 
 
-def read_clients(
-    path: Path | str, features: str, gaps: Gaps, *, needs_edges: bool = True, uses: Uses = PLAIN
-) -> Clients[ClientFile]:
+def read_clients(path: Path | str, features: str, how: ReadOptions) -> Clients[ClientFile]:
     """Read the clients' graphs, their labels numbered and features prepared together.
 
     Logs the changes to all data, and to single clients'.
     """
-    if gaps.no_features == ONE_HOT:
+    if how.no_features == ONE_HOT:
         raise DataError("data.no_features='one-hot': of one graph; set data.no_features=degree")
     places, given, graphs = list[str](), list[SimpleNamespace](), list[Described]()
-    for where, content in client_graphs(path, gaps):
+    for where, content in client_graphs(path, how):
         with saying(where):
             places.append(where)
             given.append(SimpleNamespace(**content))
-            graphs.append(describe_graph(given[-1], gaps=gaps, needs_edges=needs_edges, uses=uses))
+            graphs.append(describe_graph(given[-1], how))
     named = [found.columns for found in graphs if found.columns is not None]
     common, matrices = common_columns(named) if named else None, list[Tensor]()
     for where, found in zip(places, graphs, strict=True):
@@ -212,14 +207,14 @@ def read_clients(
     if len(kinds) > 1:
         note = f"labels are numbers at {kinds[True]}, but words at {kinds[False]}: all are words"
         tell(f"folder {path}", [note], logging.WARNING)
-    declared = 1 if uses.targets else None
+    declared = 1 if how.targets else None
     for where, values in zip(places, given, strict=True):
         with saying(where):
             count = declared_classes(getattr(values, "num_classes", None)) or 0
-            declared = declared if uses.targets else max(declared or 0, count) or None
+            declared = declared if how.targets else max(declared or 0, count) or None
     with saying(f"folder {path}"):
         labels = number_classes([found.labels for found in graphs], declared)
-        prepared, changes, treatment = prepare_features(matrices, features, gaps.missing, common)
+        prepared, changes, treatment = prepare_features(matrices, features, how.missing, common)
     files = list[ClientFile]()
     for client, one in enumerate(zip(places, given, graphs, prepared, labels.y, strict=True)):
         where, values, found, x, y = one
@@ -274,8 +269,9 @@ def client_graph_from_data(
         If something is missing or malformed, or a graphless client has constant features; names the
         client.
     """
+    how = ReadOptions(targets=targets, weights=weights, needs_edges=False)
     with saying(f"client {client}"):
-        found, graph = _alone(client, data, needs_edges=False, uses=Uses(targets, weights))
+        found, graph = _alone(client, data, how)
         graph = graph if found.has_masks else split_nodes(graph, ratios, seed)
         check_client_graph(graph)
     tell(f"client {client}", found.notes)
@@ -296,9 +292,9 @@ def ego_from_data(client: int, data: object, identities: Identities) -> EgoNetwo
     return ego
 
 
-def _alone(client: int, data: object, **how: Any) -> tuple[Described, ClientGraph]:
+def _alone(client: int, data: object, how: ReadOptions = PLAIN) -> tuple[Described, ClientGraph]:
     """Describe a client without others': words are no labels, -1 is none; features untreated."""
-    found = describe_graph(data, **how)
+    found = describe_graph(data, how)
     if not isinstance(found.labels, Tensor):
         word = next(one for one in found.labels if one is not None)
         raise DataError(f"y has {word!r}: must be numbers of classes, the same at all clients")
@@ -364,7 +360,7 @@ def load_ego_folder(
     seed: int,
     *,
     features: str = AS_IS,
-    gaps: Gaps = NO_GAPS,
+    how: ReadOptions = PLAIN,
 ) -> Clients[EgoNetwork]:
     """Load FedSCem's clients from a folder, or from a file whose nodes name their client.
 
@@ -372,7 +368,7 @@ def load_ego_folder(
     masks are split by ``ratios`` and ``seed``, ``per-client`` or ``global``. ``DataError`` names
     file, client and what is allowed.
     """
-    files = read_clients(path, features, gaps)
+    files = read_clients(path, features, how)
     numbers: dict[int | str, int] = {}
     egos = [_ego(file.graph, who) for file, who in zip(files, _identities_of(files), strict=True)]
     ids = [[numbers.setdefault(one, len(numbers)) for one in ego.identities] for ego in egos]
@@ -394,10 +390,10 @@ def load_overlapping_folder(
     label_noise: float = 0.0,
     *,
     features: str = AS_IS,
-    gaps: Gaps = NO_GAPS,
+    how: ReadOptions = PLAIN,
 ) -> Clients[OverlappingGraph]:
     """Load PPFL-GNN's clients from a folder, each client's nodes in the order of their ids."""
-    files = read_clients(path, features, gaps)
+    files = read_clients(path, features, how)
     who = _identities_of(files)
     words = sorted({word for _, own in who for word in own or ()})
     number, graphs = {word: index for index, word in enumerate(words)}, list[OverlappingGraph]()
@@ -510,13 +506,13 @@ def clients_path(data: DataConfig) -> Path | None:
     if folder is not None or file is None:
         return folder
     # For this look features may have gaps
-    gaps = Gaps.of(data)._replace(missing=MEAN, categories=ONE_HOT)
-    return file if _says_clients(file, saved_at(data.name), gaps) else None
+    how = ReadOptions.of(data)._replace(missing=MEAN, categories=ONE_HOT)
+    return file if _says_clients(file, saved_at(data.name), how) else None
 
 
 @lru_cache(maxsize=16)
-def _says_clients(file: Path, saved: int, gaps: Gaps) -> bool:
-    return names_clients(file) if file.is_dir() else read_file(file, gaps).get(CLIENT) is not None
+def _says_clients(file: Path, saved: int, how: ReadOptions) -> bool:
+    return names_clients(file) if file.is_dir() else read_file(file, how).get(CLIENT) is not None
 
 
 def is_one_graph(path: Path | str) -> bool:
@@ -525,14 +521,14 @@ def is_one_graph(path: Path | str) -> bool:
 
 
 def client_graphs(
-    path: Path | str, gaps: Gaps = NO_GAPS
+    path: Path | str, how: ReadOptions = PLAIN
 ) -> Iterator[tuple[str, dict[str, object]]]:
     """Return each client's graph, still unchecked, with its name in errors."""
     path = Path(path)
     if not path.exists():
         raise absent(str(path), "folder")
     if is_one_graph(path):
-        yield from _parts(path, read_file(path, gaps))
+        yield from _parts(path, read_file(path, how))
         return
     files = graphs_in(path)
     others = [file for file in shown_in(path) if file not in files]
@@ -548,7 +544,7 @@ def client_graphs(
     left_out = ", ".join(file.name for file in others)
     tell(f"folder {path}", [f"not read: {left_out:.200}"] if left_out else [])
     for file in files:
-        yield f"file {file}", read_file(file, gaps)
+        yield f"file {file}", read_file(file, how)
 
 
 def _parts(path: Path, values: dict[str, Any]) -> Iterator[tuple[str, dict[str, object]]]:

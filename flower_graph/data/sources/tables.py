@@ -24,7 +24,7 @@ from torch import Tensor
 
 from flower_graph.config.common import MEAN, ONE_HOT
 from flower_graph.data.description import BLANK, advice_of, if_nan, number_of, saying, word_of
-from flower_graph.data.features import Columns, Gaps, encode_words
+from flower_graph.data.features import Columns, ReadOptions, encode_words
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources.names import EDGES, NODES, table_in
 from flower_graph.errors import DataError
@@ -68,9 +68,7 @@ class Roles(NamedTuple):
     notes: list[str]
 
 
-def roles_of(
-    path: Path, columns: Sequence[str], gaps: Gaps, *, needs_labels: bool, program: str = ""
-) -> Roles:
+def roles_of(path: Path, columns: Sequence[str], how: ReadOptions, program: str = "") -> Roles:
     """Tell what each column is; own ones in any case of letters."""
     lower = {key.lower(): key for key in reversed(columns)}
     own = {key: lower[key] for key in OWN if key in lower}
@@ -81,15 +79,15 @@ def roles_of(
             out |= {lower[key] for key in drawn if key in lower}
     if program == YED:  # which writes them empty
         out |= {lower[key] for key in ("url", "description") if key in lower}
-    if gaps.label is not None:
-        chosen = _column(path, "label", gaps.label, columns, needs_labels)
+    if how.label is not None:
+        chosen = _column(path, "label", how.label, columns, how.needs_labels)
         out |= {own[LABEL]} if LABEL in own else set()
         own = {key: one for key, one in own.items() if key != LABEL and one != chosen}
         own |= {} if chosen is None else {LABEL: chosen}
     taken = {*own.values()}
     names = [lower[key] for key in NAMES if key in lower and lower[key] not in taken]
     others = [key for key in columns if key not in {*taken, *names, *out}]
-    if program and gaps.label is None and needs_labels:
+    if program and how.label is None and how.needs_labels:
         there = f"data.label names the classes: {', '.join([*others, LABEL])}"
         raise DataError(f"file {path}: was saved by {program}, where {LABEL} is a caption: {there}")
     for key in others:
@@ -118,7 +116,7 @@ class _Entries(NamedTuple):
     unit: str  # the word for one of them: line, node or edge
     places: Sequence[int]  # of each in the file
     cells: dict[str, list[Any]]  # Any: a value of the file
-    gaps: Gaps
+    how: ReadOptions
 
     def wrong(self, row: int, why: str) -> DataError:
         return DataError(f"file {self.path}, {self.unit} {self.places[row]}: {why}")
@@ -127,14 +125,14 @@ class _Entries(NamedTuple):
         result = list[str | None]()
         for row, value in enumerate(given):
             try:
-                result.append(word_of(value, comma=self.gaps.has_comma))
+                result.append(word_of(value, comma=self.how.has_comma))
             except DataError as error:
                 raise self.wrong(row, f"{key}: {error}") from error
         return result
 
     def numbers(self, key: str, remedy: str) -> tuple[Tensor, dict[int, str]]:
         """Return numbers, float64 ``[n]``, NaN for a word or nothing, and the words by row."""
-        given, comma, words = self.cells[key], self.gaps.has_comma, dict[int, str]()
+        given, comma, words = self.cells[key], self.how.has_comma, dict[int, str]()
         try:  # all at once, as long as all are numbers by Python's own rule
             if comma:
                 raise ValueError("a point is no decimal sign here")
@@ -150,7 +148,7 @@ class _Entries(NamedTuple):
 
 
 def _graph(
-    nodes: _Entries, ids: Sequence[object], roles: Roles, edges: _Entries, needs_labels: bool
+    nodes: _Entries, ids: Sequence[object], roles: Roles, edges: _Entries
 ) -> dict[str, object]:
     """Return nodes and edges as the entries of a saved graph, unchecked."""
     if not nodes.places:
@@ -164,7 +162,7 @@ def _graph(
             raise nodes.wrong(row, f"name: {name!r} is there already, {place}")
     own = {key: nodes.words(key, nodes.cells[column]) for key, column in roles.own.items()}
     own = {key: words for key, words in own.items() if any(words)}
-    if needs_labels and LABEL not in own:
+    if nodes.how.needs_labels and LABEL not in own:
         others = ", ".join(roles.features)
         raise DataError(f"file {nodes.path}: no {LABEL} at any node; data.label names it: {others}")
     values: dict[str, object] = {"y": own.pop(LABEL, [None] * len(names)), "names": (*number,)}
@@ -186,7 +184,7 @@ def _graph(
             if name not in number:
                 raise edges.wrong(row, f"{key}: {name or ''!r:.40} is no node")
         pairs.append(torch.tensor([number[str(name)] for name in found], dtype=torch.int64))
-    wanted = edges.gaps.weight
+    wanted = edges.how.weight
     weight = _column(edges.path, "weight", wanted or WEIGHT, [*edges.cells], wanted is not None)
     unused, notes = sorted({*edges.cells} - {weight, "key", "id"}), roles.notes
     notes = [*notes, f"{', '.join(unused)} of the edges not used"] if unused else notes
@@ -203,12 +201,12 @@ def _graph(
 
 def _features(nodes: _Entries, keys: Sequence[str]) -> tuple[Tensor, Columns]:
     """Return features, float64 ``[n, f]``, NaN until all nodes are known, and their columns."""
-    takes_words, parts, pairs = nodes.gaps.categories == ONE_HOT, list[Tensor](), []
+    takes_words, parts, pairs = nodes.how.categories == ONE_HOT, list[Tensor](), []
     for key in keys:
         remedy = f"leave {key} out, or set data.categories={ONE_HOT}, or data.label={key}"
         numbers, words = nodes.numbers(key, "" if takes_words else remedy)
         wrong, known = numbers.float().isinf(), list[str | None]([None])
-        if nodes.gaps.missing != MEAN:
+        if nodes.how.missing != MEAN:
             wrong |= numbers.isnan().index_fill(0, torch.tensor([*words], dtype=torch.int64), False)
         if words and (some := ~numbers.isnan()).any():
             row, (other, word) = int(some.nonzero()[0]), next(iter(words.items()))
@@ -226,18 +224,18 @@ def _features(nodes: _Entries, keys: Sequence[str]) -> tuple[Tensor, Columns]:
     return torch.cat(parts, 1), Columns.from_json(pairs)
 
 
-def read_tables(folder: Path, needs_labels: bool, gaps: Gaps) -> dict[str, object]:
+def read_tables(folder: Path, how: ReadOptions) -> dict[str, object]:
     """Read ``nodes.csv`` and ``edges.csv`` of a folder."""
     path = table_in(folder, NODES)
-    nodes = _read_table(path, gaps)
-    roles = roles_of(path, [*nodes.cells], gaps, needs_labels=needs_labels)
+    nodes = _read_table(path, how)
+    roles = roles_of(path, [*nodes.cells], how)
     if len(roles.names) != 1:
         wanted, found = " or ".join(NAMES[:2]), " and ".join(roles.names) or "neither"
         raise DataError(f"file {path}: one column must name the nodes, {wanted}: has {found}")
     path = table_in(folder, EDGES)
     if not path.is_file():
         raise DataError(f"file {path}: there is no such file; its columns are {' and '.join(ENDS)}")
-    edges = _read_table(path, gaps)
+    edges = _read_table(path, how)
     by_name = {key.lower(): key for key in reversed(edges.cells)}
     ends = next((pair for pair in (ENDS, ENDS_OF_R) if {*pair} <= {*by_name}), ENDS)
     if missing := [key for key in ends if key not in by_name]:
@@ -245,7 +243,7 @@ def read_tables(folder: Path, needs_labels: bool, gaps: Gaps) -> dict[str, objec
         raise DataError(f"file {path}, line 1: no column {missing[0]}; there are {there}")
     for key, end in zip(ENDS, ends, strict=True):
         edges.cells[key] = edges.cells.pop(by_name[end])
-    return _graph(nodes, nodes.cells[roles.names[0]], roles, edges, needs_labels)
+    return _graph(nodes, nodes.cells[roles.names[0]], roles, edges)
 
 
 def names_clients(folder: Path) -> bool:
@@ -254,7 +252,7 @@ def names_clients(folder: Path) -> bool:
         return CLIENT in [key.lower() for key in header]
 
 
-def _read_table(path: Path, gaps: Gaps) -> _Entries:
+def _read_table(path: Path, how: ReadOptions) -> _Entries:
     with _table(path) as (header, rows):
         lower = [key.lower() for key in header]
         if twice := [key for index, key in enumerate(lower) if key in lower[:index]]:
@@ -265,7 +263,7 @@ def _read_table(path: Path, gaps: Gaps) -> _Entries:
             for column, cell in zip(columns, row, strict=False):
                 column.append(sys.intern(cell))  # most cells of a table occur more than once
     cells: dict[str, list[Any]] = dict(zip(header, columns, strict=True))
-    return _Entries(path, "line", places, cells, gaps)
+    return _Entries(path, "line", places, cells, how)
 
 
 @contextmanager
@@ -317,7 +315,7 @@ def _table(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str
 # Node-link JSON and GraphML -----------------------------------------------------------------------
 
 
-def read_node_link(path: Path, needs_labels: bool, gaps: Gaps) -> dict[str, object]:
+def read_node_link(path: Path, how: ReadOptions) -> dict[str, object]:
     """Read the JSON of NetworkX's ``node_link_data``."""
     content = parse_json(read_bytes(path, MOST_GRAPH))
     listed = content if isinstance(content, dict) else {}
@@ -335,7 +333,7 @@ def read_node_link(path: Path, needs_labels: bool, gaps: Gaps) -> dict[str, obje
     for entry in listed["nodes"]:
         key = next((one for one in entry if one.lower() == "id"), None)
         ids.append(entry.get("name") if key is None else entry.pop(key))
-    return _of_entries(path, ids, listed["nodes"], links, needs_labels, gaps)
+    return _of_entries(path, ids, listed["nodes"], links, how)
 
 
 def _of_entries(
@@ -343,8 +341,7 @@ def _of_entries(
     ids: Sequence[object],
     given: Sequence[Mapping[str, Any]],
     links: Sequence[Mapping[str, Any]],
-    needs_labels: bool,
-    gaps: Gaps,
+    how: ReadOptions,
     program: str = "",
 ) -> dict[str, object]:
     """Make a graph from named entries and their attributes."""
@@ -355,9 +352,9 @@ def _of_entries(
         if len(keys) * len(entries) > most:
             raise DataError(f"file {path}: {len(keys):,} attributes: more than {most:,} entries")
         cells: dict[str, list[Any]] = {key: [one.get(key) for one in entries] for key in keys}
-        both.append(_Entries(path, unit, range(len(entries)), cells, gaps))
+        both.append(_Entries(path, unit, range(len(entries)), cells, how))
     nodes, edges = both
-    roles = roles_of(path, [*nodes.cells], gaps, needs_labels=needs_labels, program=program)
+    roles = roles_of(path, [*nodes.cells], how, program)
     columns = list[str]()
     for key in roles.features:  # a list of numbers is several features
         values = nodes.cells[key]
@@ -371,7 +368,7 @@ def _of_entries(
         for place in range(len(first)):
             columns.append(f"{key}[{place}]")
             nodes.cells[columns[-1]] = [None if one is None else one[place] for one in values]
-    graph = _graph(nodes, ids, roles._replace(features=columns), edges, needs_labels)
+    graph = _graph(nodes, ids, roles._replace(features=columns), edges)
     if roles.names:  # igraph numbers nodes, and has their names besides
         named = nodes.words(key := roles.names[0], nodes.cells[key])
         if None in named:
@@ -380,7 +377,7 @@ def _of_entries(
     return graph
 
 
-def read_graphml(path: Path, needs_labels: bool, gaps: Gaps) -> dict[str, object]:
+def read_graphml(path: Path, how: ReadOptions) -> dict[str, object]:
     """Read GraphML, as NetworkX, igraph, Gephi, yEd and others write it."""
     # NetworkX's own reader makes a node of an end that is none, and knows no defaults for all.
     with open_regular(path, MOST_GRAPH) as stream:
@@ -426,7 +423,7 @@ def read_graphml(path: Path, needs_labels: bool, gaps: Gaps) -> dict[str, object
         said(element, "edge") | {key: element.get(key) for key in ENDS}
         for element in root.iterfind(".//{*}edge")
     ]
-    return _of_entries(path, ids, nodes, links, needs_labels, gaps, program)
+    return _of_entries(path, ids, nodes, links, how, program)
 
 
 def _refuse_entity(name: str, *_: object) -> None:
