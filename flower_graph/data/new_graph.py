@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import inf, isfinite
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,7 +74,7 @@ class DataForm(NamedTuple):
             scale = Scale(*map(float, scale))
             if not (isfinite(scale.mean) and 0 < scale.deviation < inf):
                 raise ValueError(f"{SCALE}: {[*scale]}: must be finite, the second above 0")
-        own = {key: str(record[key]) for key in COLUMNS if key in record}
+        own: dict[str, Any] = {key: str(record[key]) for key in COLUMNS if key in record}
         return cls(
             Treatment.from_json(record),
             int(record["num-classes"]),

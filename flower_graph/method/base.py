@@ -243,14 +243,14 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return everyone[share(context, len(everyone))], None
 
     def num_clients(self, config: C, folder: RunFolder | None = None) -> int:
-        return len(self.graphs(config)) if folder is None else folder.manifest.num_clients
+        return len(self.graphs(config)) if folder is None else folder.num_clients
 
     def num_classes(self, config: C, folder: RunFolder | None = None) -> int:
-        return self.data(config).num_classes if folder is None else folder.manifest.classes
+        return self.data(config).num_classes if folder is None else folder.classes
 
     def num_features(self, config: C, folder: RunFolder | None = None) -> int:
         if folder is not None:
-            return folder.manifest.features
+            return folder.features
         return int(self.graphs(config)[0].x.shape[1])
 
     def baselines(self, config: C, folder: RunFolder | None = None) -> Figures:

@@ -87,7 +87,7 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
             data: Any = users_graph(config)
             refuse_large_users(config, data.x)
         else:
-            classes = {"num_classes": folder.manifest.classes, "classes": folder.class_names}
+            classes = {"num_classes": folder.classes, "classes": folder.class_names}
             data = SimpleNamespace(**folder.tensors, **classes)
         size = row_size(config) if config.task == LINKS else int(data.num_classes)
         split = split_model(config, size)
@@ -143,7 +143,7 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
 
     def num_clients(self, config: NFedGNNConfig, folder: RunFolder | None = None) -> int:
         if folder is not None:
-            return folder.manifest.num_clients
+            return folder.num_clients
         graph = users_graph(config)
         return graph.num_nodes - len(users_left(config, graph.num_nodes, graph.names))
 
