@@ -19,7 +19,7 @@ from flower_graph.config.module import MLP
 from flower_graph.config.rules import require
 from flower_graph.data.baselines import Figures, graph_baselines, link_baselines
 from flower_graph.data.description import read_mask, saying, tell
-from flower_graph.data.features import Gaps, sketched
+from flower_graph.data.features import ReadOptions, sketched
 from flower_graph.data.folders.party import (
     USERS,
     RunFolder,
@@ -87,7 +87,7 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
             data: Any = users_graph(config)
             refuse_large_users(config, data.x)
         else:
-            classes = {"num_classes": folder.manifest.classes, "classes": folder.class_names}
+            classes = {"num_classes": folder.classes, "classes": folder.class_names}
             data = SimpleNamespace(**folder.tensors, **classes)
         size = row_size(config) if config.task == LINKS else int(data.num_classes)
         split = split_model(config, size)
@@ -139,7 +139,7 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
 
     def num_clients(self, config: NFedGNNConfig, folder: RunFolder | None = None) -> int:
         if folder is not None:
-            return folder.manifest.num_clients
+            return folder.num_clients
         graph = users_graph(config)
         return graph.num_nodes - len(users_left(config, graph))
 
@@ -237,7 +237,7 @@ def users_graph(config: NFedGNNConfig) -> Graph:
             raise DataError(f"data.add = {data.add!r}: there is no such file or folder")
         old = cached_data(config)
         assert old.treatment is not None
-        form = DataForm(old.treatment, old.num_classes, old.classes, Gaps.of(data))
+        form = DataForm(old.treatment, old.num_classes, old.classes, ReadOptions.of(data))
         new = read_new_graph(path, form)
         with saying(f"data.add {path}"):
             graph, note = _grown(old, new, data, data.draws(config.seed))
