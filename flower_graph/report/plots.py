@@ -241,15 +241,17 @@ class Panel(NamedTuple):
     marked: Sequence[str] = ()
 
 
-def plot_panels(path: Path, grid: Sequence[Sequence[Panel]]) -> None:
-    """Draw rows of panels: each curve is a mean over seeds, with a band of one deviation."""
+def plot_panels(path: Path, grid: Sequence[Sequence[Panel]]) -> bool:
+    """Draw rows of panels, if there are any: curves are means, with bands of one deviation."""
+    if not any(grid):
+        return False
     names = list(dict.fromkeys(name for row in grid for panel in row for name in panel.lines))
     figure, axes = panels_of(grid[0], (3.6, 3.1), 0.6, rows=len(grid), same_y="row")
     for cells, row in zip(axes, grid, strict=True):
         for cell, panel in zip(cells, row, strict=False):
             draw_panel(cell, panel, names)
     legend_below(figure, [*axes.flat])
-    save(figure, path)
+    return save(figure, path)
 
 
 def draw_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> None:
@@ -432,8 +434,8 @@ def without_formulas(figure: Figure) -> None:
             text.set_parse_math(False)
 
 
-def save(figure: Figure, path: Path, title: str = "") -> None:
-    """Write a picture, whole or not at all."""
+def save(figure: Figure, path: Path, title: str = "") -> bool:
+    """Write a picture, whole or not at all; return that there is one."""
     if title:
         figure.suptitle(title, fontsize=11)
     # Not by `savefig`, which draws a figure with a layout twice.
@@ -442,6 +444,7 @@ def save(figure: Figure, path: Path, title: str = "") -> None:
     canvas: Any = FigureCanvasAgg(figure)  # its method has no types
     with written(path) as stream:
         canvas.print_png(stream)
+    return True
 
 
 LABEL_WIDTH = 42  # most letters of an attack's name in a line
@@ -460,8 +463,10 @@ class Interval(NamedTuple):
     paper: float | None
 
 
-def plot_intervals(path: Path, panels: Mapping[str, Mapping[str, Interval]], *, label: str) -> None:
+def plot_intervals(path: Path, panels: Mapping[str, Mapping[str, Interval]], *, label: str) -> bool:
     """Draw points with intervals by method, a panel for each data set; diamonds are the paper's."""
+    if not panels:
+        return False
     names = list(dict.fromkeys(name for figures in panels.values() for name in figures))
     figure, (row,) = panels_of(panels, (3.2, 0.32 * len(names) + 1.6), 1.6, same_y=True)
     row[0].set_yticks(range(len(names)), names, fontsize=9)
@@ -471,7 +476,7 @@ def plot_intervals(path: Path, panels: Mapping[str, Mapping[str, Interval]], *, 
         cell.set_title(data, fontsize=11)
         cell.set_xlabel(label)
     legend_below(figure, row)
-    save(figure, path)
+    return save(figure, path)
 
 
 def draw_intervals(axes: Axes, names: Sequence[str], figures: Mapping[str, Interval]) -> None:
@@ -496,8 +501,10 @@ def plot_matrices(
     rows: tuple[str, Sequence[float]],
     columns: tuple[str, Sequence[float]],
     label: str,
-) -> None:
+) -> bool:
     """Draw numbers by two settings as coloured cells; gains and losses have different colours."""
+    if not panels:
+        return False
     size = 0.75 * len(columns[1]) + 1.2, 0.6 * len(rows[1]) + 1.6
     figure, (axes,) = panels_of(panels, size, 1.0, same_y=True)
     every = np.array([*panels.values()], dtype=np.float64)
@@ -515,7 +522,7 @@ def plot_matrices(
         cell.set_title(textwrap.fill(name, TITLE_WIDTH), fontsize=10)
     axes[0].set_ylabel(rows[0])
     figure.colorbar(image, ax=list(axes), label=label)
-    save(figure, path)
+    return save(figure, path)
 
 
 def save_audit(path: Path, findings: Sequence[Tree], *, title: str) -> None:

@@ -37,7 +37,7 @@ def save_structure(path: Path, reports: Sequence[RoundReport], *, title: str) ->
 
 
 # Any: what ``reproduce`` shows, which no method imports
-def plot_differences(shown: Sequence[Any], picture: Tree) -> tuple[Any, Any, Tree]:
+def plot_differences(path: Path, shown: Sequence[Any], picture: Tree) -> bool:
     """Draw a difference by the varied setting, a panel for each table, a line for each data set."""
     panels: dict[str, dict[str, Line]] = {}
     rows = [row for one in shown for row in one.rows if row["metric"] == picture["metric"]]
@@ -51,4 +51,4 @@ def plot_differences(shown: Sequence[Any], picture: Tree) -> tuple[Any, Any, Tre
         Panel(lines, picture["label"], table, levels={"_zero": 0.0})
         for table, lines in panels.items()
     ]
-    return plot_panels, [row] if row else [], {}
+    return plot_panels(path, [row])

@@ -41,7 +41,7 @@ def save_alignment(path: Path, reports: Sequence[RoundReport], *, title: str) ->
 
 
 # Any: what ``reproduce`` shows, which no method imports
-def plot_figures(shown: Sequence[Any], _: object) -> tuple[Any, Any, dict[str, Any]]:
+def plot_figures(path: Path, shown: Sequence[Any], _: object) -> bool:
     """Draw Figures 3 to 6 from the rows of tables that were run, by seed."""
     upper, lower = list[Panel](), list[Panel]()
     figures = [one for one in shown if one.table.startswith("Figure") and one.runs]
@@ -69,7 +69,7 @@ def plot_figures(shown: Sequence[Any], _: object) -> tuple[Any, Any, dict[str, A
         upper.append(Panel(precision, "alignment precision", X_LABEL, title))
         levels = {"full graph": fmean(whole)} if whole else {}
         lower.append(Panel(accuracy, "accuracy", X_LABEL, levels=levels))
-    return plot_panels, [upper, lower] if upper else [], {}
+    return plot_panels(path, [upper, lower])
 
 
 def _over_iterations(values: Sequence[Sequence[float]]) -> Line:
