@@ -56,7 +56,7 @@ def draw(out: Path, paper: Paper, results: Results, store: Store) -> list[str]:
 
 def curves(path: Path, shown: Drawing, _: Options) -> bool:
     """Draw accuracy and loss by round, a panel for each data set, a curve for each method."""
-    accuracy, loss = dict[str, dict[str, plots.Line]](), dict[str, dict[str, plots.Line]]()
+    accuracy, loss = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
     reference: dict[str, dict[str, float]] = {}
     for one in shown:
         runs = [*one.runs.values()]
@@ -64,16 +64,14 @@ def curves(path: Path, shown: Drawing, _: Options) -> bool:
             level = fmean(run.test_at_best_val for run in runs)
             reference[one.data] = {"centralised": level}
         elif runs:
-            rounds = range(1, 1 + max(len(run.cross_entropy) for run in runs))
-            of_accuracy = plots.Line(rounds, [run.test_accuracy for run in runs])
-            accuracy.setdefault(one.data, {})[one.method] = of_accuracy
-            of_loss = plots.Line(rounds, [run.cross_entropy for run in runs])
-            loss.setdefault(one.data, {})[one.method] = of_loss
+            accuracy.setdefault(one.data, {})[one.method] = [run.test_accuracy for run in runs]
+            loss.setdefault(one.data, {})[one.method] = [run.cross_entropy for run in runs]
     upper = [
-        plots.Panel(lines, "test accuracy", title=data, levels=reference.get(data, {}))
-        for data, lines in accuracy.items()
+        plots.over_rounds("test accuracy", rows, title=data, levels=reference.get(data, {}))
+        for data, rows in accuracy.items()
     ]
-    return plots.plot_panels(path, [upper, [plots.Panel(lines, "loss") for lines in loss.values()]])
+    lower = [plots.over_rounds("loss", rows) for rows in loss.values()]
+    return plots.plot_panels(path, [upper, lower])
 
 
 def intervals(path: Path, shown: Drawing, options: Options) -> bool:
