@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import isfinite
 from operator import attrgetter
-from statistics import fmean, stdev
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -31,7 +31,14 @@ from flower_graph.apps.reproduce.table import (
 from flower_graph.errors import ConfigError
 from flower_graph.privacy.accountant import spent
 from flower_graph.records.rounds import merit
-from flower_graph.report.significance import MOST_CHANCE, correct, differences, holm, paired
+from flower_graph.report.significance import (
+    MOST_CHANCE,
+    correct,
+    describe,
+    differences,
+    holm,
+    paired,
+)
 from flower_graph.storage.reading import Tree
 from flower_graph.wire.keys import ACCURACY, SCORES, VALUE_SCORES
 
@@ -123,7 +130,6 @@ def _row(
 ) -> Row:
     """Make one row; every paper's table has this form."""
     data, model, method = line.names
-    finite = all(map(math.isfinite, values.values()))
     return {
         "table": line.table,
         "data": data,
@@ -131,9 +137,7 @@ def _row(
         "method": method,
         "metric": metric,
         "paper": paper,
-        "mean": fmean(values.values()),
-        "std": (stdev(values.values()) if len(values) > 1 else 0.0) if finite else math.nan,
-        "values": [*values.values()],
+        **describe([*values.values()]),
         "seeds": [*values],
         "settings": {
             "config": line.config,
