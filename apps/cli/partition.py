@@ -67,14 +67,14 @@ def partition_command(args: argparse.Namespace) -> int:
     with new_folder(args.out or folder.with_name(f"partition-{folder.name}")) as out:
         folders = _write_folders(out, config, cuts, args.supernodes)
         # The picture first: where partition.json is, the command has done all it does.
-        from flower_graph.report.plots import is_drawn, plot_classes, plot_counts  # slow to import
+        from flower_graph.report.plots import draw_classes, is_drawn, plot, plot_counts  # slow
 
         title = f"{args.config}, seed {seeds[0]}"
         plot_counts(out / PICTURE, statistics[0].distributions, title=title)
         page = _page(heading, seeds[0], rows, paper)
         if is_drawn(counts := statistics[0].classes):
             names = cuts[0].data.class_names if len(cuts) == 1 else None
-            plot_classes(out / CLASSES, counts, names, title=title)
+            plot(out / CLASSES, draw_classes, counts, names, title=title)
             page += f"\n![Nodes of each class at each client, seed {seeds[0]}]({CLASSES})\n"
         write_text(out / "partition.md", page)
         write_json(out / "partition.json", record)

@@ -73,7 +73,7 @@ def predict_file(run: Run, path: Path, client: int | None) -> Predictions:
     n = len(found)
     names = range(n) if graph.names is None else graph.names
     if run.data.scale is not None:
-        return Predictions.of_values(found, client, names, np.zeros(n, np.int8), graph.y)
+        return Predictions.of(found, client, names, np.zeros(n, np.int8), graph.y)
     return Predictions.of(found.log(), client, names, [0] * n, graph.y, run.data.classes)
 
 
