@@ -11,7 +11,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,7 +40,6 @@ BEGIN, SNAPSHOT, FINISH = ACTIONS = ("begin", "snapshot", "finish")
 TYPE = "query.keep"
 
 
-@dataclass
 class KeepRequest(Message, down=TYPE):
     """The outputs that clients are to keep on their machines."""
 
@@ -75,7 +74,6 @@ class KeepRequest(Message, down=TYPE):
     ] = field(default_factory=list)
 
 
-@dataclass
 class KeepReply(Message, up=TYPE):
     """The answer to a ``KeepRequest``."""
 

@@ -14,7 +14,6 @@ import hashlib
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -52,7 +51,6 @@ SIGNED = "who has signed each public key, and the signature, where the server is
 SIGNED_KEY = Block("key-signed-by", SIGNED, shape=f"{SIGNED_BY}", optional=True)
 
 
-@dataclass
 class ShareKeyRequest(Message, down="train.share_key", prefix="key-"):
     """Server to client: seal the common key for others."""
 
@@ -63,7 +61,6 @@ class ShareKeyRequest(Message, down="train.share_key", prefix="key-"):
     ] = None
 
 
-@dataclass
 class ShareKeyReply(Message, up="train.share_key"):
     """Client to server: the sealed keys."""
 
@@ -71,7 +68,6 @@ class ShareKeyReply(Message, up="train.share_key"):
     key_check: Annotated[Bytes, Block("key-check", "hash of the key", shape=f"{CHECK_BYTES}")]
 
 
-@dataclass
 class KeyPacket(Message, prefix="key-"):
     """Server to client: the common key, sealed by another SuperNode."""
 

@@ -123,7 +123,6 @@ class ClientMean(Field[Tensor]):
         return mean_of(reading.metrics, self.key)
 
 
-@dataclass
 class Enrolment(Message, up="query"):
     """A SuperNode's answer to ``query``: the ascending numbers of its clients, if it sends them."""
 
@@ -145,7 +144,6 @@ class Enrolment(Message, up="query"):
             raise MalformedReplyError(f"{CLIENTS}: {self.clients[0]} is below 0")
 
 
-@dataclass
 class RoundRequest(Message, down="train evaluate"):
     """The entries that Flower's own strategies send besides the model."""
 
@@ -153,8 +151,7 @@ class RoundRequest(Message, down="train evaluate"):
     counting: Counting = ""
 
 
-@dataclass(kw_only=True)
-class Trained(Message, up="train"):
+class Trained(Message, up="train", kw_only=True):
     """The entries of an answer to ``train`` besides arrays."""
 
     weight: int = 1  # what the answer counts for
@@ -162,8 +159,7 @@ class Trained(Message, up="train"):
     left_out: LeftOut = field(default_factory=dict)
 
 
-@dataclass(kw_only=True)
-class Measured(Message, up="evaluate"):
+class Measured(Message, up="evaluate", kw_only=True):
     """The clients' measurements; at the server, means over clients, from Flower's mean."""
 
     weight: int = 1  # the clients
@@ -268,7 +264,6 @@ def _decoded(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
 # axis: its answer is that of any Flower client.
 
 
-@dataclass
 class Asked(Message, down="train evaluate"):
     """The clients that a request is for, and whether they answer one by one."""
 
@@ -295,7 +290,6 @@ class Asked(Message, down="train evaluate"):
         return dict(zip(clients, rows, strict=True))
 
 
-@dataclass
 class RowsBeside(Message, up="train"):
     """The entries of an answer in rows besides arrays and metrics."""
 

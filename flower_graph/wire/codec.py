@@ -1,23 +1,25 @@
 """The codec: a message is a dataclass whose fields declare the wire format.
 
-    @dataclass
-    class MaskRequest(Message, down="train.sum_mask"):
-        clients: Annotated[Integers, Clients("mask-clients", "who may contribute", shape="p")]
-        round_keys: Annotated[Bytes, Block("mask-round-keys", "public keys", shape="f 32")]
+    class MaskRequest(Message, down="train.sum_mask", prefix="mask-"):
+        clients: Annotated[Integers, Clients(shape="p")]  # who may contribute
+        round_keys: Annotated[Bytes, Block(shape="f 32")]  # public keys
+
+A field's key is the message's prefix and the field's name, unless it names another. A field with a
+default may be missing. The comment describes the field in ``docs/reference/messages.md``. Letters
+in a shape are sizes: the first field with a letter sets its size, and all others must have the
+same.
 
 ``to_record`` and ``from_numpy`` carry a request from the server to a ``NumPyClient``, ``to_numpy``
 (or ``to_config``, for the result of ``get_properties``) and ``read`` carry its answer back;
 ``to_config`` and ``from_config`` are for entries that travel with other messages'. A message checks
-its own consistency in ``check``. Letters in a shape are sizes: the first field with a letter sets
-its size, and all others must have the same. ``says`` describes a field in
-``docs/reference/messages.md``.
+its own consistency in ``check``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache, cached_property, lru_cache
 from typing import (
     Annotated,
@@ -26,6 +28,7 @@ from typing import (
     Generic,
     Self,
     TypeVar,
+    dataclass_transform,
     get_args,
     get_origin,
     get_type_hints,
@@ -42,6 +45,7 @@ from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, MAX_NUMBER, METR
 Entries = Mapping[str, object]
 Known = Mapping[str, Any]  # what the reader asked for, by names of fields: of any type
 ABSENT: object = object()  # the value of an optional field that is missing
+NAMED = "*"  # a key that is the message's prefix and the field's name
 T = TypeVar("T")  # what a field is in the dataclass
 
 
@@ -105,20 +109,16 @@ class Writing:
 class Field(Generic[T]):
     """An entry of a config or metric record; the base of all kinds."""
 
-    key: str = ""  # by default the field's name behind the message's prefix, if it has one
-    says: str = ""
+    key: str = NAMED
+    says: str = ""  # for the page: of a field that several messages have
     _: KW_ONLY
-    optional: bool = False  # left out if empty; read as the dataclass's default if missing
+    optional: bool = False  # has a default, and so may be missing
     group: str = ""  # the heading on the page under which it is described for all methods
     turn: ClassVar[int] = 0  # read in this order: entries, arrays, those that need both
     is_number: ClassVar[bool] = False  # Flower's adaptor puts it among the metrics
     # Stands for a missing entry: Flower cannot count the bytes of an empty one, so none is sent
     empty: ClassVar[object] = None
     type: ClassVar[str] = ""
-
-    @property
-    def described(self) -> str:
-        return self.type
 
     def write(self, value: T, to: Writing) -> None:
         """Write a field's value, unless its entry would be empty."""
@@ -165,10 +165,6 @@ class Shaped(Field[T]):
 
     shape: str = "n"
 
-    @property
-    def described(self) -> str:
-        return f"{self.type} `[{', '.join(self.shape.split())}]`"
-
 
 @dataclass(frozen=True)
 class Tensor(Shaped[NDArray[np.generic] | None]):
@@ -179,10 +175,6 @@ class Tensor(Shaped[NDArray[np.generic] | None]):
     per: str = ""  # the letter of a size that multiplies the limit
     when: str = ""  # the field, or the value asked for, that says whether the array is sent
     turn = 1
-
-    @property
-    def described(self) -> str:
-        return f"{self.dtype} `[{', '.join(self.shape.split())}]`"
 
     def write(self, value: NDArray[np.generic] | None, to: Writing) -> None:
         if value is not None:
@@ -218,7 +210,7 @@ def take(key: str, shape: str, reading: Reading) -> NDArray[np.generic]:
 class Part(Field[object]):
     """A group of entries: of a message, or of another class whose fields are given."""
 
-    # The key is the title of the group on the page, if it has one
+    key: str = ""  # the title of the group on the page, if it has one
     make: Callable[..., object] = dict
     fields: Mapping[str, AnyField] | None = None
     when: str = ""  # the entry that says whether the group is sent
@@ -270,25 +262,30 @@ class Part(Field[object]):
 
 
 @cache
-def fields_of(cls: object) -> Mapping[str, AnyField]:
+def fields_of(cls: Any) -> Mapping[str, AnyField]:
     """Return the declared fields of a class, in order."""
     found, prefix = {}, getattr(cls, "prefix", "")
+    required = set(getattr(cls, "_fields", ())) - getattr(cls, "_field_defaults", {}).keys()
+    if is_dataclass(cls):  # otherwise a NamedTuple
+        required = {f.name for f in fields(cls) if f.default is f.default_factory is MISSING}
     for name, hint in get_type_hints(cls, include_extras=True).items():
         if get_origin(hint) is Annotated:
             one = next(field for field in get_args(hint) if isinstance(field, Field))
-            if prefix and not one.key and not isinstance(one, Part):
-                one = replace(one, key=prefix + name.replace("_", "-"))
+            key = prefix + name.replace("_", "-") if one.key == NAMED else one.key
+            if not isinstance(one, Part):
+                one = replace(one, key=key, optional=one.optional or name not in required)
             found[name] = one
     return found
 
 
+@dataclass_transform(field_specifiers=(field,))
 class Message:
-    """A message in one direction; subclasses are dataclasses."""
+    """A message in one direction; its subclasses become dataclasses."""
 
     down: ClassVar[tuple[str, ...]] = ()  # the types of the Flower messages that carry it
     up: ClassVar[tuple[str, ...]] = ()
     fixed: ClassVar[Mapping[str, object]] = {}  # entries that are always the same
-    prefix: ClassVar[str] = ""  # begins the keys that fields do not name
+    prefix: ClassVar[str] = ""
     layout: ClassVar[Part]  # its fields
 
     def __init_subclass__(
@@ -298,9 +295,14 @@ class Message:
         up: str = "",
         fixed: Mapping[str, object] | None = None,
         prefix: str = "",
+        **options: bool,
     ) -> None:
-        """Register which Flower messages carry it: their types, with blanks between."""
+        """Register which Flower messages carry it: their types, with blanks between.
+
+        ``prefix`` begins the keys that fields do not name; ``options`` are those of a dataclass.
+        """
         super().__init_subclass__()
+        dataclass(**options)(cls)
         cls.prefix = prefix or cls.prefix
         cls.down, cls.up, cls.fixed = tuple(down.split()), tuple(up.split()), fixed or {}
         cls.layout = Part(make=cls)

@@ -146,10 +146,6 @@ class Numbers(Shaped[Any]):  # left open: integers where they are whole, else fl
     is_number = True
     empty: ClassVar[object] = []
 
-    @property
-    def described(self) -> str:
-        return f"list of {'int' if self.whole else 'float'}"
-
     # Any: as above
     def decode(self, value: object, name: str, reading: Reading) -> list[Any]:
         kinds = {int} if self.whole else {int, float}
@@ -248,10 +244,6 @@ class Ragged(Shaped[Sequence[IntArray]]):
     # The entry that has these counts; without one the reader knows them as ``sizes``
     pointer: Numbers | None = None
 
-    @property
-    def described(self) -> str:
-        return f"{self.type} `[{self.shape}]`"
-
     def write(self, value: Sequence[IntArray], to: Writing) -> None:
         if self.pointer is not None:
             self.pointer.write([int(part.size) for part in value], to)
@@ -303,8 +295,7 @@ NOT_SAVED_FIELD = Said(NOT_SAVED, "why the checkpoint was not written", group=GR
 NotSaved = Annotated[str, NOT_SAVED_FIELD]
 
 
-@dataclass(frozen=True)
-class Resume(Message, down="query"):
+class Resume(Message, down="query", frozen=True):
     """The run and the checkpoint that a client goes on from."""
 
     run: Annotated[str, Word(RUN_TOKEN, "of the run: 32 hexadecimal digits")] = ""

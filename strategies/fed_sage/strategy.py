@@ -29,7 +29,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Annotated, Any, TypeVar
@@ -76,7 +75,6 @@ GENERATOR_EPOCHS = 20  # steps of NeighGen alone; FedSage+ takes as many togethe
 # Messages ----------------------------------------------------------------------------------------
 
 
-@dataclass
 class GeneratorRequest(codec.Message, down="train.generate"):
     """Server to client: train alone (epoch 0), or with the other clients' gradients."""
 
@@ -94,7 +92,6 @@ class GeneratorRequest(codec.Message, down="train.generate"):
     others: Annotated[int, Whole("others", "clients that the gradients are summed over")] = 0
 
 
-@dataclass
 class Generators(codec.Message, down="train.compare", up="train.generate"):
     """Client to server, and on to all others: the clients' generators and encoded nodes."""
 
@@ -128,7 +125,6 @@ class Generators(codec.Message, down="train.compare", up="train.generate"):
         return cls(parts[0].epoch, *map(np.concatenate, zip(*arrays, strict=True)))
 
 
-@dataclass
 class PeerGradients(codec.Message, up="train.compare"):
     """Client to server: the gradients that move generators towards the nodes here."""
 

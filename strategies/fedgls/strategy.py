@@ -35,7 +35,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -118,8 +117,7 @@ def to_models(arrays: Parameters, settings: StructureSettings) -> list[ModelWeig
     return [ModelWeights(came[at], came[at + 1]) for at in range(0, len(came), step)]
 
 
-@dataclass(kw_only=True)
-class StructureTrained(Trained, up="train"):
+class StructureTrained(Trained, up="train", kw_only=True):
     """The entries of ``fit`` besides arrays."""
 
     # Flower needs the same names from all, even from SuperNodes without graphless clients.
@@ -132,8 +130,7 @@ class StructureTrained(Trained, up="train"):
     distillation: Annotated[PerClient, ClientMean("distillation")] = NONE
 
 
-@dataclass(kw_only=True)
-class StructureMeasured(Measured, up="evaluate"):
+class StructureMeasured(Measured, up="evaluate", kw_only=True):
     """The measurements of ``evaluate``."""
 
     precision: Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from operator import attrgetter
 from typing import Annotated
 
@@ -79,7 +79,6 @@ Rate = Annotated[float, Real("learning-rate", "of the step with these gradients"
 USERS_OF = property(attrgetter("users"))
 
 
-@dataclass
 class EnrolmentRequest(Message, down="query"):
     """Server to client: asks for its users, and names the checkpoint if the run is resumed."""
 
@@ -93,7 +92,6 @@ class EnrolmentRequest(Message, down="query"):
     ] = None
 
 
-@dataclass
 class MemberKey(Message):
     """Client to server: a SuperNode's key for masked sums, and whether it has the common key."""
 
@@ -107,7 +105,6 @@ class MemberKey(Message):
     signed_by: Annotated[Bytes | None, SIGNED_KEY] = None
 
 
-@dataclass
 class EnrolmentReply(Message, up="query"):
     """Client to server: its users."""
 
@@ -138,7 +135,6 @@ class EnrolmentReply(Message, up="query"):
             raise MalformedReplyError(f"{given}; at most {MAX_WEIGHTS} numbers are allowed")
 
 
-@dataclass
 class RelayRequest(Message, down="train train.finish"):
     """Server to client: gradients of an earlier round."""
 
@@ -167,7 +163,6 @@ class RelayRequest(Message, down="train train.finish"):
     clients = USERS_OF
 
 
-@dataclass
 class RelayReply(Message, up="train"):
     """Client to server: latent vectors, and sums of weights if the request asks for them."""
 
@@ -222,7 +217,6 @@ class RelayReply(Message, up="train"):
 # One layer for all -------------------------------------------------------------------------------
 
 
-@dataclass
 class HiddenSum(Message):
     """Server to client: a sum that the server cannot read; clients take the pads off."""
 
@@ -246,7 +240,6 @@ class HiddenSum(Message):
         return self.words.nbytes
 
 
-@dataclass
 class Advance(Message):
     """Server to client: the step, or copy, that brings the layer up to date; applied once."""
 
@@ -272,7 +265,6 @@ class Advance(Message):
     ] = None
 
 
-@dataclass
 class LatentRequest(Message, down="train"):
     """Server to client: the sum of an earlier round; asks for this round's latent vectors."""
 
@@ -290,7 +282,6 @@ class LatentRequest(Message, down="train"):
     clients = USERS_OF
 
 
-@dataclass
 class LatentReply(Message, up="train"):
     """Client to server: latent vectors for training, and others for evaluation."""
 
@@ -307,7 +298,6 @@ class LatentReply(Message, up="train"):
     not_saved: NotSaved = ""
 
 
-@dataclass
 class GradientRequest(Message, down="train.add_up"):
     """Server to client: gradients with respect to this round's latent vectors; asks for sums."""
 
@@ -319,7 +309,6 @@ class GradientRequest(Message, down="train.add_up"):
     clients = USERS_OF
 
 
-@dataclass
 class SumReply(Message, up="train.add_up"):
     """Client to server: its users' summed gradients with respect to the layer's weights."""
 
@@ -327,7 +316,6 @@ class SumReply(Message, up="train.add_up"):
     total: Annotated[FloatArray, Tensor("arrays/sum", "the sum", shape="f w", per="p")]
 
 
-@dataclass
 class CopyReply(Message, up="train.copy_layer"):
     """Client to server: a copy of the layer, for SuperNodes that have missed a step."""
 

@@ -58,7 +58,6 @@ def held_nodes(prefix: str = "") -> Ragged:
     return Ragged(f"{prefix}nodes", "their ids", shape="sum of rows", pointer=counts)
 
 
-@dataclass
 class EmbeddingEnrolment(Message, up="query"):
     """Client to server: its clients, and their public nodes."""
 
@@ -149,7 +148,6 @@ class Rows(Field[Sequence[FloatArray | None]]):
         return [part if mark else None for part, mark in zip(parts, marks, strict=True)]
 
 
-@dataclass
 class PublicRequest(Message, down="train"):
     """Server to client: the aligned means of the last round."""
 
@@ -210,7 +208,6 @@ class Judged(Field[Mapping[str, Sequence[float]]]):
         return judged
 
 
-@dataclass
 class PublicReply(Message, up="train"):
     """Client to server: embeddings of public nodes, and what the clients measured."""
 
@@ -266,7 +263,6 @@ class PublicReply(Message, up="train"):
             self.embeddings[index] = None
 
 
-@dataclass
 class SumOrder(Message, down="train"):
     """Server to client, with a ``PublicRequest`` whose targets are rows of the common mean."""
 

@@ -35,7 +35,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -163,7 +163,6 @@ def layout_of(
     return hashlib.sha256(framed(numbers, pack_integers(nodes), means.tobytes())).digest()
 
 
-@dataclass
 class Claims(Message, down="train"):
     """Server to client, with a ``SumOrder``: what all SuperNodes of the sums have signed."""
 

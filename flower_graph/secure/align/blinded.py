@@ -49,7 +49,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import reduce
 from typing import Annotated
 
@@ -98,7 +98,6 @@ SIZES = Sizes("align-sizes", "points of each", shape="c")
 SIGNED = f"{SIGNATURE_BYTES}"
 
 
-@dataclass
 class BlindRequest(Message, down="train.align", fixed={ALIGN_STAGE: BLIND}):
     """Server to client: blind the identities of these clients."""
 
@@ -106,7 +105,6 @@ class BlindRequest(Message, down="train.align", fixed={ALIGN_STAGE: BLIND}):
     clients: Annotated[IntArray, CLIENTS]
 
 
-@dataclass
 class BlindReply(Message, up="train.align", prefix="align-"):
     """Client to server: blinded identities, padded with random points."""
 
@@ -126,7 +124,6 @@ class BlindReply(Message, up="train.align", prefix="align-"):
             raise MalformedReplyError(f"client {self.clients[wrong][0]}: {sizes[wrong][0]} points")
 
 
-@dataclass
 class EvaluateRequest(Message, down="train.align", fixed={ALIGN_STAGE: EVALUATE}, prefix="align-"):
     """Server to key-holders: multiply these points by your shares of the key."""
 
@@ -146,7 +143,6 @@ class EvaluateRequest(Message, down="train.align", fixed={ALIGN_STAGE: EVALUATE}
     ] = None
 
 
-@dataclass
 class EvaluateReply(Message, up="train.align", prefix="align-"):
     """Key-holders to server: the request's points, multiplied."""
 
@@ -166,7 +162,6 @@ class EvaluateReply(Message, up="train.align", prefix="align-"):
     ] = None
 
 
-@dataclass
 class UnionRequest(Message, down="train.union", fixed={ALIGN_STAGE: UNION}, prefix="align-"):
     """Server to client: the key-holders' answers, and the size of the table to add up."""
 
@@ -203,7 +198,6 @@ class UnionRequest(Message, down="train.union", fixed={ALIGN_STAGE: UNION}, pref
     ] = None
 
 
-@dataclass
 class PublishedTokens(Message, down="train", fixed={ALIGN_STAGE: PUBLISH}):
     """Server to client: the tokens that at least two clients hold, in the order of the slots."""
 

@@ -151,7 +151,6 @@ def nothing() -> Bytes:
     return np.zeros(0, np.uint8)
 
 
-@dataclass
 class KeyRequest(Message, down="sum_enroll", prefix="sum-"):
     """Server to client: make a channel key for a run, or state your clients for an epoch."""
 
@@ -159,7 +158,6 @@ class KeyRequest(Message, down="sum_enroll", prefix="sum-"):
     signed: Annotated[bool | None, Flag(says="only if the server may lie", optional=True)] = None
 
 
-@dataclass
 class KeyReply(Message, up="sum_enroll", prefix="sum-"):
     """Client to server: its clients, and the SuperNode's public channel key.
 
@@ -235,7 +233,6 @@ class KeyReply(Message, up="sum_enroll", prefix="sum-"):
             raise IdentityError(f"{who}: declares {sizes.max()} points, from 1 to {most}")
 
 
-@dataclass
 class PrepareRequest(Message, down="sum_unmask", prefix="prepare-"):
     """Server to client: make the keys and shares of a round."""
 
@@ -250,7 +247,6 @@ class PrepareRequest(Message, down="sum_unmask", prefix="prepare-"):
     channel_keys: Annotated[Bytes, Block(says="theirs", shape=f"f {KEY_BYTES}")]
 
 
-@dataclass
 class PrepareReply(Message, up="sum_unmask", prefix="prepare-"):
     """Client to server: public keys, commitments and sealed shares of a round."""
 
@@ -269,7 +265,6 @@ class PrepareReply(Message, up="sum_unmask", prefix="prepare-"):
     )
 
 
-@dataclass
 class MaskRequest(Message, down="sum_mask", prefix="mask-"):
     """Server to client: mask the vectors of a round; with the other SuperNodes' packets."""
 
@@ -295,7 +290,6 @@ class MaskRequest(Message, down="sum_mask", prefix="mask-"):
     ] = None
 
 
-@dataclass
 class MaskedReply(Message, up="sum_mask", prefix="mask-"):
     """Client to server: the masked sum of a SuperNode's clients."""
 
@@ -316,7 +310,6 @@ class MaskedReply(Message, up="sum_mask", prefix="mask-"):
     ] = field(default_factory=dict)
 
 
-@dataclass
 class UnmaskRequest(Message, down="sum_unmask", prefix="unmask-"):
     """Server to client: reveal shares of a round."""
 
@@ -336,7 +329,6 @@ class UnmaskRequest(Message, down="sum_unmask", prefix="unmask-"):
     ] = None
 
 
-@dataclass
 class UnmaskReply(Message, up="sum_unmask", prefix="unmask-"):
     """Client to server: the shares that it reveals."""
 
@@ -358,7 +350,6 @@ class UnmaskReply(Message, up="sum_unmask", prefix="unmask-"):
 # Under a server that may lie
 
 
-@dataclass
 class RevealRequest(Message, down="sum_reveal", prefix="reveal-"):
     """Server to client: all commitments; show the seed that you committed to."""
 
@@ -381,7 +372,6 @@ class RevealRequest(Message, down="sum_reveal", prefix="reveal-"):
     ] = field(default_factory=none_declared)
 
 
-@dataclass
 class RevealReply(Message, up="sum_reveal", prefix="reveal-"):
     """Client to server: its part of the graph's seed."""
 
@@ -390,7 +380,6 @@ class RevealReply(Message, up="sum_reveal", prefix="reveal-"):
     seed: Annotated[Bytes, Block(says="as committed to", shape=f"{SEED_BYTES}")]
 
 
-@dataclass
 class EpochRequest(Message, down="sum_epoch", prefix="epoch-"):
     """Server to client: all seeds, and the statements that the client's partners signed."""
 
@@ -403,7 +392,6 @@ class EpochRequest(Message, down="sum_epoch", prefix="epoch-"):
     clients: Annotated[Integers, Exact(says="these, one after another", shape="c")]
 
 
-@dataclass
 class EpochReply(Message, up="sum_epoch", prefix="epoch-"):
     """Client to server: its view of the epoch."""
 
@@ -411,7 +399,6 @@ class EpochReply(Message, up="sum_epoch", prefix="epoch-"):
     digest: Annotated[Bytes, Block(says="the epoch's hash", shape=f"{SEED_BYTES}")]
 
 
-@dataclass
 class ListRequest(Message, down="sum_list", prefix="list-"):
     """Server to client: the parties in the sum."""
 
@@ -420,7 +407,6 @@ class ListRequest(Message, down="sum_list", prefix="list-"):
     listed: Annotated[NDArray[np.bool_], Flags("list-parties", "who of the epoch", shape="n")]
 
 
-@dataclass
 class ListReply(Message, up="sum_list", prefix="list-"):
     """Client to server: the list, signed."""
 
