@@ -54,8 +54,8 @@ SIGNED_KEY = Block("key-signed-by", SIGNED, shape=f"{SIGNED_BY}", optional=True)
 class ShareKeyRequest(Message, down="train.share_key", prefix="key-"):
     """Server to client: seal the common key for others."""
 
-    public: Annotated[Bytes, Block(says="keys of who is to get it", shape=f"k {KEY_BYTES}")]
-    makes: Annotated[bool, Flag(says="whether to draw the key, as nobody has it")]
+    public: Annotated[Bytes, Block(shape=f"k {KEY_BYTES}")]  # keys of who is to get it
+    makes: Annotated[bool, Flag()]  # whether to draw the key, as nobody has it
     signed_by: Annotated[
         Bytes | None, Block(says=SIGNED, shape=f"k {SIGNED_BY}", optional=True)
     ] = None
@@ -64,15 +64,15 @@ class ShareKeyRequest(Message, down="train.share_key", prefix="key-"):
 class ShareKeyReply(Message, up="train.share_key"):
     """Client to server: the sealed keys."""
 
-    packets: Annotated[Bytes, Block("key-packets", "a packet for each", shape=f"k {PACKET_BYTES}")]
-    key_check: Annotated[Bytes, Block("key-check", "hash of the key", shape=f"{CHECK_BYTES}")]
+    packets: Annotated[Bytes, Block("key-packets", shape=f"k {PACKET_BYTES}")]  # a packet for each
+    key_check: Annotated[Bytes, Block(shape=f"{CHECK_BYTES}")]  # hash of the key
 
 
 class KeyPacket(Message, prefix="key-"):
     """Server to client: the common key, sealed by another SuperNode."""
 
-    packet: Annotated[Bytes, Block(says="the sealed key", shape=f"{PACKET_BYTES}")]
-    sender: Annotated[Bytes, Block(says="key of who has sealed it", shape=f"{KEY_BYTES}")]
+    packet: Annotated[Bytes, Block(shape=f"{PACKET_BYTES}")]  # the sealed key
+    sender: Annotated[Bytes, Block(shape=f"{KEY_BYTES}")]  # key of who has sealed it
     signed_by: Annotated[Bytes | None, SIGNED_KEY] = None
 
 

@@ -126,9 +126,8 @@ class ClientMean(Field[Tensor]):
 class Enrolment(Message, up="query"):
     """A SuperNode's answer to ``query``: the ascending numbers of its clients, if it sends them."""
 
-    clients: Annotated[
-        list[int], Clients(CLIENTS, "the clients here", shape="c", optional=True)
-    ] = field(default_factory=list)
+    # the clients here
+    clients: Annotated[list[int], Clients(CLIENTS, shape="c")] = field(default_factory=list)
     handled: Handled = None
     most_examples: Annotated[int | None, MOST_EXAMPLES] = None
 
@@ -147,7 +146,7 @@ class Enrolment(Message, up="query"):
 class RoundRequest(Message, down="train evaluate"):
     """The entries that Flower's own strategies send besides the model."""
 
-    server_round: Annotated[int, Whole(SERVER_ROUND, "the round")]
+    server_round: Annotated[int, Whole(SERVER_ROUND)]  # the round
     counting: Counting = ""
 
 
@@ -155,7 +154,7 @@ class Trained(Message, up="train", kw_only=True):
     """The entries of an answer to ``train`` besides arrays."""
 
     weight: int = 1  # what the answer counts for
-    clients: Annotated[int, Whole(CLIENTS, "how many it speaks for; without it, one", least=1)]
+    clients: Annotated[int, Whole(CLIENTS, least=1)]  # how many it speaks for; without it, one
     left_out: LeftOut = field(default_factory=dict)
 
 
@@ -163,10 +162,10 @@ class Measured(Message, up="evaluate", kw_only=True):
     """The clients' measurements; at the server, means over clients, from Flower's mean."""
 
     weight: int = 1  # the clients
-    cross_entropy: Annotated[PerClient, ClientMean(LOSS, "the sum divided by `num-examples`")]
-    train: Annotated[PerClient, ClientMean("train", "accuracy over training nodes")]
-    val: Annotated[PerClient, ClientMean("val", "over validation nodes")]
-    test: Annotated[PerClient, ClientMean("test", "over test nodes")]
+    cross_entropy: Annotated[PerClient, ClientMean(LOSS)]  # the sum divided by `num-examples`
+    train: Annotated[PerClient, ClientMean()]  # accuracy over training nodes
+    val: Annotated[PerClient, ClientMean()]  # over validation nodes
+    test: Annotated[PerClient, ClientMean()]  # over test nodes
     counts: Counted = None
 
     def answer(self) -> Measurements:
@@ -267,11 +266,9 @@ def _decoded(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
 class Asked(Message, down="train evaluate"):
     """The clients that a request is for, and whether they answer one by one."""
 
-    clients: Annotated[
-        IntArray | None, Clients(CLIENTS, "for these alone", shape="c", optional=True)
-    ] = None
-    has_rows: Annotated[bool, Flag(OWN_ARRAYS, "arrays have a row for each", optional=True)] = False
-    wants_rows: Annotated[bool, Flag(ROW_EACH, "a row of each is wanted", optional=True)] = False
+    clients: Annotated[IntArray | None, Clients(CLIENTS, shape="c")] = None  # for these alone
+    has_rows: Annotated[bool, Flag(OWN_ARRAYS)] = False  # arrays have a row for each
+    wants_rows: Annotated[bool, Flag(ROW_EACH)] = False  # a row of each is wanted
 
     def chosen(self, hosted: Sequence[int]) -> list[int]:
         """Return the clients that it is for, ascending; ``ValueError`` if one is not here."""
@@ -293,10 +290,8 @@ class Asked(Message, down="train evaluate"):
 class RowsBeside(Message, up="train"):
     """The entries of an answer in rows besides arrays and metrics."""
 
-    rows: Annotated[
-        IntArray,
-        Clients(ROWS, "whose rows all arrays have, and lists all metrics, ascending", shape="c"),
-    ]
+    # whose rows all arrays have, and lists all metrics, ascending
+    rows: Annotated[IntArray, Clients(ROWS, shape="c")]
     left_out: LeftOut = field(default_factory=dict)
 
 

@@ -4,10 +4,10 @@
         clients: Annotated[Integers, Clients(shape="p")]  # who may contribute
         round_keys: Annotated[Bytes, Block(shape="f 32")]  # public keys
 
-A field's key is the message's prefix and the field's name, unless it names another. A field with a
-default may be missing. The comment describes the field in ``docs/reference/messages.md``. Letters
-in a shape are sizes: the first field with a letter sets its size, and all others must have the
-same.
+A field's key is the message's prefix, which ``*`` stands for, and the field's name, unless it names
+another. A field with a default may be missing. Letters in a shape are sizes: the first field with a
+letter sets its size, and all others must have the same. The comment describes the field in
+``docs/reference/messages.md``.
 
 ``to_record`` and ``from_numpy`` carry a request from the server to a ``NumPyClient``, ``to_numpy``
 (or ``to_config``, for the result of ``get_properties``) and ``read`` carry its answer back;
@@ -78,8 +78,8 @@ class Reading:
 
     def bind(self, shape: str, sizes: tuple[int, ...]) -> None:
         for axis, size in zip(axes(shape), sizes, strict=True):
-            if isinstance(axis, str) and axis not in self.sizes:
-                self.sizes[axis] = size
+            if isinstance(axis, str):
+                self.sizes.setdefault(axis, size)
 
     def fit(self, shape: str, count: int) -> tuple[int, ...] | None:
         """Return the shape of ``count`` items if at most one size is unknown; else None."""
@@ -91,9 +91,6 @@ class Reading:
         result = tuple(count // (unit or 1) if size == -1 else size for size in sizes)
         self.bind(shape, result)
         return result
-
-    def part(self) -> Reading:
-        return Reading(self.config, self.metrics, self.arrays)
 
 
 @dataclass
@@ -112,7 +109,8 @@ class Field(Generic[T]):
     key: str = NAMED
     says: str = ""  # for the page: of a field that several messages have
     _: KW_ONLY
-    optional: bool = False  # has a default, and so may be missing
+    shape: str = ""
+    optional: bool = False  # has a default: left out if it is empty, and may be missing
     group: str = ""  # the heading on the page under which it is described for all methods
     turn: ClassVar[int] = 0  # read in this order: entries, arrays, those that need both
     is_number: ClassVar[bool] = False  # Flower's adaptor puts it among the metrics
@@ -122,9 +120,7 @@ class Field(Generic[T]):
 
     def write(self, value: T, to: Writing) -> None:
         """Write a field's value, unless its entry would be empty."""
-        if self.optional and is_empty(value):
-            return
-        if not is_empty(entry := self.encode(value)):
+        if not (self.optional and is_empty(value)) and not is_empty(entry := self.encode(value)):
             to.config[self.key] = entry
 
     def read(self, name: str, reading: Reading) -> object:
@@ -146,7 +142,7 @@ class Field(Generic[T]):
     def decode(self, value: object, name: str, reading: Reading) -> T:
         raise NotImplementedError
 
-    def refuse(self, wanted: str, value: object) -> MalformedReplyError:
+    def refuse(self, wanted: object, value: object) -> MalformedReplyError:
         """Return the error for an entry that does not fit its declaration."""
         return MalformedReplyError(f"{self.key}: expected {wanted}, got {brief(value)}")
 
@@ -160,16 +156,10 @@ def is_empty(value: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Shaped(Field[T]):
-    """A field with a shape."""
-
-    shape: str = "n"
-
-
-@dataclass(frozen=True)
-class Tensor(Shaped[NDArray[np.generic] | None]):
+class Tensor(Field[NDArray[np.generic] | None]):
     """An array, under ``record/key``; not written if it is None."""
 
+    shape: str = "n"
     dtype: str = "float32"  # the type that is sent, for the page; any numbers are accepted
     limit: float | None = MAX_NUMBER  # largest absolute value that the server accepts
     per: str = ""  # the letter of a size that multiplies the limit
@@ -239,7 +229,8 @@ class Part(Field[object]):
     def read(self, name: str, reading: Reading) -> object:
         if self.when and not reading.config.get(self.when):
             return ABSENT
-        return self.make(**self.values(reading.part()))
+        own = Reading(reading.config, reading.metrics, reading.arrays)
+        return self.make(**self.values(own))
 
     # Any, here and below: fields have values of any type, and so have entries
     def values(self, reading: Reading) -> dict[str, Any]:
@@ -271,7 +262,8 @@ def fields_of(cls: Any) -> Mapping[str, AnyField]:
     for name, hint in get_type_hints(cls, include_extras=True).items():
         if get_origin(hint) is Annotated:
             one = next(field for field in get_args(hint) if isinstance(field, Field))
-            key = prefix + name.replace("_", "-") if one.key == NAMED else one.key
+            key = f"*{name.replace('_', '-')}" if one.key == NAMED else one.key
+            key = prefix + key[1:] if key.startswith("*") else key
             if not isinstance(one, Part):
                 one = replace(one, key=key, optional=one.optional or name not in required)
             found[name] = one
@@ -337,7 +329,7 @@ class Message:
 
     @classmethod
     def from_config(cls, config: Entries, **known: object) -> Self:
-        return cls._read(Reading(config, config, [], known))
+        return cls.from_numpy([], config, **known)
 
     @classmethod
     def from_numpy(cls, parameters: Parameters, config: Entries, **known: object) -> Self:

@@ -166,20 +166,14 @@ def layout_of(
 class Claims(Message, down="train"):
     """Server to client, with a ``SumOrder``: what all SuperNodes of the sums have signed."""
 
-    clients: Annotated[list[int], Numbers("claim-clients", "of all these SuperNodes", whole=True)]
+    clients: Annotated[list[int], Numbers("claim-clients", whole=True)]  # of all these SuperNodes
     nodes: Annotated[list[IntArray], held_nodes("claim-")]
-    signatures: Annotated[
-        Bytes, Block("claim-signatures", "of each SuperNode", shape=f"a {SIGNATURE_BYTES}")
-    ]
-    means: Annotated[
-        Bytes,
-        Block(
-            "claim-means",
-            "SHA-256 of each row of the common mean; missing if there is none yet",
-            shape=f"u {DIGEST}",
-            optional=True,
-        ),
-    ] = field(default_factory=lambda: NOT_TOLD[1])
+    # of each SuperNode
+    signatures: Annotated[Bytes, Block("claim-signatures", shape=f"a {SIGNATURE_BYTES}")]
+    # SHA-256 of each row of the common mean; missing if there is none yet
+    means: Annotated[Bytes, Block("claim-means", shape=f"u {DIGEST}")] = field(
+        default_factory=lambda: NOT_TOLD[1]
+    )
 
     @classmethod
     def of(cls, answers: Iterable[EmbeddingEnrolment]) -> Claims:

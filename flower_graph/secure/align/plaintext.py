@@ -77,10 +77,10 @@ class PlainReply(Message, up="train.align"):
 class PlainOrder(Message, down="train", fixed={ALIGN_STAGE: ORDER}):
     """Server to client: the slots of the clients' nodes, and the number of slots."""
 
-    num_slots: Annotated[int, Whole("align-counts", "`order`: how many slots")]
+    num_slots: Annotated[int, Whole("align-counts")]  # `order`: how many slots
     clients: Annotated[IntArray, CLIENTS]
     sizes: Annotated[IntArray, SIZES]
-    slots: Annotated[Integers, Exact("align-slots", "`order`: slot of each of the clients' nodes")]
+    slots: Annotated[Integers, Exact("align-slots")]  # `order`: slot of each of the clients' nodes
 
 
 class PlaintextAlignmentClient(AnyAlignmentClient):
