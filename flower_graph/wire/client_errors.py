@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -144,10 +144,9 @@ class Failures:
     grid: Grid
     found: dict[int, tuple[Fault, str]] = field(default_factory=dict)  # by node, with all it says
 
-    def note(self, reply: Message, waiting: Mapping[str, int]) -> None:
-        node_id = waiting.get(reply.metadata.reply_to_message_id)
+    def note(self, node_id: int, reply: Message) -> None:
         # A plain ClientApp cannot answer a query, but trains.
-        if node_id is None or reply.metadata.message_type.startswith("query"):
+        if reply.metadata.message_type.startswith("query"):
             return
         self.found.pop(node_id, None)
         if reply.has_error():
