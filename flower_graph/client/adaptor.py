@@ -215,7 +215,7 @@ def _checked_result(
 ) -> tuple[Any, int, Mapping[str, object]]:
     """Check what a client's method returned; its first part is of one of some kinds."""
     is_triple = isinstance(result, tuple | list) and len(result) == 3
-    value, count, metrics = result if is_triple else (None, None, None)
+    value, count, metrics = result if is_triple else (None, -1, None)
     is_count = isinstance(count, int | np.integer) and not isinstance(count, bool) and count >= 0
     is_kind = isinstance(value, kinds) and not isinstance(value, bool)
     if not (is_kind and is_count and isinstance(metrics, Mapping)):
