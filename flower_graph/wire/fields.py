@@ -61,7 +61,6 @@ class Whole(Scalar[int]):
         return number
 
 
-@dataclass(frozen=True)
 class Real(Scalar[float]):
     """A number."""
 
@@ -72,14 +71,12 @@ class Real(Scalar[float]):
         return float(super().decode(value, name, reading))
 
 
-@dataclass(frozen=True)
 class Flag(Scalar[bool]):
     """Yes or no."""
 
     kinds, type = (bool,), "bool"
 
 
-@dataclass(frozen=True)
 class Word(Scalar[str]):
     """Text."""
 
@@ -87,7 +84,6 @@ class Word(Scalar[str]):
     kinds, type = (str,), "str"
 
 
-@dataclass(frozen=True)
 class Said(Word):
     """A peer's own words, cut to a line that a log can have."""
 
@@ -95,7 +91,6 @@ class Said(Word):
         return one_line(value)
 
 
-@dataclass(frozen=True)
 class Raw(Scalar[bytes]):
     """The nonce of a run."""
 
@@ -107,7 +102,6 @@ class Raw(Scalar[bytes]):
         return nonce
 
 
-@dataclass(frozen=True)
 class Reasons(Field[dict[int, str]]):
     """Which clients are left out and why, as ``number:reason``; no entry if none is."""
 
@@ -121,10 +115,11 @@ class Reasons(Field[dict[int, str]]):
         lines = value if isinstance(value, list) else [value]
         if len(lines) > MAX_LINES:
             raise self.refuse(f"at most {MAX_LINES}", f"{len(lines)} reasons")
-        pairs = [reason_of(line) for line in lines]
-        if None in pairs:
-            raise self.refuse("number:reason", lines[pairs.index(None)])
-        return dict(pair for pair in pairs if pair is not None)
+        pairs = {line: reason_of(line) for line in map(one_line, lines)}
+        for line, pair in pairs.items():
+            if pair is None:
+                raise self.refuse("number:reason", line)
+        return dict(filter(None, pairs.values()))
 
 
 def reason_of(line: object) -> tuple[int, str] | None:
@@ -183,7 +178,6 @@ class Block(Field[NDArray[Any]]):
         return np.frombuffer(value, np.uint8)
 
 
-@dataclass(frozen=True)
 class Flags(Block):
     """Yes or no for each of a shape."""
 
@@ -196,7 +190,6 @@ class Flags(Block):
         return flags > 0
 
 
-@dataclass(frozen=True)
 class Exact(Block):
     """Whole numbers; the requested ones, if the reader knows them."""
 
@@ -262,7 +255,6 @@ def split_rows(values: NDArray[N], sizes: Sequence[int] | IntArray) -> list[NDAr
     return list(np.split(values, np.cumsum(sizes)))[:-1]
 
 
-@dataclass(frozen=True)
 class Sizes(Exact):
     """How many of the ``n`` rows of another field each client has."""
 
