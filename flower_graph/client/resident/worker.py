@@ -266,7 +266,12 @@ class Worker:
             answer = self._answer(message, context)
         finally:
             self._events.unregister(connection)
-        is_late = _writes_outputs(message)
+        from flower_graph.outputs.client import FINISH, TYPE  # not in a process that only sends
+
+        # Whether it asks for the run's final outputs: at most one message follows
+        asks = message.metadata.message_type == TYPE and message.has_content()
+        entries = message.content.config_records.get(CONFIG) if asks else None
+        is_late = entries is not None and entries.get("keep-action") == FINISH
         self._listener.settimeout(min(self._idle, LINGER) if is_late else self._idle)
         is_over = before and not context.state  # clients forget what they kept of a run
         if is_over:
@@ -298,18 +303,6 @@ class Worker:
             if self._socket.stat().st_ino == self._inode:
                 remove(self._socket)
         remove_empty(self._folder)
-
-
-def _writes_outputs(message: Message) -> bool:
-    """Whether a message asks for a run's final outputs; at most one message follows."""
-    from flower_graph.outputs.client import FINISH, TYPE, KeepRequest
-
-    if message.metadata.message_type != TYPE or not message.has_content():
-        return False
-    with suppress(KeyError, ValueError):
-        request = KeepRequest.from_config(message.content.config_records[CONFIG])
-        return request.action == FINISH
-    return False
 
 
 def _owners(owner: int) -> list[int]:
