@@ -49,6 +49,7 @@ from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls import method as fedgls
 from flower_graph.strategies.fedgls.config import FedGLSConfig
 from flower_graph.strategies.fedscem import method as fedscem
+from flower_graph.strategies.ppfl import method as ppfl
 
 DATA = """
 rounds: 2
