@@ -17,7 +17,6 @@ from typing import NoReturn
 
 from flower_graph import __version__, errors
 from flower_graph.apps.cli.say import Printable, say
-from flower_graph.errors import ConfigError
 from flower_graph.method.registry import give_file
 
 # All named errors are told in one line, without a traceback: a user can act on them.
@@ -33,13 +32,17 @@ EXIT_CODES = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command."""
-    args = _parse(argv)
+    parser = make_parser()
+    # argparse cannot take overrides on both sides of an option (`a=1 --seeds 0 b=2`) by itself.
+    args, rest = parser.parse_known_args(argv)
+    if rest and (not hasattr(args, "overrides") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognised arguments: {' '.join(rest)}")
+    if rest:
+        args.overrides = [*args.overrides, *rest]
     handler = logging.StreamHandler()
     handler.setFormatter(Printable("%(levelname)s %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     try:
-        given = getattr(args, "seeds", None)
-        args.seeds = None if given is None else parse_seeds(given)
         for file in getattr(args, "app", None) or ():
             give_file(file.expanduser())
         module = import_module(_COMMANDS[args.command][2], __package__)
@@ -60,26 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
 
 
-def parse_seeds(text: str) -> list[int]:
-    """Read seeds such as ``0,1,2``: whole numbers from 0 on, none repeated."""
+def _seeds(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() for part in parts):
-        raise ConfigError(f"--seeds {text!r}: write whole numbers with commas, such as 0,1,2")
-    seeds = [int(part) for part in parts]
-    if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"--seeds {text!r}: a seed is there twice")
-    return seeds
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = make_parser()
-    # argparse cannot take overrides on both sides of an option (`a=1 --seeds 0 b=2`) by itself.
-    args, rest = parser.parse_known_args(argv)
-    if rest and (not hasattr(args, "overrides") or any(word.startswith("-") for word in rest)):
-        parser.error(f"unrecognised arguments: {' '.join(rest)}")
-    if rest:
-        args.overrides = [*args.overrides, *rest]
-    return args
+    if len({int(part) for part in parts if part.isascii() and part.isdigit()}) < len(parts):
+        words = f"{text!r}: write whole numbers with commas, none twice, such as 0,1,2"
+        raise argparse.ArgumentTypeError(words)
+    return [*map(int, parts)]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -98,10 +87,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"flower-graph {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (text, add_options, _) in _COMMANDS.items():
-        command = commands.add_parser(name, help=text, allow_abbrev=name != "run")
-        add_options(command)
-        if name == "completion":
-            command.set_defaults(parser=parser)
+        add_options(commands.add_parser(name, help=text, allow_abbrev=name != "run"))
     return parser
 
 
@@ -129,8 +115,10 @@ def _add_out(parser: argparse._ActionsContainer, name: str) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help=text)
 
 
-def _add_completion(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+def _add_seeds(
+    parser: argparse.ArgumentParser, text: str = "one run for each seed, such as 0,1,2"
+) -> None:
+    parser.add_argument("--seeds", type=_seeds, metavar="N,N", help=text)
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
@@ -154,8 +142,7 @@ def _add_show(parser: argparse.ArgumentParser) -> None:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_config(parser, nargs="?")
-    parser.set_defaults(on_round=None)
-    parser.add_argument("--seeds", metavar="N,N", help="one run for each seed, such as 0,1,2")
+    _add_seeds(parser)
     folder = parser.add_mutually_exclusive_group()
     _add_out(folder, "CONFIG")
     help_resume = "continue the run in this folder from its last checkpoint"
@@ -205,8 +192,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
 def _add_sweep(parser: argparse.ArgumentParser) -> None:
     help_values = "settings and their values, such as model.hidden=16,64 rounds=100"
     _add_config(parser, overrides=help_values, values="KEY=VALUE,VALUE")
-    help_seeds = "each choice with these seeds, such as 0,1,2; default: the config's"
-    parser.add_argument("--seeds", metavar="N,N", help=help_seeds)
+    _add_seeds(parser, "each choice with these seeds, such as 0,1,2; default: the config's")
     text = "output folder; default: runs/sweep-CONFIG. What is in it is not run again"
     parser.add_argument("--out", type=Path, metavar="DIR", help=text)
     help_optuna = "try N choices that Optuna proposes, also from ranges such as model.hidden=8..64"
@@ -242,8 +228,7 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
 
 def _add_partition(parser: argparse.ArgumentParser) -> None:
     _add_config(parser)
-    help_seeds = "average the figures over these seeds, such as 0,1,2"
-    parser.add_argument("--seeds", metavar="N,N", help=help_seeds)
+    _add_seeds(parser, "average the figures over these seeds, such as 0,1,2")
     _add_out(parser, "partition-CONFIG")
     help_nodes = "number of SuperNodes to write data folders for; default: one for each client"
     parser.add_argument("--supernodes", type=int, metavar="N", help=help_nodes)
@@ -258,7 +243,7 @@ def _add_reproduce(parser: argparse.ArgumentParser) -> None:
     _add_out(parser, "reproduce-PAPER")
     help_only = "run only these rows, such as data=Cora; may be repeated, also with the same key"
     parser.add_argument("--only", action="append", default=[], metavar="KEY=VALUE", help=help_only)
-    parser.add_argument("--seeds", metavar="N,N", help="other seeds than the paper's")
+    _add_seeds(parser, "other seeds than the paper's")
     parser.add_argument("--rounds", type=int, metavar="N", help="other rounds than the paper's")
     help_again = "run the rows of the table in this folder again, and compare the figures"
     parser.add_argument("--again", type=Path, metavar="FOLDER", help=help_again)
@@ -266,7 +251,7 @@ def _add_reproduce(parser: argparse.ArgumentParser) -> None:
 
 def _add_audit(parser: argparse.ArgumentParser) -> None:
     _add_config(parser, nargs="?")
-    parser.add_argument("--seeds", metavar="N,N", help="one run for each seed, such as 0,1,2")
+    _add_seeds(parser)
     _add_out(parser, "audit-CONFIG")
     help_rounds = "number of rounds to record; default: a few, depending on the method"
     parser.add_argument("--rounds", type=int, metavar="N", help=help_rounds)
@@ -324,7 +309,11 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], object], str
     "list": ("list methods, configs and data sets", lambda _: None, ".overview"),
     "docs": ("open or print the documentation, or one page of it", _add_docs, ".documentation"),
     "show": ("print all settings of a config", _add_show, ".overview"),
-    "completion": ("print a script that completes commands", _add_completion, ".overview"),
+    "completion": (
+        "print a script that completes commands",
+        lambda parser: parser.add_argument("shell", choices=("bash", "zsh", "tcsh")),
+        ".overview",
+    ),
     "new-method": ("write a method of your own to start from", _add_new_method, ".new_method"),
     "check": ("describe a graph, and try the methods on it", _add_check, ".check"),
     "partition": ("show which nodes each client gets", _add_partition, ".partition"),

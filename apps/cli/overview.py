@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from textwrap import TextWrapper
 from typing import Any
 
+from flower_graph.apps.cli.main import make_parser
 from flower_graph.apps.cli.say import hand_over, say
 from flower_graph.config.common import RunConfig
 from flower_graph.config.rules import Choice
@@ -101,7 +102,7 @@ def completion_command(args: argparse.Namespace) -> int:
         raise ConfigError(
             "completion: needs shtab: pip install 'flower-graph[completion]'"
         ) from error
-    parser: argparse.ArgumentParser = args.parser
+    parser = make_parser()
     for action in _actions(parser):
         if action.dest == "config" or action.metavar == "CONFIG":
             action.complete = {"bash": "_flower_graph_configs", "zsh": "_files"}

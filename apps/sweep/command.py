@@ -24,7 +24,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from flower_graph.apps.cli.run import Job, check_all
+from flower_graph.apps.cli.run import check_all
 from flower_graph.apps.cli.say import say
 from flower_graph.apps.parallel import in_parallel, loaded, settings_of, time_left, workers_for
 from flower_graph.apps.run import first_rounds, run
@@ -112,8 +112,7 @@ class Sweep:
         return trial
 
     def announce(self, trials: Sequence[Trial], count: int) -> None:
-        jobs = [Job(self.config, [], trial.loaded(self.seeds[0]), trial.folder) for trial in trials]
-        check_all(jobs)
+        check_all([trial.loaded(self.seeds[0]) for trial in trials])
         runs, missing = count * len(self.seeds), self.missing(trials)
         done = len({trial.folder for trial in trials}) * len(self.seeds) - len(missing)
         seeds = f"{len(self.seeds)} seed" + "s" * (len(self.seeds) > 1)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from flower_graph.config.partition import PartitionSection
 from flower_graph.config.rules import (
@@ -298,9 +298,6 @@ class StrategySection:
     @property
     def distrusts(self) -> bool:
         return False
-
-    def with_registry(self, make: Callable[[], Path]) -> Self:
-        return self
 
 
 @dataclass

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Self
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from flower_graph.config.common import StrategySection
 from flower_graph.config.rules import at_least, choice, refuse_with
@@ -45,12 +43,6 @@ class TrustSection(StrategySection):
     def fewest_nodes(self) -> int:
         """SuperNodes to wait for before the first round."""
         return max(self.min_nodes, FEWEST_PARTIES) if self.distrusts else self.min_nodes
-
-    def with_registry(self, make: Callable[[], Path]) -> Self:
-        """Set a registry of throw-away keys if one is needed and none is named."""
-        if not self.distrusts or self.registry is not None:
-            return self
-        return replace(self, registry=str(make()))
 
     def refuse_trust(self, readable: Mapping[str, str]) -> None:
         """Refuse settings with which a deviating server could read clients' data."""
