@@ -11,7 +11,6 @@ from typing import Any
 from flower_graph.apps.cli.main import make_parser
 from flower_graph.apps.cli.say import hand_over, say
 from flower_graph.config.common import RunConfig
-from flower_graph.config.rules import Choice
 from flower_graph.config.schema import Setting, settings_of
 from flower_graph.data.sources.cache import HERE, presence
 from flower_graph.data.sources.names import known_names
@@ -87,10 +86,7 @@ def explained(config: RunConfig) -> str:
 
 
 def _about(setting: Setting) -> str:
-    rules = [
-        f"one of {rule.words}" if isinstance(rule, Choice) else rule.words for rule in setting.rules
-    ]
-    allowed = ", ".join([setting.wanted, *rules])
+    allowed = ", ".join([setting.wanted, *(rule.words for rule in setting.rules)])
     return f"{' '.join(setting.help.split())} ({allowed})" if setting.help else allowed
 
 
