@@ -31,7 +31,7 @@ from flower_graph.data.new_graph import DataForm
 from flower_graph.data.partition.statistics import class_counts
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import ConfigError
-from flower_graph.flower_compat import ClientAppCallable, Mod, NumPyClient
+from flower_graph.flower_compat import ClientAppCallable, Mod
 from flower_graph.method.base import class_names, data_form, judged_on
 from flower_graph.method.load import to_dict
 from flower_graph.method.registry import method_of
@@ -65,10 +65,11 @@ def client_app(config: RunConfig, out: Path | None) -> ClientApp:
     mods: list[Mod] = [partial(_tell_baselines, config), partial(_keep_settings, config)]
     mods += [withhold_measurements] if config.privacy.withholds else []
 
-    def client_fn(context: Context) -> NumPyClient:
-        return method.build_client(config, context, out)
-
-    return make_client_app(client_fn, mods=mods, train_mods=method.train_mods(config))
+    return make_client_app(
+        lambda context: method.build_client(config, context, out),
+        mods=mods,
+        train_mods=method.train_mods(config),
+    )
 
 
 def _tell_baselines(
@@ -94,13 +95,11 @@ def _keep_settings(
     asked = KeepRequest.from_config(message.content.config_records[MESSAGE_CONFIG])
     outputs = own_outputs(context, asked.run) if asked.action == FINISH else None
     if outputs is not None:
-        folder = client_folder(config, context)
-        if folder is None:
-            form = data_form(config, method_of(config).data(config))
-        else:
-            form = DataForm.from_json(folder.detail(DATA_FORM, dict))
         write_config(outputs, to_dict(config))
-        write_data_form(outputs, form)
+        if (folder := client_folder(config, context)) is None:
+            write_data_form(outputs, data_form(config, method_of(config).data(config)))
+        else:
+            write_data_form(outputs, DataForm.from_json(folder.detail(DATA_FORM, dict)))
     return reply
 
 
