@@ -58,7 +58,7 @@ WRONG = {
     "reproduce nfedgnn --rounds 0": r"--rounds 0",
     "audit": r"CONFIG: missing",
     "audit quickstart --rounds 1": r"--rounds 1",
-    "audit quickstart --epsilon none": r"--epsilon 'none'",
+    "audit quickstart --epsilon none": r"--epsilon none",
     "audit quickstart --epsilon -1": r"--epsilon",
     "audit quickstart --page .": r"--page",
     "check": r"",
