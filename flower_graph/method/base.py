@@ -78,28 +78,19 @@ class Partition(NamedTuple):
 
 
 class FinishedRun(Protocol):
-    """What a method reads of a finished run: a part of ``Run``."""
+    """What a method reads of a finished run: a part of ``flower_graph.method.run.Run``."""
 
     @property
     def config(self) -> RunConfig: ...
-
     @property
     def data(self) -> DataForm: ...
-
     @property
-    def clients(self) -> list[int]:
-        """Clients whose models are here; -1 is the server."""
-
+    def clients(self) -> list[int]: ...
     @property
     def are_own(self) -> bool: ...
-
-    def saved(self, client: int | None = None) -> tuple[SavedModels, int]:
-        """Return the saved models that include the client's, and their client number."""
-
+    def saved(self, client: int | None = None) -> tuple[SavedModels, int]: ...
     def all_saved(self) -> list[SavedModels]: ...
-
     def embeddings(self, client: int | None = None) -> Embeddings: ...
-
     def predictions(self, client: int | None = None) -> Predictions: ...
 
 
@@ -200,7 +191,10 @@ class Method(Generic[C, S]):
         Tensor
             Probabilities ``[n, k]``; for a regression numbers ``[n]`` in their own unit.
         """
-        said, scale = called(run, graph, client), run.data.scale
+        module, scale = build_module(*run.saved(client)), run.data.scale
+        takes = graph.edge_weight is not None and takes_weights(module)
+        with torch.no_grad():
+            said = module(graph.x, edges_of(graph), *([graph.edge_weight] if takes else []))
         return said.softmax(1) if scale is None else scale.undo(said[:, 0])
 
     def audit(self) -> Audit[C] | None:
@@ -297,17 +291,7 @@ class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
         )
 
 
-# Of the models of a run, and of its data ----------------------------------------------------------
-
-
-@torch.no_grad()
-def called(run: FinishedRun, graph: NewGraph, client: int | None) -> Tensor:
-    """Call a run's model on a new graph, with weights of edges if the run's had some."""
-    saved, number = run.saved(client)
-    module, edges = build_module(saved, number), edges_of(graph)
-    takes = graph.edge_weight is not None and takes_weights(module)
-    result: Tensor = module(graph.x, edges, *([graph.edge_weight] if takes else []))
-    return result
+# Of a run's data ----------------------------------------------------------------------------------
 
 
 def edges_of(graph: NewGraph) -> Tensor:
