@@ -149,6 +149,7 @@ class ModuleClient(NumPyClient):
     """
 
     first_layers: ClassVar[tuple[str, ...]] = ()  # weights of which clients keep the active rows
+    recovers = False  # whether a client that has diverged trains again in the next round
 
     def __init__(
         self,
@@ -196,6 +197,9 @@ class ModuleClient(NumPyClient):
 
     def prepare(self, learner: Learner) -> None:
         """Prepare a client before it trains or measures; by default nothing."""
+
+    def begin(self, learner: Learner, server_round: int) -> None:
+        """Prepare a client, or several as a group, before its first step; by default nothing."""
 
     def finish(self, learner: Learner) -> None:
         """Change a client, or several as a group, after its last step; by default nothing."""
@@ -358,6 +362,7 @@ class ModuleClient(NumPyClient):
         if not self.settings.keep_optimiser:
             learner.optimiser.state.clear()
         with self._drawing(learner.graph, server_round):
+            self.begin(learner, server_round)
             for part in self.steps(learner.graph, server_round):
                 learner.optimiser.zero_grad()
                 loss = self.loss(learner.module, part)
@@ -401,7 +406,7 @@ class ModuleClient(NumPyClient):
             for one, weight in weights.items()
             if not weight or one not in finite
         }
-        _refuse_if_all(left_out, clients)
+        self._refuse_if_all(left_out, clients)
         good = {one: weight for one, weight in weights.items() if one not in left_out}
         sums = {name: value.numpy() for name, value in cohort.sums(names, good).items()}
         return sum(good.values()), sums
@@ -430,7 +435,13 @@ class ModuleClient(NumPyClient):
                 yield client, examples, sent
             else:
                 left_out[client] = NOT_FINITE
-        _refuse_if_all(left_out, clients)
+        self._refuse_if_all(left_out, clients)
+
+    def _refuse_if_all(self, left_out: Mapping[int, str], clients: Sequence[int]) -> None:
+        if len(left_out) == len(clients):
+            why = " and ".join(sorted(set(left_out.values())))
+            kind = RefusedError if self.recovers or why == NO_EXAMPLE else ValueError
+            raise kind(f"clients {brief(sorted(left_out), 60)}: {why}; nobody is left")
 
     def _examples_of(self, client: int) -> int:
         return self.examples(self._graph_of[client])
@@ -537,13 +548,6 @@ def _is_elementwise(optimiser: Any) -> bool:
         return True
     is_plain = type(optimiser) is torch.optim.SGD
     return is_plain and not any(group["momentum"] for group in optimiser.param_groups)
-
-
-def _refuse_if_all(left_out: Mapping[int, str], clients: Sequence[int]) -> None:
-    if len(left_out) == len(clients):
-        why = " and ".join(sorted(set(left_out.values())))
-        kind = RefusedError if why == NO_EXAMPLE else ValueError
-        raise kind(f"clients {brief(sorted(left_out), 60)}: {why}; nobody is left")
 
 
 def _answered(
