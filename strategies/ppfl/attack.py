@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from flower_graph.audit.deviating import Deviation, of_sums
 from flower_graph.audit.scores import Finding, ranking
 from flower_graph.config.rules import require
 from flower_graph.data.folders.client_folder import clients_path
+from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError
 from flower_graph.ops.peers import cosine_similarities
@@ -32,7 +33,7 @@ from flower_graph.wire.fields import split_rows
 # Most pairs without an edge that are compared with pairs that have one
 PAIRS = 20_000
 Pairs = NDArray[np.int64]  # [e, 2] places of public nodes
-Rows = NDArray[np.floating]
+Near = Mapping[int, NDArray[np.float64]]  # cosines of public nodes, [p, p], by client
 
 
 class Graph(NamedTuple):
@@ -43,56 +44,69 @@ class Graph(NamedTuple):
     owner: NDArray[np.int64]  # [n] the client that holds a node alone; -1 for others
 
 
-def attack(exchanges: Sequence[Exchange], graph: Graph, rng: np.random.Generator) -> list[Finding]:
-    """Guess the edges between public nodes, and each client's private nodes."""
-    # The last embeddings that each client sent, ``[p, d]``, or else the last means that it got
-    sizes, sent, got = dict[int, int](), dict[int, Rows](), dict[int, Rows]()
+def last_rows(exchanges: Sequence[Exchange], *, sent: bool) -> dict[int, NDArray[np.floating]]:
+    """Return each client's last embeddings, ``[p, d]``, or the last means that it got."""
+    result, sizes = dict[int, NDArray[np.floating]](), dict[int, int]()
     for one in of_kind(exchanges, "query"):
         config = config_of(one.reply)
         sizes |= zip(config[keys.CLIENTS], config[keys.ROWS], strict=True)
     for one in of_kind(exchanges, "train"):
-        asked = config_of(one.request)
-        flags = dict(zip(asked[keys.CLIENTS], asked[keys.WITH_TARGETS], strict=True))
-        for content, found in ((one.reply, sent), (one.request, got)):
-            if keys.PUBLIC in content.array_records.get(keys.ARRAYS, ()):
-                rows = array_of(content, keys.ARRAYS, keys.PUBLIC)
-                parts = zip(
-                    flags, split_rows(rows, [sizes[client] for client in flags]), strict=True
-                )
-                found |= {client: part for client, part in parts if flags[client] or found is sent}
-    seen = sent or got
+        content, asked = one.reply if sent else one.request, config_of(one.request)
+        if keys.PUBLIC not in content.array_records.get(keys.ARRAYS, ()):
+            continue
+        rows = array_of(content, keys.ARRAYS, keys.PUBLIC)
+        parts = split_rows(rows, [sizes[client] for client in asked[keys.CLIENTS]])
+        chosen = zip(asked[keys.CLIENTS], parts, asked[keys.WITH_TARGETS], strict=True)
+        result |= {client: part for client, part, flag in chosen if flag or sent}
+    return result
+
+
+def attack(exchanges: Sequence[Exchange], graph: Graph, rng: np.random.Generator) -> list[Finding]:
+    """Guess the edges between public nodes, and each client's private nodes."""
+    seen = last_rows(exchanges, sent=True) or last_rows(exchanges, sent=False)
     if not seen:
         raise ValueError("neither embeddings nor means were recorded; two rounds are needed")
     near = {client: cosine_similarities(rows) for client, rows in seen.items()}
     inner = graph.edges[np.ix_(graph.public, graph.public)]
     upper = np.triu(np.ones_like(inner), 1)
-    edges, absent = np.argwhere(inner & upper), _draw(np.argwhere(~inner & upper), rng)
+
+    def pairs(chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        found = np.argwhere(chosen & upper)
+        is_few = len(found) <= PAIRS
+        return found if is_few else found[rng.choice(len(found), PAIRS, replace=False)]
+
     # Where a client has a private node between two public nodes that nothing public joins
-    apart, private = ~inner & ~_joined(inner) & upper, []
-    for client, cosines in near.items():
+    edges, absent = np.argwhere(inner & upper), pairs(~inner)
+    apart, private = ~inner & ~_joined(inner), []
+    for client in near:
         behind = _joined(graph.edges[np.ix_(graph.public, graph.owner == client)])
-        no = _draw(np.argwhere(apart & ~behind), rng)
-        private.append((cosines, np.argwhere(apart & behind), no))
-    # The owner of a private node: its public neighbours lie nearest there
-    clients, scores, truth = sorted(near), [], []
+        no = pairs(apart & ~behind)
+        private.append((np.argwhere(apart & behind & upper), no))
+    name = "between which public nodes a client has a private one (no public one, no edge)"
+    return [
+        _ranked("which public nodes have an edge", near, [(edges, absent)] * len(near)),
+        _ranked(name, near, private),
+        _owners(near, graph),
+    ]
+
+
+def _owners(near: Near, graph: Graph) -> Finding:
+    """Score the owner of each private node by its public neighbours, which lie nearest there."""
+    clients = sorted(near)
+    scores, truth = [], []
     for node in np.flatnonzero(graph.owner >= 0):
         beside = np.flatnonzero(graph.edges[node, graph.public])
-        if beside.size > 1:
-            first, second = np.triu_indices(beside.size, 1)
-            mean = [float(near[c][beside[first], beside[second]].mean()) for c in clients]
-            # Rounded, so that equal embeddings are a tie, not a coin toss of the last bit.
-            scores.append(np.round(np.array(mean) - np.mean(mean), 9))
-            truth.append([client == graph.owner[node] for client in clients])
+        if beside.size < 2:
+            continue
+        first, second = np.triu_indices(beside.size, 1)
+        mean = [float(near[c][beside[first], beside[second]].mean()) for c in clients]
+        # Rounded, so that equal embeddings are a tie, not a coin toss of the last bit.
+        scores.append(np.round(np.array(mean) - np.mean(mean), 9))
+        truth.append([client == graph.owner[node] for client in clients])
     if not scores:
         raise ValueError("no private node has two public neighbours: nothing can be asked")
-    name = "between which public nodes a client has a private one (no public one, no edge)"
-    linked = [(cosines, edges, absent) for cosines in near.values()]
-    owner = "whose a private node is, whose public neighbours are known"
-    return [
-        _ranked("which public nodes have an edge", linked),
-        _ranked(name, private),
-        ranking(owner, np.stack(scores), np.array(truth)),
-    ]
+    name = "whose a private node is, whose public neighbours are known"
+    return ranking(name, np.stack(scores), np.array(truth))
 
 
 def _joined(edges: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -100,16 +114,11 @@ def _joined(edges: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return (counts @ counts.T) > 0
 
 
-def _draw(pairs: Pairs, rng: np.random.Generator) -> Pairs:
-    is_few = len(pairs) <= PAIRS
-    return pairs if is_few else pairs[rng.choice(len(pairs), PAIRS, replace=False)]
-
-
-def _ranked(name: str, cases: Sequence[tuple[NDArray[np.float64], Pairs, Pairs]]) -> Finding:
+def _ranked(name: str, near: Near, cases: Sequence[tuple[Pairs, Pairs]]) -> Finding:
     """Rank pairs by their cosines: of each client the true pairs, and pairs that are not."""
     scores, truth = list[NDArray[np.float64]](), list[bool]()
-    for near, yes, no in cases:
-        scores += [near[tuple(yes.T)], near[tuple(no.T)]]
+    for cosines, (yes, no) in zip(near.values(), cases, strict=True):
+        scores += [cosines[tuple(yes.T)], cosines[tuple(no.T)]]
         truth += [True] * len(yes) + [False] * len(no)
     return ranking(name, np.concatenate(scores), truth)
 
@@ -149,13 +158,17 @@ class EmbeddingAudit(Audit[PPFLConfig]):
         return of_sums(lambda strategy: strategy.sums.server)
 
     def attack(self, config: PPFLConfig, grid: RecordingGrid, method: Any) -> list[Finding]:
-        data, graphs = cached_data(config), method.graphs(config)
-        count = int(data.num_nodes)
-        edges, owner = np.zeros((count, count), bool), np.full(count, -1)
-        source, target = data.edge_index.numpy()
-        edges[source, target] = edges[target, source] = True
-        np.fill_diagonal(edges, False)
-        for graph in graphs:
-            owner[graph.nodes[~graph.public].numpy()] = graph.client
-        public = graphs[0].nodes[graphs[0].public].numpy()
-        return attack(grid.exchanges, Graph(edges, public, owner), audit_rng(config))
+        return attack(grid.exchanges, _true_graph(config, method.graphs(config)), audit_rng(config))
+
+
+def _true_graph(config: PPFLConfig, graphs: Sequence[OverlappingGraph]) -> Graph:
+    data = cached_data(config)
+    count = int(data.num_nodes)
+    edges = np.zeros((count, count), bool)
+    source, target = data.edge_index.numpy()
+    edges[source, target] = edges[target, source] = True
+    np.fill_diagonal(edges, False)
+    owner = np.full(count, -1)
+    for graph in graphs:
+        owner[graph.nodes[~graph.public].numpy()] = graph.client
+    return Graph(edges, graphs[0].nodes[graphs[0].public].numpy(), owner)

@@ -83,7 +83,6 @@ def held_nodes(prefix: str = "") -> Ragged:
     return Ragged(f"{prefix}nodes", "their ids", shape="sum of rows", pointer=counts)
 
 
-@dataclass
 class EmbeddingEnrolment(Message, up="query"):
     """Client to server: its clients, and their public nodes."""
 
@@ -170,7 +169,6 @@ class Rows(Field[Sequence[FloatArray | None]]):
         return [part if mark else None for part, mark in zip(parts, marks, strict=True)]
 
 
-@dataclass
 class PublicRequest(Message, down="train"):
     """Server to client: the aligned means of the last round."""
 
@@ -231,7 +229,6 @@ class Judged(Field[Mapping[str, Sequence[float]]]):
         return judged
 
 
-@dataclass
 class PublicReply(Message, up="train"):
     """Client to server: embeddings of public nodes, and what the clients measured."""
 
@@ -284,7 +281,6 @@ class PublicReply(Message, up="train"):
             self.embeddings[index] = None
 
 
-@dataclass
 class SumOrder(Message, down="train"):
     """Server to client, with a ``PublicRequest`` whose targets are rows of the common mean."""
 
@@ -348,24 +344,17 @@ def claim_parts(run_id: int, held: Held) -> list[bytes]:
     return [b"public-nodes", struct.pack("<Q", run_id), pack_integers(clients), *nodes]
 
 
-@dataclass
 class Claims(Message, down="train"):
     """Server to client, with a ``SumOrder``: what all SuperNodes of the sums have signed."""
 
-    clients: Annotated[list[int], Numbers("claim-clients", "of all these SuperNodes", whole=True)]
+    clients: Annotated[list[int], Numbers("claim-clients", whole=True)]  # of all these SuperNodes
     nodes: Annotated[list[IntArray], held_nodes("claim-")]
-    signatures: Annotated[
-        Bytes, Block("claim-signatures", "of each SuperNode", shape=f"a {SIGNATURE_BYTES}")
-    ]
-    means: Annotated[
-        Bytes,
-        Block(
-            "claim-means",
-            "SHA-256 of each row of the common mean; missing if there is none yet",
-            shape=f"u {DIGEST}",
-            optional=True,
-        ),
-    ] = field(default_factory=lambda: NOT_TOLD[1])
+    # of each SuperNode
+    signatures: Annotated[Bytes, Block("claim-signatures", shape=f"a {SIGNATURE_BYTES}")]
+    # SHA-256 of each row of the common mean; missing if there is none yet
+    means: Annotated[Bytes, Block("claim-means", shape=f"u {DIGEST}")] = field(
+        default_factory=lambda: NOT_TOLD[1]
+    )
 
     @classmethod
     def of(cls, answers: Iterable[EmbeddingEnrolment]) -> Claims:

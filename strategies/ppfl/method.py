@@ -12,7 +12,7 @@ from flwr.app import Context
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.description import check_clients
-from flower_graph.data.features import Gaps
+from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_overlapping_folder
 from flower_graph.data.folders.party import RunFolder
 from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
@@ -105,8 +105,8 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         if folder is not None:
             seed = config.seed if parts.seed is None else parts.seed
             given = folder, parts.ratios, seed, parts.label_noise
-            gaps, features = Gaps.of(config.data), config.data.features
-            return load_overlapping_folder(*given, features=features, gaps=gaps)
+            how, features = ReadOptions.of(config.data), config.data.features
+            return load_overlapping_folder(*given, features=features, how=how)
         whole = cached_data(config)
         graphs = overlapping_graphs(whole, parts, config.seed)
         classes = Clients.of(graphs).num_classes  # by the clients' labels
