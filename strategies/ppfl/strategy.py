@@ -394,9 +394,10 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         run = self.session.checkpoints.run
-        order = {keys.CHECKPOINT: True, keys.SERVER_ROUND: server_round, keys.RUN_TOKEN: run}
+        order = ConfigRecord({keys.CHECKPOINT: True, keys.RUN_TOKEN: run})
+        order[keys.SERVER_ROUND] = server_round
         saved = {node: reply.not_saved for node, reply in self.answers.items()}
-        content = RecordDict({keys.CONFIG: ConfigRecord(order)})
+        content = RecordDict({keys.CONFIG: order})
         return self.session.have_saved(server_round, content, saved, "query")
 
     def fixed_settings(self) -> dict[str, object]:
