@@ -143,10 +143,16 @@ def signed(trust: TrustSettings, held: Any) -> Any:
     return np.frombuffer(trust.identity.sign(*claim_parts(5, held)), np.uint8)
 
 
+def membership(parties: list[TrustSettings]) -> PublicMembership:
+    members = PublicMembership()
+    members.registry, members.run_id = parties[0].registry, lambda: 5
+    return members
+
+
 @pytest.fixture
 def claims(parties: list[TrustSettings]) -> Claims:
     """What a server shows that took the claims of all."""
-    members = PublicMembership(parties[0].registry, lambda: 5)
+    members = membership(parties)
     for party, trust in enumerate(parties):
         signature = signed(trust, HELD[party])
         answer = EmbeddingEnrolment([party], [*HELD[party].values()], [3], None, signature)
@@ -198,7 +204,7 @@ def test_who_held_other_nodes_or_counts_on_fewer_takes_no_part(
 
 
 def test_the_server_takes_no_claim_that_is_not_signed(parties: list[TrustSettings]) -> None:
-    members = PublicMembership(parties[0].registry, lambda: 5)
+    members = membership(parties)
     answer = EmbeddingEnrolment([0], [np.array([10])], [3])
     assert "is not signed" in members.refusal(answer)
     other = signed(parties[1], {0: np.array([10])})
