@@ -477,25 +477,30 @@ def rotate(
 ) -> tuple[dict[int, Floats], dict[int, Floats]]:
     """Rotate each client's rows nearest to the common mean, or to the first points.
 
-    Returns the rotations ``W_i``, and the clients' parts of the sum. The reply gets the distances
-    to the common mean.
+    Returns the rotations ``W_i``, and the clients' parts of the sum ``[length]``: the rotated rows
+    at their slots, and zeros. The reply gets the distances to the common mean.
     """
-    start = first_points(order.seed, length // request.dimension, request.dimension)
+    count, dimension = length // request.dimension, request.dimension
+    start, near = first_points(order.seed, count, dimension), dict[int, Mapping[int, float]]()
     turns, vectors = dict[int, Floats](), dict[int, Floats]()
-    near = dict[int, Mapping[int, float]]()
     of_clients = request.clients, reply.embeddings, request.targets, order.slots
     for client, x, mean, slots in zip(*of_clients, strict=True):
+        here = slots != ABSENT
+        chosen, turn, rows = slots[here], np.eye(dimension), np.zeros((count, dimension))
+        is_inside = ((chosen >= 0) & (chosen < count)).all()
+        if length % dimension or np.unique(chosen).size != chosen.size or not is_inside:
+            given = f"{brief(chosen.tolist())} of {length} numbers in rows of {dimension}"
+            raise ValueError(f"slots: {given}; allowed are different ones from 0 to {count - 1}")
         if x is None:
             continue
-        here, local = slots != ABSENT, x.astype(np.float64)
-        points = start[slots[here]] if mean is None else mean[here].astype(np.float64)
-        turns[client] = turn = np.eye(request.dimension)
         if here.any():
-            only = order.rotations_only
-            turns[client] = turn = orthogonal_procrustes(local[here], points, rotations_only=only)
+            local = x[here].astype(np.float64)
+            points = start[chosen] if mean is None else mean[here].astype(np.float64)
+            turn = orthogonal_procrustes(local, points, rotations_only=order.rotations_only)
+            rows[chosen] = local @ turn
             if mean is not None:
-                near[client] = alignment_precision(local[here], points, turn)
-        vectors[client] = sum_vector(local @ turn, slots, length)
+                near[client] = alignment_precision(local, points, turn)
+        turns[client], vectors[client] = turn, rows.ravel()
     for name, k in PRECISIONS.items() if near else ():
         reply.judged[name] = [near.get(c, {}).get(k, math.nan) for c in request.clients]
     return turns, vectors
@@ -511,17 +516,3 @@ def hide_figures(reply: PublicReply, limit: float) -> dict[int, Floats]:
     reply.loss, reply.disagreement, reply.judged = nothing, nothing, {}
     vectors = np.concatenate([np.where(fits, values, 0), fits], 1)
     return dict(zip(reply.request.clients, vectors, strict=True))
-
-
-def sum_vector(turned: Floats, slots: IntArray, length: int) -> Floats:
-    """Place a client's rotated rows ``[p, d]`` at their slots, zeros elsewhere, ``[length]``."""
-    dimension = turned.shape[1]
-    here, count = slots != ABSENT, length // dimension
-    chosen = slots[here]
-    is_inside = ((chosen >= 0) & (chosen < count)).all()
-    if length % dimension or np.unique(chosen).size != chosen.size or not is_inside:
-        given = f"{brief(chosen.tolist())} of {length} numbers in rows of {dimension}"
-        raise ValueError(f"slots: {given}; allowed are different ones from 0 to {count - 1}")
-    rows = np.zeros((count, dimension))
-    rows[chosen] = turned[here]
-    return rows.ravel()
