@@ -252,14 +252,14 @@ class PublicNodeClient(NumPyClient):
         with self._state.opened(self._makers, follows=request.follows) as models:
             for client, targets in zip(request.clients, request.targets, strict=True):
                 member, model = self.members[client], models[client]
-                public, who = (member.rows.size, member.dimension), f"client {client}"
+                who, asked = f"client {client}", (member.rows.size, member.dimension)
                 if targets is not None and (
-                    targets.shape != public or not np.isfinite(targets).all()
+                    targets.shape != asked or not np.isfinite(targets).all()
                 ):
-                    why = f"finite ones of {public} are allowed"
+                    why = f"finite ones of {asked} are allowed"
                     raise ValueError(f"{who}: means {targets.shape}: {why}")
                 reply.loss.append(float(model.learn(member.rows, targets, request.server_round)))
-                rows, shape = np.asarray(model.embed(), np.float32), (member.nodes.size, public[1])
+                rows, shape = np.asarray(model.embed(), np.float32), (member.nodes.size, asked[1])
                 if rows.shape != shape:
                     raise ValueError(f"{who}: its model embeds as {rows.shape}, expected {shape}")
                 embedded[client], shared, judge = rows, rows[member.rows], member.judge
