@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from numpy.typing import NDArray
+from torch.nn.functional import cosine_similarity
 
 from flower_graph.client.state import CohortState, Makers, Tensors, forms_of
 from flower_graph.errors import RefusedError, StateLostError, brief
@@ -309,11 +310,8 @@ def disagreement(embeddings: FloatArray, targets: FloatArray | None) -> float:
     """Return the mean of 1 - cos between rows ``[p, d]`` and their targets (equation 8)."""
     if targets is None:
         return math.nan
-    a, b = embeddings.astype(np.float64), targets.astype(np.float64)
-    length = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        cosine = np.where(length > 0, (a * b).sum(1) / length, 0.0)
-    return float(1.0 - cosine.mean())
+    pair = (torch.tensor(rows, dtype=torch.float64) for rows in (embeddings, targets))
+    return float(1.0 - cosine_similarity(*pair).mean())
 
 
 # In a secure sum ----------------------------------------------------------------------------------
