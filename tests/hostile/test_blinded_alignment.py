@@ -1,5 +1,6 @@
 """Attacks on the blinded alignment by clients: invented numbers, huge blocks, crafted tables."""
 
+import hashlib
 import itertools
 import os
 from collections.abc import Mapping, Sequence
@@ -122,6 +123,22 @@ def blind_all(
 def some_block(size: int = 16) -> Any:
     host = AlignmentClient(b"run", {0: list(range(size - 1))})
     return host.blind(BlindRequest(1, np.array([0]))).points
+
+
+def test_who_knows_run_and_numbers_cannot_become_the_key_holders() -> None:
+    run_id = b"known-to-clients"
+    numbers = sorted(
+        range(20_000), key=lambda c: hashlib.sha256(run_id + b"/%d/%d" % (1, c)).digest()
+    )
+    hostile = numbers[:3]
+    honest = [client for client in range(120) if client not in hostile][:100]
+    nodes = {place: [client] for place, client in enumerate([*honest, *hostile], 1)}
+    aligner = AlignmentServer()
+    blind_all(aligner, nodes, some_block())
+    asked = aligner.requests()
+    holders = [c for request in asked.values() for c in request.holders.tolist()]
+    assert len(asked) == 3  # SuperNodes
+    assert set(holders) != set(hostile)  # but once in 176,851 times
 
 
 def test_who_claims_more_numbers_is_not_likelier_to_hold_a_key() -> None:
