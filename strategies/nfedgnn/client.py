@@ -138,7 +138,7 @@ class UsersClient(NumPyClient):
             self._restore(question)
         handled = self._state.processed(self._makers())
         if self._model is not None:
-            shape = [sum(p.numel() for p in self._model.parameters()), 1]
+            shape = [1, sum(p.numel() for p in self._model.parameters())]
         else:
             shape = [self._x.shape[1] + int(self.settings.bias), self.settings.latent_size]
         return EnrolmentReply(self.users.numpy(), shape, handled)

@@ -605,7 +605,9 @@ class OwnLayer(Layer):
         )
 
     def read_reply(self, request: RelayRequest, content: RecordDict) -> RelayReply:
-        return RelayReply.from_record(content, request, self.weight_shape)
+        (p, h), (f, w) = request.gradient.shape, self.weight_shape
+        asked = {"server_round": request.server_round, "send_weights": request.send_weights}
+        return RelayReply.read(content, p=p, h=h, f=f, w=w, **asked)
 
     def reply_bytes(self, requests: Collection[RelayRequest]) -> int:
         latent = max((request.gradient.size for request in requests), default=0)

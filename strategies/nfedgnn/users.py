@@ -168,10 +168,10 @@ class LinearCohort:
 
 
 def _a_row_each(like: Tensor) -> ActiveRows:
-    """Let each row of a matrix belong to a user of its own, with value 1."""
+    """Let each row of a matrix belong to a user of its own, with value 1 of one feature."""
     n = like.shape[0]
     ptr = torch.arange(n + 1, dtype=torch.int32, device=like.device)
-    return ActiveRows(ptr, ptr[:-1], torch.ones_like(like[:, 0]), n)
+    return ActiveRows(ptr, torch.zeros_like(ptr[:-1]), torch.ones_like(like[:, 0]), 1)
 
 
 class StoredCohort(LinearCohort):
@@ -251,6 +251,8 @@ class ModuleCohort(LinearCohort):
         self, x: Tensor, module: nn.Module, settings: UserSettings, tensors: Tensors | None = None
     ) -> None:
         self.x, self._module = x, FlatModule(module, x.device)
+        # Of all its parameters a user has one row, which everybody has.
+        settings = settings._replace(bias=False, average_over="holders")
         super().__init__(_a_row_each(x), settings, tensors)
 
     def _initial(self) -> Tensors:
@@ -268,17 +270,6 @@ class ModuleCohort(LinearCohort):
         x = self.x[users]
         (slope,) = torch.func.vjp(lambda weights: self._call(weights, x), weight)[1](gradient)
         return slope  # type: ignore[no-any-return]
-
-    def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Sum all parameters over the users, ``[f, 1]``; every user counts."""
-        weight = self.tensors["weight"][slice(None) if users is None else users]
-        total = weight.double().sum(0)[:, None]
-        return total, torch.full((total.shape[0],), weight.shape[0])
-
-    def set_weights(self, users: Tensor | None, mean: Tensor) -> None:
-        """Replace the users' parameters by ``[f, 1]`` means."""
-        chosen = slice(None) if users is None else users
-        self.tensors["weight"][chosen] = mean[:, 0].to(self.tensors["weight"])
 
 
 # One layer for all -------------------------------------------------------------------------------
@@ -393,7 +384,7 @@ class CommonLayer:
 class CommonModule(CommonLayer):
     """Any module from one user's features to its latent vector, the same for all users.
 
-    ``weight`` has all parameters one behind the other, ``[f, 1]``.
+    ``weight`` has all parameters one behind the other, ``[1, d]``.
     """
 
     def __init__(
@@ -404,7 +395,7 @@ class CommonModule(CommonLayer):
         self._module = FlatModule(module, x.device)
 
     def first(self) -> Tensor:
-        return self._module.start()[:, None]
+        return self._module.start()[None]
 
     def forward(self, users: Tensor | None = None, server_round: int = 0) -> Tensor:
         with torch.no_grad():
@@ -423,7 +414,7 @@ class CommonModule(CommonLayer):
             feature = torch.arange(x.shape[1], device=x.device).expand_as(x)
             user = self.numbers[chosen][:, None].expand_as(x)
             x = x * dropped(self.settings, server_round, user, feature)
-        return self._module(weight[:, 0], x.to(weight.dtype))
+        return self._module(weight[0], x.to(weight.dtype))
 
 
 # What is saved ------------------------------------------------------------------------------------
