@@ -793,8 +793,8 @@ class CommonLayer(Layer):
             {n: with_entries(one, entries.get(n, {})) for n, one in relay.requests.items()},
             server_round=self.asked_round,
             timeout=session.timeout,
-            read=relay.read,
-            max_reply_bytes=relay.reply_bytes(),
+            read=lambda node, content: self.read_reply(self.requests[node], content),
+            max_reply_bytes=self.reply_bytes(relay.requests.values()),
         )
         relay.answers, self.rejected = replies.values, replies.rejected
         self.note(replies.rejected)
