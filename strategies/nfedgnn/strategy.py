@@ -41,19 +41,13 @@ optimiser of another SuperNode, which the server relays. If a SuperNode sends la
 its sum, nobody steps; a SuperNode that stops two steps in this way is left out with its users,
 until another SuperNode joins.
 
-*Masked sums* (``MaskedLayer``): the server can see neither the sums nor the layer.
-
-- Before the first round one SuperNode draws a common key and seals it for the others; the server
-  carries the packets. First weights and dropout come from that key.
-- The sum of gradients is a secure sum, ``SecureSum``, of 64-bit words with 40 fraction bits, under
-  pads from the same key. The server adds up, takes the masks off, and sends the sum on, still under
-  the pads.
-- A copy of the layer travels under the same key.
-- Every SuperNode of a sum must stay until the sum is opened; otherwise nobody steps.
-
-With a registry the SuperNodes have keys of their own, and do not trust the server. The sums are
-then ``PartySums``, public keys for the common key are signed, and each sum ends in checks by which
-clients know that it was not changed.
+*Masked sums* (``MaskedLayer``): the server can see neither the sums nor the layer. Before the first
+round one SuperNode draws a common key and seals it for the others; the server carries the packets.
+First weights and dropout come from that key, and a copy of the layer travels under it. The sum of
+gradients is a secure sum of 64-bit words with 40 fraction bits, under pads from the same key. The
+server takes the masks off, and sends the sum on, still under the pads. Every SuperNode of a sum
+must stay until it is opened; otherwise nobody steps. With a registry the SuperNodes do not trust
+the server: public keys are signed, and each sum ends in checks that show any change.
 """
 
 from __future__ import annotations

@@ -75,10 +75,16 @@ def shared_linear_weight(num_features: int, settings: UserSettings) -> Tensor:
     return torch.cat([weight, torch.zeros(int(settings.bias), settings.latent_size)])
 
 
+def unless_all(users: Tensor | None, count: int) -> Tensor | slice:
+    """Return the places of some users; a slice, the fast path, for all in their order."""
+    is_all = users is None or torch.equal(users, torch.arange(count, device=users.device))
+    return slice(None) if is_all else users  # type: ignore[return-value]
+
+
 class LinearCohort:
     """Users with a linear map each, stored by active rows.
 
-    Where a method takes ``users``, ``None``, the fast path, means all of them.
+    Where a method takes ``users``, ``None`` means all of them.
     """
 
     def __init__(
@@ -108,7 +114,8 @@ class LinearCohort:
 
     def _part(self, users: Tensor | None) -> tuple[ActiveRows, Tensor | slice]:
         """Return some users' rows, and their place in the tensors."""
-        return (self.rows, slice(None)) if users is None else take(self.rows, users)
+        chosen = unless_all(users, self.num_users)
+        return (self.rows, chosen) if isinstance(chosen, slice) else take(self.rows, chosen)
 
     def forward(self, users: Tensor | None) -> Tensor:
         rows, place = self._part(users)
@@ -116,14 +123,14 @@ class LinearCohort:
 
     def step(self, users: Tensor | None, gradient: Tensor, rate: float) -> None:
         """Take Adam's step with the gradients ``[p, h]`` by the users' latent vectors."""
-        tensors, chosen = self.tensors, slice(None) if users is None else users
+        tensors, chosen = self.tensors, unless_all(users, self.num_users)
         rows, place = self._part(users)
         tensors[STEP][chosen] += 1
         part = [tensors[name][place] for name in ADAM_TENSORS]
         slope = self._slope(part[0], gradient.to(part[0].device), chosen)
         rates = {"learning_rate": rate, "weight_decay": self.settings.weight_decay}
         adam_(rows, part[0], part[1], part[2], slope, tensors[STEP][chosen], **rates)
-        if users is not None:
+        if not isinstance(place, slice):
             for name, value in zip(ADAM_TENSORS, part, strict=True):
                 tensors[name][place] = value
         if "inactive-weight" in tensors:
@@ -262,7 +269,7 @@ class ModuleCohort(LinearCohort):
         return torch.func.vmap(lambda flat, row: self._module(flat, row[None])[0])(weights, x)
 
     def forward(self, users: Tensor | None) -> Tensor:
-        chosen = slice(None) if users is None else users
+        chosen = unless_all(users, self.num_users)
         with torch.no_grad():
             return self._call(self.tensors["weight"][chosen], self.x[chosen])
 
@@ -331,8 +338,9 @@ class CommonLayer:
     def forward(self, users: Tensor | None = None, server_round: int = 0) -> Tensor:
         """Return latent vectors ``[p, h]`` of some users or all."""
         rows, value = self.rows, self._values(server_round)
-        if users is not None:
-            rows, place = take(rows, users)
+        chosen = unless_all(users, rows.num_users)
+        if not isinstance(chosen, slice):
+            rows, place = take(rows, chosen)
             value = value[place]
         if not value.numel():
             return self.weight.new_zeros(rows.num_users, self.weight.shape[1])
@@ -408,7 +416,7 @@ class CommonModule(CommonLayer):
         return total
 
     def _call(self, weight: Tensor, users: Tensor | None, server_round: int) -> Tensor:
-        chosen = slice(None) if users is None else users
+        chosen = unless_all(users, len(self.x))
         x = self.x[chosen]
         if self.settings.dropout and server_round:
             feature = torch.arange(x.shape[1], device=x.device).expand_as(x)
