@@ -221,6 +221,15 @@ def called(graphs: Sequence[ClientGraph]) -> Tensor | list[str]:
     return [str(name) for names in own for name in names]
 
 
+def joined_edges(graphs: Sequence[Any], edges: Sequence[Tensor | None]) -> Tensor:
+    """Return all graphs' edges ``[2, e]``, with their nodes numbered one after another."""
+    start, result = 0, [torch.empty(2, 0, dtype=torch.int64)]
+    for graph, own in zip(graphs, edges, strict=True):
+        result += [] if own is None else [own + start]
+        start += graph.y.numel()
+    return torch.cat(result, 1)
+
+
 def to_undirected(edge_index: Tensor, num_nodes: int) -> Tensor:
     """Return every edge in both directions, once, without self-loops, sorted as PyG sorts.
 

@@ -153,7 +153,7 @@ def test_the_root_is_only_read_once_and_new_raw_files_are_noticed(cache, root):
     load_data(DataConfig(name="Actor", split="geom-gcn"))
     assert listing(root) == before
     # Each folder of the cache has the raw files of its own set, and no others.
-    names = {path.name for path in cache.glob("*/raw/*") if "split" not in path.name}
+    names = {path.name for path in cache.glob("*/*/raw/*") if "split" not in path.name}
     assert names == {"data.json", "out1_graph_edges.txt", "out1_node_feature_label.txt"}
     before = listing(cache)
     assert torch.equal(load_data(DataConfig(name="WikiCS")).x, first.x)

@@ -50,6 +50,7 @@ from flower_graph.data.graph import (
     EgoNetwork,
     Graph,
     OverlappingGraph,
+    joined_edges,
     to_undirected,
 )
 from flower_graph.data.partition.client_graphs import (
@@ -131,16 +132,12 @@ class Clients(list[T]):
                 for mask, own in zip(masks, graph.masks.values(), strict=True):
                     mask[graph.nodes[own]] = True
             return self.whole.with_masks(masks)
-        ends, start = [torch.empty(2, 0, dtype=torch.int64)], 0
-        for graph in self:
-            if graph.edge_index is not None:
-                ends.append(graph.edge_index + start)
-            start += graph.y.numel()
+        edges = joined_edges(self, [graph.edge_index for graph in self])
         x, y, train, val, test = (
             torch.cat([getattr(graph, part) for graph in self]) for part in ("x", "y", *PARTS)
         )
         numbers = [graph.targets for graph in self if graph.targets is not None]
-        whole = Graph(x, torch.cat(ends, 1), y, self.num_classes, train, val, test, self.classes)
+        whole = Graph(x, edges, y, self.num_classes, train, val, test, self.classes)
         targets = torch.cat(numbers) if numbers else None
         return replace(whole, notes=self.notes, targets=targets)
 
