@@ -40,8 +40,8 @@ def survey(config: RunConfig) -> Survey:
 
     Labels that are no classes are described as numbers, even if the run is to learn classes.
     """
-    data, how = replace(config.data, features=AS_IS), ReadOptions.of(config)
-    path = clients_path(data)
+    data, path = replace(config.data, features=AS_IS), clients_path(config.data)
+    how = ReadOptions.of(config)._replace(features=AS_IS)
 
     def read(how: ReadOptions) -> Graph:
         if path is None:
@@ -67,7 +67,22 @@ def survey_graph(graph: Graph) -> Survey:
     has_classes = graph.targets is None
     both = labelled[source] & labelled[target] & has_classes
     same = (graph.y[source] == graph.y[target])[both]
-    parts = component_sizes(graph.edge_index, n)
+    parts, values = component_sizes(graph.edge_index, n), None
+    pairs = ends(undirected(graph.edge_index, n), n)
+    if (count := pairs.shape[1]) > SOME_EDGES:
+        pairs = pairs[:, torch.arange(SOME_EDGES) * count // SOME_EDGES]
+    shared = common_neighbours(graph.edge_index, n, pairs)
+    if graph.targets is not None:
+        around = graph.targets.double()[graph.edge_index]
+        known = around[:, ~around.isnan().any(0)]
+        similar = float(torch.corrcoef(known)[0, 1]) if known.numel() else math.nan
+        given = graph.targets[labelled].double()
+        values = {
+            "least": float(given.min()),
+            "largest": float(given.max()),
+            **Scale.of([given])._asdict(),
+            "correlation-of-neighbours": similar if math.isfinite(similar) else None,
+        }
     figures = {
         "nodes": n,
         "edges": source.numel() // 2,
@@ -80,9 +95,9 @@ def survey_graph(graph: Graph) -> Survey:
         "least-feature": float(graph.x.min()),
         "largest-feature": float(graph.x.max()),
         "non-zero-share": float(graph.x.count_nonzero()) / graph.x.numel(),
-        "closed-edges": _closed_share(graph.edge_index, n),
+        "closed-edges": float((shared > 0).double().mean()) if len(shared) else 0.0,
         "labelled": int(labelled.sum()),
-        **({} if graph.targets is None else {"values": _of_targets(graph, graph.targets)}),
+        **({} if values is None else {"values": values}),
         "classes": dict(zip(names, sizes.tolist(), strict=True)),
         "homophily": float(same.double().mean()) if same.numel() else None,
         "homophily-by-chance": float(((sizes / sizes.sum()) ** 2).sum()),
@@ -96,31 +111,6 @@ def survey_graph(graph: Graph) -> Survey:
         percent = (100 * alike[around > 0] / around[around > 0]).round().long()
         distributions["neighbours of its own class (%)"] = counts(percent)
     return Survey(figures, distributions, list(graph.notes), list(_warnings(figures, graph.x)))
-
-
-def _of_targets(graph: Graph, targets: Tensor) -> Tree:
-    """Return figures of the numbers that nodes are to learn."""
-    ends_of_edges = targets.double()[graph.edge_index]
-    known = ends_of_edges[:, ~ends_of_edges.isnan().any(0)]
-    alike = float(torch.corrcoef(known)[0, 1]) if known.numel() else math.nan
-    given = targets[graph.y >= 0].double()
-    scale = Scale.of([given])
-    return {
-        "least": float(given.min()),
-        "largest": float(given.max()),
-        "mean": scale.mean,
-        "deviation": scale.deviation,
-        "correlation-of-neighbours": alike if math.isfinite(alike) else None,
-    }
-
-
-def _closed_share(edge_index: Tensor, n: int) -> float:
-    """Return the share of edges whose ends have a common neighbour, of ``SOME_EDGES`` at most."""
-    pairs = ends(undirected(edge_index, n), n)
-    some = torch.arange(min(SOME_EDGES, pairs.shape[1])) * pairs.shape[1] // SOME_EDGES
-    chosen = pairs if pairs.shape[1] <= SOME_EDGES else pairs[:, some]
-    shared = common_neighbours(edge_index, n, chosen)
-    return float((shared > 0).double().mean()) if len(shared) else 0.0
 
 
 def is_heterophilous(figures: Tree) -> bool:

@@ -110,7 +110,6 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
                 parts.ratios,
                 config.seed if parts.seed is None else parts.seed,
                 parts.label_noise,
-                features=config.data.features,
                 how=ReadOptions.of(config.data),
             )
         whole = cached_data(config)

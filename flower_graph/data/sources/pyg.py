@@ -81,7 +81,8 @@ def load_pyg(
 
     label = "/".join(part for part in name.raw if part)
     cls: Any = getattr(datasets, name.group)
-    if not (inspect.isclass(cls) and issubclass(cls, InMemoryDataset)):
+    is_kept = inspect.isclass(cls) and issubclass(cls, InMemoryDataset)
+    if not is_kept:
         raise DataError(f"data set {name.group!r} is not a graph that PyG keeps in memory")
     arguments = dict(options or {})
     if name.member is not None:
