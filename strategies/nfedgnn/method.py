@@ -28,7 +28,7 @@ from flower_graph.data.folders.party import (
     read_matrix,
     share,
 )
-from flower_graph.data.graph import PARTS, Graph, row_range, take_rows
+from flower_graph.data.graph import PARTS, Graph, take_rows
 from flower_graph.data.new_graph import DataForm, NewGraph, read_new_graph
 from flower_graph.data.sources.datasets import DRAWN, cached_data, once, saved_at
 from flower_graph.data.splits import labelled_split
@@ -217,7 +217,7 @@ def hosted_users(config: NFedGNNConfig, context: Context) -> tuple[Tensor, Tenso
     part, parts = (int(str(context.node_config[key])) for key in (PARTITION, PARTITIONS))
     newcomers = hosted_by(part, parts, before, graph.num_nodes)
     if not newcomers.numel() and not config.data.remove:
-        return row_range(graph.x, here), torch.arange(here.start, here.stop)
+        return take_rows(graph.x, here), torch.arange(here.start, here.stop)
     users = torch.cat([torch.arange(here.start, here.stop), newcomers])
     left = torch.tensor(users_left(config, graph.num_nodes, graph.names), dtype=torch.int64)
     users = users[~torch.isin(users, left)]

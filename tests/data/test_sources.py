@@ -767,8 +767,8 @@ def test_a_graph_too_large_to_be_dense_has_sparse_features_where_they_are_taken(
     assert torch.equal(sparse.x.to_dense(), dense.x)
     assert torch.equal(sparse.edge_index, dense.edge_index)
     for rows in (slice(0, 30), slice(7, 19), slice(5, 5)):
-        assert torch.equal(data_graph.row_range(sparse.x, rows).to_dense(), dense.x[rows])
-        assert torch.equal(data_graph.row_range(dense.x, rows), dense.x[rows])
+        assert torch.equal(data_graph.take_rows(sparse.x, rows).to_dense(), dense.x[rows])
+        assert torch.equal(data_graph.take_rows(dense.x, rows), dense.x[rows])
     with pytest.raises(DataError, match=r"data\.features"):
         load_graph(replace(config, features="row"), how=ReadOptions(sparse=True))
     with pytest.raises(DataError):

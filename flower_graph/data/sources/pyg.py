@@ -44,7 +44,7 @@ from flower_graph.data.sources.cache import (
     missing_message,
     stall_limit,
 )
-from flower_graph.data.sources.names import PygName, check_graph_file
+from flower_graph.data.sources.names import OTHER_FILES, PygName, absent
 from flower_graph.data.sources.tables import CLIENT, read_graphml, read_node_link, read_tables
 from flower_graph.data.splits import masks_from
 from flower_graph.errors import DataError
@@ -229,27 +229,24 @@ def load_file(path: Path, how: ReadOptions = PLAIN) -> Graph:
 # Any: entries are as the user's file has them
 def read_file(path: Path, how: ReadOptions = PLAIN) -> dict[str, Any]:
     """Read the entries of a graph file, unchecked."""
-    check_graph_file(path)
+    if not path.exists():
+        raise absent(str(path))
+    if (why := OTHER_FILES.get(path.suffix.lower())) is not None:
+        raise DataError(f"data.name = {str(path)!r}: {why}")
     with reading(f"file {path}", DataError, "is damaged, or no graph"):
         if path.is_dir():
             return read_tables(path, how)
         if reader := READERS.get(path.suffix.lower()):
             return reader(path, how)
         with saying(f"file {path}"):
-            values = vars(with_edges(SimpleNamespace(**_read_saved(path))))
-            return with_own_keys(values, how)
-
-
-def with_own_keys(values: Tree, how: ReadOptions) -> Tree:
-    """Put the entries that ``data.label`` and ``data.weight`` name where graphs have theirs."""
-    for setting, key, is_needed in (("label", "y", how.needs_labels), ("weight", WEIGHT, True)):
-        given = getattr(how, setting)
-        if given in values:
-            values = {**values, key: values[given]}
-            values.pop(given) if given != key else None
-        elif given is not None and is_needed:
-            raise DataError(f"data.{setting} = {given!r}: must be one of {', '.join(values)}")
-    return values
+            values: Tree = vars(with_edges(SimpleNamespace(**_read_saved(path))))
+            for setting, given, key in (("label", how.label, "y"), ("weight", how.weight, WEIGHT)):
+                if given in values:  # it goes where graphs have theirs
+                    values |= {key: values[given] if given == key else values.pop(given)}
+                elif given is not None and (key == WEIGHT or how.needs_labels):
+                    there = ", ".join(values)
+                    raise DataError(f"data.{setting} = {given!r}: must be one of {there}")
+            return values
 
 
 def _read_saved(path: Path) -> dict[str, object]:
