@@ -267,7 +267,7 @@ class Form(NamedTuple):
 
 TESTED, VALIDATED = (partial(_score, role=role) for role in ("test", "val"))
 BUDGET, NOISE = "epsilon-of-a-round", "noise-multiplier"
-FIGURES = {
+FIGURES: dict[str, Form] = {
     TEST: Form(partial(TESTED, metric=ACCURACY), "test"),
     LAST: Form(lambda run, *_: run.test_accuracy[-1], "last"),
     VALIDATION: Form(partial(VALIDATED, metric=ACCURACY), "best validation"),
