@@ -24,7 +24,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from flower_graph.apps.cli.run import Job, check_all
+from flower_graph.apps.cli.run import check_all
 from flower_graph.apps.cli.say import say
 from flower_graph.apps.parallel import in_parallel, loaded, settings_of, time_left, workers_for
 from flower_graph.apps.run import first_rounds, run
@@ -109,8 +109,8 @@ def missing_runs(trials: Sequence[Trial]) -> list[tuple[Trial, int]]:
 
 def announce(trials: Sequence[Trial], count: int) -> None:
     """Check the trials, and say how many runs there are and how long they take."""
-    config, seeds, missing = trials[0].config, trials[0].seeds, missing_runs(trials)
-    check_all([Job(config, [], trial.loaded(seeds[0]), trial.folder) for trial in trials])
+    seeds, missing = trials[0].seeds, missing_runs(trials)
+    check_all([trial.loaded(seeds[0]) for trial in trials])
     runs = count * len(seeds)
     done = len({trial.folder for trial in trials}) * len(seeds) - len(missing)
     words = f"{count} settings × {len(seeds)} seed" + "s" * (len(seeds) > 1)
