@@ -44,7 +44,6 @@ from flower_graph.wire.arrays import (
     plain_value,
     reply_slots,
 )
-from flower_graph.wire.averaging import Rows
 from flower_graph.wire.client_errors import boundary, lost_reply
 
 if TYPE_CHECKING:
@@ -158,24 +157,21 @@ def _train(action: str, client: NumPyClient, message: Message) -> Message:
         raise ValueError(f"{type(client).__name__} does not name {action!r} in its actions")
     slots, parameters = arrays_of(message)
     config = config_of(message)
-    if not action and config.get(keys.ROW_EACH):
-        fit_each = getattr(client, "fit_each", None)
-        if fit_each is None:
-            raise TypeError(
-                f"{keys.ROW_EACH}: {type(client).__name__} has no fit_each to answer it"
-            )
-        rows: Rows = fit_each(parameters, config)
-        return Message(rows.to_record(slots), reply_to=message)
     method = action or "fit"
-    result = getattr(client, method)(parameters, config)
-    arrays, num_examples, given = _checked_result(method, result, (list,))
+    if action or not config.get(keys.ROW_EACH):
+        result = getattr(client, method)(parameters, config)
+        arrays, weight, given = _checked_result(method, result, (list,))
+    elif (fit_each := getattr(client, "fit_each", None)) is None:
+        raise TypeError(f"{keys.ROW_EACH}: {type(client).__name__} has no fit_each to answer it")
+    else:
+        arrays, weight, given = fit_each(parameters, config).joined()
     metrics = dict(given)
     names = metrics.pop(keys.ARRAY_NAMES, None)
     records: dict[str, Any] = {}
     for (record, key), values in zip(reply_slots(names, slots, len(arrays)), arrays, strict=True):
         records.setdefault(record, ArrayRecord())[key] = encode_array(f"{record}/{key}", values)
     records = records or {keys.ARRAYS: ArrayRecord()}
-    records |= metric_records({keys.NUM_EXAMPLES: num_examples}, metrics)
+    records |= metric_records({keys.NUM_EXAMPLES: weight}, metrics)
     return Message(RecordDict(records), reply_to=message)
 
 
