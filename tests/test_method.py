@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from federation import ALL
 
 from flower_graph.apps.cli.check import short_form
 from flower_graph.apps.run import run
+from flower_graph.config.common import CHECKPOINTS
 from flower_graph.data.folders.client_folder import client_graph_from_data
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.method.load import load_config
@@ -64,3 +66,16 @@ def test_a_method_with_data_of_its_own_reads_no_other(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["clients"] == 3 and "classes" not in result
     assert method_of(config).partition(config).statistics.figures["nodes-per-client"] == 5
+
+
+FIXED = ("fedscem, secure, untrusted", "deepwalk, secure", "deepwalk, secure, untrusted")
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in FIXED])
+def test_settings_reach_the_server_of_every_method(name: str, tmp_path: Path) -> None:
+    settings = ("strategy.participation=0.5", "strategy.min_nodes=3", "seed=5")
+    config = ALL[name].load(*settings, "checkpoint_every=2")
+    session = method_of(config).build_strategy(config, tmp_path).session
+    assert (session.share, session.min_nodes, session.seed) == (0.5, 3, 5)
+    saving = session.checkpoints
+    assert (saving.folder, saving.every) == (tmp_path / CHECKPOINTS, 2)
