@@ -32,6 +32,7 @@ from flower_graph.config.rules import (
 from flower_graph.config.schema import section, setting
 
 DOT, MLP = "dot", "mlp"
+GCN, NETWORKS = "gcn", ("gat", "sage", "gin", "sgc", MLP)
 DISJOINT = (LOUVAIN, METIS, DIRICHLET, RANDOM)  # no two clients have one edge
 TASK_HELP = "what is learnt: classes of `nodes`, or which are linked: `flower-graph docs links`"
 
@@ -65,6 +66,15 @@ class GCNSection:
 
 
 @dataclass
+class ModelSection(GCNSection):
+    """A two-layer network, by its name."""
+
+    name: str = setting(GCN, choice(GCN, *NETWORKS))
+    """the clients' network: `gcn`, or PyG's GAT, GraphSAGE, GIN, SGC or MLP, which read no weights
+    of edges"""
+
+
+@dataclass
 class TrainingSection(StrategySection):
     """How clients train; a method adds its own keys."""
 
@@ -81,6 +91,7 @@ class ModuleRunConfig(CutRunConfig):
     """The base of such a method's schema, which sets ``app`` and its own ``strategy``."""
 
     takes_edge_weights = True
+    networks = (GCN, *NETWORKS)  # that the method takes
     rounds: int = 100
     task: str = setting(
         NODES, choice(*TASKS), help=f"{TASK_HELP}; or `values`: `flower-graph docs own-data`"
@@ -90,7 +101,7 @@ class ModuleRunConfig(CutRunConfig):
     data: DataConfig = section(DataConfig, split="random", ratios=[0.6, 0.2, 0.2], features="as-is")
     partition: PartitionSection = section(PartitionSection, clients=10, every_node=True)
     links: LinksSection = section(LinksSection)
-    model: GCNSection = section(GCNSection)
+    model: ModelSection = section(ModelSection)
     strategy: TrainingSection = section(TrainingSection)
 
     def validate(self) -> None:
@@ -98,5 +109,9 @@ class ModuleRunConfig(CutRunConfig):
         method, of_task = self.partition.method, f"with task={self.task}"
         good = self.task != LINKS or method in DISJOINT  # no two clients may share an edge
         require(good, "partition.method", method, f"one of {', '.join(DISJOINT)} {of_task}")
+        choice(*self.networks).check("model.name", self.model.name)
+        if self.model.name != GCN and self.task == LINKS:
+            good, words = self.links.decoder != MLP, f"{DOT} with model.name={self.model.name}"
+            require(good, "links.decoder", self.links.decoder, words)
         good = self.task != VALUES or method != DIRICHLET
         require(good, "partition.method", method, f"another {of_task}: it cuts by class")
