@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flower_graph.config.common import (
     LINKS,
@@ -91,7 +92,7 @@ class ModuleRunConfig(CutRunConfig):
     """The base of such a method's schema, which sets ``app`` and its own ``strategy``."""
 
     takes_edge_weights = True
-    networks = (GCN, *NETWORKS)  # that the method takes
+    networks: ClassVar[tuple[str, ...]] = (GCN, *NETWORKS)  # that the method takes
     rounds: int = 100
     task: str = setting(
         NODES, choice(*TASKS), help=f"{TASK_HELP}; or `values`: `flower-graph docs own-data`"

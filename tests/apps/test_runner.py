@@ -26,8 +26,6 @@ from flower_graph.strategies.nfedgnn.config import NFedGNNConfig
 from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
 
 ROOT = Path(__file__).resolve().parents[2]
-AVERAGED = ["strategy.share=averaged"]
-OVER_ALL = [*AVERAGED, "strategy.average_over=all"]
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
@@ -78,33 +76,6 @@ def test_a_run_writes_everything(config_of: MakeConfig, tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("overrides", "latent"),
-    [
-        (["model.name=sage"], 8),
-        (["model.name=gat", "model.heads=3", "strategy.learning_rate=0.01"], 12),
-        (["strategy.participation=0.5", *AVERAGED, "strategy.average_every=2"], 4),
-        (
-            [*OVER_ALL, "strategy.average_every=1", "model.user_bias=true"],
-            4,
-        ),
-        (["data.split=random", "data.ratios=[0.5,0.2,0.3]"], 4),
-        (["data.features=as-is", "device=cpu", "strategy.reg_weight=0"], 4),
-    ],
-)
-def test_settings_reach_the_run(
-    overrides: list[str], latent: int, config_of: MakeConfig, tmp_path: Path
-) -> None:
-    config = config_of(own_graph(), *overrides)
-    result = run(config, tmp_path / "out", supernodes=2)
-    users = 15 if config.strategy.participation == 0.5 else 30
-    assert result["bytes"]["up"]["latent"] == 6 * users * latent * 4
-    weights = result["bytes"]["up"].get("weights", 0)
-    rows = 6 + config.model.user_bias
-    times = 6 // config.strategy.average_every if config.strategy.average_every else 0
-    assert weights == times * users * rows * 4 * 4
-
-
 # Graphs that can and cannot be trained on --------------------------------------------------------
 
 
@@ -145,23 +116,6 @@ def test_a_run_that_ends_before_its_first_round_leaves_its_folder_as_it_was(
     assert [*(tmp_path / "empty").iterdir()] == [] and not (tmp_path / "new").exists()
     monkeypatch.undo()
     assert run(config, tmp_path / "empty")["rounds"] == 6
-
-
-# Rounds that take longer than the others -------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "override", "number", "other"),
-    [
-        ("ppfl/cora-linqs-gat", "judge.mlp=true", 22, 21),
-        ("fedscem/cora-linqs", "seed=0", 1, 2),
-    ],
-)
-def test_a_method_says_which_rounds_are_long(
-    name: str, override: str, number: int, other: int
-) -> None:
-    config = load_config(name, [override, "rounds=22"])
-    assert config.long_work(number) and not config.long_work(other)
 
 
 def test_a_long_round_is_announced_before_it_is_run(
