@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
+from flwr.app import Context, RecordDict
 from torch import Tensor
 
 from flower_graph.config.module import GCNSection
@@ -35,8 +36,9 @@ from flower_graph.models import build_server_model
 from flower_graph.ops import align_pairs, consensus
 from flower_graph.ops.active_rows import ActiveRows
 from flower_graph.rng import generator
-from flower_graph.strategies.fedgls.cohort import StructureCohort, initial_models
+from flower_graph.storage.files import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.fedgls.config import StructureSettings
+from flower_graph.strategies.fedgls.strategy import StructureClient, initial_arrays
 from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.strategies.nfedgnn.config import StrategyConfig
@@ -44,6 +46,7 @@ from flower_graph.strategies.nfedgnn.server_model import RelayServer
 from flower_graph.strategies.nfedgnn.users import LinearCohort, UserSettings
 from flower_graph.strategies.ppfl.config import GATConfig, PPFLConfig
 from flower_graph.strategies.ppfl.modules import PublicGAT
+from flower_graph.wire.keys import SERVER_ROUND
 
 HIDDEN, CLASSES, DEGREE, RATE = 16, 7, 10, 0.01
 FEATURES, ACTIVE, EGO_DEGREE, RATIOS = 500, 20, 5.0, [0.6, 0.2, 0.2]
@@ -157,22 +160,16 @@ def communities(device: torch.device, clients: int, nodes: int) -> Program:
     """FedGLS: every second client has no edges and learns a graph."""
     settings = StructureSettings(FEATURES, CLASSES, model=GCNSection(dropout=0.0))
     graphs = [_community(client, nodes) for client in range(clients)]
-    cohort = StructureCohort(graphs, settings, device=device)
-    models = [_to(model, device) for model in initial_models(settings)]
+    context = Context(1, 1, {STATE_DIR: IN_PROCESS}, RecordDict(), {})
+    client = StructureClient(context, graphs, settings, device=str(device))
+    models = [array.numpy() for array in initial_arrays(settings).values()]
 
     def round_(number: int) -> float:
         nonlocal models
-        cohort.start_from(models)
-        trained = cohort.train(number)
-        models, _, _ = cohort.mean_models(set(cohort.clients) - set(trained.diverged))
-        cohort.start_from(models)
-        return cohort.evaluate().loss.nanmean().item()
+        models, _, _ = client.fit(models, {SERVER_ROUND: number})
+        return client.evaluate(models, {SERVER_ROUND: number})[0]
 
-    def sent() -> Tensor:
-        parts = (part for model in models for part in (model.first, model.rest))
-        return torch.cat([part.flatten() for part in parts])
-
-    return Program(round_, sent)
+    return Program(round_, lambda: torch.cat([torch.from_numpy(m).flatten() for m in models]))
 
 
 def attention(device: torch.device, clients: int, nodes: int) -> Program:

@@ -61,11 +61,11 @@ def audit_run(config: RunConfig) -> tuple[list[Finding], float]:
         make_server(config, grid).start(grid, num_rounds=config.rounds)
         findings = audit.attack(config, grid, method)
     for deviation in audit.deviations(config, method):
-        findings += _deviating_run(config, deviation, nodes)
+        findings.append(_deviating_run(config, deviation, nodes))
     return findings, time.perf_counter() - started
 
 
-def _deviating_run(config: RunConfig, deviation: Deviation, nodes: int) -> list[Finding]:
+def _deviating_run(config: RunConfig, deviation: Deviation, nodes: int) -> Finding:
     # Clients that refuse what a deviating server asks may end the run: that is the result, not news
     with (
         making_grid(config, DeviatingGrid, nodes) as grid,
@@ -76,7 +76,7 @@ def _deviating_run(config: RunConfig, deviation: Deviation, nodes: int) -> list[
         grid.patch = partial(deviation.patch, strategy)
         strategy.start(grid, num_rounds=2)
     assert deviation.told, f"{deviation.name}: the run ended before the server could lie"
-    return deviation.findings()
+    return deviation.finding()
 
 
 def _audit_of(config: RunConfig) -> Audit[RunConfig]:

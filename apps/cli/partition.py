@@ -65,7 +65,7 @@ def partition_command(args: argparse.Namespace) -> int:
     with new_folder(args.out or folder.with_name(f"partition-{folder.name}")) as out:
         folders = _write_folders(out, config, cuts, args.supernodes)
         # The picture first: where partition.json is, the command has done all it does.
-        from flower_graph.report.plots import is_drawn, plot_classes, plot_counts  # slow to import
+        from flower_graph.report.plots import draw_classes, is_drawn, plot, plot_counts  # slow
 
         plot_counts(out / PICTURE, statistics.distributions, title=title)
         beside = {"figure": "paper", "---": "---"} | {key: f"{v:,}" for key, v in paper.items()}
@@ -75,7 +75,7 @@ def partition_command(args: argparse.Namespace) -> int:
         page += [f"![Distributions, {first}]({PICTURE})", ""]
         if is_drawn(counts := statistics.classes):
             names = cuts[0].data.class_names if len(cuts) == 1 else None
-            plot_classes(out / CLASSES, counts, names, title=title)
+            plot(out / CLASSES, draw_classes, counts, names, title=title)
             page += [f"![Nodes of each class at each client, {first}]({CLASSES})", ""]
         write_text(out / "partition.md", "\n".join(page))
         write_json(out / "partition.json", record)

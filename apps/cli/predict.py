@@ -74,7 +74,7 @@ def predict_file(run: Run, path: Path, client: int | None) -> Predictions:
     roles = np.zeros(n := len(found), np.int8)
     names = range(n) if graph.names is None else graph.names
     if run.data.scale is not None:
-        return Predictions.of_values(found, client, names, roles, graph.y)
+        return Predictions.of(found, client, names, roles, graph.y)
     return Predictions.of(found.log(), client, names, roles, graph.y, run.data.classes)
 
 

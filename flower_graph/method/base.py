@@ -22,7 +22,7 @@ from torch import Tensor
 from flower_graph.client.learner import takes_weights
 from flower_graph.config.common import VALUES, CutRunConfig, RunConfig
 from flower_graph.data.baselines import Figures, client_baselines, graph_baselines, own_baselines
-from flower_graph.data.features import Gaps, Uses
+from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_folder
 from flower_graph.data.folders.party import (
     RunData,
@@ -237,14 +237,14 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return everyone[share(context, len(everyone))], None
 
     def num_clients(self, config: C, folder: RunFolder | None = None) -> int:
-        return len(self.graphs(config)) if folder is None else folder.manifest.num_clients
+        return len(self.graphs(config)) if folder is None else folder.num_clients
 
     def num_classes(self, config: C, folder: RunFolder | None = None) -> int:
-        return self.data(config).num_classes if folder is None else folder.manifest.classes
+        return self.data(config).num_classes if folder is None else folder.classes
 
     def num_features(self, config: C, folder: RunFolder | None = None) -> int:
         if folder is not None:
-            return folder.manifest.features
+            return folder.features
         return int(self.graphs(config)[0].x.shape[1])
 
     def baselines(self, config: C, folder: RunFolder | None = None) -> Figures:
@@ -287,8 +287,7 @@ class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
             train_share=how.train_share,
             graphless_ratio=ratio,
             features=config.data.features,
-            gaps=Gaps.of(config.data),
-            uses=Uses.of(config),
+            how=ReadOptions.of(config),
         )
 
 
@@ -334,7 +333,7 @@ def data_form(config: RunConfig, data: Graph | Clients[Any]) -> DataForm | None:
         data.treatment,
         data.num_classes,
         data.classes,
-        Gaps.of(config.data),
+        ReadOptions.of(config.data),
         weights=any(graph.edge_weight is not None for graph in graphs),
         scale=scale_of(graphs) if getattr(config, "task", "") == VALUES else None,
     )

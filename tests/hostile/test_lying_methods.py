@@ -52,7 +52,7 @@ from flower_graph.secure.sum.service import SecureSum, Summed
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem.messages import Layout
 from flower_graph.strategies.fedscem.strategy import EgoSession, MaskedEmbeddingAveraging
-from flower_graph.strategies.ppfl.secure_consensus import CommonMean
+from flower_graph.strategies.ppfl.strategy import CommonMean
 from flower_graph.wire.arrays import own_records
 from flower_graph.wire.exchange import Exchange
 from flower_graph.wire.keys import CONFIG
@@ -130,7 +130,7 @@ def repeated_means(keys: Path | None, who: tuple[int, ...]) -> list[Any]:
     reports = list[Any]()
     grid = without_some(public_app(0, keys, Restless), who, lambda: len(reports) >= 3)
     strategy = public_server(keys)
-    strategy.mean = Repeats(0.3)
+    strategy.mean = Repeats()
     try:
         strategy.start(grid, num_rounds=5, timeout=TIMEOUT, on_round=reports.append)
     finally:
