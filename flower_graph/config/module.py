@@ -42,16 +42,13 @@ TASK_HELP = "what is learnt: classes of `nodes`, or which are linked: `flower-gr
 class LinksSection:
     """The held-out edges of link prediction (``task: links``)."""
 
-    val: float = setting(
-        0.1, BELOW_ONE, help="share of the edges for validation, as in PyG's `RandomLinkSplit`"
-    )
+    val: float = setting(0.1, BELOW_ONE)
+    """share of the edges for validation, as in PyG's `RandomLinkSplit`"""
     test: float = setting(0.2, BELOW_ONE, help="share for the test")
-    seed: int | None = setting(
-        None, SEED, help="of which edges, and of the pairs without one; null: the run's"
-    )
-    decoder: str = setting(
-        DOT, choice(DOT, MLP), help="what gives a pair's logit from two rows: their product, an MLP"
-    )
+    seed: int | None = setting(None, SEED)
+    """of which edges, and of the pairs without one; null: the run's"""
+    decoder: str = setting(DOT, choice(DOT, MLP))
+    """what gives a pair's logit from two rows: their product, an MLP"""
 
     def validate(self) -> None:
         require(self.val + self.test < 1, "links.test", self.test, "below 1 with links.val")
@@ -82,9 +79,8 @@ class TrainingSection(StrategySection):
     local_epochs: int = setting(1, at_least(1), help="epochs that a client trains in a round")
     learning_rate: float = setting(0.01, ABOVE_ZERO, help="Adam's step size")
     weight_decay: float = setting(5e-4, NOT_NEGATIVE, help="Adam's L2 weight")
-    optimiser: str = setting(
-        "keep", choice("keep", "reset"), help="whether a client's Adam lasts from round to round"
-    )
+    optimiser: str = setting("keep", choice("keep", "reset"))
+    """whether a client's Adam lasts from round to round"""
 
 
 @dataclass
