@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from app_helpers import MakeConfig, context_of, own_graph
+from app_helpers import MakeConfig, own_graph
 from safetensors.torch import load_file
 
 from flower_graph.apps.run import client_app, make_server, run, simulate
@@ -19,10 +19,8 @@ from flower_graph.config.common import CHECKPOINTS
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DivergedError
 from flower_graph.method.load import load_config, to_dict
-from flower_graph.method.of_app import configured
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.nfedgnn.config import NFedGNNConfig
 from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -152,24 +150,6 @@ def test_the_data_are_loaded_anew_when_something_changes(config_of: MakeConfig) 
     assert cached_data(config_of(own_graph(), "seed=1")) is not first
     wider = own_graph(x=torch.cat([own_graph().x, own_graph().x], 1))
     assert cached_data(config_of(wider)).x.shape == (30, 12)  # of the same name, saved anew
-
-
-def test_a_flower_run_config_names_config_overrides_and_folder(tmp_path: Path) -> None:
-    given = {
-        "config": "nfedgnn/cora",
-        "overrides": "model.name=gat strategy.reg_weight=10",
-        "output-dir": str(tmp_path),
-    }
-    config, out = configured(context_of({}, given))
-    assert isinstance(config, NFedGNNConfig)
-    assert (config.data.name, config.model.name, config.strategy.reg_weight) == ("Cora", "gat", 10)
-    assert out == tmp_path
-    config, out = configured(context_of({}, {"config": "quickstart", "output-dir": ""}))
-    assert (config.data.name, out) == ("cora-linqs", None)
-    config, _ = configured(context_of({}, {"config": "fedscem/pubmed", "overrides": "rounds=7"}))
-    assert (config.app, config.data.name, config.rounds) == ("fedscem", "PubMed", 7)
-    with pytest.raises(ConfigError, match=r"checkpoint_every: 5.*output-dir"):
-        configured(context_of({}, {"overrides": "checkpoint_every=5"}))
 
 
 def test_a_process_loads_no_method_before_it_is_asked_to() -> None:
