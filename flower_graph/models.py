@@ -23,8 +23,9 @@ from flower_graph.ops.dropout import dropout, relu_dropout_
 from flower_graph.ops.graph import (
     Adjacency,
     SortedEdges,
+    both_ways,
     columns_of,
-    csr,
+    entries,
     gcn_adjacency,
     mean_adjacency,
     propagate,
@@ -277,11 +278,9 @@ class GCNPairs(PairModel):
 
 def _few_entries(x: Tensor, n: int) -> Adjacency | None:
     """Return features as a sparse matrix if few of them are non-zero, such as a text's words."""
-    if int(torch.count_nonzero(x)) > FEW * x.numel():
+    if x.layout == torch.strided and int(torch.count_nonzero(x)) > FEW * x.numel():
         return None
-    row, col = x.nonzero().t()
-    value, width = x[row, col], x.shape[1]
-    return Adjacency(csr(row, col, value, n, width), csr(col, row, value, width, n))
+    return both_ways(*entries(x), n, x.shape[1])
 
 
 def build_server_model(

@@ -126,6 +126,23 @@ def adjacency(edge_index: Tensor, value: Tensor, n: int) -> Adjacency:
     return Adjacency(csr(target, source, value, n), csr(source, target, value, n))
 
 
+def entries(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return row, column and value of every non-zero entry, row by row."""
+    # x [n, f], dense or in CSR form
+    if x.layout != torch.sparse_csr:
+        row, column = x.nonzero(as_tuple=True)
+        return row, column, x[row, column].float()
+    count = x.crow_indices().diff()
+    row = torch.arange(x.shape[0], device=count.device).repeat_interleave(count)
+    kept = x.values() != 0
+    return row[kept], x.col_indices().long()[kept], x.values().float()[kept]
+
+
+def both_ways(row: Tensor, column: Tensor, value: Tensor, rows: int, columns: int) -> Adjacency:
+    """Build a matrix from its entries, with its transpose."""
+    return Adjacency(csr(row, column, value, rows, columns), csr(column, row, value, columns, rows))
+
+
 def values_at(edges: Tensor, known: Tensor, value: Tensor, n: int) -> Tensor:
     """Look up the values of some edges among all edges."""
     # edges [2, m], each among known [2, e], which are in any order; value [e]

@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ from flower_graph.strategies.fed_sage.modules import (
     generator_loss,
     split_like,
 )
-from flower_graph.strategies.fedscem.baselines import EgoBatchClient
+from flower_graph.strategies.fedscem.baselines import EgoModelClient
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.wire import codec
 from flower_graph.wire.arrays import Answer, Config, FloatArray, IntArray, Parameters
@@ -162,7 +162,7 @@ def _shared(
     return partial(first_model, *widths, settings.seed), how
 
 
-class SageClient(EgoBatchClient):
+class SageClient(EgoModelClient):
     """The ego-networks of one SuperNode: one in a deployment, many in a simulation.
 
     Parameters
@@ -173,6 +173,7 @@ class SageClient(EgoBatchClient):
         Whether classifiers are averaged and generators trained together (FedSage+).
     """
 
+    first_layers: ClassVar[tuple[str, ...]] = ()
     actions, made_of = ("generate", "compare"), staticmethod(_shared)
 
     # What a ready client may say anew

@@ -181,7 +181,6 @@ class StructureModel(nn.ParameterDict):
         self.received: object = None  # what the server sent last, and how often it has sent
         self.sent = 0
         self.drops: list[tuple[Drops, Drops]] = []  # of a round's further steps
-        self.last: tuple[Tensor, Tensor] | None = None  # the last step's log-shares of H and of Z
         self._lone: Clients | None = None  # the clients whose graphs are made
         self._learned: Learned | None = None
         self._graph: tuple[object, Adjacency] | None = None

@@ -99,12 +99,8 @@ class StructureTrained(Trained, up="train"):
 
     # Flower needs the same names from all, even from SuperNodes without graphless clients.
     contrast: Annotated[
-        PerClient,
-        ClientMean(
-            "contrast", "with `distillation`: losses summed over clients, divided by `num-examples`"
-        ),
+        PerClient, ClientMean("contrast", "`L_c` summed over clients, divided by `num-examples`")
     ] = NONE
-    distillation: Annotated[PerClient, ClientMean("distillation")] = NONE
 
 
 @dataclass(kw_only=True)
@@ -163,7 +159,6 @@ class StructureClient(ModuleClient):
     """
 
     graphs: list[ClientGraph]
-    recovers = True
 
     # Any: arguments are those of its parent
     def __init__(
@@ -182,7 +177,7 @@ class StructureClient(ModuleClient):
         if settings.graphs in (LEARNED, KNN):
             check_neighbours(graphs, settings.graph.neighbours)
         self.structure = settings
-        self._losses: dict[int, dict[str, Tensor]] = {}  # of this message, by client
+        self._contrast: dict[int, Tensor] = {}  # L_c in this message, by client
 
     # What a ready client may say anew
 
@@ -201,8 +196,7 @@ class StructureClient(ModuleClient):
         total = graph.sum_of_means(losses, train)
         if model.kind == LEARNED:  # the divergence's other term depends on H alone
             student = log_shares(model.logits(MLP, drops[1]))
-            model.last = own.detach(), student.detach()
-            teaching = (model.last[0].exp() * student).sum(0)
+            teaching = (own.detach().exp() * student).sum(0)
             total = total - graph.sum_of_means(teaching, torch.ones_like(train))
         return total
 
@@ -225,16 +219,12 @@ class StructureClient(ModuleClient):
         adam.step()
         adam.lr, adam.weight_decay = rates
         for place, loss in zip(model.data.made.tolist(), losses.detach().cpu(), strict=True):
-            self._losses[clients[place]] = {"contrast": loss}
+            self._contrast[clients[place]] = loss
 
     def finish(self, learner: Learner) -> None:
-        """Note losses; take back what changed without a gradient; reset who diverged."""
-        model, clients = self._holding(learner.module, learner.graph), learner.graph.clients
+        """Take back what changed without a gradient, and what counts nothing in the sum."""
+        model = self._holding(learner.module, learner.graph)
         assert model.data is not None and model.has_edges is not None
-        if model.last is not None:
-            apart = (model.last[0].exp() * (model.last[0] - model.last[1])).sum(0).cpu()
-            for client, own in zip(clients, apart.split(model.data.sizes), strict=True):
-                self._losses.setdefault(client, {})["distillation"] = own.mean()
         # A row whose feature a client lacks has no gradient: weight decay alone would move it by
         # Adam's full step, against the clients that have the feature.
         entries = torch.bincount(
@@ -251,28 +241,12 @@ class StructureClient(ModuleClient):
                     value = model.stack(f"{part}-{name}")
                     value.mul_(has.view(-1, *[1] * (value.dim() - 1)))
                 model.stack(f"{part}-share").copy_(has[:, None])
-        networks = [name for name in model if not name.startswith(LEARNER)]
-        for names in (networks, [name for name in model if name not in networks]):
-            totals = [model.stack(name).flatten(1).sum(1) for name in names]
-            bad = [] if not names else (~torch.stack(totals).sum(0).isfinite()).nonzero()[:, 0]
-            if len(bad):
-                self._reset(learner, names, bad)
-
-    def _reset(self, learner: Learner, names: Sequence[str], places: Tensor) -> None:
-        """Forget the moments of clients that have diverged; phi also begins anew."""
-        model, start = self._holding(learner.module, learner.graph), first_model(self.structure)
-        for name in names:
-            for moment in learner.optimiser.state.get(model[name], {}).values():
-                stack = moment if len(learner.graph.clients) > 1 else moment[None]
-                stack[places.to(moment.device)] = 0
-            if name.startswith(LEARNER):
-                model.stack(name)[places] = start[name].to(self.device)
 
     # Answers
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         arrays, weight, said = super().fit(parameters, config)
-        return arrays, weight, {**said, **self._said(weight, *self._losses)}
+        return arrays, weight, {**said, **self._said(weight, *self._contrast)}
 
     def fit_each(self, parameters: Parameters, config: Config) -> Rows:
         rows = super().fit_each(parameters, config)
@@ -307,11 +281,8 @@ class StructureClient(ModuleClient):
         return {name: values.cpu() for name, values in found.items()}
 
     def _said(self, weight: int, *clients: int) -> dict[str, float]:
-        result = {}
-        for name in ("contrast", "distillation"):
-            values = [own[name] for one in clients if name in (own := self._losses.get(one, {}))]
-            result |= sums(name, torch.stack(values) if values else NONE, weight)
-        return result
+        values = [self._contrast[one] for one in clients if one in self._contrast]
+        return sums("contrast", torch.stack(values) if values else NONE, weight)
 
     def _holding(self, module: nn.Module, graph: GraphOnDevice) -> StructureModel:
         """Return a model that has the graphs of its clients."""
