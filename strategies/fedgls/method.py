@@ -262,4 +262,4 @@ def _prototypes(settings: StructureSettings) -> Callable[[], nn.Module]:
 
 
 def _proto_training(config: FedGLSConfig) -> ModuleSettings:
-    return fed_proto.METHOD._settings(config)
+    return fed_proto.METHOD._settings(config)  # type: ignore[arg-type]

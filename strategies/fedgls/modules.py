@@ -217,7 +217,8 @@ class StructureModel(nn.ParameterDict):
     def stack(self, name: str) -> Tensor:
         """Return the clients' values of a parameter, ``[c, ...]``."""
         assert self.data is not None
-        return self[name] if len(self.data.graphs) > 1 else self[name][None]
+        value: Tensor = self[name]
+        return value if len(self.data.graphs) > 1 else value[None]
 
     def network(self, part: str) -> tuple[Tensor, Tensor]:
         return self.stack(f"{part}-first"), self.stack(f"{part}-rest")
@@ -266,11 +267,11 @@ class StructureModel(nn.ParameterDict):
         assert self.data is not None and self._lone is not None
         lone, places, learned = self._lone, self.data.made, self.learned()
         self._learned = None  # a gradient can be taken once
-        theta, omega = (
+        (first, rest), (other, last) = (
             [value.detach()[places] for value in self.network(part)] for part in (GNN, MLP)
         )
-        z, lifted = self._logits(lone, None, *omega), propagate(lone.x, theta[0].flatten(0, 1))
-        bias, weight, last = self.lay(theta[1])
+        z, lifted = self._logits(lone, None, other, last), propagate(lone.x, first.flatten(0, 1))
+        bias, weight, last = self.lay(rest)
         hidden = weighted_propagate(learned.pattern, learned.entries, lifted)
         hidden = F.relu(grouped_add(hidden, bias, lone.ptr))
         around = weighted_propagate(learned.pattern, learned.entries, hidden)

@@ -34,7 +34,7 @@ other graphs. FedProto is ``fed_proto.py`` on these clients.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -250,9 +250,11 @@ class StructureClient(ModuleClient):
 
     def fit_each(self, parameters: Parameters, config: Config) -> Rows:
         rows = super().fit_each(parameters, config)
-        for client, (arrays, weight, said) in rows.answers.items():
-            rows.answers[client] = arrays, weight, {**said, **self._said(weight, client)}
-        return rows
+        each = {
+            client: (arrays, weight, {**said, **self._said(weight, client)})
+            for client, (arrays, weight, said) in rows.answers.items()
+        }
+        return Rows(each, rows.left_out)
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         loss, weight, metrics = super().evaluate(parameters, config)
@@ -329,8 +331,9 @@ class StructureClient(ModuleClient):
             placed[name] = stack.contiguous()
         return cohort, placed
 
-    def _drawing(self, graph: GraphOnDevice, server_round: int) -> AbstractContextManager[None]:
-        return nullcontext()  # dropout is drawn above
+    @contextmanager
+    def _drawing(self, graph: GraphOnDevice, server_round: int) -> Iterator[None]:
+        yield  # dropout is drawn above
 
     @contextmanager
     def _opened(self) -> Iterator[Cohort]:
