@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 
 from flower_graph.config.common import PrivacyConfig
 from flower_graph.privacy.accountant import multiplier_of
-from flower_graph.privacy.local import add_fresh_noise, clipped, put_numbers
+from flower_graph.privacy.local import add_fresh_noise, clipped, flat, put_numbers
 from flower_graph.wire.keys import NUM_EXAMPLES
 
 Averaged = tuple[ArrayRecord | None, MetricRecord | None]
@@ -36,14 +35,14 @@ class CentralNoise:
     def average(
         self, server_round: int, model: ArrayRecord, replies: Sequence[Message], average: Average
     ) -> Averaged:
-        before = _flat(model)
+        before = flat(model.values())
         for reply in replies:
             # Each client counts once, however many nodes it has; otherwise one could dominate the
             # mean.
             for record in reply.content.metric_records.values():
                 record[NUM_EXAMPLES] = 1
             (record_of,) = reply.content.array_records.values()
-            change = (_flat(record_of) - before)[None]
+            change = (flat(record_of.values()) - before)[None]
             put_numbers(reply, before + clipped(change, self.clipping_norm)[0])
         mean, metrics = average(server_round, replies)
         if mean is not None:
@@ -53,10 +52,6 @@ class CentralNoise:
                 add_fresh_noise(values, deviation)
                 mean[name] = Array(values)
         return mean, metrics
-
-
-def _flat(record: ArrayRecord) -> np.ndarray:
-    return np.concatenate([array.numpy().ravel().astype(np.float64) for array in record.values()])
 
 
 def central_noise(privacy: PrivacyConfig, rounds: int) -> CentralNoise | None:

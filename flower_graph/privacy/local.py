@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -189,7 +189,7 @@ class PrivateReplies(PrivateRows):
         before, after = _numbers(message), _numbers(reply)
         if before.shape != after.shape:
             raise RefusedError(f"{after.size} numbers for the {before.size} that came")
-        change = self.noise.protect((after.astype(np.float64) - before)[None])[0]
+        change = self.noise.protect((after - before)[None])[0]
         put_numbers(reply, before + change)
         if self.noise.withholds:
             _silence(reply)
@@ -258,10 +258,14 @@ def _drop_counts(reply: Message) -> None:
         record.pop(COUNTED, None)
 
 
-def _numbers(message: Message) -> NDArray[np.generic]:
-    records = message.content.array_records.values()
-    result = [array.numpy().ravel() for record in records for array in record.values()]
-    return np.concatenate(result) if result else np.zeros(0)
+def _numbers(message: Message) -> NDArray[np.float64]:
+    return flat(array for one in message.content.array_records.values() for array in one.values())
+
+
+def flat(arrays: Iterable[Array]) -> NDArray[np.float64]:
+    """Return the numbers of some arrays as one vector."""
+    result = [np.asarray(array.numpy(), np.float64).ravel() for array in arrays]
+    return np.concatenate([np.zeros(0), *result])
 
 
 def _entry(message: Message, key: str) -> object:

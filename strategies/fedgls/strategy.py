@@ -33,7 +33,7 @@ other graphs. FedProto is ``fed_proto.py`` on these clients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -52,7 +52,7 @@ from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbo
 from flower_graph.engine.graph_batch import check_sizes, draw_mask, log_shares
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.graph_learner import edge_agreement
-from flower_graph.ops.grouped import one_thread
+from flower_graph.ops.grouped import group_sizes, one_thread
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.server.averaging import Combined
@@ -209,32 +209,30 @@ class StructureClient(ModuleClient):
             for name, value in model.items():
                 for moment in () if name.startswith(LEARNER) else adam.state[value].values():
                     moment.zero_()
-        if model.kind != LEARNED or model.data is None or not model.data.made.numel():
-            return
         adam.zero_grad()
         losses = model.contrast()
-        losses.sum().backward()
+        if not losses:
+            return
+        torch.stack([*losses.values()]).sum().backward()
         rates = adam.lr, adam.weight_decay
         adam.lr, adam.weight_decay = how.graph.learning_rate, 0.0
         adam.step()
         adam.lr, adam.weight_decay = rates
-        for place, loss in zip(model.data.made.tolist(), losses.detach().cpu(), strict=True):
-            self._contrast[clients[place]] = loss
+        self._contrast |= {clients[at]: loss.detach().cpu() for at, loss in losses.items()}
 
     def finish(self, learner: Learner) -> None:
         """Take back what changed without a gradient, and what counts nothing in the sum."""
         model = self._holding(learner.module, learner.graph)
-        assert model.data is not None and model.has_edges is not None
+        batch = model.batch
+        assert batch is not None
         # A row whose feature a client lacks has no gradient: weight decay alone would move it by
         # Adam's full step, against the clients that have the feature.
-        entries = torch.bincount(
-            model.data.x.matrix.col_indices(), minlength=model.data.x.matrix.shape[1]
-        )
+        has = torch.zeros(batch.size, batch.num_features, dtype=torch.bool, device=self.device)
+        has[batch.row_client, batch.feature] = True
         for name in (f"{GNN}-first", f"{MLP}-first"):
             if name in self.received and name in model:
-                weight = model[name]
-                lacks = entries[: weight.shape[:-1].numel()].view(*weight.shape[:-1], 1) == 0
-                weight.copy_(torch.where(lacks, self.received[name], weight))
+                kept = has.view(*model[name].shape[:-1], 1)
+                model[name].copy_(torch.where(kept, model[name], self.received[name]))
         if model.kind == OWN:  # what a client lacks counts nothing in the sum
             for part, has in ((GNN, model.has_edges), (MLP, ~model.has_edges)):
                 for name in ("first", "rest", "share"):
@@ -271,8 +269,8 @@ class StructureClient(ModuleClient):
     def _agreement(self, learner: Learner) -> dict[str, Tensor]:
         """Compare the made graphs with the true ones, if these are known."""
         model = self._holding(learner.module, learner.graph)
-        assert model.data is not None
-        made = [self._graph_of[learner.graph.clients[at]] for at in model.data.made.tolist()]
+        graphs = [self._graph_of[client] for client in learner.graph.clients]
+        made = [one for one in graphs if one.is_graphless and model.makes_graphs]
         true = [one.hidden_edges for one in made if one.hidden_edges is not None]
         if not made or len(true) < len(made):
             return {}
@@ -289,16 +287,13 @@ class StructureClient(ModuleClient):
     def _holding(self, module: nn.Module, graph: GraphOnDevice) -> StructureModel:
         """Return a model that has the graphs of its clients."""
         assert isinstance(module, StructureModel)
-        if module.data is None:
-            own = [self._graph_of[client] for client in graph.clients]
-            edges = [one.edge_index for one in own]
-            if module.kind == TRUE:
-                edges = [one.hidden_edges if one.is_graphless else one.edge_index for one in own]
-            placed = [None if one is None else one.to(self.device) for one in edges]
-            module.hold(graph.x, placed, [len(one.y) for one in own])
-        if module.received is not self.received:
-            module.received, module.sent = self.received, module.sent + 1
+        if module.batch is None:
+            module.hold([self._graph_of[client] for client in graph.clients], self.device)
         return module
+
+    def _take_over(self, cohort: Cohort, learner: Learner, begun: Mapping[int, Parameters]) -> None:
+        super()._take_over(cohort, learner, begun)
+        self._holding(learner.module, learner.graph).forget_neighbours()
 
     def _dropout(
         self, model: StructureModel, clients: Sequence[int], server_round: int
@@ -306,13 +301,13 @@ class StructureClient(ModuleClient):
         """Draw a round's dropout, which depends on client, model and round alone."""
         # By a generator of each client and model, so that the draws do not depend on who shares a
         # cohort, and the draws for all steps at once
-        assert model.data is not None
-        how, epochs = self.structure.model, self.settings.local_epochs
-        ends = model.data.x.matrix.crow_indices()[model.data.ptr].diff().tolist()
+        assert model.batch is not None
+        how, epochs, ptr = self.structure.model, self.settings.local_epochs, model.batch.ptr
+        counts = model.batch.x.matrix.crow_indices()[ptr].diff().tolist()
         drawn = []
         for is_mlp in (False, True)[: 1 + (model.kind == LEARNED)]:
             inputs, hidden = [], []
-            for client, entries, n in zip(clients, ends, model.data.sizes, strict=True):
+            for client, entries, n in zip(clients, counts, group_sizes(ptr), strict=True):
                 words = self.settings.seed, "dropout", client, is_mlp, server_round
                 rng = generator(*words)
                 if how.input_dropout:
