@@ -229,6 +229,10 @@ class ModuleClient(NumPyClient):
         """Return further arrays to send, as the server's ``extras`` declares them."""
         return {}
 
+    def measured(self, clients: Sequence[int], weight: int) -> dict[str, float]:
+        """Return further numbers of an answer to ``train``, such as ``wire.averaging.sums``."""
+        return {}
+
     def examples(self, graph: LocalGraph) -> int:
         """Return a client's weight: the number of its training examples."""
         return self.task.weight(graph)
@@ -252,12 +256,14 @@ class ModuleClient(NumPyClient):
         weight, arrays = add_up(cohort, clients, left_out)
         means = {name: values / weight for name, values in arrays.items()}
         trained = Trained(clients=len(clients), left_out=left_out)
-        return _answered(means, weight, parameters, trained)
+        return _answered(means, weight, parameters, trained, self.measured(clients, weight))
 
     def fit_each(self, parameters: Parameters, config: Config) -> Rows:
         cohort, clients, left_out = self._trained(parameters, config)
         rows = {
-            client: _answered(sent, examples, parameters, Trained(clients=1))
+            client: _answered(
+                sent, examples, parameters, Trained(clients=1), self.measured([client], examples)
+            )
             for client, examples, sent in self._sent_by(cohort, clients, left_out)
         }
         return Rows(rows, left_out)
@@ -549,7 +555,11 @@ def _refuse_if_all(left_out: Mapping[int, str], clients: Sequence[int]) -> None:
 
 
 def _answered(
-    sent: Mapping[str, NDArray[np.generic]], weight: int, came: Parameters, trained: Trained
+    sent: Mapping[str, NDArray[np.generic]],
+    weight: int,
+    came: Parameters,
+    trained: Trained,
+    measured: Mapping[str, float],
 ) -> Answer:
     """Write an answer in the types of the server's arrays: a mean of integers is no integer."""
     dtypes = [values.dtype for values in came]
@@ -558,7 +568,7 @@ def _answered(
         np.asarray(np.rint(values) if dtype.kind in "iu" else values, dtype)
         for values, dtype in zip(sent.values(), dtypes, strict=True)
     ]
-    return arrays, weight, {ARRAY_NAMES: list(sent)} | trained.to_config()
+    return arrays, weight, {ARRAY_NAMES: list(sent), **trained.to_config(), **measured}
 
 
 @contextmanager

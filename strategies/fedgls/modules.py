@@ -24,6 +24,7 @@ from flower_graph.config.rules import Rule, choice
 from flower_graph.data.new_graph import NewGraph
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.graph_batch import (
+    DropoutMask,
     GraphBatch,
     check_classes,
     pack_graphs,
@@ -69,6 +70,7 @@ from flower_graph.strategies.fedgls.config import (
 __all__ = ["StructureModel"]
 
 GNN, MLP, LEARNER = "gnn", "encoder", "learner"  # the parts of a model
+NO_DROPS = DropoutMask(None, None)
 # Settings of the section `graph` that determine a saved model, and what is allowed
 SAVED: dict[str, Rule] = {
     "encoder": choice(*ENCODERS),
@@ -87,16 +89,6 @@ class Learned(NamedTuple):
     pattern: Pattern  # the entries of all clients' graphs
     similarities: Tensor  # [n, k] kept similarities
     entries: Tensor  # [2nk + n] the normalised entries
-
-
-class Drops(NamedTuple):
-    """Factors of one step's dropout: 0 or 1 / (1 - p); None: no dropout."""
-
-    inputs: Tensor | None = None  # [z] for each entry of the features, node by node
-    hidden: Tensor | None = None  # [n, h] for each number in the hidden layer
-
-
-NOTHING = Drops()
 
 
 @built_with(
@@ -145,7 +137,7 @@ class StructureModel(nn.ParameterDict):
         self.arguments["graph"] = {key: asdict(how)[key] for key in SAVED}
         self.batch: GraphBatch | None = None  # of whom this is the model, or the models
         self.has_edges = torch.zeros(0, dtype=torch.bool)  # [c]
-        self.drops: list[tuple[Drops, Drops]] = []  # of a round's further steps
+        self.drops: dict[str, list[DropoutMask]] = {}  # of a round's further steps
         self._turn: Tensor = torch.zeros(0)  # of the batch's features
         self._lone: GraphBatch | None = None  # the clients whose graphs are made
         self._made: Tensor = torch.zeros(0, dtype=torch.long)  # [g] their places
@@ -213,10 +205,11 @@ class StructureModel(nn.ParameterDict):
         bias, weight, last = rest.split(self.split, dim=1)
         return bias, weight.unflatten(1, (self.split[0], self.split[2])), last
 
-    def logits(self, part: str = GNN, drops: Drops = NOTHING) -> Tensor:
+    def logits(self, part: str = GNN, *, is_step: bool = False) -> Tensor:
         """Return the logits of all nodes ``[n, k]``: ``H``, or ``Z``, for which no edge counts."""
         assert self.batch is not None
         graph = self.graph() if part == GNN else None
+        drops = self.drops[part].pop(0) if is_step and self.drops.get(part) else NO_DROPS
         return self._logits(self.batch, graph, self.network(part), drops)
 
     def _logits(
@@ -224,7 +217,7 @@ class StructureModel(nn.ParameterDict):
         batch: GraphBatch,
         graph: Adjacency | None,
         network: tuple[Tensor, Tensor],
-        drops: Drops = NOTHING,
+        drops: DropoutMask = NO_DROPS,
     ) -> Tensor:
         x, (bias, weight, last) = batch.x, self.lay(network[1])
         if drops.inputs is not None:

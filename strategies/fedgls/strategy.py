@@ -49,10 +49,10 @@ from flower_graph.client.learner import Cohort, GraphOnDevice, Learner, LocalGra
 from flower_graph.client.module_client import ModuleClient, ModuleSettings
 from flower_graph.client.state import Tensors
 from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
-from flower_graph.engine.graph_batch import check_sizes, draw_mask, log_shares
+from flower_graph.engine.graph_batch import DropoutMask, check_sizes, draw_kept, log_shares
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.graph_learner import edge_agreement
-from flower_graph.ops.grouped import group_sizes, one_thread
+from flower_graph.ops.grouped import one_thread
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.server.averaging import Combined
@@ -68,18 +68,15 @@ from flower_graph.strategies.fedgls.modules import (
     GNN,
     LEARNER,
     MLP,
-    NOTHING,
-    Drops,
     StructureModel,
     first_model,
 )
-from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
+from flower_graph.wire.arrays import Config, Measurements, Parameters
 from flower_graph.wire.averaging import (
     ClientMean,
     ClientReply,
     Measured,
     PerClient,
-    Rows,
     Trained,
     mean_of,
     sums,
@@ -190,12 +187,11 @@ class StructureClient(ModuleClient):
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
         """Return equations 10 and 11 of one step."""
         model, train = self._holding(module, graph), graph.masks["train"]
-        drops = model.drops.pop(0) if model.drops else (NOTHING, NOTHING)
-        own = log_shares(model.logits(drops=drops[0]))  # [k, n]
+        own = log_shares(model.logits(is_step=True))  # [k, n]
         losses = -own.gather(0, graph.y.clamp(min=0)[None])[0, train]
         total = graph.sum_of_means(losses, train)
         if model.kind == LEARNED:  # the divergence's other term depends on H alone
-            student = log_shares(model.logits(MLP, drops[1]))
+            student = log_shares(model.logits(MLP, is_step=True))
             teaching = (own.detach().exp() * student).sum(0)
             total = total - graph.sum_of_means(teaching, torch.ones_like(train))
         return total
@@ -204,7 +200,17 @@ class StructureClient(ModuleClient):
         """Step phi on ``L_c``, with theta and omega as the server gave them (step 2)."""
         model, adam = self._holding(learner.module, learner.graph), learner.optimiser
         clients, how = learner.graph.clients, self.structure
-        model.drops = list(self._dropout(model, clients, server_round))
+        # Dropout depends on client, network and round alone, not on who shares a cohort
+        seed, rates = self.settings.seed, (how.model.input_dropout, how.model.dropout)
+        assert model.batch is not None
+        for is_mlp in (False, True)[: 1 + (model.kind == LEARNED)]:
+            chances = [generator(seed, "dropout", one, is_mlp, server_round) for one in clients]
+            steps, hidden = self.settings.local_epochs, how.model.hidden
+            kept = draw_kept(model.batch, chances, steps, hidden, *rates)
+            model.drops[MLP if is_mlp else GNN] = [
+                DropoutMask(*(part if part is None else part[step] for part in kept))
+                for step in range(steps)
+            ]
         if how.strategy.optimiser == "reset":
             for name, value in model.items():
                 for moment in () if name.startswith(LEARNER) else adam.state[value].values():
@@ -214,10 +220,9 @@ class StructureClient(ModuleClient):
         if not losses:
             return
         torch.stack([*losses.values()]).sum().backward()
-        rates = adam.lr, adam.weight_decay
         adam.lr, adam.weight_decay = how.graph.learning_rate, 0.0
         adam.step()
-        adam.lr, adam.weight_decay = rates
+        adam.lr, adam.weight_decay = self.settings.learning_rate, self.settings.weight_decay
         self._contrast |= {clients[at]: loss.detach().cpu() for at, loss in losses.items()}
 
     def finish(self, learner: Learner) -> None:
@@ -242,17 +247,9 @@ class StructureClient(ModuleClient):
 
     # Answers
 
-    def fit(self, parameters: Parameters, config: Config) -> Answer:
-        arrays, weight, said = super().fit(parameters, config)
-        return arrays, weight, {**said, **self._said(weight, *self._contrast)}
-
-    def fit_each(self, parameters: Parameters, config: Config) -> Rows:
-        rows = super().fit_each(parameters, config)
-        each = {
-            client: (arrays, weight, {**said, **self._said(weight, client)})
-            for client, (arrays, weight, said) in rows.answers.items()
-        }
-        return Rows(each, rows.left_out)
+    def measured(self, clients: Sequence[int], weight: int) -> dict[str, float]:
+        values = [self._contrast[one] for one in clients if one in self._contrast]
+        return sums("contrast", torch.stack(values) if values else NONE, weight)
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         loss, weight, metrics = super().evaluate(parameters, config)
@@ -280,10 +277,6 @@ class StructureClient(ModuleClient):
         found = edge_agreement(model.neighbours(), edges.to(self.device), y.to(self.device), ptr)
         return {name: values.cpu() for name, values in found.items()}
 
-    def _said(self, weight: int, *clients: int) -> dict[str, float]:
-        values = [self._contrast[one] for one in clients if one in self._contrast]
-        return sums("contrast", torch.stack(values) if values else NONE, weight)
-
     def _holding(self, module: nn.Module, graph: GraphOnDevice) -> StructureModel:
         """Return a model that has the graphs of its clients."""
         assert isinstance(module, StructureModel)
@@ -294,31 +287,6 @@ class StructureClient(ModuleClient):
     def _take_over(self, cohort: Cohort, learner: Learner, begun: Mapping[int, Parameters]) -> None:
         super()._take_over(cohort, learner, begun)
         self._holding(learner.module, learner.graph).forget_neighbours()
-
-    def _dropout(
-        self, model: StructureModel, clients: Sequence[int], server_round: int
-    ) -> Iterator[tuple[Drops, Drops]]:
-        """Draw a round's dropout, which depends on client, model and round alone."""
-        # By a generator of each client and model, so that the draws do not depend on who shares a
-        # cohort, and the draws for all steps at once
-        assert model.batch is not None
-        how, epochs, ptr = self.structure.model, self.settings.local_epochs, model.batch.ptr
-        counts = model.batch.x.matrix.crow_indices()[ptr].diff().tolist()
-        drawn = []
-        for is_mlp in (False, True)[: 1 + (model.kind == LEARNED)]:
-            inputs, hidden = [], []
-            for client, entries, n in zip(clients, counts, group_sizes(ptr), strict=True):
-                words = self.settings.seed, "dropout", client, is_mlp, server_round
-                rng = generator(*words)
-                if how.input_dropout:
-                    inputs.append(draw_mask((epochs, entries), how.input_dropout, rng))
-                if how.dropout:
-                    hidden.append(draw_mask((epochs, n, how.hidden), how.dropout, rng))
-            parts = [torch.cat(p, 1).to(self.device) if p else None for p in (inputs, hidden)]
-            drawn.append(
-                [Drops(*(None if p is None else p[e] for p in parts)) for e in range(epochs)]
-            )
-        yield from ((one[0], one[-1]) for one in zip(*drawn, strict=True))
 
     def _build(self, tensors: Tensors) -> tuple[Cohort, Tensors]:
         cohort, placed = super()._build(tensors)
