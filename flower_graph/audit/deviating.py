@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from flower_graph.audit.scores import Finding, guesses, ranking
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.blinded import KEY_HOLDERS, MOST_SKIPPED
+from flower_graph.secure.align.server import BLINDED
 from flower_graph.secure.channel import rows_of
 from flower_graph.secure.parties.proofs import public_of
 from flower_graph.secure.sum.messages import (
@@ -39,19 +40,14 @@ NOTES = (
 
 
 class Deviation:
-    """One way to lie."""
+    """One way to lie: ``patch`` the strategy, and say in ``finding`` what that opened."""
 
     # Left open: lies change what is inside a server, for which there is no interface
 
     name: str
     told = 0  # lies that clients were told
-
-    def patch(self, strategy: object) -> None:
-        raise NotImplementedError
-
-    def findings(self) -> list[Finding]:
-        """Report what it opened, after the run, however it ended."""
-        raise NotImplementedError
+    patch: Callable[[Any], None]
+    finding: Callable[[], Finding]  # after the run, however it ended
 
 
 class DeviatingGrid(InProcessGrid):
@@ -181,13 +177,13 @@ class SumDeviation(Deviation):
         columns: NDArray[np.int64] = np.flatnonzero(local.signed[local.partners[row]])
         return UnmaskRequest(*told, columns, local.lists[local.partners[row, columns]])
 
-    def findings(self) -> list[Finding]:
+    def finding(self) -> Finding:
         right = list[bool]()
         for opened in self.rounds.values():
             sent = np.flatnonzero(opened.round.contributed).tolist()
             targets = sent[:1] if self.story is only_one_survived else sent  # that it is to open
             right += map(opened.is_open, targets)
-        return [guesses(self.name, right or [False] * max(1, self.clients), 0.0)]
+        return guesses(self.name, right or [False] * max(1, self.clients), 0.0)
 
 
 class OwnAnswers(Deviation):
@@ -253,7 +249,7 @@ class OwnAnswers(Deviation):
     def _shares(self) -> list[bytes]:
         return [self._key(place) for place in range(KEY_HOLDERS)]
 
-    def findings(self) -> list[Finding]:
+    def finding(self) -> Finding:
         sets = [set(ids.canonical(local, "a client")) for local in self._held]
         candidates = sorted(set().union(*sets))
         points = rows_of([ids.hash_to_group(self._run, one) for one in candidates], -1, ids.POINT)
@@ -263,7 +259,7 @@ class OwnAnswers(Deviation):
                 token = ids.names(self._run, candidates[place], point.tobytes())[0]
                 is_named[client, place] = token in self._tokens
         truth = [[text in local for text in candidates] for local in sets]
-        return [ranking(self.name, is_named, truth)]
+        return ranking(self.name, is_named, truth)
 
 
 class ChosenHolders(Deviation):
@@ -280,7 +276,7 @@ class ChosenHolders(Deviation):
         takes = aligner._take
 
         def choose(count: int) -> list[int]:
-            free = sorted(aligner._blinded.keys() - aligner._dropped - set(aligner._holders))
+            free = sorted(set(aligner._at(BLINDED)) - aligner._dropped - set(aligner._holders))
             lies = set(free)
             if aligner._registry is None:
                 self._share = min(1.0, len(self.chosen | set(free[-count:])) / len(aligner._node))
@@ -299,9 +295,9 @@ class ChosenHolders(Deviation):
 
         aligner._choose, aligner._take = choose, take
 
-    def findings(self) -> list[Finding]:
+    def finding(self) -> Finding:
         right = [client in self.answered for client in sorted(self.chosen)] or [False]
-        return [guesses(self.name, right, self._share)]
+        return guesses(self.name, right, self._share)
 
 
 def all_notes(notes: Sequence[str], names: Iterable[str]) -> list[str]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.common import AS_IS, RunConfig
-from flower_graph.data.features import Gaps, Uses
+from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import RATIOS, clients_path, load_folder
 from flower_graph.data.graph import Graph, Scale
 from flower_graph.data.partition.statistics import counts
@@ -40,20 +40,18 @@ def survey(config: RunConfig) -> Survey:
 
     Labels that are no classes are described as numbers, even if the run is to learn classes.
     """
-    uses = Uses.of(config)
-    try:
-        return survey_graph(_read(config, uses))
-    except FractionalLabelsError:
-        return survey_graph(_read(config, uses._replace(targets=True)))
-
-
-def _read(config: RunConfig, uses: Uses) -> Graph:
-    data = replace(config.data, features=AS_IS)
+    data, how = replace(config.data, features=AS_IS), ReadOptions.of(config)
     path = clients_path(data)
-    if path is None:
-        return load_graph(data, seed=config.seed, uses=uses)
-    gaps = Gaps.of(data)
-    return load_folder(path, RATIOS, config.seed, gaps=gaps, uses=uses).as_graph()
+
+    def read(how: ReadOptions) -> Graph:
+        if path is None:
+            return load_graph(data, seed=config.seed, how=how)
+        return load_folder(path, RATIOS, config.seed, how=how).as_graph()
+
+    try:
+        return survey_graph(read(how))
+    except FractionalLabelsError:
+        return survey_graph(read(how._replace(targets=True)))
 
 
 def survey_graph(graph: Graph) -> Survey:

@@ -22,7 +22,7 @@ from torch import Tensor
 from flower_graph.client.learner import takes_weights
 from flower_graph.config.common import VALUES, CutRunConfig, RunConfig
 from flower_graph.data.baselines import Figures, client_baselines, graph_baselines, own_baselines
-from flower_graph.data.features import Gaps, Uses
+from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_folder
 from flower_graph.data.folders.party import (
     RunData,
@@ -78,28 +78,19 @@ class Partition(NamedTuple):
 
 
 class FinishedRun(Protocol):
-    """What a method reads of a finished run: a part of ``Run``."""
+    """What a method reads of a finished run: a part of ``flower_graph.method.run.Run``."""
 
     @property
     def config(self) -> RunConfig: ...
-
     @property
     def data(self) -> DataForm: ...
-
     @property
-    def clients(self) -> list[int]:
-        """Clients whose models are here; -1 is the server."""
-
+    def clients(self) -> list[int]: ...
     @property
     def are_own(self) -> bool: ...
-
-    def saved(self, client: int | None = None) -> tuple[SavedModels, int]:
-        """Return the saved models that include the client's, and their client number."""
-
+    def saved(self, client: int | None = None) -> tuple[SavedModels, int]: ...
     def all_saved(self) -> list[SavedModels]: ...
-
     def embeddings(self, client: int | None = None) -> Embeddings: ...
-
     def predictions(self, client: int | None = None) -> Predictions: ...
 
 
@@ -200,7 +191,10 @@ class Method(Generic[C, S]):
         Tensor
             Probabilities ``[n, k]``; for a regression numbers ``[n]`` in their own unit.
         """
-        said, scale = called(run, graph, client), run.data.scale
+        module, scale = build_module(*run.saved(client)), run.data.scale
+        takes = graph.edge_weight is not None and takes_weights(module)
+        with torch.no_grad():
+            said = module(graph.x, edges_of(graph), *([graph.edge_weight] if takes else []))
         return said.softmax(1) if scale is None else scale.undo(said[:, 0])
 
     def audit(self) -> Audit[C] | None:
@@ -243,14 +237,14 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return everyone[share(context, len(everyone))], None
 
     def num_clients(self, config: C, folder: RunFolder | None = None) -> int:
-        return len(self.graphs(config)) if folder is None else folder.manifest.num_clients
+        return len(self.graphs(config)) if folder is None else folder.num_clients
 
     def num_classes(self, config: C, folder: RunFolder | None = None) -> int:
-        return self.data(config).num_classes if folder is None else folder.manifest.classes
+        return self.data(config).num_classes if folder is None else folder.classes
 
     def num_features(self, config: C, folder: RunFolder | None = None) -> int:
         if folder is not None:
-            return folder.manifest.features
+            return folder.features
         return int(self.graphs(config)[0].x.shape[1])
 
     def baselines(self, config: C, folder: RunFolder | None = None) -> Figures:
@@ -293,22 +287,11 @@ class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
             train_share=how.train_share,
             graphless_ratio=ratio,
             features=config.data.features,
-            gaps=Gaps.of(config.data),
-            uses=Uses.of(config),
+            how=ReadOptions.of(config),
         )
 
 
-# Of the models of a run, and of its data ----------------------------------------------------------
-
-
-@torch.no_grad()
-def called(run: FinishedRun, graph: NewGraph, client: int | None) -> Tensor:
-    """Call a run's model on a new graph, with weights of edges if the run's had some."""
-    saved, number = run.saved(client)
-    module, edges = build_module(saved, number), edges_of(graph)
-    takes = graph.edge_weight is not None and takes_weights(module)
-    result: Tensor = module(graph.x, edges, *([graph.edge_weight] if takes else []))
-    return result
+# Of a run's data ----------------------------------------------------------------------------------
 
 
 def edges_of(graph: NewGraph) -> Tensor:
@@ -350,7 +333,7 @@ def data_form(config: RunConfig, data: Graph | Clients[Any]) -> DataForm | None:
         data.treatment,
         data.num_classes,
         data.classes,
-        Gaps.of(config.data),
+        ReadOptions.of(config.data),
         weights=any(graph.edge_weight is not None for graph in graphs),
         scale=scale_of(graphs) if getattr(config, "task", "") == VALUES else None,
     )

@@ -111,6 +111,15 @@ def row_entries(ptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     return place, torch.arange(place.numel(), device=rows.device) + first[place]
 
 
+def entries_of(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """List the entries of a dense or CSR matrix that are not 0: rows, columns and values."""
+    if x.layout == torch.strided:
+        row, column = x.nonzero(as_tuple=True)
+        return row, column, x[row, column]
+    row = torch.arange(len(x)).repeat_interleave(x.crow_indices().diff())
+    return row, x.col_indices().long(), x.values()
+
+
 def csr_tensor(ptr: Tensor, col: Tensor, value: Tensor, size: tuple[int, int]) -> Tensor:
     """Wrap CSR parts without checking them; the callers build them sorted and complete."""
     with warnings.catch_warnings():

@@ -123,10 +123,11 @@ class RunWriter:
         if len(reports) < 2 and not best.confusion:
             return
         # Imported here: it takes as long as a short run, and these do without.
-        from flower_graph.report.plots import save_confusion, save_curves, save_participation
+        from flower_graph.report.plots import draw_confusion, plot, save_curves, save_participation
 
         if best.confusion:
-            save_confusion(out / "confusion.png", best, title=title)
+            about, size = f"{title} · test, round {best.round}", (5.2, 4.4)
+            plot(out / "confusion.png", draw_confusion, best.confusion, title=about, size=size)
         if len(reports) > 1:
             save_curves(out / "curves.png", reports, title=title, baselines=baselines)
         if len(reports) > 1 and any(report.participation for report in reports):

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -390,25 +390,8 @@ def _entries(report: RoundReport, names: Iterable[str]) -> MetricRecord:
 # Rounds of another kind than Flower's -------------------------------------------------------------
 
 
-class Request(Protocol):
-    """A round's request to a SuperNode."""
-
-    @property
-    def clients(self) -> object: ...  # their numbers: a list or an array
-
-    def to_record(self) -> RecordDict: ...
-
-
-class Answer(Protocol):
-    """A SuperNode's reply, after it is read."""
-
-    @property
-    def not_saved(self) -> str:
-        """Why the clients have not completed a checkpoint; "" if they have or need not."""
-
-
-Q = TypeVar("Q", bound=Request)
-A = TypeVar("A", bound=Answer)
+Q = TypeVar("Q", bound=Any)  # a round's request to a SuperNode: a message with ``clients``
+A = TypeVar("A", bound=Any)  # a reply, after it is read; ``not_saved`` says why no checkpoint
 
 
 class RoundStrategy(RoundLoop, Generic[Q, A]):

@@ -28,6 +28,7 @@ from flower_graph.rng import generator
 from flower_graph.server.membership import Admission, Membership
 from flower_graph.storage import checkpoint
 from flower_graph.storage.reading import StateDict
+from flower_graph.storage.writing import remove_folder
 from flower_graph.wire.exchange import ByteLedger, Exchange, Rejected, Replies, few, reasons_of
 from flower_graph.wire.fields import Resume, read_not_saved
 from flower_graph.wire.ledger import reply_bytes
@@ -78,7 +79,9 @@ class RunCheckpoints:
         """Replace the checkpoint that the run resumes from, and remove earlier ones."""
         assert self.folder is not None
         self.save(server_round, state, {})
-        checkpoint.keep_only(self.folder, server_round)
+        for other in checkpoint.rounds_of(self.folder.glob("round-*")):
+            if other != server_round:
+                remove_folder(checkpoint.round_folder(self.folder, other))
 
 
 def check_same(saved: Mapping[str, object], wanted: Mapping[str, object]) -> None:
@@ -203,15 +206,16 @@ class Session:
         read: Callable[[int, RecordDict], T],
         *,
         max_reply_bytes: int,
-        **how: Any,  # further arguments of ``Exchange.send``
+        message_type: str = "train",
     ) -> Replies[T]:
+        """Send one message to each SuperNode; leave out those without a good reply."""
         replies = self.exchange.send(
             requests,
+            message_type=message_type,
             server_round=server_round,
             timeout=self.timeout,
             read=read,
             max_reply_bytes=max_reply_bytes,
-            **how,
         )
         self.leave_out(replies.rejected)
         return replies
@@ -222,10 +226,9 @@ class Session:
 
     def must_have(self, server_round: int, replies: Replies[T]) -> None:
         if not replies.values:
-            none = (
-                f"round {server_round}: none of {len(self.asked)} SuperNodes gave a usable answer"
-            )
-            raise NoClientsError(f"{none}: {reasons_of(replies.rejected)}")
+            none = f"none of {len(self.asked)} SuperNodes gave a usable answer"
+            reasons = reasons_of(replies.rejected)
+            raise NoClientsError(f"round {server_round}: {none}: {reasons}")
 
     def tell_all(self, server_round: int, content: RecordDict, message_type: str) -> None:
         """Send one message to all connected clients, and ignore their answers."""
@@ -267,13 +270,14 @@ class Session:
     def report(
         self, server_round: int, who: Participation, *, asked: int, answered: int, **figures: Any
     ) -> RoundReport:
+        members, local = self.members, self.members.clients.values()
         return RoundReport(
             round=server_round,
             asked=asked,
             answered=answered,
             rejected=[{"node": one.node_id, "reason": one.reason} for one in few(self.rejected)],
             wire_bytes=self.ledger.wire,
-            participation=who.to_record() if self.members.anyone() else {},
+            participation=who.to_record() if members.absent or any(local) else {},
             **figures,
         )
 

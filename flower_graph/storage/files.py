@@ -207,17 +207,13 @@ class FolderLock:
 # Where clients keep their state ------------------------------------------------------------------
 
 
-def private_folder(folder: Path) -> os.stat_result:
-    """Make a folder, and missing ones above it, for their owner alone, whatever modes existed.
-
-    Returns the folder's earlier status.
-    """
+def private_folder(folder: Path) -> None:
+    """Make a folder, and missing ones above it, for their owner alone, whatever modes existed."""
     make_folder(folder, 0o700)
     try:
-        return change_mode(folder, 0o700)
+        change_mode(folder, 0o700)
     except OSError as error:  # a file system without modes
         LOG.warning("%s is open to other users and stays so: %s", folder, error)
-        return folder.lstat()
 
 
 def own_folder(folder: Path, place: Path | None = None) -> None:

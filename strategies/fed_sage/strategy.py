@@ -29,7 +29,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -76,39 +75,28 @@ GENERATOR_EPOCHS = 20  # steps of NeighGen alone; FedSage+ takes as many togethe
 # Messages ----------------------------------------------------------------------------------------
 
 
-@dataclass
 class GeneratorRequest(codec.Message, down="train.generate"):
     """Server to client: train alone (epoch 0), or with the other clients' gradients."""
 
-    epoch: Annotated[int, Whole(EPOCH, "0: train alone; from 1 on: step by the gradients")]
-    share: Annotated[bool, Flag("share", "whether to show the generators")]
+    epoch: Annotated[int, Whole(EPOCH)]  # 0: train alone; from 1 on: step by the gradients
+    share: Annotated[bool, Flag()]  # whether to show the generators
+    # gradients of each client here by the weights of its `fGen`, `lin1` to `lin3`
     gradient: Annotated[
-        FloatArray | None,
-        codec.Tensor(
-            "arrays/gradient",
-            "gradients of each client here by the weights of its `fGen`, `lin1` to `lin3`",
-            shape="c w",
-            when="epoch",
-        ),
+        FloatArray | None, codec.Tensor("arrays/gradient", shape="c w", when="epoch")
     ] = None
-    others: Annotated[int, Whole("others", "clients that the gradients are summed over")] = 0
+    others: Annotated[int, Whole()] = 0  # clients that the gradients are summed over
 
 
-@dataclass
 class Generators(codec.Message, down="train.compare", up="train.generate"):
     """Client to server, and on to all others: the clients' generators and encoded nodes."""
 
-    epoch: Annotated[int, Whole(EPOCH, "the epoch in which they are to be compared")]  # from 1
-    clients: Annotated[IntArray, Exact(CLIENTS, "authors of the generators", shape="c")]
-    rows: Annotated[IntArray, Exact(ROWS, "nodes that each of them shows", shape="c")]
-    missing: Annotated[
-        IntArray, Exact("missing", "neighbours that each of these misses", shape="n")
-    ]
-    encoded: Annotated[
-        FloatArray,
-        codec.Tensor("arrays/encoded", "the nodes, encoded, with noise", shape=f"n {LATENT}"),
-    ]
-    weights: Annotated[FloatArray, codec.Tensor("arrays/weights", "each `fGen`, flat", shape="c w")]
+    epoch: Annotated[int, Whole(EPOCH)]  # the epoch in which they are to be compared
+    clients: Annotated[IntArray, Exact(CLIENTS, shape="c")]  # authors of the generators
+    rows: Annotated[IntArray, Exact(ROWS, shape="c")]  # nodes that each of them shows
+    missing: Annotated[IntArray, Exact(shape="n")]  # neighbours that each of these misses
+    # the nodes, encoded, with noise
+    encoded: Annotated[FloatArray, codec.Tensor("arrays/encoded", shape=f"n {LATENT}")]
+    weights: Annotated[FloatArray, codec.Tensor("arrays/weights", shape="c w")]  # each `fGen`, flat
 
     @property
     def examples(self) -> int:
@@ -128,19 +116,12 @@ class Generators(codec.Message, down="train.compare", up="train.generate"):
         return cls(parts[0].epoch, *map(np.concatenate, zip(*arrays, strict=True)))
 
 
-@dataclass
 class PeerGradients(codec.Message, up="train.compare"):
     """Client to server: the gradients that move generators towards the nodes here."""
 
-    epoch: Annotated[int, Whole(EPOCH, "the epoch")]
-    gradient: Annotated[
-        FloatArray,
-        codec.Tensor(
-            "arrays/gradient",
-            "gradients by each author's weights, summed over the clients here",
-            shape="a w",
-        ),
-    ]
+    epoch: Annotated[int, Whole(EPOCH)]  # the epoch
+    # gradients by each author's weights, summed over the clients here
+    gradient: Annotated[FloatArray, codec.Tensor("arrays/gradient", shape="a w")]
 
 
 # Client ------------------------------------------------------------------------------------------

@@ -35,7 +35,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,31 +89,24 @@ SMALL_NUMBERS = 2**17
 # Messages ----------------------------------------------------------------------------------------
 
 
-@dataclass(kw_only=True)
-class StructureTrained(Trained, up="train"):
+class StructureTrained(Trained, up="train", kw_only=True):
     """The entries of ``fit`` besides arrays."""
 
     # Flower needs the same names from all, even from SuperNodes without graphless clients.
-    contrast: Annotated[
-        PerClient, ClientMean("contrast", "`L_c` summed over clients, divided by `num-examples`")
-    ] = NONE
+    # `L_c` summed over clients, divided by `num-examples`
+    contrast: Annotated[PerClient, ClientMean()] = NONE
 
 
-@dataclass(kw_only=True)
-class StructureMeasured(Measured, up="evaluate"):
+class StructureMeasured(Measured, up="evaluate", kw_only=True):
     """The measurements of ``evaluate``."""
 
-    precision: Annotated[
-        PerClient,
-        ClientMean(
-            "precision", "this and the rest: learnt graphs against true ones, graphless clients"
-        ),
-    ] = NONE
-    recall: Annotated[PerClient, ClientMean("recall")] = NONE
-    homophily: Annotated[PerClient, ClientMean("homophily")] = NONE
-    true_homophily: Annotated[PerClient, ClientMean("true-homophily")] = NONE
-    degree: Annotated[PerClient, ClientMean("degree")] = NONE
-    true_degree: Annotated[PerClient, ClientMean("true-degree")] = NONE
+    # this and the rest: learnt graphs against true ones, graphless clients
+    precision: Annotated[PerClient, ClientMean()] = NONE
+    recall: Annotated[PerClient, ClientMean()] = NONE
+    homophily: Annotated[PerClient, ClientMean()] = NONE
+    true_homophily: Annotated[PerClient, ClientMean()] = NONE
+    degree: Annotated[PerClient, ClientMean()] = NONE
+    true_degree: Annotated[PerClient, ClientMean()] = NONE
 
     def to_report(self) -> dict[str, object]:
         figures = {name: getattr(self, name.replace("-", "_")) for name in FIGURES}

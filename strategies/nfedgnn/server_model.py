@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
@@ -40,7 +41,15 @@ from flower_graph.ops.links import (
     split_links,
     undirected,
 )
-from flower_graph.outputs.files import NO_CLIENT, SavedModels
+from flower_graph.outputs.files import (
+    NO_CLIENT,
+    Embeddings,
+    KnownLinks,
+    Predictions,
+    SavedModels,
+    Snapshot,
+    role_of,
+)
 from flower_graph.rng import generator, seeded
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.nfedgnn.config import StrategyConfig
@@ -100,8 +109,8 @@ class RelayServer:
 
     def take(self, data: Any, left: Sequence[int] = ()) -> None:
         """Take a graph whose first nodes are the old ones; users that left have no part in it."""
-        graph = server_graph(data)
-        self.num_nodes = graph.y.shape[0]
+        edges, y, masks = server_graph(data)
+        self.num_nodes = y.shape[0]
         names: Sequence[str] | None = getattr(data, "names", None)
         # What the nodes are called, else their numbers
         self.nodes = np.arange(self.num_nodes) if names is None else np.array(list(names))
@@ -109,15 +118,15 @@ class RelayServer:
         present = torch.ones(self.num_nodes, dtype=torch.bool)
         present[list(left)] = False
         self.present = present.to(self.device)
-        self.y = graph.y.to(self.device)
-        self.masks = {name: (mask & present).to(self.device) for name, mask in graph.masks.items()}
+        self.y = y.to(self.device)
+        self.masks = {name: (mask & present).to(self.device) for name, mask in masks.items()}
         if not self.masks["train"].any():
             raise DataError("train_mask: no node is marked; at least one labelled node is needed")
         # In 32 bits, if the model can use edges in that form
         takes_sorted = getattr(self.model, "takes_sorted", False)
-        in_order = sorted_edges(graph.edge_index, self.num_nodes) if takes_sorted else None
-        self._all_edges = (in_order or graph.edge_index).to(self.device)
-        self.num_classes = 1 + int(graph.y.max())
+        in_order = sorted_edges(edges, self.num_nodes) if takes_sorted else None
+        self._all_edges = (in_order or edges).to(self.device)
+        self.num_classes = 1 + int(y.max())
         self.right = torch.zeros(self.num_nodes, dtype=torch.bool, device=self.device)
         self._hold(self.latent, self.known)
 
@@ -244,6 +253,23 @@ class RelayServer:
             role: self.right[mask].double().mean().item() for role, mask in judged.masks.items()
         }
 
+    def snapshot(self) -> Snapshot:
+        """Return the server's half of a run, of users that have answered."""
+        users, nodes = self._answered()
+        masks = (self.masks[name].cpu()[users] for name in ROLES)
+        logits, label = self.logits().cpu()[users], self.y.cpu()[users]
+        predictions = Predictions.of(logits, NO_CLIENT, nodes, role_of(*masks), label, self.classes)
+        return Snapshot(predictions, server_models(self.eval_model), self._rows(self.latent))
+
+    def _answered(self) -> tuple[Tensor, NDArray[np.generic]]:
+        users = self.known.nonzero().flatten().cpu()
+        return users, self.nodes[users.numpy()]
+
+    def _rows(self, rows: Tensor) -> Embeddings:
+        users, nodes = self._answered()
+        client, is_public = np.full(len(users), NO_CLIENT), np.zeros(len(users), bool)
+        return Embeddings(client, nodes, users.numpy(), is_public, rows.cpu()[users].numpy())
+
     def state_dict(self) -> dict[str, object]:
         average = {"average": self.eval_model.state_dict()} if self._decay else {}
         return {
@@ -293,7 +319,8 @@ class LinkRelayServer(RelayServer):
 
     def take(self, data: Any, left: Sequence[int] = ()) -> None:
         """Take a graph; hold out some of its edges. Labels and masks of nodes play no part."""
-        edges, n = server_graph(data).edge_index, int(data.y.shape[0])
+        edges, y, _ = server_graph(data)
+        n = len(y)
         split = held_links(edges, n, self.links, self.seed)
         self.split = LinkSplit(*(part.to(self.device) for part in vars(split).values()))
         self.whole = edges.to(self.device)
@@ -346,6 +373,12 @@ class LinkRelayServer(RelayServer):
         score = torch.where(split.role == len(ROLES) - 1, later, early)
         masks = {role: split.role == number for number, role in enumerate(ROLES)}
         return Judged(torch.stack([torch.zeros_like(score), score], 1), split.is_edge.long(), masks)
+
+    def snapshot(self) -> Snapshot:
+        edges = self.whole[:, self.known[self.whole].all(0)].cpu().numpy()
+        known = KnownLinks(np.full(edges.shape[1], NO_CLIENT), *self.nodes[edges])
+        rows = self._rows(self.rows(self.whole))
+        return Snapshot(None, server_models(self.eval_model), rows, known)
 
 
 def _scores(model: nn.Module, rows: Tensor, pairs: Tensor) -> Tensor:

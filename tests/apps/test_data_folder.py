@@ -8,7 +8,7 @@ import logging
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ def forbid_whole_data(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a party read the whole data")
 
     monkeypatch.setattr(cached, "load_graph", refuse)
-    for module in (fedgls, ppfl, method):
+    for module in (fedgls, method):
         monkeypatch.setattr(module, "cached_clients", refuse)
 
 
@@ -425,7 +425,7 @@ def test_one_folder_at_two_supernodes_is_one_s_by_the_list_alone(
     members = read_members(out / "server")
     assert members is not None
     assert [one.folder for one in members] == [folder.name for folder in folders]
-    held = [replace(one, node=node) for one, node in zip(members, nodes, strict=False)]
+    held = [one._replace(node=node) for one, node in zip(members, nodes, strict=False)]
     write_members(out / "server" / MEMBERS, held)
     reports: list[RoundReport] = []
     go(tmp_path / "run", folder=server, on_round=reports.append)

@@ -30,10 +30,10 @@ from table_helpers import (
 from flower_graph.apps import parallel
 from flower_graph.apps.reproduce import command, runs
 from flower_graph.apps.reproduce.command import selected, write_page
-from flower_graph.apps.reproduce.page import make_page
-from flower_graph.apps.reproduce.rows import (
+from flower_graph.apps.reproduce.page import (
     Results,
     all_rows,
+    make_page,
     make_rows,
     measured_rows,
     missing_runs,
@@ -43,12 +43,8 @@ from flower_graph.apps.reproduce.runs import (
     Curves,
     Run,
     Store,
-    read_curves,
     run_all,
-    run_of,
-    runs_of,
     settings_kept,
-    stages,
     thinned,
     tried,
 )
@@ -65,7 +61,7 @@ from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError, DataError, OutputError
 from flower_graph.method.load import list_configs, load_config
 from flower_graph.method.registry import method_named, method_of
-from flower_graph.report.plots import band
+from flower_graph.report.plots import draw_panel, over_rounds
 from flower_graph.storage import reading as files_reading
 from flower_graph.storage.reading import read_packed
 from flower_graph.strategies.fedscem import tables as fedscem_tables
@@ -141,8 +137,8 @@ def test_committed_tables_come_out_of_the_committed_runs(
         assert came.exists() == wanted.exists()
         assert not came.exists() or came.read_bytes() == wanted.read_bytes(), file
     # Nobody runs again what is there: settings, seeds and rounds are still asked for
-    assert store.left(run for stage in stages(paper.asked, store) for run in stage) == []
-    of_all = (run for stage in stages(paper.tables.values(), store) for run in stage)
+    assert store.left(run for stage in store.stages(paper.asked) for run in stage) == []
+    of_all = (run for stage in store.stages(paper.tables.values()) for run in stage)
     keys = {run.key for run in of_all}
     # "personalised" keeps runs on the rows' seeds of settings that no row takes any more
     assert name == "personalised" or all(run.key in keys for run in store.kept)
@@ -157,10 +153,10 @@ def test_results_stay_small() -> None:
 
 
 def test_whole_seeds_first_and_choices_before_them(made: Made) -> None:
-    for stage in stages(made.paper.asked, made.store):
+    for stage in made.store.stages(made.paper.asked):
         assert len({run.seed for run in stage}) <= 1
     line = next(line for line in made.paper.lines if not line.measure)
-    seeds = [stage[0].seed for stage in stages([[line]], made.store)]
+    seeds = [stage[0].seed for stage in made.store.stages([[line]])]
     choosers = line.choosers if line.has_choice else ()
     assert seeds == [*choosers, *line.seeds]
     assert len(tried(line)) == (len(line.choices) if choosers else 0)
@@ -327,7 +323,8 @@ def test_long_runs_keep_the_rounds_that_figures_are_of() -> None:
 
 def test_pictures_draw_through_rounds_that_were_left_out() -> None:
     axes = Drawing().subplots()
-    band(axes, [[0.1, nan, 0.3, 0.4], [0.2, nan, nan, 0.5]], 0, "x")
+    panel = over_rounds("test", {"x": [[0.1, nan, 0.3, 0.4], [0.2, nan, nan, 0.5]]})
+    draw_panel(axes, panel, ["x"])
     (line,) = axes.lines
     assert line.get_xydata().tolist() == [pytest.approx([1, 0.15]), pytest.approx([4, 0.45])]
 
@@ -346,7 +343,7 @@ def test_a_store_has_what_files_of_runs_and_the_one_file_have(
     leave(tmp_path, kept[1])  # as of a command that was stopped before it wrote the one file
     store = Store(tmp_path)
     assert {*store.kept} == {*kept} and store.left(kept) == []
-    older = read_curves({"cross_entropy": [1.0], "val_accuracy": [None], "test_accuracy": [0.5]})
+    older = Curves.read({"cross_entropy": [1.0], "val_accuracy": [None], "test_accuracy": [0.5]})
     assert (older.judged, older.structure) == ({}, {}) and math.isnan(older.val_accuracy[0])
     monkeypatch.setattr(files_reading, "MOST_PACKED", 99)  # bytes that it may unpack to
     with pytest.raises(OutputError, match="99 bytes"):
@@ -380,7 +377,7 @@ def test_costs_are_measured_in_the_place_of_runs(
     monkeypatch.setattr(runs, "simulate_whole", lambda config: ([report(1, 0.5, 0.5)], {}))
     only = {"data": ["Cora"], "method": ["FedSCem"], "table": ["figure-8", "costs"]}
     paper = selected(read_paper("fedscem"), only)
-    assert not [run for stage in stages(paper.asked, Store(tmp_path)) for run in stage]
+    assert not [run for stage in Store(tmp_path).stages(paper.asked) for run in stage]
     results = measured_rows(paper.lines)
     rows = all_rows(results)
     assert only_row(rows, metric="nodes") | {"clients": 5, "group": 1} == rows[0]
@@ -464,9 +461,9 @@ def test_a_small_comparison(name: str, tmp_path: Path) -> None:
         (line,) = small(name, method=["FedGLS"]).lines
         store, other = Store(tmp_path), Store(tmp_path / "other")
         (tmp_path / "other").mkdir()
-        run_all([run_of(line, 0, store)], other)
-        found = other.get(run_of(line, 0, store))
-        assert found and found.test_accuracy == runs_of(line, store)[0].test_accuracy
+        run_all([store.run(line, 0)], other)
+        found = other.get(store.run(line, 0))
+        assert found and found.test_accuracy == store.runs(line)[0].test_accuracy
 
 
 def test_a_difference_is_to_a_line_of_the_same_place(tmp_path: Path) -> None:
@@ -477,8 +474,8 @@ def test_a_difference_is_to_a_line_of_the_same_place(tmp_path: Path) -> None:
         row = only_row(rows, metric="gain", share=share)
         mine, other = (line for line in lines if line.keys["share"] == share)
         values = [
-            curves_of_run(run_of(mine, seed, MadeUp(tmp_path))).test_accuracy[-1]
-            - curves_of_run(run_of(other, seed, MadeUp(tmp_path))).test_accuracy[-1]
+            curves_of_run(MadeUp(tmp_path).run(mine, seed)).test_accuracy[-1]
+            - curves_of_run(MadeUp(tmp_path).run(other, seed)).test_accuracy[-1]
             for seed in (0, 1)
         ]
         assert row["values"] == values

@@ -23,7 +23,7 @@ from flower_graph.data import csbm, csbm_sparse, describe, load_data, load_graph
 from flower_graph.data import graph as data_graph
 from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import as_graph
-from flower_graph.data.features import Uses, move_features, sketched
+from flower_graph.data.features import ReadOptions, move_features, sketched
 from flower_graph.data.folders.client_folder import client_graph_from_data
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources import cache as cache_module
@@ -762,7 +762,7 @@ def test_a_graph_too_large_to_be_dense_has_sparse_features_where_they_are_taken(
     config.split, config.ratios = "random", [0.4, 0.3, 0.3]
     dense = load_graph(config)
     monkeypatch.setattr(data_graph, "DENSE_LIMIT", 4 * 30 * 20 - 1)
-    sparse = load_graph(config, uses=Uses(sparse=True))
+    sparse = load_graph(config, how=ReadOptions(sparse=True))
     assert sparse.x.layout == torch.sparse_csr
     assert torch.equal(sparse.x.to_dense(), dense.x)
     assert torch.equal(sparse.edge_index, dense.edge_index)
@@ -770,7 +770,7 @@ def test_a_graph_too_large_to_be_dense_has_sparse_features_where_they_are_taken(
         assert torch.equal(data_graph.row_range(sparse.x, rows).to_dense(), dense.x[rows])
         assert torch.equal(data_graph.row_range(dense.x, rows), dense.x[rows])
     with pytest.raises(DataError, match=r"data\.features"):
-        load_graph(replace(config, features="row"), uses=Uses(sparse=True))
+        load_graph(replace(config, features="row"), how=ReadOptions(sparse=True))
     with pytest.raises(DataError):
         load_graph(config)  # a method that takes none
     with pytest.raises(DataError, match=r"data\.nodes"):

@@ -24,7 +24,6 @@ from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
 from flower_graph.strategies.nfedgnn.users import (
     CommonLayer,
     LinearCohort,
-    LinearLayer,
     ModuleCohort,
     UserSettings,
 )
@@ -85,9 +84,8 @@ def egos(device: Place) -> tuple[Step, Reply]:
 def common_layer(device: Place) -> tuple[Step, Reply]:
     settings = UserSettings(16, True, 5e-4, 0, dropout=0.5)
     users = torch.arange(12, device=device)
-    layer = LinearLayer(make_rows(12, 40, 4).to(device), users, settings)
-    tensors = {name: t.to(device) for name, t in CommonLayer.start(layer, settings).items()}
-    common = CommonLayer(layer, settings, tensors)
+    common = CommonLayer(make_rows(12, 40, 4).to(device), users, settings)
+    common.hold({name: t.to(device) for name, t in common.start().items()})
     total: list[Tensor] = []
 
     def step() -> None:

@@ -39,7 +39,7 @@ from flower_graph.strategies.fedscem.cohort import initial_weights as first_of
 from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment
 from flower_graph.wire.arrays import decode_array, read_array
 from flower_graph.wire.averaging import Trained
-from flower_graph.wire.exchange import MAX_NAMED, Gathering, Rejected, few, log_rejected
+from flower_graph.wire.exchange import MAX_NAMED, Rejected, fault_of, few, log_rejected
 from flower_graph.wire.ledger import ENROLMENT, ROOM, reply_bytes, size_of
 
 MB = 1 << 20
@@ -71,12 +71,9 @@ def cheap(work: Callable[[], Any], most: int = MB) -> Any:
 
 def refused(answer: Any, most: int = ROOM) -> str:
     """Give the reason why a reply is refused, which costs little."""
-    message, reply = exchange(answer)
-    gathering = Gathering[Any](1, lambda node, content: pytest.fail("it was read"), most)
-    gathering.open[message.metadata.message_id] = message.metadata.dst_node_id
-    cheap(lambda: gathering.take(reply, size_of(reply)))
-    (entry,) = gathering.replies.rejected
-    return entry.reason
+    _, reply = exchange(answer)
+    why = cheap(lambda: one_line(fault_of(reply, size_of(reply), 1, most)))
+    return str(why)
 
 
 def refused_by_averaging(answer: Any) -> str:

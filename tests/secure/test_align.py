@@ -263,7 +263,7 @@ def test_names_are_dealt_evenly_and_a_state_has_those_that_are_there() -> None:
         host.finish(UnionRequest(1, np.array([client]), np.array([16]), points[None], 8))
         host = AlignmentClient.from_bytes(host.to_bytes(), b"run", identities)
         assert host.finished == {9: [], 4: [9], 2: [2, 4, 9]}[client]
-    assert np.array_equal(host.sketch(512, [2]), insert(host._tokens[4][:2], 512))
+    assert np.array_equal(host.sketch(512, [2]), insert(host._named(4, 12)[:2], 512))
 
 
 def test_without_key_holders_there_is_an_error() -> None:

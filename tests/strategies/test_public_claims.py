@@ -14,17 +14,15 @@ from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.errors import RefusedError
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment
-from flower_graph.strategies.ppfl.secure_consensus import (
-    ROUNDS,
+from flower_graph.strategies.ppfl.cohort_client import ROUNDS, SecureConsensusClient
+from flower_graph.strategies.ppfl.messages import (
     Claims,
-    SecureConsensusClient,
-    SignedClaims,
-    check_layout,
+    EmbeddingEnrolment,
+    claim_parts,
     common_nodes,
     fewest_parties,
-    sign_claim,
 )
+from flower_graph.strategies.ppfl.strategy import PublicMembership
 from flower_graph.wire.fields import Resume
 
 STEP = 2.0**-16
@@ -145,20 +143,25 @@ def test_nodes_are_counted_once_a_party() -> None:
 HELD = {i: {i: np.array([10, 11, *([12] if i < 3 else []), 100 + i])} for i in range(6)}
 
 
+def signed(trust: TrustSettings, held: Any) -> Any:
+    return np.frombuffer(trust.identity.sign(*claim_parts(5, held)), np.uint8)
+
+
 @pytest.fixture
 def claims(parties: list[TrustSettings]) -> Claims:
     """What a server shows that took the claims of all."""
-    signed = SignedClaims(parties[0].registry, lambda: 5)
+    members = PublicMembership(parties[0].registry, lambda: 5)
     for party, trust in enumerate(parties):
-        signature = sign_claim(trust.identity, 5, HELD[party])
+        signature = signed(trust, HELD[party])
         answer = EmbeddingEnrolment([party], [*HELD[party].values()], [3], None, signature)
-        assert signed.take(EmbeddingEnrolment.from_config(answer.to_config())) == ""
-    return Claims.from_config(Claims.of(signed.of(range(6)).values()).to_config())
+        answers = {party: EmbeddingEnrolment.from_config(answer.to_config())}
+        assert [members.refusal(one) for _, one in members.in_order(answers)] == [""]
+    return Claims.from_config(Claims.of(members.claims.values()).to_config())
 
 
 def test_all_find_the_same_nodes(parties: list[TrustSettings], claims: Claims) -> None:
     for party, trust in enumerate(parties):
-        nodes = check_layout(claims, trust, 5, range(6), HELD[party])
+        nodes = claims.agreed(trust, 5, range(6), HELD[party])
         assert nodes.tolist() == [10, 11, 12]
 
 
@@ -183,7 +186,7 @@ def test_claims_are_refused_that_nobody_signed(
 ) -> None:
     changed = replace(claims, **change(claims))
     with pytest.raises(RefusedError, match=message):
-        check_layout(changed, parties[2], run_id, range(count), HELD[2])
+        changed.agreed(parties[2], run_id, range(count), HELD[2])
 
 
 @pytest.mark.parametrize(
@@ -197,16 +200,17 @@ def test_claims_are_refused_that_nobody_signed(
 def test_who_held_other_nodes_or_counts_on_fewer_takes_no_part(
     parties: list[TrustSettings], claims: Claims, own: Any, change: dict[str, Any], message: str
 ) -> None:
-    assert check_layout(claims, parties[2], 5, range(6), HELD[2]).tolist() == [10, 11, 12]
-    assert check_layout(claims, parties[2], 5, range(6), HELD[2], 4).tolist() == [10, 11]
+    assert claims.agreed(parties[2], 5, range(6), HELD[2]).tolist() == [10, 11, 12]
+    assert claims.agreed(parties[2], 5, range(6), HELD[2], 4).tolist() == [10, 11]
     with pytest.raises(RefusedError, match=message):
-        check_layout(claims, replace(parties[2], **change), 5, range(6), own)
+        claims.agreed(replace(parties[2], **change), 5, range(6), own)
 
 
 def test_the_server_takes_no_claim_that_is_not_signed(parties: list[TrustSettings]) -> None:
-    signed = SignedClaims(parties[0].registry, lambda: 5)
+    members = PublicMembership(parties[0].registry, lambda: 5)
     answer = EmbeddingEnrolment([0], [np.array([10])], [3])
-    assert "is not signed" in signed.take(answer)
-    other = sign_claim(parties[1].identity, 5, {0: np.array([10])})
-    assert "not signed with its key" in signed.take(replace(answer, signature=other))
-    assert "no party may host" in signed.take(replace(answer, clients=[17], signature=other))
+    assert "is not signed" in members.refusal(answer)
+    other = signed(parties[1], {0: np.array([10])})
+    assert "not signed with its key" in members.refusal(replace(answer, signature=other))
+    assert "no party may host" in members.refusal(replace(answer, clients=[17], signature=other))
+    assert members.claims == {}

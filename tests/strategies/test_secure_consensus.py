@@ -17,16 +17,14 @@ from public_helpers import run_secure as run
 
 from flower_graph.flower_compat import ClientAppCallable, Mod
 from flower_graph.secure.ring import Ring
-from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient
-from flower_graph.strategies.ppfl.messages import FloatArray, IntArray
-from flower_graph.strategies.ppfl.secure_consensus import (
-    CommonMean,
-    SecureConsensus,
+from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, first_points, sum_vector
+from flower_graph.strategies.ppfl.messages import (
+    FloatArray,
+    IntArray,
     common_nodes,
     fewest_holders,
-    first_points,
-    sum_vector,
 )
+from flower_graph.strategies.ppfl.strategy import CommonMean, SecureConsensus
 
 NODES = [10, 11, 12]
 STEP = 2.0**-16
@@ -199,11 +197,11 @@ def test_slots_that_cannot_be(slots: list[int], length: int, what: str) -> None:
 
 
 def test_a_node_that_stays_keeps_its_mean() -> None:
-    mean, ids = CommonMean(0.3), {4: np.array([9, 7]), 5: np.array([7])}
-    mean.choose(np.array([5, 7]), ids, {1: [4, 5]}, 2)
+    mean, ids = CommonMean(), {4: np.array([9, 7]), 5: np.array([7])}
+    mean.choose(np.array([5, 7]), ids, 2)
     assert mean.of(4) is None
     mean.take(np.array([1.0, 2, 6, 8]), [4, 5])
-    mean.choose(np.array([7, 9]), ids, {1: [4], 2: [5]}, 2)
+    mean.choose(np.array([7, 9]), ids, 2)
     assert mean.rows.tolist() == [[3, 4], [0, 0]]
     own = mean.of(4), mean.of(5)
     assert [one is not None and one.tolist() for one in own] == [[[0, 0], [3, 4]], [[3, 4]]]

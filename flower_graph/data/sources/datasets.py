@@ -15,8 +15,8 @@ import torch
 from flower_graph.config.common import AS_IS, DataConfig, RunConfig
 from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import check_masks, saying, tell
-from flower_graph.data.features import PLAIN, Gaps, Uses, prepare_features
-from flower_graph.data.graph import PARTS, Graph, fits_dense
+from flower_graph.data.features import ReadOptions, prepare_features
+from flower_graph.data.graph import PARTS, Graph, Masks, fits_dense
 from flower_graph.data.sources.cache import fetching
 from flower_graph.data.sources.generators import csbm, csbm_sparse
 from flower_graph.data.sources.names import (
@@ -32,12 +32,10 @@ from flower_graph.data.sources.names import (
 )
 from flower_graph.data.sources.pyg import load_file, load_ogb, load_pyg
 from flower_graph.data.splits import (
-    Masks,
     geom_gcn_split,
     labelled_split,
     random_split,
     select_column,
-    with_masks,
 )
 from flower_graph.errors import DataError
 from flower_graph.handed import handed_over
@@ -89,22 +87,22 @@ def load_data(config: DataConfig, *, seed: int = 0, download: bool = True) -> Da
         return load_graph(config, seed=seed).to_data()
 
 
-def load_graph(config: DataConfig, *, seed: int = 0, uses: Uses = PLAIN) -> Graph:
+def load_graph(config: DataConfig, *, seed: int = 0, how: ReadOptions | None = None) -> Graph:
     """As :func:`load_data`, without importing PyG for sets that need none.
 
-    ``uses``: whether nodes have numbers to learn, and edges weights, as a graph of your own can.
+    ``how`` says whether nodes have numbers to learn, and edges weights, as one's own graph can.
     """
-    graph, masks = _read(config, seed, uses)
+    graph, masks = _read(config, seed, how or ReadOptions.of(config))
     source, notes = f"data {config.name}", list(graph.notes)
     masks = _split(config, graph, masks, notes, config.draws(seed))
     rng, chance = generator(config.draws(seed), "feature-noise"), config.feature_noise
     moved = (chance, rng) if chance else None
     with saying(source):
-        how = config.features, config.missing, graph.columns
-        (x,), done, treatment = prepare_features([graph.x], *how, moved)
+        chosen = config.features, config.missing, graph.columns
+        (x,), done, treatment = prepare_features([graph.x], *chosen, moved)
         graph = replace(graph, x=x, notes=(*notes, *done), treatment=treatment)
-        graph = with_masks(graph, select_column(masks, seed))
-        check_masks(graph)
+        graph = graph.with_masks(select_column(masks, seed))
+        check_masks(graph.masks, graph.y, graph.names)
     tell(source, graph.notes)
     return graph
 
@@ -150,21 +148,21 @@ def describe(data: Any) -> dict[str, int]:
     }
 
 
-def _read(config: DataConfig, seed: int, uses: Uses) -> tuple[Graph, Masks | None]:
+def _read(config: DataConfig, seed: int, how: ReadOptions) -> tuple[Graph, Masks | None]:
     path, name = file_path(config.name), config.name.lower()
     is_pyg = path is None and name not in (LINQS, CSBM, *OGB)
     known = pyg_name(config.name) if is_pyg else PygName("", None)
     if config.split == "geom-gcn" and known.group not in GEOM_GCN_CLASSES:
         only = f"only of {', '.join(GEOM_GCN_CLASSES)}"
         raise DataError(f"data.split = 'geom-gcn': not of {config.name!r}: {only}")
-    if path is None and uses.targets:
+    if path is None and how.targets:
         raise DataError(f"data.name = {config.name!r}: task=values needs a graph of your own")
     if path is not None:
-        graph = load_file(path, Gaps.of(config), uses)
+        graph = load_file(path, how)
     elif name == LINQS:
         graph = load_cora_linqs()
     elif name == CSBM:
-        graph = _generated(config, config.draws(seed), uses)
+        graph = _generated(config, config.draws(seed), is_sparse=how.sparse)
     elif name in OGB:
         graph = load_ogb(name, root=data_root(config.root))
     elif known.group == "Planetoid" and config.split == "geom-gcn":
@@ -174,10 +172,10 @@ def _read(config: DataConfig, seed: int, uses: Uses) -> tuple[Graph, Masks | Non
     return graph, _own_masks(graph)
 
 
-def _generated(config: DataConfig, seed: int, uses: Uses) -> Graph:
+def _generated(config: DataConfig, seed: int, *, is_sparse: bool) -> Graph:
     how = {name: getattr(config, name) for name in ("degree", "active", "homophily", "signal")}
     how |= {"features": config.num_features, "seed": seed}
-    if not uses.sparse or fits_dense(config.nodes, config.num_features):
+    if not is_sparse or fits_dense(config.nodes, config.num_features):
         return csbm(config.nodes, config.classes, **how)
     if config.features != AS_IS:
         raise DataError(f"data.features = {config.features!r}: must be {AS_IS} of so many nodes")
@@ -235,10 +233,10 @@ def cached_data(config: RunConfig) -> Graph:
     """Load the run's graph once a process; clients are built anew for every message."""
     # JSON, because writing YAML takes longer than a client's whole answer.
     own = {one.name: getattr(config.data, one.name) for one in fields(DataConfig)}
-    uses = Uses.of(config)
-    what = f"data {json.dumps(own)} {config.seed} {uses}"  # without a method's own keys
+    how = ReadOptions.of(config)
+    what = f"data {json.dumps(own)} {config.seed} {how}"  # without a method's own keys
     saved = saved_at(config.data.name)
-    return once(what, saved, lambda: load_graph(config.data, seed=config.seed, uses=uses))
+    return once(what, saved, lambda: load_graph(config.data, seed=config.seed, how=how))
 
 
 def cached_clients(make: Callable[[C], list[G]], config: C, *also: str | int) -> list[G]:
@@ -248,7 +246,7 @@ def cached_clients(make: Callable[[C], list[G]], config: C, *also: str | int) ->
     """
     sections = [getattr(config, name) for name in DECIDING if hasattr(config, name)]
     # Not by ``asdict``, whose copies take several times longer than the rest.
-    settings = json.dumps([config.seed, sections, Uses.of(config), also], default=vars)
+    settings = json.dumps([config.seed, sections, ReadOptions.of(config), also], default=vars)
     what = f"clients {config.app} {make.__qualname__} {settings}"
     return once(what, saved_at(config.data.name), lambda: make(config), by=make)
 

@@ -34,7 +34,7 @@ from flower_graph.data.description import (
     saying,
     with_edges,
 )
-from flower_graph.data.features import NO_GAPS, PLAIN, Gaps, Uses
+from flower_graph.data.features import PLAIN, ReadOptions
 from flower_graph.data.graph import PARTS, Graph
 from flower_graph.data.sources.cache import (
     cached_folder,
@@ -198,36 +198,36 @@ def pyg_classes_allowed() -> Iterator[None]:
         yield
 
 
-def load_file(path: Path, gaps: Gaps = NO_GAPS, uses: Uses = PLAIN) -> Graph:
+def load_file(path: Path, how: ReadOptions = PLAIN) -> Graph:
     """Load a ``Data``, or a dict of tensors with its keys, saved by ``torch.save``."""
     # The file may be untrusted: it is read with ``weights_only=True``, which executes nothing.
-    values = read_file(path, gaps)
+    values = read_file(path, how)
     if values.get(CLIENT) is not None:
         note = f"the nodes' {CLIENT} is ignored: the graph stays whole"
         values["notes"] = (*values.get("notes", ()), Caution(note))
     what = f"file {path}"
     with reading(what, DataError, "is no graph that can be read"), saying(what):
-        return read_graph(SimpleNamespace(**values), gaps=gaps, uses=uses)
+        return read_graph(SimpleNamespace(**values), how)
 
 
 # Any: entries are as the user's file has them
-def read_file(path: Path, gaps: Gaps = NO_GAPS, *, needs_labels: bool = True) -> dict[str, Any]:
+def read_file(path: Path, how: ReadOptions = PLAIN) -> dict[str, Any]:
     """Read the entries of a graph file, unchecked."""
     check_graph_file(path)
     with reading(f"file {path}", DataError, "is damaged, or no graph"):
         if path.is_dir():
-            return read_tables(path, needs_labels, gaps)
+            return read_tables(path, how)
         if reader := READERS.get(path.suffix.lower()):
-            return reader(path, needs_labels, gaps)
+            return reader(path, how)
         with saying(f"file {path}"):
             values = vars(with_edges(SimpleNamespace(**_read_saved(path))))
-            return with_own_keys(values, gaps, needs_labels=needs_labels)
+            return with_own_keys(values, how)
 
 
-def with_own_keys(values: Tree, gaps: Gaps, *, needs_labels: bool) -> Tree:
+def with_own_keys(values: Tree, how: ReadOptions) -> Tree:
     """Put the entries that ``data.label`` and ``data.weight`` name where graphs have theirs."""
-    for setting, key, is_needed in (("label", "y", needs_labels), ("weight", WEIGHT, True)):
-        given = getattr(gaps, setting)
+    for setting, key, is_needed in (("label", "y", how.needs_labels), ("weight", WEIGHT, True)):
+        given = getattr(how, setting)
         if given in values:
             values = {name: one for name, one in values.items() if name not in (key, given)} | {
                 key: values[given]

@@ -49,14 +49,12 @@ class Names(Field[list[list[str]]]):
             raise MalformedReplyError(f"{self.key} cannot be read: {error}") from error
 
 
-@dataclass
 class PlainRequest(Message, down="train.align", fixed={ALIGN_STAGE: IDENTITIES}):
     """Server to client: the identities of these clients, as they are."""
 
     clients: Annotated[IntArray, CLIENTS]
 
 
-@dataclass
 class PlainReply(Message, up="train.align"):
     """Client to server: each client's identities, written as ``i:5`` or ``s:abc``."""
 
@@ -76,14 +74,13 @@ class PlainReply(Message, up="train.align"):
                 raise MalformedReplyError(f"client {client} has an identity twice")
 
 
-@dataclass
 class PlainOrder(Message, down="train", fixed={ALIGN_STAGE: ORDER}):
     """Server to client: the slots of the clients' nodes, and the number of slots."""
 
-    num_slots: Annotated[int, Whole("align-counts", "`order`: how many slots")]
+    num_slots: Annotated[int, Whole("align-counts")]  # `order`: how many slots
     clients: Annotated[IntArray, CLIENTS]
     sizes: Annotated[IntArray, SIZES]
-    slots: Annotated[Integers, Exact("align-slots", "`order`: slot of each of the clients' nodes")]
+    slots: Annotated[Integers, Exact("align-slots")]  # `order`: slot of each of the clients' nodes
 
 
 class PlaintextAlignmentClient(AnyAlignmentClient):
