@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from flower_graph.audit.scores import Finding, guesses, ranking
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.blinded import KEY_HOLDERS, MOST_SKIPPED
+from flower_graph.secure.align.server import BLINDED
 from flower_graph.secure.channel import rows_of
 from flower_graph.secure.parties.proofs import public_of
 from flower_graph.secure.sum.messages import (
@@ -270,7 +271,7 @@ class ChosenHolders(Deviation):
         takes = aligner._take
 
         def choose(count: int) -> list[int]:
-            free = sorted(aligner._blinded.keys() - aligner._dropped - set(aligner._holders))
+            free = sorted(set(aligner._at(BLINDED)) - aligner._dropped - set(aligner._holders))
             lies = set(free)
             if aligner._registry is None:
                 self._share = min(1.0, len(self.chosen | set(free[-count:])) / len(aligner._node))

@@ -14,7 +14,6 @@ import hashlib
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -52,31 +51,28 @@ SIGNED = "who has signed each public key, and the signature, where the server is
 SIGNED_KEY = Block("key-signed-by", SIGNED, shape=f"{SIGNED_BY}", optional=True)
 
 
-@dataclass
 class ShareKeyRequest(Message, down="train.share_key", prefix="key-"):
     """Server to client: seal the common key for others."""
 
-    public: Annotated[Bytes, Block(says="keys of who is to get it", shape=f"k {KEY_BYTES}")]
-    makes: Annotated[bool, Flag(says="whether to draw the key, as nobody has it")]
+    public: Annotated[Bytes, Block(shape=f"k {KEY_BYTES}")]  # keys of who is to get it
+    makes: Annotated[bool, Flag()]  # whether to draw the key, as nobody has it
     signed_by: Annotated[
         Bytes | None, Block(says=SIGNED, shape=f"k {SIGNED_BY}", optional=True)
     ] = None
 
 
-@dataclass
 class ShareKeyReply(Message, up="train.share_key"):
     """Client to server: the sealed keys."""
 
-    packets: Annotated[Bytes, Block("key-packets", "a packet for each", shape=f"k {PACKET_BYTES}")]
-    key_check: Annotated[Bytes, Block("key-check", "hash of the key", shape=f"{CHECK_BYTES}")]
+    packets: Annotated[Bytes, Block("key-packets", shape=f"k {PACKET_BYTES}")]  # a packet for each
+    key_check: Annotated[Bytes, Block(shape=f"{CHECK_BYTES}")]  # hash of the key
 
 
-@dataclass
 class KeyPacket(Message, prefix="key-"):
     """Server to client: the common key, sealed by another SuperNode."""
 
-    packet: Annotated[Bytes, Block(says="the sealed key", shape=f"{PACKET_BYTES}")]
-    sender: Annotated[Bytes, Block(says="key of who has sealed it", shape=f"{KEY_BYTES}")]
+    packet: Annotated[Bytes, Block(shape=f"{PACKET_BYTES}")]  # the sealed key
+    sender: Annotated[Bytes, Block(shape=f"{KEY_BYTES}")]  # key of who has sealed it
     signed_by: Annotated[Bytes | None, SIGNED_KEY] = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from operator import attrgetter
 from typing import Annotated
 
@@ -72,7 +72,6 @@ BEFORE = Whole("users-before", "users from this number on begin anew", least=0, 
 STEP = Whole("layer-round", "round of the common layer's last step", least=0, optional=True)
 
 
-@dataclass
 class EnrolmentRequest(Message, down="query"):
     """Server to client: asks for its users, and names the checkpoint if the run is resumed."""
 
@@ -84,7 +83,6 @@ class EnrolmentRequest(Message, down="query"):
     before: Annotated[int | None, BEFORE] = None
 
 
-@dataclass
 class MemberKey(Message, prefix="key-"):
     """Client to server: a SuperNode's key for masked sums, and whether it has the common key."""
 
@@ -95,7 +93,6 @@ class MemberKey(Message, prefix="key-"):
     signed_by: Annotated[Bytes | None, SIGNED_KEY] = None
 
 
-@dataclass
 class EnrolmentReply(Message, up="query"):
     """Client to server: its users."""
 
@@ -148,7 +145,6 @@ COUNTS = Tensor(
 )
 
 
-@dataclass
 class RelayRequest(Message, down="train train.finish"):
     """Server to client: gradients of an earlier round."""
 
@@ -167,7 +163,6 @@ class RelayRequest(Message, down="train train.finish"):
     clients = USERS_OF
 
 
-@dataclass
 class RelayReply(Message, up="train"):
     """Client to server: latent vectors, and sums of weights if the request asks for them."""
 
@@ -201,7 +196,6 @@ TRAINED = Tensor("arrays/relay", "vectors of `users` with dropout", shape="p h",
 MEASURED = Tensor("arrays/measured", "vectors of `measured`", shape="m h", when="measures")
 
 
-@dataclass
 class HiddenSum(Message, prefix="pad-"):
     """Server to client: a sum that the server cannot read; clients take the pads off."""
 
@@ -216,7 +210,6 @@ class HiddenSum(Message, prefix="pad-"):
         return self.words.nbytes
 
 
-@dataclass
 class Advance(Message):
     """Server to client: the step, or copy, that brings the layer up to date; applied once."""
 
@@ -229,7 +222,6 @@ class Advance(Message):
     copy: Annotated[Bytes | None, replace(Copy, optional=True)] = None
 
 
-@dataclass
 class LatentRequest(Message, down="train"):
     """Server to client: the sum of an earlier round; asks for this round's latent vectors."""
 
@@ -244,7 +236,6 @@ class LatentRequest(Message, down="train"):
     clients = USERS_OF
 
 
-@dataclass
 class LatentReply(Message, up="train"):
     """Client to server: latent vectors for training, and others for evaluation."""
 
@@ -255,7 +246,6 @@ class LatentReply(Message, up="train"):
     not_saved: NotSaved = ""
 
 
-@dataclass
 class GradientRequest(Message, down="train.add_up"):
     """Server to client: gradients with respect to this round's latent vectors; asks for sums."""
 
@@ -267,7 +257,6 @@ class GradientRequest(Message, down="train.add_up"):
     clients = USERS_OF
 
 
-@dataclass
 class SumReply(Message, up="train.add_up"):
     """Client to server: its users' summed gradients with respect to the layer's weights."""
 
@@ -275,7 +264,6 @@ class SumReply(Message, up="train.add_up"):
     total: Annotated[FloatArray, Tensor("arrays/sum", "the sum", shape="f w", per="p")]
 
 
-@dataclass
 class CopyReply(Message, up="train.copy_layer"):
     """Client to server: a copy of the layer, for SuperNodes that have missed a step."""
 

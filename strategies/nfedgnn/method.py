@@ -19,7 +19,7 @@ from flower_graph.config.module import MLP
 from flower_graph.config.rules import require
 from flower_graph.data.baselines import Figures, graph_baselines, link_baselines
 from flower_graph.data.description import read_mask, saying, tell
-from flower_graph.data.features import Gaps, sketched
+from flower_graph.data.features import ReadOptions, sketched
 from flower_graph.data.folders.party import (
     USERS,
     RunFolder,
@@ -28,7 +28,7 @@ from flower_graph.data.folders.party import (
     read_matrix,
     share,
 )
-from flower_graph.data.graph import PARTS, Graph, row_range, take_rows
+from flower_graph.data.graph import PARTS, Graph, take_rows
 from flower_graph.data.new_graph import DataForm, NewGraph, read_new_graph
 from flower_graph.data.sources.datasets import DRAWN, cached_data, once, saved_at
 from flower_graph.data.splits import labelled_split
@@ -87,7 +87,7 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
             data: Any = users_graph(config)
             refuse_large_users(config, data.x)
         else:
-            classes = {"num_classes": folder.manifest.classes, "classes": folder.class_names}
+            classes = {"num_classes": folder.classes, "classes": folder.class_names}
             data = SimpleNamespace(**folder.tensors, **classes)
         size = row_size(config) if config.task == LINKS else int(data.num_classes)
         split = split_model(config, size)
@@ -139,7 +139,7 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
 
     def num_clients(self, config: NFedGNNConfig, folder: RunFolder | None = None) -> int:
         if folder is not None:
-            return folder.manifest.num_clients
+            return folder.num_clients
         graph = users_graph(config)
         return graph.num_nodes - len(users_left(config, graph))
 
@@ -212,7 +212,7 @@ def hosted_users(config: NFedGNNConfig, context: Context) -> tuple[Tensor, Tenso
     here = share(context, before)
     users = torch.arange(here.start, here.stop)
     if graph.num_nodes == before and not config.data.remove:
-        return row_range(graph.x, here), users
+        return take_rows(graph.x, here), users
     # Newcomers in turn, so that later newcomers move nobody
     part, parts = (int(str(context.node_config[key])) for key in (PARTITION, PARTITIONS))
     first, end = before + part, graph.num_nodes
@@ -237,7 +237,7 @@ def users_graph(config: NFedGNNConfig) -> Graph:
             raise DataError(f"data.add = {data.add!r}: there is no such file or folder")
         old = cached_data(config)
         assert old.treatment is not None
-        form = DataForm(old.treatment, old.num_classes, old.classes, Gaps.of(data))
+        form = DataForm(old.treatment, old.num_classes, old.classes, ReadOptions.of(data))
         new = read_new_graph(path, form)
         with saying(f"data.add {path}"):
             graph, note = _grown(old, new, data, data.draws(config.seed))

@@ -108,8 +108,8 @@ class RelayServer:
 
     def take(self, data: Any, left: Sequence[int] = ()) -> None:
         """Take a graph whose first nodes are the old ones; users that left have no part in it."""
-        graph = server_graph(data)
-        self.num_nodes = graph.y.shape[0]
+        edges, y, masks = server_graph(data)
+        self.num_nodes = y.shape[0]
         names: Sequence[str] | None = getattr(data, "names", None)
         # What the nodes are called, else their numbers
         self.nodes = np.arange(self.num_nodes) if names is None else np.array(list(names))
@@ -117,15 +117,15 @@ class RelayServer:
         present = torch.ones(self.num_nodes, dtype=torch.bool)
         present[list(left)] = False
         self.present = present.to(self.device)
-        self.y = graph.y.to(self.device)
-        self.masks = {name: (mask & present).to(self.device) for name, mask in graph.masks.items()}
+        self.y = y.to(self.device)
+        self.masks = {name: (mask & present).to(self.device) for name, mask in masks.items()}
         if not self.masks["train"].any():
             raise DataError("train_mask: no node is marked; at least one labelled node is needed")
         # In 32 bits, if the model can use edges in that form
         takes_sorted = getattr(self.model, "takes_sorted", False)
-        in_order = sorted_edges(graph.edge_index, self.num_nodes) if takes_sorted else None
-        self._all_edges = (in_order or graph.edge_index).to(self.device)
-        self.num_classes = 1 + int(graph.y.max())
+        in_order = sorted_edges(edges, self.num_nodes) if takes_sorted else None
+        self._all_edges = (in_order or edges).to(self.device)
+        self.num_classes = 1 + int(y.max())
         self.right = torch.zeros(self.num_nodes, dtype=torch.bool, device=self.device)
         self._hold(self.latent, self.known)
 
@@ -310,7 +310,8 @@ class LinkRelayServer(RelayServer):
 
     def take(self, data: Any, left: Sequence[int] = ()) -> None:
         """Take a graph; hold out some of its edges. Labels and masks of nodes play no part."""
-        edges, n = server_graph(data).edge_index, int(data.y.shape[0])
+        edges, y, _ = server_graph(data)
+        n = len(y)
         split = held_links(edges, n, self.links, self.seed)
         self.split = LinkSplit(*(part.to(self.device) for part in vars(split).values()))
         self.whole = edges.to(self.device)

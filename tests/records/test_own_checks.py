@@ -164,7 +164,7 @@ def test_numbers_that_do_not_agree() -> None:
         UnmaskReply.from_config(reply.to_config() | {"unmask-clients": b""})
     masked = MaskedReply(RUN, 7, clients, np.zeros(1, "<u8"), np.array([[3, 5]]))
     config = masked.to_config()
-    with pytest.raises(MalformedReplyError, match=r"3.*\[n, 2\]"):
+    with pytest.raises(MalformedReplyError, match="mask-refused"):
         MaskedReply.from_config(config | {"mask-refused": bytes(24)}, total=masked.total)
     for bad in (["x:why"], ["why"], 5):
         with pytest.raises(MalformedReplyError, match="number"):
