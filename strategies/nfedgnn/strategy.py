@@ -433,6 +433,9 @@ class Layer(Membership):
         before = self.users_before if resume.server_round else None
         return EnrolmentRequest(self.settings, resume, before).to_record()
 
+    def enrolment_round(self, server_round: int) -> int:
+        return self.resume.server_round  # the run's last before this start
+
     def read(self, node: int, content: RecordDict) -> EnrolmentReply:
         return EnrolmentReply.read(content, num_nodes=self.size)
 
