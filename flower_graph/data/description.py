@@ -258,8 +258,16 @@ def describe_graph(data: object, how: ReadOptions = PLAIN) -> Described:
         weight = read_weights(data, edges, n, notes, wanted=how.weights)
     x = _made_features(how.no_features, n, edges, notes) if x is None else x
     masks = {part: read_mask(part, getattr(data, part, None), n, notes) for part in PARTS}
+    if names is not None:
+        names = tuple(str(name) for name in listed("names", names))
+        if len(names) != n:
+            raise DataError(f"{len(names)} names for {n} nodes: must be one a node")
+        name, times = Counter(names).most_common(1)[0]
+        if times > 1:
+            place = f"{times} times, as at node {names.index(name)}"
+            raise DataError(f"the name {name!r} is there {place}")
     named = Columns.of(columns, x.size(1))
-    return Described(x, edges, labels, masks, _names(names, n), notes, named, targets, weight)
+    return Described(x, edges, labels, masks, names, notes, named, targets, weight)
 
 
 def read_features(x: object, notes: list[str], missing: str = REFUSE) -> Tensor:
@@ -354,20 +362,6 @@ def _made_features(how: str, n: int, edges: Tensor | None, notes: list[str]) -> 
         what = f"degree stands for them, 0 to {DEGREES - 1} or more"
     notes.append(Caution(f"no features: each node's {what}"))
     return torch.nn.functional.one_hot(number, width).float()
-
-
-def _names(names: object, n: int) -> tuple[str, ...] | None:
-    if names is None:
-        return None
-    result = tuple(str(name) for name in listed("names", names))
-    if len(result) != n:
-        raise DataError(f"{len(result)} names for {n} nodes: must be one a node")
-    name, times = Counter(result).most_common(1)[0]
-    if times > 1:
-        raise DataError(
-            f"the name {name!r} is there {times} times, as at node {result.index(name)}"
-        )
-    return result
 
 
 # Edges and their weights ------------------------------------------------------------------------

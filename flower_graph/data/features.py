@@ -259,7 +259,9 @@ def prepare_features(
         share = sum(int(x.count_nonzero()) for x in features) / entries
         limits = [torch.aminmax(x) for x in features]
         least, most = min(float(one.min) for one in limits), max(float(one.max) for one in limits)
-        is_binary = least >= 0 and most <= 1 and all(map(_has_bits, features))
+        some = (part for x in features for part in x.split(ROWS))
+        is_binary = least >= 0 and most <= 1
+        is_binary = is_binary and all(bool(((one == 0) | (one == 1)).all()) for one in some)
         shown = f"{100 * share:.0f}" if share >= 0.01 or share == 0 else f"{100 * share:.2g}"
         lowest = f"smallest value {least:.3g}, " if least < 0 else ""
         look = f"{lowest}largest value {most:.3g}, {shown} % of the entries non-zero"
@@ -297,11 +299,6 @@ def prepare_features(
             notes.append(f"features {CHANGES[treatment.how]}; before: {look}{also}")
     filled = treatment._replace(fill=None)  # these are
     return [filled.apply(x) for x in features], tuple(notes), treatment
-
-
-def _has_bits(x: Tensor) -> bool:
-    """Whether all entries are 0 or 1."""
-    return all(bool(((part == 0) | (part == 1)).all()) for part in x.split(ROWS))
 
 
 def move_features(x: Tensor, chance: float, generator: torch.Generator) -> Tensor:

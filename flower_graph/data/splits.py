@@ -50,11 +50,6 @@ def random_split(
     return masks_from(y.numel(), [chosen, rest[:num_val], rest[num_val : num_val + num_test]])
 
 
-def can_be_split(y: Tensor, ratios: Sequence[float]) -> bool:
-    """Whether there are enough labels for ``labelled_split`` to fill each share."""
-    return all(map(len, cut_by_shares((y >= 0).nonzero(), ratios)))
-
-
 def labelled_split(
     y: Tensor, ratios: Sequence[float], *, generator: torch.Generator, may_be_empty: bool = False
 ) -> Masks:

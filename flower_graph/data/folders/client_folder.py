@@ -340,7 +340,7 @@ def _identities_of(files: Sequence[ClientFile]) -> list[Named]:
     result: list[Named] = []
     for file in files:
         with saying(file.where):
-            result.append(identities_in(vars(file.values), file.graph.y.numel()))
+            result.append(identities_in(vars(file.values), len(file.graph.y)))
             if (result[-1][1] is None) != (result[0][1] is None):
                 raise DataError(f"identities are words here or at {files[0].where}, not at both")
     return result

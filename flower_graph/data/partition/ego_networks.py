@@ -80,16 +80,21 @@ def ego_parts(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> list
     return [nodes for chunk in egos.split(CHUNK) for nodes in _each(neighbours, chunk, hops)]
 
 
+def split_nodes(graph: G, ratios: Sequence[float], seed: int, purpose: str = "split") -> G:
+    """Split a client's labelled nodes by three shares, each above 0, in sum at most 1.
+
+    The draw depends on the seed and on the client's number alone. A part may be empty; one node
+    trains at least.
+    """
+    rng = generator(seed, purpose, graph.client)
+    return graph.with_masks(labelled_split(graph.y, ratios, generator=rng, may_be_empty=True))
+
+
 def split_per_client(networks: Sequence[G], ratios: Sequence[float], seed: int) -> list[G]:
     """Split each client's labelled nodes by themselves."""
-    # A node that several clients hold may train at one and be tested at another. A client with a
-    # labelled node has at least one for training, even where its share would round to none.
+    # A node that several clients hold may train at one and be tested at another.
     RATIOS.check("partition.ratios", ratios)
-    rngs = [generator(seed, "ego-split", one.client) for one in networks]
-    return [
-        one.with_masks(labelled_split(one.y, ratios, generator=rng, may_be_empty=True))
-        for one, rng in zip(networks, rngs, strict=True)
-    ]
+    return [split_nodes(one, ratios, seed, "ego-split") for one in networks]
 
 
 def split_global(networks: Sequence[G], y: Tensor, ratios: Sequence[float], seed: int) -> list[G]:
