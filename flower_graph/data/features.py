@@ -132,28 +132,24 @@ def align(x: Tensor, own: Columns, common: Columns) -> Tensor:
 
     ``DataError`` if a column or a word is not in both, or one has words and the other numbers.
     """
-    if own == common:
-        return x
     for name in sorted({*own.names} ^ {*common.names}):
         problem = "is missing here" if name in common.names else "is not among the others'"
         raise DataError(f"column {name} {problem}; they are {', '.join({}.fromkeys(common.names))}")
-    place = {pair: at for at, pair in enumerate(zip(*own, strict=True))}
+    place, found = {pair: at for at, pair in enumerate(zip(*own, strict=True))}, list[Tensor]()
     for name, word in place:
         known = common.words_of(name)
         if word is not None and word not in known:
             allowed = f"must be one of {', '.join(known)}" if known else "must be a number"
             raise DataError(f"{name}: {word!r:.40} {allowed}")
-    found = []
     for name, word in zip(*common, strict=True):
-        if (name, word) in place:
-            found.append(x[:, place[name, word]])
-            continue
-        some = x[:, own.names.index(name)]  # of another word, or a column without anything
-        if (name, None) in place and not bool(torch.isnan(some).all()):
-            words = ", ".join(common.words_of(name))
-            raise DataError(f"{name}: has numbers, others have words: {words}")
-        found.append(torch.where(torch.isnan(some), some, 0.0))
-    return torch.stack(found, 1)
+        some = x[:, place.get((name, word), own.names.index(name))]
+        if (name, word) not in place:  # it is of another word, or a column without anything
+            if (name, None) in place and not bool(torch.isnan(some).all()):
+                words = ", ".join(common.words_of(name))
+                raise DataError(f"{name}: has numbers, others have words: {words}")
+            some = torch.where(torch.isnan(some), some, 0.0)
+        found.append(some)
+    return x if own == common else torch.stack(found, 1)
 
 
 # The choices of ``data.features`` ----------------------------------------------------------------

@@ -21,7 +21,7 @@ from torch_geometric.utils import k_hop_subgraph, subgraph
 
 from flower_graph.config.partition import PartitionSection
 from flower_graph.data import Graph, csbm, to_undirected
-from flower_graph.data.graph import Masks, Neighbours
+from flower_graph.data.graph import Masks, neighbours_of
 from flower_graph.data.partition.client_graphs import (
     DRAWS,
     LEAST_NODES,
@@ -70,6 +70,7 @@ from flower_graph.data.splits import (
     stratified_split,
 )
 from flower_graph.errors import ConfigError, DataError
+from flower_graph.ops.graph import SortedEdges
 from flower_graph.strategies.ppfl.config import PartitionConfig
 
 
@@ -627,8 +628,8 @@ def drawn_graphs(draw: st.DrawFn, largest: int = 9) -> tuple[Tensor, int]:
     return to_undirected(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T, n), n
 
 
-def around(edges: Tensor, n: int) -> Neighbours:
-    return Neighbours.of(Graph(torch.empty(n, 0), edges, torch.zeros(n), 1))
+def around(edges: Tensor, n: int) -> SortedEdges:
+    return neighbours_of(Graph(torch.empty(n, 0), edges, torch.zeros(n), 1))
 
 
 def plain_cover(edges: Tensor, order: list[int]) -> list[int]:
@@ -699,17 +700,17 @@ def test_shares_edges_and_roles_hold_for_any_settings(nodes, clients, how, parts
 
 
 def test_what_is_left_over_is_nobodys_and_a_share_that_floats_make_too_small_is_whole():
-    owner = deal_nodes(Neighbours.of(large()), shares(private_share=0.1), seed=0)
+    owner = deal_nodes(neighbours_of(large()), shares(private_share=0.1), seed=0)
     counts = {value: int((owner == value).sum()) for value in (EVERYBODY, NOBODY, 0, 1, 2, 3)}
     assert counts == {EVERYBODY: 80, NOBODY: 40, 0: 20, 1: 20, 2: 20, 3: 20}
     assert 0.29 * 100 < 29
-    owner = deal_nodes(Neighbours.of(large(100)), shares(public_share=0.29), seed=0)
+    owner = deal_nodes(neighbours_of(large(100)), shares(public_share=0.29), seed=0)
     assert int((owner == EVERYBODY).sum()) == 29
 
 
 def test_private_nodes_are_dealt_from_one_order_for_all_ways():
     one, other = (
-        deal_nodes(Neighbours.of(large()), shares(public=how), seed=0)
+        deal_nodes(neighbours_of(large()), shares(public=how), seed=0)
         for how in ("degree", "random")
     )
     both = (one >= 0) & (other >= 0)

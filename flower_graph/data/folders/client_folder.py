@@ -111,8 +111,7 @@ class Clients(list[T]):
 
     def replaced(self, clients: Iterable[G]) -> Clients[G]:
         """Return other clients with what all of these have in common."""
-        common = self.num_classes, self.classes, self.notes, self.treatment, self.whole
-        return Clients(clients, *common)
+        return Clients(clients, *vars(self).values())
 
     @classmethod
     def of(cls, graphs: Sequence[G]) -> Clients[G]:

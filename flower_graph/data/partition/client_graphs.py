@@ -30,7 +30,7 @@ from flower_graph.config.schema import check_settings
 from flower_graph.data.description import WEIGHT, tell
 from flower_graph.data.features import CHANGES, Treatment
 from flower_graph.data.graph import ClientGraph as ClientGraph
-from flower_graph.data.graph import Neighbours, WholeGraph, take_rows, to_undirected
+from flower_graph.data.graph import WholeGraph, neighbours_of, take_rows, to_undirected
 from flower_graph.data.graph import cut_out as cut_out
 from flower_graph.data.partition.ego_networks import ego_parts, sample_egos, split_egos
 from flower_graph.data.partition.ego_networks import split_nodes as split_nodes
@@ -96,7 +96,7 @@ def partition_graph(
     elif how == DIRICHLET:
         parts = dirichlet(data.y, clients, partition.alpha, seed)
     elif how == OVERLAPPING:
-        parts = [nodes for nodes, _ in overlapping_parts(Neighbours.of(data), partition, seed)]
+        parts = [nodes for nodes, _ in overlapping_parts(neighbours_of(data), partition, seed)]
     else:
         parts = random_parts(n, clients, seed)
     cut = cut_out(data, parts)
