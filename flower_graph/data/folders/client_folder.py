@@ -553,11 +553,11 @@ def _parts(path: Path, values: dict[str, Any]) -> Iterator[tuple[str, dict[str, 
     if edges is not None:
         inside = owner[edges[0]] == owner[edges[1]]
         edges, numbers = edges[:, inside].long(), inside.nonzero().flatten()  # these, in the file
-    left_out = (
+    for count, what in (
         (int((~inside).sum()), "edges between clients"),
         (int((owner < 0).sum()), "nodes without a client"),
-    )
-    tell(f"file {path}", [f"{count} {what} left out" for count, what in left_out if count])
+    ):
+        tell(f"file {path}", [f"{count} {what} left out"] if count else [])
     for client, name in enumerate(clients):
         rows = (owner == client).nonzero().flatten()
         part = values | {key: _pick(values[key], rows) for key in OF_NODES if key in values}

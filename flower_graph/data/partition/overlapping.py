@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.schema import check_settings
-from flower_graph.data.graph import Masks, WholeGraph, cut_out, neighbours_of
 from flower_graph.data.graph import OverlappingGraph as OverlappingGraph
+from flower_graph.data.graph import WholeGraph, cut_out, neighbours_of
 from flower_graph.data.splits import check_roles, stratified_split
 from flower_graph.errors import DataError
 from flower_graph.ops.graph import SortedEdges
@@ -50,12 +50,11 @@ def overlapping_graphs(data: WholeGraph, partition: Any, seed: int) -> list[Over
     graphs = []
     cut = cut_out(data, [nodes for nodes, _ in parts], neighbours)
     for (nodes, public), graph in zip(parts, cut, strict=True):
-        masks = Masks(*(mask[nodes] for mask in roles))
-        check_roles(graph.client, masks, partition.ratios)
+        graph = graph.with_masks(mask[nodes] for mask in roles)
+        check_roles(graph.client, graph.masks.values(), partition.ratios)
         rng, noise = generator(seed, "label-noise", graph.client), partition.label_noise
-        noisy = noisy_labels(graph.y, masks.train, classes, noise, generator=rng)
-        sharing = OverlappingGraph(**vars(graph), public=public, train_y=noisy)
-        graphs.append(sharing.with_masks(masks))
+        noisy = noisy_labels(graph.y, graph.train_mask, classes, noise, generator=rng)
+        graphs.append(OverlappingGraph(**vars(graph), public=public, train_y=noisy))
     return graphs
 
 
