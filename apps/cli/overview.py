@@ -12,8 +12,7 @@ from flower_graph.apps.cli.main import make_parser
 from flower_graph.apps.cli.say import hand_over, say
 from flower_graph.config.common import RunConfig
 from flower_graph.config.schema import settings_of
-from flower_graph.data.sources.cache import HERE, presence
-from flower_graph.data.sources.names import known_names
+from flower_graph.data.sources.names import HERE, known_names, presence
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import (
     data_name_of,
