@@ -108,8 +108,8 @@ def missing_runs(trials: Sequence[Trial]) -> list[tuple[Trial, int]]:
 
 def announce(trials: Sequence[Trial], count: int) -> None:
     """Check the trials, and say how many runs there are."""
-    config, seeds, missing = trials[0].config, trials[0].seeds, missing_runs(trials)
-    check_all([Job(config, [], trial.loaded(seeds[0]), trial.folder) for trial in trials])
+    seeds, missing = trials[0].seeds, missing_runs(trials)
+    check_all([trial.loaded(seeds[0]) for trial in trials])
     done = len({trial.folder for trial in trials}) * len(seeds) - len(missing)
     words = f"{count} settings × {len(seeds)} seed" + "s" * (len(seeds) > 1)
     say(f"{count * len(seeds)} runs ({words}), {done} done before", to=sys.stderr)
