@@ -43,12 +43,9 @@ DASHES: Sequence[Dashes] = (
     *((0, (5, 2, 1, 2)), (0, (1, 1)), (0, (8, 3))),
 )
 GREY = "#707070"
-GREY_LINE: dict[str, Any] = {"color": "#B0B0B0", "linewidth": 0.9, "label": "_"}
 DPI = 150
 SIZE = (4.6, 3.3)  # of a picture of a page, in inches
 STYLE: Any = {"svg.fonttype": "none", "font.family": "DejaVu Sans"}  # text stays text
-LEAST_ROOM = 0.04  # in accuracy
-ZOOM = 3.0  # room below the marked curves, as a multiple of the range of their ends
 BARS = 30  # most bars of a distribution; smaller ranges have one bar for each number
 NAMED = 12  # most classes whose names are written
 LETTERS = 16  # of a class's name
@@ -91,9 +88,6 @@ class Panel(NamedTuple):
     title: str = ""
     levels: Mapping[str, float] = MappingProxyType({})  # figures drawn as grey lines across
     scales: str = ""  # logarithmic axes, such as "x"; a curve that costs nothing is a line across
-    marked: Sequence[
-        str
-    ] = ()  # the curves at stake: others are grey; the panel shows where these end
     from_zero: bool = False  # whether the values' axis begins at 0
 
 
@@ -120,13 +114,9 @@ def plot_panels(path: Path, grid: Sequence[Sequence[Panel]], title: str = "") ->
 
 def draw_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> None:
     """Draw one panel of a picture with curves of these names."""
-    rest = [name for name in panel.lines if panel.marked and name not in panel.marked]
-    for name in rest:  # first, so that they lie below
-        axes.plot(panel.lines[name].x, panel.lines[name].stacked().mean(axis=0), **GREY_LINE)
     words = dict.fromkeys(x for one in panel.lines.values() for x in one.x if isinstance(x, str))
     places: dict[object, Any] = {word: place for place, word in enumerate(words)}
-    at_stake = {name: line for name, line in panel.lines.items() if name not in rest}
-    for name, line in at_stake.items():
+    for name, line in panel.lines.items():
         values, number = line.stacked(), names.index(name)
         if "x" in panel.scales and line.x[-1] == 0:  # no point on a logarithmic axis
             colour, dashes = look(number)
@@ -150,14 +140,6 @@ def draw_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> None:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if len(panel.scales) > 1 else (1,)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_locator(NullLocator())
-    if rest:
-        axes.plot([], [], **{**GREY_LINE, "label": "others (the table names them)"})
-        # The panel shows the values that curves end with, and a few times their range below
-        stacked = [line.stacked() for line in at_stake.values()]
-        ends = [values[:, -1].mean() for values in stacked]
-        highest = max((values.mean(axis=0) + values.std(axis=0)).max() for values in stacked)
-        room = max(LEAST_ROOM, ZOOM * (max(ends) - min(ends)))
-        axes.set_ylim(min(ends) - room, highest + LEAST_ROOM / 4)
 
 
 def mean_band(
