@@ -21,7 +21,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.text import Text
@@ -54,12 +54,11 @@ TITLE_WIDTH = 30  # of a panel's title
 CLIENT_BARS = 40  # most clients that have a bar each
 MOST_CLIENTS = 100  # that have a column of dots each
 LARGEST = 200.0  # of a dot, in points squared
-MOST_ROWS = 200  # most rows of clients; with more clients, neighbours share a row
+MOST_ROWS = 200  # most clients whose rounds are drawn
 COLOUR = {ANSWERED: COLOURS[0], FAILED: COLOURS[1], LEFT_OUT: "#C8C8C8"}
 NAMES = {ANSWERED: "answered", FAILED: "failed", LEFT_OUT: "left out"}
 # By the numbers of the states; unknown states are white.
 PALETTE = np.array([to_rgb("white"), *(to_rgb(COLOUR[state]) for state in sorted(COLOUR))])
-SHARES = LinearSegmentedColormap.from_list("share", [COLOUR[LEFT_OUT], COLOUR[ANSWERED]])
 Curves = Mapping[str, Sequence[Sequence[float]]]  # seeds x rounds, by name
 Counts = Sequence[Sequence[int]]  # clients x classes
 
@@ -254,33 +253,24 @@ def save_participation(path: Path, reports: Sequence[RoundReport], *, title: str
 
 def draw_participation(axes: Axes, reports: Sequence[RoundReport]) -> NDArray[np.float64]:
     """Draw each client's state in each round; return the clients by state, ``[rounds, 4]``."""
-    # A cell is a state, or, if clients share rows, the share of them that answered; NaN in a
-    # round that does not say.
     clients = known_clients(report.participation for report in reports)
-    rows = min(clients.size, MOST_ROWS)
-    starts = np.arange(rows) * clients.size // rows
-    width = np.diff([*starts, clients.size])
-    cells, counts = np.full((rows, len(reports)), np.nan), np.full((len(reports), 4), np.nan)
+    # Of many clients some, evenly chosen
+    shown = np.linspace(0, clients.size - 1, min(clients.size, MOST_ROWS)).astype(int)
+    cells = np.zeros((len(shown), len(reports)), int)
+    counts = np.full((len(reports), len(PALETTE)), np.nan)  # NaN in a round that does not say
     records = [report.participation for report in reports]
     for index, (record, result) in enumerate(zip(records, states(records, clients), strict=True)):
-        if not record:
-            continue
-        counts[index] = np.bincount(result, minlength=4)
-        shared = np.add.reduceat(result == ANSWERED, starts, dtype=np.int64) / width
-        cells[:, index] = result if rows == clients.size else shared
+        if record:
+            counts[index] = np.bincount(result, minlength=len(PALETTE))
+            cells[:, index] = result[shown]
 
     def number(at: float, _: object) -> str:
-        return str(clients[int(at)]) if 0 <= at < clients.size else ""
+        return str(clients[shown[int(at)]]) if 0 <= at < len(shown) else ""
 
-    edges = (reports[0].round - 0.5, reports[-1].round + 0.5, clients.size - 0.5, -0.5)
-    if len(cells) == clients.size:
-        colours = PALETTE[np.nan_to_num(cells).astype(int)]
-        axes.imshow(colours, aspect="auto", extent=edges)
-        handles = [Patch(color=COLOUR[state], label=name) for state, name in NAMES.items()]
-        legend_above(axes, handles=handles, ncols=3)
-    else:
-        image = axes.imshow(cells, SHARES, aspect="auto", extent=edges, vmin=0, vmax=1)
-        axes.figure.colorbar(image, ax=axes, label="share that answered (0 to 1)")
+    edges = (reports[0].round - 0.5, reports[-1].round + 0.5, len(shown) - 0.5, -0.5)
+    axes.imshow(PALETTE[cells], aspect="auto", extent=edges)
+    handles = [Patch(color=COLOUR[state], label=name) for state, name in NAMES.items()]
+    legend_above(axes, handles=handles, ncols=3)
     finish(axes, "client")
     axes.grid(visible=False)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
