@@ -296,6 +296,7 @@ def plot_intervals(
     label: str,
     mark: str = "paper",
     title: str = "",
+    limits: tuple[float | None, float | None] = (None, None),
 ) -> bool:
     """Draw points with intervals by method, a panel for each data set; diamonds are the marks."""
     if not panels:
@@ -309,6 +310,7 @@ def plot_intervals(
         draw_intervals(cell, names, figures, mark)
         cell.set_title(data, fontsize=11)
         cell.set_xlabel(label)
+        cell.set_xlim(*limits)
     legend_below(figure, row)
     return save(figure, path, title)
 
@@ -337,8 +339,8 @@ def save_audit(path: Path, findings: Sequence[Tree], *, title: str) -> None:
         interval = Interval(one["mean"], one["std"] or 0.0, one["chance"])
         name = textwrap.fill(one["attack"], LABEL_WIDTH)
         panels.setdefault(one["setting"], {})[name] = interval
-    label = "success (AUC or precision)"
-    plot_intervals(path, panels, label=label, mark="a guess", title=title)
+    label, limits = "success (AUC or precision)", (-0.02, 1.02)
+    plot_intervals(path, panels, label=label, mark="a guess", title=title, limits=limits)
 
 
 def plot_matrices(
