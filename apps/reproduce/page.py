@@ -28,7 +28,7 @@ from flower_graph.apps.reproduce.table import (
     function,
 )
 from flower_graph.errors import ConfigError
-from flower_graph.privacy.accountant import spent as budget
+from flower_graph.privacy.accountant import spent as spent_privacy
 from flower_graph.records.rounds import merit
 from flower_graph.report.significance import (
     MOST_CHANCE,
@@ -273,7 +273,7 @@ def value_of(name: str, run: Curves, keys: Tree, config: Any) -> float | None:
             index = min(keys.get("iteration", 0), len(curve)) - 1
             return curve[index] if curve else math.nan
         case _ if name in BUDGET:
-            return float(str(budget(config.privacy, config.rounds)[name]))
+            return float(str(spent_privacy(config.privacy, config.rounds)[name]))
         case _ if at_best != name:
             return run.score(at_best, "test")
         case _ if name.startswith(BEST):
