@@ -24,7 +24,7 @@ import flower_graph
 from flower_graph.apps.cli.main import make_parser
 from flower_graph.config.app_keys import SETTINGS
 from flower_graph.config.common import RunConfig
-from flower_graph.config.rules import Choice, Rule
+from flower_graph.config.rules import Rule
 from flower_graph.config.schema import Setting, settings_of
 from flower_graph.lazy import declared
 from flower_graph.method.registry import DEFAULT, known_apps, schema_of
@@ -122,9 +122,9 @@ def _allowed(setting: Setting) -> str:
 
 
 def _words(rule: Rule) -> str:
-    if not isinstance(rule, Choice):
+    if not rule.allowed:
         return rule.words
-    also = rule.words.removeprefix(", ".join(rule.allowed))
+    also = rule.words.removeprefix(f"one of {', '.join(rule.allowed)}")
     return ", ".join(f"`{word}`" for word in rule.allowed) + also
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Generic, TypeVar
 
 import torch
@@ -23,8 +24,9 @@ from flower_graph.ops.dropout import dropout, relu_dropout_
 from flower_graph.ops.graph import (
     Adjacency,
     SortedEdges,
+    both_ways,
     columns_of,
-    csr,
+    entries,
     gcn_adjacency,
     mean_adjacency,
     propagate,
@@ -221,6 +223,47 @@ class GCN(nn.Module):
         return self.first.product(x)
 
 
+class PyGNetwork(nn.Module):
+    """A two-layer network of PyG's, or its SGC over two steps; weights of edges are not used.
+
+    Parameters
+    ----------
+    name : str
+        ``"gat"``, ``"sage"``, ``"gin"``, ``"sgc"`` or ``"mlp"``.
+    features, hidden, classes, dropout, input_dropout
+        As of ``GCN``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        features: int,
+        hidden: int,
+        classes: int,
+        dropout: float = 0.5,
+        input_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.arguments: dict[str, float | str] = {"name": name, "features": features}
+        self.arguments |= {"hidden": hidden, "classes": classes}
+        self.arguments |= {"dropout": dropout, "input_dropout": input_dropout}
+        pyg, self.takes_edges = import_module("torch_geometric.nn"), name != "mlp"
+        self.input_dropout = nn.Dropout(input_dropout)
+        if name == "sgc":
+            self.network = pyg.SGConv(features, classes, K=2)
+        elif name == "mlp":
+            layers = [nn.Linear(features, hidden), nn.ReLU(), nn.Dropout(dropout)]
+            self.network = nn.Sequential(*layers, nn.Linear(hidden, classes))
+        else:
+            kind = getattr(pyg, {"gat": "GAT", "sage": "GraphSAGE", "gin": "GIN"}[name])
+            self.network = kind(features, hidden, 2, classes, dropout)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Return logits ``[n, c]`` from features ``x`` ``[n, f]``."""
+        given = (edge_index,) if self.takes_edges else ()
+        return self.network(self.input_dropout(x), *given)  # type: ignore[no-any-return]
+
+
 class PairDecoder(nn.Module):
     """MLP that predicts from the rows of two nodes, in either order, whether they are linked.
 
@@ -277,11 +320,9 @@ class GCNPairs(PairModel):
 
 def _few_entries(x: Tensor, n: int) -> Adjacency | None:
     """Return features as a sparse matrix if few of them are non-zero, such as a text's words."""
-    if int(torch.count_nonzero(x)) > FEW * x.numel():
+    if x.layout == torch.strided and int(torch.count_nonzero(x)) > FEW * x.numel():
         return None
-    row, col = x.nonzero().t()
-    value, width = x[row, col], x.shape[1]
-    return Adjacency(csr(row, col, value, n, width), csr(col, row, value, width, n))
+    return both_ways(*entries(x), n, x.shape[1])
 
 
 def build_server_model(

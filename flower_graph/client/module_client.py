@@ -10,7 +10,7 @@ from fnmatch import fnmatch
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_graph.client.learner import (
+    BEGUN,
     NODES,
     Cohort,
     GraphOnDevice,
@@ -29,6 +30,7 @@ from flower_graph.client.learner import (
     Seen,
     asked,
     first_module,
+    placed_on,
     trained_parameters,
     weighed,
 )
@@ -37,6 +39,7 @@ from flower_graph.engine.grouped import (
     ClientDropout,
     can_group,
     drawing_nothing,
+    feature_rows,
     laid_out,
     same_numbers,
     spread_,
@@ -45,7 +48,7 @@ from flower_graph.engine.grouped import (
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import DataError, RefusedError, brief, told
 from flower_graph.flower_compat import NumPyClient
-from flower_graph.ops.adam import Adam, moments_of
+from flower_graph.ops.adam import MOMENTS, Adam, moments_of
 from flower_graph.ops.grouped import one_thread
 from flower_graph.outputs.build import form_of
 from flower_graph.outputs.client import ClientOutputs
@@ -61,8 +64,9 @@ __all__ = ["GraphOnDevice", "Learner", "ModuleClient", "ModuleSettings", "first_
 NO_FIT = re.compile("shapes cannot be multiplied|size mismatch")  # of PyTorch's errors
 PROXIMAL = "proximal-mu"  # the key of Flower's FedProx
 NO_EXAMPLE, NOT_FINITE = "no example to train on", "weights are not finite"
-LOGITS = "logits"
+LOGITS, STEP = "logits", MOMENTS[2]
 ONE_BY_ONE = ("steps", "prepare", "arrays")  # hooks of a client alone
+ALONE = "clients train client by client, not as one group: their module cannot be grouped"
 LOG = logging.getLogger(__name__)
 
 
@@ -113,7 +117,8 @@ class ModuleClient(NumPyClient):
     (``prepare``, ``finish``), the arrays
     that are received and sent (``arrays``, ``sent``, ``extras``), a client's weight (``examples``),
     and the module that is saved (``exported``). In a round ``received`` has the server's arrays, by
-    the names of ``arrays``.
+    the names of ``arrays``. If its module takes sparse features, ``first_layers`` may name weights
+    of which clients keep the active rows alone; they then train as one program in any case.
 
     Parameters
     ----------
@@ -143,6 +148,8 @@ class ModuleClient(NumPyClient):
     ValueError
         If there is no graph, or two have one number.
     """
+
+    first_layers: ClassVar[tuple[str, ...]] = ()  # weights of which clients keep the active rows
 
     def __init__(
         self,
@@ -191,6 +198,9 @@ class ModuleClient(NumPyClient):
     def prepare(self, learner: Learner) -> None:
         """Prepare a client before it trains or measures; by default nothing."""
 
+    def begin(self, learner: Learner, server_round: int) -> None:
+        """Prepare a client, or several as a group, before its first step; by default nothing."""
+
     def finish(self, learner: Learner) -> None:
         """Change a client, or several as a group, after its last step; by default nothing."""
 
@@ -220,6 +230,10 @@ class ModuleClient(NumPyClient):
         """Return further arrays to send, as the server's ``extras`` declares them."""
         return {}
 
+    def measured(self, clients: Sequence[int], weight: int) -> dict[str, float]:
+        """Return further numbers of an answer to ``train``, such as ``wire.averaging.sums``."""
+        return {}
+
     def examples(self, graph: LocalGraph) -> int:
         """Return a client's weight: the number of its training examples."""
         return self.task.weight(graph)
@@ -238,44 +252,57 @@ class ModuleClient(NumPyClient):
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train the clients that are asked. Send their mean, without clients that diverged."""
-        cohort, clients = self._trained(parameters, config)
-        # Outside the block: clients keep their state even if nobody is left to average.
-        left_out = dict[int, str]()
+        cohort, clients, left_out = self._trained(parameters, config)
         add_up = self._added_each if self._sends_its_own else self._added
         weight, arrays = add_up(cohort, clients, left_out)
         means = {name: values / weight for name, values in arrays.items()}
         trained = Trained(clients=len(clients), left_out=left_out)
-        return _answered(means, weight, parameters, trained)
+        return _answered(means, weight, parameters, trained, self.measured(clients, weight))
 
     def fit_each(self, parameters: Parameters, config: Config) -> Rows:
-        cohort, clients = self._trained(parameters, config)
-        left_out = dict[int, str]()
+        cohort, clients, left_out = self._trained(parameters, config)
         rows = {
-            client: _answered(sent, examples, parameters, Trained(clients=1))
+            client: _answered(
+                sent, examples, parameters, Trained(clients=1), self.measured([client], examples)
+            )
             for client, examples, sent in self._sent_by(cohort, clients, left_out)
         }
         return Rows(rows, left_out)
 
-    def _trained(self, parameters: Parameters, config: Config) -> tuple[Cohort, list[int]]:
-        """Train the clients that are asked and have examples; return all that are asked."""
+    def _trained(
+        self, parameters: Parameters, config: Config
+    ) -> tuple[Cohort, list[int], dict[int, str]]:
+        """Train clients; return all that are asked, and the clients that send nothing, and why.
+
+        A client whose numbers are no longer finite begins anew in the next round.
+        """
         request = RoundRequest.from_config(config)
         begun = Asked.from_config(config).arrays_for(parameters, self._clients)
         chosen = [client for client in begun if self._examples_of(client)]
         proximal = float(config.get(PROXIMAL, 0))
-        with self._opened() as cohort, cohort.learners(chosen) as learners:
-            for learner in learners:
-                self._take_over(learner, begun)
-                with _fitting(learner.graph):
-                    self.prepare(learner)
-                    self._train(learner, request.server_round, proximal)
-        return cohort, list(begun)
+        with self._opened() as cohort:
+            with cohort.learners(chosen) as learners:
+                for learner in learners:
+                    self._take_over(cohort, learner, begun)
+                    with _fitting(learner.graph):
+                        self.prepare(learner)
+                        self._train(learner, request.server_round, proximal)
+            finite = cohort.finite(filter(self.settings.is_shared, cohort.names))
+            cohort.restart([client for client in chosen if client not in finite], self._start)
+        left_out = {
+            client: NOT_FINITE if client in chosen else NO_EXAMPLE
+            for client in begun
+            if client not in chosen or client not in finite
+        }
+        _refuse_if_all(left_out, [*begun])
+        return cohort, list(begun), left_out
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         request, judged = RoundRequest.from_config(config), list[Judged]()
         begun = Asked.from_config(config).arrays_for(parameters, self._clients)
         with self._opened() as cohort, cohort.learners(self._clients) as learners:
             for learner in learners:
-                self._take_over(learner, begun)
+                self._take_over(cohort, learner, begun)
                 with _fitting(learner.graph):
                     self.prepare(learner)
                     judged.append(self._judged(learner))
@@ -297,22 +324,34 @@ class ModuleClient(NumPyClient):
 
     @torch.no_grad()
     def snapshot(self) -> Snapshot:
-        models, seen, cohort = [], [], self._state.look(self._makers)
-        for one in map(cohort.alone, self._clients):
-            client = one.graph.client
-            models.append(form_of(self.exported(one.module), self._make_module, client))
+        seen, cohort = [], self._state.look(self._makers)
+        if self.first_layers:
+            with cohort.learners(self._clients) as (group,):
+                judged = self._judged(group).each()
+            learners = [Learner(group.module, None, graph) for graph in cohort.graphs]
+            models = [cohort.saved(self._make_module)]
+        else:
+            learners = [*cohort]
+            judged = [self._judged(one) for one in learners]
+            forms = [
+                form_of(self.exported(one.module), self._make_module, one.graph.client)
+                for one in learners
+            ]
+            models = SavedModels.join(forms)
+        for one, found in zip(learners, judged, strict=True):
             forward = partial(self.logits, one.module)
-            seen.append(Seen(self._graph_of[client], one.graph, self._judged(one), forward))
+            seen.append(Seen(self._graph_of[one.graph.client], one.graph, found, forward))
         good = [one for one in seen if not self.task.has_diverged(one.judged)]
-        return self.task.snapshot(good, SavedModels.join(models), self._classes)
+        return self.task.snapshot(good, models, self._classes)
 
     @property
     def _clients(self) -> list[int]:
         return [graph.client for graph in self.graphs]
 
     @torch.no_grad()
-    def _take_over(self, learner: Learner, begun: Mapping[int, Parameters]) -> None:
+    def _take_over(self, cohort: Cohort, learner: Learner, begun: Mapping[int, Parameters]) -> None:
         """Begin with the server's arrays, which ``received`` then has."""
+        layout = learner.graph.layout
         local, clients = self.arrays(learner.module), learner.graph.clients
         came = [begun[client] for client in clients]
         if all(one is came[0] for one in came):
@@ -321,11 +360,15 @@ class ModuleClient(NumPyClient):
             raise ValueError(f"{len(came[0])} arrays came, but the module shares {len(local)}")
         self.received = {}
         for (name, value), *each in zip(local.items(), *came, strict=True):
-            wanted = tuple(value.shape[len(clients) > 1 :])
+            wanted = tuple(value.shape[layout is not None :])
+            if layout is not None and layout.rows is not None and name in self.first_layers:
+                wanted = tuple(cohort.tensors[name + BEGUN].T.shape)
             if any(values.shape != wanted for values in each):
                 expected = f"expected {wanted} as in the clients' module"
                 raise ValueError(f"{name} has shape {each[0].shape}, {expected}")
             stack = torch.from_numpy(each[0] if len(each) == 1 else np.stack(each))
+            if name in self.first_layers and layout is not None and layout.rows is not None:
+                stack = cohort.begin(name, stack)[layout.rows.feature]
             # A mean of counters is no whole number.
             stack = stack if value.is_floating_point() else stack.double().round()
             value.copy_(stack)
@@ -336,13 +379,14 @@ class ModuleClient(NumPyClient):
         if not self.settings.keep_optimiser:
             learner.optimiser.state.clear()
         with self._drawing(learner.graph, server_round):
+            self.begin(learner, server_round)
             for part in self.steps(learner.graph, server_round):
                 learner.optimiser.zero_grad()
                 loss = self.loss(learner.module, part)
                 if proximal:
                     loss = loss + proximal / 2 * self.distance(learner.module)
                 loss.backward()
-                learner.optimiser.step()
+                learner.optimiser.step(*(() if part.moves is None else (part.moves,)))
         with torch.no_grad():
             self.finish(learner)
 
@@ -370,17 +414,9 @@ class ModuleClient(NumPyClient):
     def _added(
         self, cohort: Cohort, clients: Sequence[int], left_out: dict[int, str]
     ) -> tuple[int, dict[str, NDArray[Any]]]:
-        """Add up the clients' arrays by weight; record clients that send nothing, and why."""
-        names = [*filter(self.settings.is_shared, cohort.names)]
-        weights = {one: self._examples_of(one) for one in clients}
-        finite = cohort.finite(names)
-        left_out |= {
-            one: NOT_FINITE if weight else NO_EXAMPLE
-            for one, weight in weights.items()
-            if not weight or one not in finite
-        }
-        _refuse_if_all(left_out, clients)
-        good = {one: weight for one, weight in weights.items() if one not in left_out}
+        """Add up the clients' arrays by weight."""
+        names = filter(self.settings.is_shared, cohort.names)
+        good = {one: self._examples_of(one) for one in clients if one not in left_out}
         sums = {name: value.numpy() for name, value in cohort.sums(names, good).items()}
         return sum(good.values()), sums
 
@@ -398,14 +434,10 @@ class ModuleClient(NumPyClient):
         self, cohort: Cohort, clients: Sequence[int], left_out: dict[int, str]
     ) -> Iterator[tuple[int, int, dict[str, NDArray[np.generic]]]]:
         """Yield client, weight and arrays; record clients that send nothing, and why."""
-        finite = cohort.finite()
-        for client in clients:
-            if not (examples := self._examples_of(client)):
-                left_out[client] = NO_EXAMPLE
-                continue
+        for client in (one for one in clients if one not in left_out):
             sent = self._numbers_of(cohort.alone(client))
-            if client in finite and all(np.isfinite(values).all() for values in sent.values()):
-                yield client, examples, sent
+            if all(np.isfinite(values).all() for values in sent.values()):
+                yield client, self._examples_of(client), sent
             else:
                 left_out[client] = NOT_FINITE
         _refuse_if_all(left_out, clients)
@@ -439,19 +471,36 @@ class ModuleClient(NumPyClient):
         if self.settings.keep_optimiser:
             for name, parameter in trained_parameters(module):
                 of_each |= {f"{name}/{k}": v for k, v in moments_of(parameter).items()}
-        clients = len(self.graphs)
-        return {name: stack_of(value, clients) for name, value in of_each.items()}
+        clients, rows = len(self.graphs), None
+        if self.first_layers:
+            rows = feature_rows([graph.x for graph in self.graphs])[1]
+        result = Tensors()
+        for name, value in of_each.items():
+            weight, _, moment = name.partition("/")
+            if rows is None or weight not in self.first_layers or moment == STEP:
+                result[name] = stack_of(value, clients)
+                continue
+            result[name] = value.detach().T[rows.feature]
+            if not moment:
+                result[name + BEGUN] = value.detach().T.clone()
+        return result
 
     def _build(self, tensors: Tensors) -> tuple[Cohort, Tensors]:
         # Adam counts steps on the CPU.
         to = self.device
         placed = {n: t if n.endswith("/step") else t.to(to) for n, t in tensors.items()}
         module = first_module(self._make_module, self.settings.seed).to(to)
-        graphs = [self.task.place(graph, to) for graph in self.graphs]
-        is_grouped = self._can_group(module, graphs)
+        if self.first_layers:
+            graphs = [placed_on(graph, to, is_dense=False) for graph in self.graphs]
+        else:
+            graphs = [self.task.place(graph, to) for graph in self.graphs]
+        is_grouped = bool(self.first_layers) or self._can_group(module, graphs)
         if is_grouped:
             placed = {name: laid_out(stack) for name, stack in placed.items()}
-        return Cohort(module, graphs, placed, self.optimiser, is_grouped), placed
+        elif len(graphs) > 1:
+            LOG.info(ALONE)
+        by_rows = self.first_layers
+        return Cohort(module, graphs, placed, self.optimiser, is_grouped, by_rows), placed
 
     def _can_group(self, module: nn.Module, graphs: Sequence[GraphOnDevice]) -> bool:
         """Whether a step of two clients as a group is the step of each by itself."""
@@ -505,12 +554,15 @@ def _is_elementwise(optimiser: Any) -> bool:
 def _refuse_if_all(left_out: Mapping[int, str], clients: Sequence[int]) -> None:
     if len(left_out) == len(clients):
         why = " and ".join(sorted(set(left_out.values())))
-        kind = RefusedError if why == NO_EXAMPLE else ValueError
-        raise kind(f"clients {brief(sorted(left_out), 60)}: {why}; nobody is left")
+        raise RefusedError(f"clients {brief(sorted(left_out), 60)}: {why}; nobody is left")
 
 
 def _answered(
-    sent: Mapping[str, NDArray[np.generic]], weight: int, came: Parameters, trained: Trained
+    sent: Mapping[str, NDArray[np.generic]],
+    weight: int,
+    came: Parameters,
+    trained: Trained,
+    measured: Mapping[str, float],
 ) -> Answer:
     """Write an answer in the types of the server's arrays: a mean of integers is no integer."""
     dtypes = [values.dtype for values in came]
@@ -519,7 +571,7 @@ def _answered(
         np.asarray(np.rint(values) if dtype.kind in "iu" else values, dtype)
         for values, dtype in zip(sent.values(), dtypes, strict=True)
     ]
-    return arrays, weight, {ARRAY_NAMES: list(sent)} | trained.to_config()
+    return arrays, weight, {ARRAY_NAMES: list(sent), **trained.to_config(), **measured}
 
 
 @contextmanager

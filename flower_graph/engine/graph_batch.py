@@ -18,8 +18,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from flower_graph.engine.grouped import feature_rows
 from flower_graph.ops.counts import Counts, count
-from flower_graph.ops.graph import Adjacency, csr, csr_tensor, gcn_adjacency, pointers
+from flower_graph.ops.graph import Adjacency, csr_tensor, gcn_adjacency
 from flower_graph.ops.grouped import group_sizes, group_sum
 from flower_graph.wire.keys import HISTOGRAMS, MAX_CLASSES, ROLES
 
@@ -99,7 +100,7 @@ def pack_graphs(graphs: Sequence[Graph], device: torch.device | str = "cpu") -> 
     node_client = _owners(ptr)
     edges = [graph.edge_index + start for graph, start in zip(graphs, ptr, strict=False)]
     num_features = int(graphs[0].x.shape[1])
-    x, feature, row_client = _active_features(graphs, ptr, num_features)
+    x, rows = feature_rows([graph.x for graph in graphs])
     masks = {
         role: torch.cat([getattr(graph, f"{role}_mask") for graph in graphs]) for role in ROLES
     }
@@ -108,9 +109,9 @@ def pack_graphs(graphs: Sequence[Graph], device: torch.device | str = "cpu") -> 
         ptr=ptr,
         graph=_to(gcn_adjacency(torch.cat(edges, dim=1), ptr[-1]), device),
         x=_to(x, device),
-        feature=feature.to(device),
-        row_ptr=pointers(row_client, len(graphs)).tolist(),
-        row_client=row_client.to(device),
+        feature=rows.feature.to(device),
+        row_ptr=rows.ptr,
+        row_client=rows.owner.to(device),
         node_client=node_client.to(device),
         y=torch.cat([graph.y for graph in graphs]).to(device),
         masks={role: mask.to(device) for role, mask in masks.items()},
@@ -128,34 +129,6 @@ def mean_shares(chosen: Tensor, ptr: list[int]) -> Tensor:
 
 def _owners(ptr: list[int]) -> Tensor:
     return torch.arange(len(ptr) - 1).repeat_interleave(torch.tensor(group_sizes(ptr)))
-
-
-def _active_features(
-    graphs: Sequence[Graph], ptr: list[int], num_features: int
-) -> tuple[Adjacency, Tensor, Tensor]:
-    """Assign a column to every (client, feature) that occurs."""
-    rows, keys, values = [], [], []
-    for index, graph in enumerate(graphs):
-        node, feature, value = _entries(graph.x)
-        rows.append(node + ptr[index])
-        keys.append(feature + index * num_features)
-        values.append(value)
-    row, key, value = torch.cat(rows), torch.cat(keys), torch.cat(values)
-    active, column = torch.unique(key, return_inverse=True)
-    n, r = ptr[-1], active.numel()
-    x = Adjacency(csr(row, column, value, n, r), csr(column, row, value, r, n))
-    return x, active % num_features, active // num_features
-
-
-def _entries(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return node, feature and value of every non-zero entry, node by node."""
-    if x.layout == torch.sparse_csr:
-        count = x.crow_indices().diff()
-        node = torch.arange(x.shape[0]).repeat_interleave(count)
-        kept = x.values() != 0
-        return node[kept], x.col_indices().long()[kept], x.values().float()[kept]
-    node, feature = x.nonzero(as_tuple=True)
-    return node, feature, x[node, feature].float()
 
 
 def _to(pair: Adjacency, device: torch.device | str) -> Adjacency:
@@ -179,7 +152,6 @@ class DropoutMask(NamedTuple):
 def draw_kept(
     batch: GraphBatch,
     chances: Sequence[torch.Generator],
-    *,
     steps: int,
     hidden: int,
     input_rate: float,

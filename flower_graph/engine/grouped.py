@@ -3,7 +3,8 @@
 Every parameter and buffer gets an axis of clients in front: a *stack* ``[c, ...]``. A linear layer
 multiplies each client's rows with the client's own matrix; a module that has other parameters finds
 a row of them for each node. So no layer needs another ``forward``: no edge joins two clients, and
-the graph convolutions of PyTorch Geometric never notice.
+the graph convolutions of PyTorch Geometric never notice. A first layer may be stored by active
+rows, ``[r, h]``.
 
 Not every module can be grouped: one that pools over all nodes would mix clients. So a step of a
 group is compared with the steps of its clients before the first round.
@@ -17,7 +18,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from flower_graph.ops.dropout import kept_of
-from flower_graph.ops.graph import Adjacency, csr, propagate
+from flower_graph.ops.graph import Adjacency, both_ways, entries, pointers, propagate
 from flower_graph.ops.grouped import grouped_linear
 
 Tensors = dict[str, Tensor]
@@ -43,11 +44,14 @@ class Layout:
         ``c + 1`` bounds of the clients' nodes and of their edges.
     owner : Tensor
         ``[n]`` place of the client that owns a node.
+    rows : FeatureRows or None
+        The rows of first layers, if these are stored by active rows.
     """
 
     ptr: list[int]
     edge_ptr: list[int]
     owner: Tensor
+    rows: FeatureRows | None = None
 
     @classmethod
     def of(cls, nodes: Sequence[int], edges: Sequence[int], device: torch.device) -> Layout:
@@ -67,6 +71,54 @@ class Layout:
             loops = [torch.arange(*both) + e for both in pairwise(self.ptr)]
             return [torch.cat(both) for both in zip(edges, loops, strict=True)]
         raise ValueError(f"{count} rows: neither the {n} nodes' nor the {e} edges'")
+
+
+# First layers by active rows ----------------------------------------------------------------------
+
+
+class FeatureRows(NamedTuple):
+    """The active rows of the clients' first layers: row ``k`` if a client's node has feature ``k``.
+
+    The other rows never touch a client's output. They stay as they were when the round began: in a
+    dense layer weight decay alone would move them by Adam's full step, against the clients that
+    have the feature.
+    """
+
+    feature: Tensor  # [r] the feature that a row is of
+    owner: Tensor  # [r] place of the client that has the row
+    ptr: list[int]  # c + 1 bounds of the clients' rows
+
+    def at(self, places: Sequence[int]) -> Tensor:
+        """Return which rows some clients have."""
+        return torch.cat([torch.arange(self.ptr[one], self.ptr[one + 1]) for one in places])
+
+    def to(self, device: torch.device | str) -> FeatureRows:
+        return FeatureRows(self.feature.to(device), self.owner.to(device), self.ptr)
+
+
+def feature_rows(features: Sequence[Tensor]) -> tuple[Adjacency, FeatureRows]:
+    """Concatenate clients' features as a sparse matrix with a column for each active row.
+
+    Parameters
+    ----------
+    features : sequence of Tensor
+        Each client's, ``[n_i, f]``, dense or in CSR form.
+
+    Returns
+    -------
+    tuple of Adjacency and FeatureRows
+        The matrix ``[n, r]`` with its transpose, and the rows.
+    """
+    bounds, width = accumulate((len(x) for x in features), initial=0), features[0].shape[1]
+    parts = []
+    for place, (x, start) in enumerate(zip(features, bounds, strict=False)):
+        node, feature, value = entries(x)
+        parts.append((node + start, feature + place * width, value))
+    row, key, value = map(torch.cat, zip(*parts, strict=True))
+    active, column = torch.unique(key, return_inverse=True)
+    matrix = both_ways(row, column, value, sum(map(len, features)), active.numel())
+    owner = active // width
+    return matrix, FeatureRows(active % width, owner, pointers(owner, len(features)).tolist())
 
 
 # Stacks -------------------------------------------------------------------------------------------
@@ -90,11 +142,6 @@ def spread_(stacks: Iterable[Tensor]) -> None:
 def laid_out(stack: Tensor) -> Tensor:
     """Return a stack whose matrices lie transposed, ``[c, in, out]``, for a sparse product."""
     return stack.transpose(1, 2).contiguous().transpose(1, 2) if stack.dim() == 3 else stack
-
-
-def rows_at(stack: Tensor, places: Sequence[int]) -> Tensor:
-    """Return some clients' part of a stack, as a copy."""
-    return laid_out(stack[list(places)])
 
 
 # Modules ------------------------------------------------------------------------------------------
@@ -153,10 +200,10 @@ class Group:
         A client's module.
     tensors : dict of str to Tensor
         The stacks of all clients, of the module's ``state_dict`` and whatever else is kept.
-    places : sequence of int
-        The clients of this group, by their places in the stacks.
     layout : Layout
         The rows of these clients.
+    index : mapping of str to Tensor, optional
+        Where the clients are in each stack; by default the group has all clients.
 
     Attributes
     ----------
@@ -167,11 +214,15 @@ class Group:
     """
 
     def __init__(
-        self, module: nn.Module, tensors: Tensors, places: Sequence[int], layout: Layout
+        self,
+        module: nn.Module,
+        tensors: Tensors,
+        layout: Layout,
+        index: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self._tensors, self._places = tensors, list(places)
-        everybody = all(len(stack) == len(places) for stack in tensors.values())
-        self.stacks = tensors if everybody else {n: rows_at(t, places) for n, t in tensors.items()}
+        self._tensors, self._index, self.stacks = tensors, index or {}, tensors
+        if index is not None:
+            self.stacks = {name: laid_out(tensors[name][at]) for name, at in index.items()}
         self.module = group_modules(module, self.stacks, layout)
 
     @torch.no_grad()
@@ -179,14 +230,14 @@ class Group:
         """Take the clients' part over from the tensors of all."""
         if self.stacks is not self._tensors:
             for name, stack in self.stacks.items():
-                stack.copy_(self._tensors[name][self._places])
+                stack.copy_(self._tensors[name][self._index[name]])
 
     @torch.no_grad()
     def write(self) -> None:
         """Put the clients' part back into the tensors of all."""
         if self.stacks is not self._tensors:
             for name, stack in self.stacks.items():
-                self._tensors[name][self._places] = stack
+                self._tensors[name][self._index[name]] = stack
 
 
 class _Rows(nn.Module):
@@ -221,6 +272,8 @@ class _Linear(_Rows):
     def product(self, x: Tensor | Adjacency) -> Tensor:
         if isinstance(x, Tensor):
             return self._multiplied(x, None)
+        if self.weight.dim() == 2:  # by active rows, of which the features have a column each
+            return propagate(x, self.weight)
         blocks = self._blocks(x)
         weight: Tensor = self.weight.transpose(1, 2)
         return propagate(blocks, weight.reshape(-1, weight.shape[2]))
@@ -234,13 +287,9 @@ class _Linear(_Rows):
         """Return sparse features ``[n, f]`` with columns of each client, ``[n, c f]``."""
         kept = self.__dict__.get("_kept")
         if kept is None or kept[0] is not x:
-            n, f = x.matrix.shape
-            count = x.matrix.crow_indices().diff()
-            row = torch.arange(n, device=count.device).repeat_interleave(count)
-            column = x.matrix.col_indices().long() + f * self._layout.owner[row]
-            value, width = x.matrix.values(), f * (len(self._layout.ptr) - 1)
-            blocks = csr(row, column, value, n, width), csr(column, row, value, width, n)
-            kept = self.__dict__["_kept"] = x, Adjacency(*blocks)
+            (n, f), (row, column, value) = x.matrix.shape, entries(x.matrix)
+            column, width = column + f * self._layout.owner[row], f * (len(self._layout.ptr) - 1)
+            kept = self.__dict__["_kept"] = x, both_ways(row, column, value, n, width)
         return kept[1]
 
 

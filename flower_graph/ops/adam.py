@@ -83,6 +83,8 @@ class Adam:
         Step count and moments of each parameter, under PyTorch's names.
     clients : tuple of int
         The number of clients ``c`` if the parameters are stacks; empty for a plain module.
+    bounds : dict
+        Of stacks that have several rows a client: ``c + 1`` bounds of the clients' rows.
     """
 
     def __init__(
@@ -92,13 +94,15 @@ class Adam:
         self.lr, self.weight_decay = lr, weight_decay
         self.state: dict[Tensor, dict[str, Tensor]] = {}
         self.clients: tuple[int, ...] = ()
+        self.bounds: dict[Tensor, list[int]] = {}
 
     def zero_grad(self) -> None:
         for parameter in self.parameters:
             parameter.grad = None
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, moves: Tensor | None = None) -> None:
+        """Take a step; of stacks for all clients, or for those in ``moves``, ``[c]``."""
         whole: list[tuple[Tensor, ...]] = []
         for parameter in self.parameters:
             if parameter.grad is None:
@@ -108,11 +112,12 @@ class Adam:
             if not held["step"].dim():  # not a stack with a count for each client
                 whole.append((*tensors, held["step"]))
                 continue
-            held["step"] += 1
+            held["step"] += 1 if moves is None else moves
+            taken = held["step"] if moves is None else held["step"] * moves
             weight, grad, exp_avg, exp_avg_sq = (in_memory_order(one).flatten(1) for one in tensors)
             rates = {"learning_rate": self.lr, "weight_decay": self.weight_decay}
-            ptr = list(range(len(weight) + 1))
-            adam_rows_(weight, exp_avg, exp_avg_sq, grad, held["step"], ptr, **rates)
+            ptr = self.bounds.get(parameter, list(range(len(weight) + 1)))
+            adam_rows_(weight, exp_avg, exp_avg_sq, grad, taken, ptr, **rates)
         params, grads, exp_avgs, exp_avg_sqs, steps = (
             map(list, zip(*whole, strict=True)) if whole else ([] for _ in range(5))
         )

@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar
 
 import torch
 from flwr.app import Context
+from flwr.serverapp.strategy import FedProx
 from torch import Tensor, nn
 
 from flower_graph.client.learner import GraphOnDevice, LocalGraph
@@ -26,7 +27,7 @@ from flower_graph.engine.mini_batches import BatchOrder, epochs_of
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.outputs.build import form_of
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
-from flower_graph.strategies.fedscem.cohort import first_model
+from flower_graph.strategies.fedscem.cohort import FIRST, first_model
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.strategies.fedscem.modules import EgoGCN
 
@@ -35,8 +36,9 @@ def made_of(
     settings: EgoSettings, *, averages: bool
 ) -> tuple[Callable[[], nn.Module], ModuleSettings]:
     """Return what both halves have: the first model, and how it is trained."""
-    how = ModuleSettings(  # weight decay is part of the clients' loss
+    how = ModuleSettings(
         settings.learning_rate,
+        settings.weight_decay,
         local_epochs=settings.local_epochs,
         keep_optimiser=True,
         local=() if averages else ("*",),
@@ -56,15 +58,10 @@ class EgoModelClient(ModuleClient):
         Whether models are averaged; otherwise none leaves its client.
     """
 
-    all_train, made_of = False, staticmethod(made_of)
+    first_layers: ClassVar[tuple[str, ...]] = (FIRST,)
+    made_of = staticmethod(made_of)
 
-    # Any, here and below: arguments of ``ModuleClient``
-    def __new__(cls, context: Context, egos: object, settings: EgoSettings, **_: Any) -> Self:
-        # Steps on all nodes are taken as a group
-        is_whole = settings.batch_size is None or issubclass(cls, EgoBatchClient)
-        client: Any = super().__new__(cls if is_whole else EgoBatchClient)
-        return client  # type: ignore[no-any-return]
-
+    # Any: arguments of ``ModuleClient``
     def __init__(
         self,
         context: Context,
@@ -83,30 +80,20 @@ class EgoModelClient(ModuleClient):
         return 1
 
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
-        """Add weight decay to the loss; the rows of the first layer without a feature have none."""
+        """Return ``L_nc``; the head that it does not use decays as all weights do."""
         assert isinstance(module, EgoGCN)
-        train, first = graph.masks["train"], module.gnn.first.weight  # [c, h, f] of a group
-        owner, clients = graph.owner, len(graph.clients)
-        count = torch.bincount(owner[train], minlength=clients)
-        logits = self.logits(module, graph)[train]
-        losses = nn.functional.cross_entropy(logits, graph.y[train], reduction="none")
-        entries = graph.x.new_zeros(clients, graph.x.shape[1]).index_add_(0, owner, graph.x.abs())
-        squares = [(first.square().sum(-2) * (entries > 0)).sum()]
-        squares += [part.square().sum() for part in module.parameters() if part is not first]
-        decay = self._ego.weight_decay / 2 * torch.stack(squares).sum()
-        return (losses / count[owner[train]]).sum() + decay
-
-
-class EgoBatchClient(EgoModelClient):
-    """An ``EgoModelClient`` whose clients step on a few nodes at a time, each by itself."""
+        idle = torch.stack([part.sum() for part in module.projection.parameters()]).sum()
+        return super().loss(module, graph) + 0 * idle
 
     def steps(self, graph: GraphOnDevice, server_round: int) -> Iterator[GraphOnDevice]:
+        """Yield a step for each batch of a client's training nodes."""
         train, how = graph.masks["train"], self._ego
         order = BatchOrder(how.batch_size, how.seed, server_round, "local")
         for epoch in epochs_of(train, graph.ptr, graph.clients, order, epochs=how.local_epochs):
             for part in epoch:
                 nodes = train if part.nodes is None else train & part.nodes
-                yield graph._replace(masks=graph.masks | {"train": nodes})
+                moves = part.moves if self.first_layers else None
+                yield graph._replace(masks=graph.masks | {"train": nodes}, moves=moves)
 
 
 class EgoFedAvg(ModuleFedAvg):
@@ -135,12 +122,12 @@ class EgoFedAvg(ModuleFedAvg):
         return super().fixed_settings() | asdict(self.ego)
 
 
-class EgoFedProx(EgoFedAvg):
+class EgoFedProx(EgoFedAvg, FedProx):
     """FedProx for ``EgoModelClient``; the weight is ``settings.proximal``."""
 
-    @property
-    def proximal(self) -> float:
-        return self.ego.proximal
+    # Any: arguments are those of its parent
+    def __init__(self, settings: EgoSettings, **more: Any) -> None:
+        super().__init__(settings, proximal_mu=settings.proximal, **more)
 
 
 class SelfTraining(EgoFedAvg):

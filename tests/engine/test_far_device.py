@@ -15,19 +15,15 @@ import torch
 from ego_helpers import SETTINGS as EGO
 from ego_helpers import toy_egos, toy_shared
 from other_device import ELSEWHERE, Far, watched
-from structure_helpers import settings_of, toy_clients
 from test_gat import ROWS, Client, make_client, make_targets
 from test_gat import SETTINGS as GAT
 from torch import Tensor, nn
 
 from benchmarks.gpu import make_rows, make_server
-from flower_graph.strategies.fedgls.cohort import StructureCohort
-from flower_graph.strategies.fedgls.config import FEDGLS
 from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
 from flower_graph.strategies.nfedgnn.users import (
     CommonLayer,
     LinearCohort,
-    LinearLayer,
     ModuleCohort,
     UserSettings,
 )
@@ -85,23 +81,11 @@ def egos(device: Place) -> tuple[Step, Reply]:
     return step, lambda: [cohort.embed(), *cohort.evaluate(cohort.embed())]
 
 
-def structures(device: Place) -> tuple[Step, Reply]:
-    settings = settings_of(FEDGLS, model={"dropout": 0.5, "input_dropout": 0.5})
-    cohort = StructureCohort(toy_clients(), settings, device=device)
-
-    def reply() -> list[Tensor]:
-        models = cohort.mean_models(cohort.clients)[0]
-        return [*cohort.evaluate(), *(part for m in models for part in (m.first, m.rest))]
-
-    return lambda: (cohort.train(1), None)[1], reply
-
-
 def common_layer(device: Place) -> tuple[Step, Reply]:
     settings = UserSettings(16, True, 5e-4, 0, dropout=0.5)
     users = torch.arange(12, device=device)
-    layer = LinearLayer(make_rows(12, 40, 4).to(device), users, settings)
-    tensors = {name: t.to(device) for name, t in CommonLayer.start(layer, settings).items()}
-    common = CommonLayer(layer, settings, tensors)
+    common = CommonLayer(make_rows(12, 40, 4).to(device), users, settings)
+    common.hold({name: t.to(device) for name, t in common.start().items()})
     total: list[Tensor] = []
 
     def step() -> None:
@@ -124,35 +108,23 @@ def placed(graph: Client, device: Place) -> Client:
     return dataclasses.replace(graph, **moved)
 
 
-ENGINES = {
-    f.__name__: f
-    for f in (linear, of_modules, relay_server, egos, structures, common_layer, attention)
-}
+ENGINES = {f.__name__: f for f in (linear, of_modules, relay_server, egos, common_layer, attention)}
 EVALUATE = "flower_graph/engine/graph_batch.py:evaluate"
 SERVER = "strategies/nfedgnn/server_model.py"
-EGOS, COHORT = (f"strategies/{one}/cohort.py" for one in ("fedscem", "fedgls"))
+EGOS = "strategies/fedscem/cohort.py"
 # Where a step waits for the device: numbers that it reads, and tensors that it copies to the host
 READS = {
     # Losses, which go to the report, and sizes that depend on who has answered
     "relay_server": {f"{SERVER}:{f}" for f in ("gradients", "receive", "graph", "entropy")},
     "egos": {f"{EGOS}:_contrast_losses"},  # how many shared nodes each client has
-    "structures": {
-        "flower_graph/ops/similarity.py:_product_blocks",  # bounds of blocks that fit the memory
-        "flower_graph/ops/graph.py:_replace",  # bounds of the block that a learnt graph replaces
-        "flower_graph/engine/graph_batch.py:draw_kept",  # how many entries each client has
-        "strategies/fedgls/learners.py:learn",
-        f"{COHORT}:_diverged",
-    },
     "attention": {"strategies/ppfl/modules.py:learn"},  # the loss, which is replied
 }
 COPIES = {
     "egos": {f"{EGOS}:loss"},  # losses, which are replied
-    "structures": {f"{COHORT}:learn_structure"},  # the same
     "common_layer": {"flower_graph/rng.py:chances"},  # what users drop is drawn on the host
 }
 REPLIES = {
     "egos": {EVALUATE},
-    "structures": {EVALUATE},
     "attention": {"strategies/ppfl/modules.py:embed"},
 }
 

@@ -32,8 +32,8 @@ from flower_graph.secure.ring import Ring
 from flower_graph.server.averaging import Wanted, check_replies
 from flower_graph.server.membership import Membership
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedgls.cohort import initial_models
 from flower_graph.strategies.fedgls.config import StructureSettings
+from flower_graph.strategies.fedgls.modules import first_model
 from flower_graph.strategies.fedscem.cohort import EgoSettings
 from flower_graph.strategies.fedscem.cohort import initial_weights as first_of
 from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment
@@ -326,7 +326,7 @@ def test_a_label_that_is_no_class_is_named() -> None:
 def test_a_billion_classes_are_refused_before_anything_is_made(make: str) -> None:
     makes = {
         "as_graph": lambda: as_graph(graph_with(2), num_classes=10**9),
-        "structure": lambda: initial_models(StructureSettings(2, 10**9)),
+        "structure": lambda: first_model(StructureSettings(2, 10**9)),
         "ego": lambda: first_of(EgoSettings(2, 10**9)),
     }
     assert re.search("num_classes.*1000000000.*100000", cheap(makes[make], MB))
