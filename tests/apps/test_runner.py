@@ -106,7 +106,7 @@ def test_a_run_that_ends_before_its_first_round_leaves_its_folder_as_it_was(
     def fail(*given: Any) -> None:
         raise error
 
-    monkeypatch.setattr(SplitGradientRelay, "measure", fail)
+    monkeypatch.setattr(SplitGradientRelay, "round", fail)
     (tmp_path / "empty").mkdir()
     for out in (tmp_path / "empty", tmp_path / "new" / "out"):
         with pytest.raises(error):
