@@ -248,7 +248,6 @@ class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
             config.seed if how.seed is None else how.seed,
             train_share=how.train_share,
             graphless_ratio=ratio,
-            features=config.data.features,
             how=ReadOptions.of(config),
         )
 

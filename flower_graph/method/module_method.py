@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import ArrayRecord, Context, MetricRecord
 from torch import nn
 
 from flower_graph.client.learner import NODES, LinkTask, NodeTask, ValueTask
-from flower_graph.client.module_client import PROXIMAL, ModuleClient, ModuleSettings, first_module
+from flower_graph.client.module_client import ModuleClient, ModuleSettings, first_module
 from flower_graph.config.common import CHECKPOINTS, LINKS, VALUES, checkpoint_settings
 from flower_graph.config.module import GCN as GCN_NAME
 from flower_graph.config.module import MLP, ModuleRunConfig, TrainingSection
@@ -45,10 +44,11 @@ class ModuleFedAvg(ReportedFedAvg):
         node (the classes, if classes are learnt).
     kinds
         Number of measured classes, if it differs: two for pairs of nodes.
-    participation, min_nodes, checkpoint_dir, checkpoint_every
+    **more
         As for ``ReportedFedAvg``; the seed is the settings'.
     """
 
+    # Any: arguments of the parent
     def __init__(
         self,
         make_module: Callable[[], nn.Module],
@@ -57,33 +57,11 @@ class ModuleFedAvg(ReportedFedAvg):
         how: TrainingSection | None = None,
         classes: int = 0,
         kinds: int = 0,
-        participation: float = 1.0,
-        min_nodes: int = 1,
-        checkpoint_dir: Path | None = None,
-        checkpoint_every: int = 0,
+        **more: Any,
     ) -> None:
-        super().__init__(
-            participation=participation,
-            min_nodes=min_nodes,
-            seed=settings.seed,
-            checkpoint_dir=checkpoint_dir,
-            checkpoint_every=checkpoint_every,
-        )
+        super().__init__(seed=settings.seed, **more)
         self.make_module, self.settings = make_module, settings
         self.how, self.classes, self.num_classes = how, classes, kinds or classes
-
-    @property
-    def proximal(self) -> float:
-        """The weight of the distance to what came, of FedProx; 0: there is no such term."""
-        return 0.0
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Say ``proximal`` to the clients, as Flower's FedProx does."""
-        if self.proximal:
-            config[PROXIMAL] = self.proximal
-        return super().configure_train(server_round, arrays, config, grid)
 
     def first_arrays(self) -> ArrayRecord:
         state = first_module(self.make_module, self.settings.seed).state_dict()

@@ -115,8 +115,8 @@ def build_module(saved: SavedModels, client: int | None = None) -> nn.Module:
     """
     if not saved.clients:
         raise OutputError(f"no client has a model among those of {saved.module}")
-    client = saved.clients[0] if client is None else client
-    kind, state = _class_of(saved), saved.state_dict(client)
+    kind = _class_of(saved)
+    state = saved.state_dict(saved.clients[0] if client is None else client)
     try:
         rule = DECLARED.get(kind)
         if rule is not None and not rule.admits(saved.arguments):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from flwr.app import Context
 
-from flower_graph.client.module_client import ModuleSettings
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.folders.client_folder import clients_path, is_one_graph
 from flower_graph.data.folders.party import RunData, RunFolder, graph_data
@@ -22,14 +21,13 @@ from flower_graph.flower_compat import NumPyClient
 from flower_graph.method import GraphMethod, Partition
 from flower_graph.method.base import class_names
 from flower_graph.method.module_method import ModuleFedAvg
-from flower_graph.models import GCN
 from flower_graph.outputs.build import build_module
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.robust import make_robust
 from flower_graph.strategies import fed_proto
-from flower_graph.strategies.fed_proto import FedProtoClient, WithPrototypes
+from flower_graph.strategies.fed_proto import FedProtoClient
 from flower_graph.strategies.fedgls.config import (
     APP,
     FED_KNN,
@@ -47,7 +45,7 @@ from flower_graph.strategies.fedgls.modules import StructureModel, draw_learner,
 from flower_graph.strategies.fedgls.strategy import StructureClient, StructureFedAvg
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from flower_graph.data.new_graph import NewGraph
     from flower_graph.method.base import FinishedRun
@@ -101,7 +99,7 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
         local |= checkpoint_settings(config, out)
         if how.name == FEDPROTO:
             local |= {"how": how, "classes": settings.num_classes}
-            return ModuleFedAvg(_prototypes(settings), _proto_training(config), **local)
+            return ModuleFedAvg(*_prototypes(config, settings), **local)
         if folder is None:
             nodes = sum(int(graph.x.shape[0]) for graph in self.graphs(config))
         else:
@@ -121,9 +119,8 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
             "classes": class_names(self, config, folder),
         }
         if config.strategy.name == FEDPROTO:
-            local["how"] = config.strategy
-            made = _prototypes(settings), _proto_training(config)
-            return FedProtoClient(context, graphs, *made, **local)
+            made = _prototypes(config, settings)
+            return FedProtoClient(context, graphs, *made, how=config.strategy, **local)
         return StructureClient(context, graphs, settings, **local)
 
     def hosted(
@@ -255,11 +252,8 @@ def structure_settings(config: FedGLSConfig, folder: RunFolder | None = None) ->
     return StructureSettings(features, classes, config.graph, config.model, strategy, config.seed)
 
 
-def _prototypes(settings: StructureSettings) -> Callable[[], nn.Module]:
-    """Return what makes FedProto's module: a GCN, which without edges is an MLP."""
-    widths, how = (settings.num_features, settings.model.hidden, settings.num_classes), settings
-    return lambda: WithPrototypes(GCN(*widths, how.model.dropout, how.model.input_dropout))
-
-
-def _proto_training(config: FedGLSConfig) -> ModuleSettings:
-    return fed_proto.METHOD._settings(config)
+# Any: a module's maker, and how it is trained
+def _prototypes(config: Any, settings: StructureSettings) -> tuple[Any, Any]:
+    """Return FedProto's parts: a GCN is an MLP where there are no edges."""
+    how = fed_proto.METHOD
+    return how.module(config, settings.num_features, settings.num_classes), how._settings(config)

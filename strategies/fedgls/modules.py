@@ -12,8 +12,8 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from itertools import accumulate, pairwise
+from dataclasses import asdict, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -22,11 +22,19 @@ from torch.nn import functional as F
 
 from flower_graph.config.rules import Rule, choice
 from flower_graph.data.new_graph import NewGraph
-from flower_graph.engine.graph_batch import check_classes, turn_of, with_dropout
+from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.engine.graph_batch import (
+    DropoutMask,
+    GraphBatch,
+    check_classes,
+    pack_graphs,
+    turn_of,
+    with_dropout,
+)
 from flower_graph.errors import DataError, OutputError
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.contrast import nt_xent
-from flower_graph.ops.graph import Adjacency, block_diagonal, csr, gcn_adjacency, propagate
+from flower_graph.ops.graph import Adjacency, block_diagonal, entries, gcn_adjacency, propagate
 from flower_graph.ops.graph_learner import (
     Pattern,
     attentive_encode,
@@ -62,6 +70,7 @@ from flower_graph.strategies.fedgls.config import (
 __all__ = ["StructureModel"]
 
 GNN, MLP, LEARNER = "gnn", "encoder", "learner"  # the parts of a model
+NO_DROPS = DropoutMask(None, None)
 # Settings of the section `graph` that determine a saved model, and what is allowed
 SAVED: dict[str, Rule] = {
     "encoder": choice(*ENCODERS),
@@ -73,63 +82,13 @@ SAVED: dict[str, Rule] = {
 }
 
 
-class Clients(NamedTuple):
-    """The graphs of one client or of several."""
-
-    ptr: list[int]  # c + 1 bounds of the clients' nodes
-    x: Adjacency  # [n, c f] features, those of each client in columns of their own
-    turn: Tensor  # [z] the place in x of each entry of its transpose
-    # The same, as wide as the client with the most columns needs; and the number of each entry's
-    # column among those that its client has
-    rows: SparseRows
-    column: Tensor  # [z]
-    graphs: list[Adjacency | None]  # normalised, of each client; None: it is made of features
-    made: Tensor  # [g] the places of the clients whose graph is made
-
-    @classmethod
-    def of(cls, x: Tensor, edges: Sequence[Tensor | None], sizes: Sequence[int]) -> Clients:
-        """Join clients' graphs: features ``[n, f]``, and each client's own edges ``[2, e]``."""
-        (n, f), ptr = x.shape, list(accumulate(sizes, initial=0))
-        owner = torch.arange(len(sizes), device=x.device)
-        owner = owner.repeat_interleave(torch.tensor(sizes, device=x.device))
-        row, feature = x.nonzero(as_tuple=True)
-        column, value, width = feature + f * owner[row], x[row, feature], f * len(sizes)
-        joined = Adjacency(csr(row, column, value, n, width), csr(column, row, value, width, n))
-        graphs = [
-            None if own is None else gcn_adjacency(own, size)
-            for own, size in zip(edges, sizes, strict=True)
-        ]
-        made = torch.tensor([place for place, own in enumerate(edges) if own is None])
-        # Nodes of two clients are never compared, so their columns may share numbers
-        active, place = torch.unique(column, return_inverse=True)
-        bounds = f * torch.arange(len(sizes) + 1, device=x.device)
-        starts = torch.searchsorted(active, bounds)
-        rows = SparseRows(row, column, value, (n, int(starts.diff().max())))
-        made = made.long().to(x.device)
-        return cls(ptr, joined, turn_of(joined), rows, place - starts[owner[row]], graphs, made)
-
-    @property
-    def sizes(self) -> list[int]:
-        return group_sizes(self.ptr)
-
-
 class Learned(NamedTuple):
     """The graphs that given weights make, with their gradient."""
 
-    weights: tuple[int, ...]  # what tells these weights from others
+    versions: list[int]  # of the weights
     pattern: Pattern  # the entries of all clients' graphs
     similarities: Tensor  # [n, k] kept similarities
     entries: Tensor  # [2nk + n] the normalised entries
-
-
-class Drops(NamedTuple):
-    """Factors of one step's dropout: 0 or 1 / (1 - p); None: no dropout."""
-
-    inputs: Tensor | None = None  # [z] for each entry of the features, node by node
-    hidden: Tensor | None = None  # [n, h] for each number in the hidden layer
-
-
-NOTHING = Drops()
 
 
 @built_with(
@@ -176,13 +135,13 @@ class StructureModel(nn.ParameterDict):
         self.how, self.split = how, [hidden, hidden * classes, classes]
         self.arguments = {"features": features, "hidden": hidden, "classes": classes, "name": name}
         self.arguments["graph"] = {key: asdict(how)[key] for key in SAVED}
-        self.data: Clients | None = None  # of whom this is the model, or the models
-        self.has_edges: Tensor | None = None  # [c]
-        self.received: object = None  # what the server sent last, and how often it has sent
-        self.sent = 0
-        self.drops: list[tuple[Drops, Drops]] = []  # of a round's further steps
-        self.last: tuple[Tensor, Tensor] | None = None  # the last step's log-shares of H and of Z
-        self._lone: Clients | None = None  # the clients whose graphs are made
+        self.batch: GraphBatch | None = None  # of whom this is the model, or the models
+        self.has_edges = torch.zeros(0, dtype=torch.bool)  # [c]
+        self.drops: dict[str, list[DropoutMask]] = {}  # of a round's further steps
+        self._turn: Tensor = torch.zeros(0)  # of the batch's features
+        self._lone: GraphBatch | None = None  # the clients whose graphs are made
+        self._made: Tensor = torch.zeros(0, dtype=torch.long)  # [g] their places
+        self._given: list[Adjacency] = []  # each client's own graph
         self._learned: Learned | None = None
         self._graph: tuple[object, Adjacency] | None = None
 
@@ -194,108 +153,124 @@ class StructureModel(nn.ParameterDict):
         """
         if edge_index is None and self.kind == TRUE:
             raise ValueError("edge_index: this client's network needs edges")
-        self.hold(x, [edge_index], [len(x)])
+        n = len(x)
+        y, nobody = torch.full((n,), -1), torch.zeros(n, dtype=torch.bool)
+        nodes = torch.arange(n)
+        self.hold([ClientGraph(-1, nodes, x, y, edge_index, None, nobody, nobody, nobody)])
         with torch.no_grad():
             return self.logits()
 
-    def hold(self, x: Tensor, edges: Sequence[Tensor | None], sizes: Sequence[int]) -> None:
-        """Work from now on with these clients' features ``[n, f]`` and edges, None of graphless."""
-        self.has_edges = torch.tensor([own is not None for own in edges], device=x.device)
-        none = torch.zeros(2, 0, dtype=torch.int64, device=x.device)
-        if self.kind in (LEARNED, KNN):
-            used = list(edges)
-        else:
-            used = [none if own is None or self.kind == NONE else own for own in edges]
-        self.data, self._learned, self._graph = Clients.of(x, used, sizes), None, None
-        lone, parts = self.data.made.tolist(), x.split(list(sizes))
-        self._lone = None
-        if lone:
-            own = torch.cat([parts[place] for place in lone])
-            self._lone = Clients.of(own, [None] * len(lone), [sizes[place] for place in lone])
+    def hold(self, graphs: Sequence[ClientGraph], device: torch.device | str = "cpu") -> None:
+        """Work with these clients' graphs from now on."""
+        none = torch.zeros(2, 0, dtype=torch.int64)
+        edges = [
+            graph.hidden_edges if self.kind == TRUE and graph.is_graphless else graph.edge_index
+            for graph in graphs
+        ]
+        used = [none if own is None or self.kind == NONE else own for own in edges]
+        every: Any = [replace(g, edge_index=own) for g, own in zip(graphs, used, strict=True)]
+        self.batch = pack_graphs(every, device)
+        self._turn = turn_of(self.batch.x)
+        self._given, self._learned, self._graph = (
+            self.batch.graph.blocks(self.batch.ptr),
+            None,
+            None,
+        )
+        self.has_edges = torch.tensor([not graph.is_graphless for graph in graphs], device=device)
+        self._made = (~self.has_edges).nonzero()[:, 0][: None if self.makes_graphs else 0]
+        lone = [every[place] for place in self._made.tolist()]
+        self._lone = pack_graphs(lone, device) if lone else None
+
+    @property
+    def makes_graphs(self) -> bool:
+        return self.kind in (LEARNED, KNN)
 
     # Networks
 
     def stack(self, name: str) -> Tensor:
         """Return the clients' values of a parameter, ``[c, ...]``."""
-        assert self.data is not None
-        return self[name] if len(self.data.graphs) > 1 else self[name][None]
+        value: Tensor = self[name]
+        return value if len(self._given) > 1 else value[None]
 
     def network(self, part: str) -> tuple[Tensor, Tensor]:
-        return self.stack(f"{part}-first"), self.stack(f"{part}-rest")
-
-    def own(self) -> tuple[Tensor, Tensor]:
-        """Return the networks that classify: of Fed-GNNMLP, those that each client has."""
-        if self.kind != OWN:
-            return self.network(GNN)
-        assert self.has_edges is not None
-        (one, rest), (other, last) = self.network(GNN), self.network(MLP)
-        has = self.has_edges[:, None]
-        return torch.where(has[..., None], one, other), torch.where(has, rest, last)
+        """Return first layers ``[c, f, h]`` and the rest; of Fed-GNNMLP what each client has."""
+        first, rest = self.stack(f"{part}-first"), self.stack(f"{part}-rest")
+        if self.kind == OWN and part == GNN:
+            (other, last), has = self.network(MLP), self.has_edges[:, None]
+            return torch.where(has[..., None], first, other), torch.where(has, rest, last)
+        return first, rest
 
     def lay(self, rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split rows ``[c, D]`` into the first bias, the second layer's matrix and its bias."""
         bias, weight, last = rest.split(self.split, dim=1)
         return bias, weight.unflatten(1, (self.split[0], self.split[2])), last
 
-    def logits(self, part: str = "", drops: Drops = NOTHING) -> Tensor:
-        """Return the logits of all nodes ``[n, k]``: ``H``, or of ``part`` without a graph."""
-        assert self.data is not None
-        data, (first, rest) = self.data, self.network(part) if part else self.own()
-        return self._logits(data, None if part else self.graph(), first, rest, drops)
+    def logits(self, part: str = GNN, *, is_step: bool = False) -> Tensor:
+        """Return the logits of all nodes ``[n, k]``: ``H``, or ``Z``, for which no edge counts."""
+        assert self.batch is not None
+        graph = self.graph() if part == GNN else None
+        drops = self.drops[part].pop(0) if is_step and self.drops.get(part) else NO_DROPS
+        return self._logits(self.batch, graph, self.network(part), drops)
 
     def _logits(
         self,
-        data: Clients,
+        batch: GraphBatch,
         graph: Adjacency | None,
-        first: Tensor,
-        rest: Tensor,
-        drops: Drops = NOTHING,
+        network: tuple[Tensor, Tensor],
+        drops: DropoutMask = NO_DROPS,
     ) -> Tensor:
-        x, (bias, weight, last) = data.x, self.lay(rest)
+        x, (bias, weight, last) = batch.x, self.lay(network[1])
         if drops.inputs is not None:
-            x = with_dropout(x, data.turn, drops.inputs)
-        hidden = propagate(x, first.flatten(0, 1))
+            x = with_dropout(x, self._turn, drops.inputs)
+        hidden = propagate(x, _rows(network[0], batch))
         hidden = hidden if graph is None else propagate(graph, hidden)
-        hidden = F.relu_(grouped_add(hidden, bias, data.ptr))
+        hidden = F.relu_(grouped_add(hidden, bias, batch.ptr))
         hidden = hidden if drops.hidden is None else hidden * drops.hidden
         # Multiplying by the weights after the neighbours' sum gives the same, and includes the bias
         hidden = hidden if graph is None else propagate(graph, hidden)
-        return grouped_linear(hidden, weight, last, data.ptr)
+        return grouped_linear(hidden, weight, last, batch.ptr)
 
-    def contrast(self) -> Tensor:
+    def contrast(self) -> dict[int, Tensor]:
         """Return ``L_c`` of each graphless client (equations 8 and 9); its gradient is phi's."""
-        assert self.data is not None and self._lone is not None
-        lone, places, learned = self._lone, self.data.made, self.learned()
+        if self.kind != LEARNED or self._lone is None:
+            return {}
+        lone, learned = self._lone, self.learned()
         self._learned = None  # a gradient can be taken once
         theta, omega = (
-            [value.detach()[places] for value in self.network(part)] for part in (GNN, MLP)
+            tuple(value.detach()[self._made] for value in self.network(part)) for part in (GNN, MLP)
         )
-        z, lifted = self._logits(lone, None, *omega), propagate(lone.x, theta[0].flatten(0, 1))
+        z, lifted = self._logits(lone, None, omega), propagate(lone.x, _rows(theta[0], lone))
         bias, weight, last = self.lay(theta[1])
         hidden = weighted_propagate(learned.pattern, learned.entries, lifted)
         hidden = F.relu(grouped_add(hidden, bias, lone.ptr))
         around = weighted_propagate(learned.pattern, learned.entries, hidden)
-        h, every = grouped_linear(around, weight, last, lone.ptr), torch.arange(lone.ptr[-1])
-        every, sizes = every.to(h.device), torch.tensor(lone.sizes, device=h.device)
-        return nt_xent(h, z, every, lone.ptr, lone.ptr, self.how.tau) / sizes
+        h = grouped_linear(around, weight, last, lone.ptr)
+        every = torch.arange(lone.ptr[-1], device=h.device)
+        sums = nt_xent(h, z, every, lone.ptr, lone.ptr, self.how.tau)
+        each = zip(sums.unbind(), group_sizes(lone.ptr), strict=True)
+        return {at: one / n for at, (one, n) in zip(self._made.tolist(), each, strict=True)}
 
     # Graphs
 
     def graph(self) -> Adjacency:
         """Return the normalised graph of all clients, made graphs among the given ones."""
-        assert self.data is not None
         learned = None if self._lone is None else self.learned()
         if self._graph is None or self._graph[0] is not learned:
-            graphs = [*self.data.graphs]
+            graphs = [*self._given]
             if learned is not None and self._lone is not None:
                 whole = to_adjacency(learned.pattern, learned.entries)
                 if self.kind == KNN:
                     whole = gcn_adjacency(self.neighbours(), self._lone.ptr[-1])
-                made = iter(whole.blocks(self._lone.ptr))
-                graphs = [next(made) if one is None else one for one in graphs]
-            joined = block_diagonal([one for one in graphs if one is not None])
-            self._graph = learned, joined
+                made = zip(self._made.tolist(), whole.blocks(self._lone.ptr), strict=True)
+                for place, one in made:
+                    graphs[place] = one
+            self._graph = learned, block_diagonal(graphs)
         return self._graph[1]
+
+    def forget_neighbours(self) -> None:
+        """Make anew the graphs that compare the hidden layers of the server's model."""
+        if self.how.knn_on == ENCODER:
+            self._learned = None
 
     def neighbours(self) -> Tensor:
         """Return the edges of the made graphs, ``[2, e]``: both directions, sorted."""
@@ -308,12 +283,9 @@ class StructureModel(nn.ParameterDict):
         """Return the made graphs: the same, with their gradient, until the weights change."""
         lone = self._lone
         assert lone is not None
-        in_hidden = self.kind == KNN and self.how.knn_on == ENCODER
-        weights = [t._version for n, t in self.items() if n.startswith(LEARNER)]
-        key = (self.sent if in_hidden else 0, *weights)
-        if self._learned is None or self._learned.weights != key:
-            e, k = self._hidden_alone() if in_hidden else self._encoded(), self.how.neighbours
-            similarity = self.how.similarity
+        versions = [t._version for n, t in self.items() if n.startswith(LEARNER)]
+        if self._learned is None or self._learned.versions != versions:
+            e, k, similarity = self._compared(lone), self.how.neighbours, self.how.similarity
             if similarity == "cosine":  # the inner product of unit vectors, made for all at once
                 e, similarity = comparable(e, similarity), "inner"
             near, kept = [], []
@@ -323,28 +295,31 @@ class StructureModel(nn.ParameterDict):
                 kept.append(kept_similarity(own, found.neighbours, similarity, found.products))
             pattern, similarities = symmetric_pattern(torch.cat(near)), torch.cat(kept)
             entries = learned_adjacency(similarities, pattern)
-            self._learned = Learned(key, pattern, similarities, entries)
+            self._learned = Learned(versions, pattern, similarities, entries)
         return self._learned
 
-    @torch.no_grad()
-    def _hidden_alone(self) -> Tensor:
-        """Return the hidden layer of each graphless client's node, without neighbours."""
-        assert self.data is not None and self._lone is not None
-        first, rest = (value[self.data.made] for value in self.network(GNN))
-        lifted = propagate(self._lone.x, first.flatten(0, 1))
-        return F.relu(grouped_add(lifted, self.lay(rest)[0], self._lone.ptr))
-
-    def _encoded(self) -> Rows:
-        assert self.data is not None and self._lone is not None
-        lone, is_knn = self._lone, self.kind == KNN
-        names = [] if is_knn else [name for name in self if name.startswith(LEARNER)]
-        phi = [self.stack(name)[self.data.made] for name in names]
+    def _compared(self, lone: GraphBatch) -> Rows:
+        """Return what is compared of each node: encoded features, or a hidden layer."""
+        if self.kind == KNN and self.how.knn_on == ENCODER:  # without neighbours
+            first, rest = (value.detach()[self._made] for value in self.network(GNN))
+            lifted = propagate(lone.x, _rows(first, lone))
+            return F.relu(grouped_add(lifted, self.lay(rest)[0], lone.ptr))
+        phi = [self.stack(name)[self._made] for name in self if name.startswith(LEARNER)]
         if phi and self.how.encoder == "mlp":
             w = self.how.width
-            rest = phi[1].view(len(lone.graphs), self.how.layers - 1, w, w)
-            return mlp_encode(lone.x, phi[0].flatten(0, 1), rest, lone.ptr)
-        e = attentive_encode(lone.rows, phi[0].flatten(0, 1).T) if phi else lone.rows
-        return e._replace(col=lone.column)
+            rest = phi[1].view(lone.size, self.how.layers - 1, w, w)
+            return mlp_encode(lone.x, _rows(phi[0], lone), rest, lone.ptr)
+        row, column, value = entries(lone.x.matrix)
+        e = SparseRows(row, column, value, (lone.ptr[-1], max(group_sizes(lone.row_ptr))))
+        e = attentive_encode(e, _rows(phi[0], lone).T) if phi else e
+        # Nodes of two clients are never compared, so columns of different clients share numbers
+        starts = torch.tensor(lone.row_ptr, device=row.device)[lone.node_client[row]]
+        return e._replace(col=column - starts)
+
+
+def _rows(first: Tensor, batch: GraphBatch) -> Tensor:
+    """Return the active rows ``[r, h]`` of first layers ``[c, f, h]``."""
+    return first.flatten(0, 1)[batch.row_client * batch.num_features + batch.feature]
 
 
 def _pieces(e: Rows, ptr: list[int]) -> list[tuple[int, Rows]]:
@@ -406,18 +381,17 @@ def predict(model: StructureModel, graph: NewGraph, steps: int = 0) -> Tensor:
     edges = edges if edges is not None and edges.numel() else None
     if edges is None and model.kind == TRUE:
         raise DataError("the graph has no edges, which the client's model needs")
-    if edges is None and model.kind in (LEARNED, KNN) and len(x) <= model.how.neighbours:
+    if edges is None and model.makes_graphs and len(x) <= model.how.neighbours:
         more = f"must have more than graph.neighbours={model.how.neighbours}"
         raise DataError(f"the graph has {len(x)} nodes, {more}")
     if model.kind == OWN and not model[f"{MLP if edges is None else GNN}-share"] > 0:
         raise OutputError("no client of the run has a model for such a graph")
-    model.hold(x, [edges], [len(x)])
-    if edges is None and model.kind == LEARNED:
-        phi = [value for name, value in model.items() if name.startswith(LEARNER)]
-        adam = Adam(phi, lr=model.how.learning_rate)
-        for _ in range(steps):
+    logits = model(x, edges)
+    adam = Adam([model[n] for n in model if n.startswith(LEARNER)], lr=model.how.learning_rate)
+    for _ in range(steps if edges is None else 0):
+        for loss in model.contrast().values():
             adam.zero_grad()
-            model.contrast().sum().backward()
+            loss.backward()
             adam.step()
     with torch.no_grad():
-        return model.logits()
+        return model.logits() if steps else logits

@@ -33,8 +33,8 @@ other graphs. FedProto is ``fed_proto.py`` on these clients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,7 +48,7 @@ from flower_graph.client.learner import Cohort, GraphOnDevice, Learner, LocalGra
 from flower_graph.client.module_client import ModuleClient, ModuleSettings
 from flower_graph.client.state import Tensors
 from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
-from flower_graph.engine.graph_batch import check_sizes, draw_mask, log_shares
+from flower_graph.engine.graph_batch import DropoutMask, check_sizes, draw_kept, log_shares
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.graph_learner import edge_agreement
 from flower_graph.ops.grouped import one_thread
@@ -67,18 +67,15 @@ from flower_graph.strategies.fedgls.modules import (
     GNN,
     LEARNER,
     MLP,
-    NOTHING,
-    Drops,
     StructureModel,
     first_model,
 )
-from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
+from flower_graph.wire.arrays import Config, Measurements, Parameters
 from flower_graph.wire.averaging import (
     ClientMean,
     ClientReply,
     Measured,
     PerClient,
-    Rows,
     Trained,
     mean_of,
     sums,
@@ -96,10 +93,8 @@ class StructureTrained(Trained, up="train", kw_only=True):
     """The entries of ``fit`` besides arrays."""
 
     # Flower needs the same names from all, even from SuperNodes without graphless clients.
-
-    # with `distillation`: losses summed over clients, divided by `num-examples`
+    # `L_c` summed over clients, divided by `num-examples`
     contrast: Annotated[PerClient, ClientMean()] = NONE
-    distillation: Annotated[PerClient, ClientMean()] = NONE
 
 
 class StructureMeasured(Measured, up="evaluate", kw_only=True):
@@ -153,7 +148,6 @@ class StructureClient(ModuleClient):
     """
 
     graphs: list[ClientGraph]
-    recovers = True
 
     # Any: arguments are those of its parent
     def __init__(
@@ -172,7 +166,7 @@ class StructureClient(ModuleClient):
         if settings.graphs in (LEARNED, KNN):
             check_neighbours(graphs, settings.graph.neighbours)
         self.structure = settings
-        self._losses: dict[int, dict[str, Tensor]] = {}  # of this message, by client
+        self._contrast: dict[int, Tensor] = {}  # L_c in this message, by client
 
     # What a ready client may say anew
 
@@ -185,14 +179,12 @@ class StructureClient(ModuleClient):
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
         """Return equations 10 and 11 of one step."""
         model, train = self._holding(module, graph), graph.masks["train"]
-        drops = model.drops.pop(0) if model.drops else (NOTHING, NOTHING)
-        own = log_shares(model.logits(drops=drops[0]))  # [k, n]
+        own = log_shares(model.logits(is_step=True))  # [k, n]
         losses = -own.gather(0, graph.y.clamp(min=0)[None])[0, train]
         total = graph.sum_of_means(losses, train)
         if model.kind == LEARNED:  # the divergence's other term depends on H alone
-            student = log_shares(model.logits(MLP, drops[1]))
-            model.last = own.detach(), student.detach()
-            teaching = (model.last[0].exp() * student).sum(0)
+            student = log_shares(model.logits(MLP, is_step=True))
+            teaching = (own.detach().exp() * student).sum(0)
             total = total - graph.sum_of_means(teaching, torch.ones_like(train))
         return total
 
@@ -200,75 +192,56 @@ class StructureClient(ModuleClient):
         """Step phi on ``L_c``, with theta and omega as the server gave them (step 2)."""
         model, adam = self._holding(learner.module, learner.graph), learner.optimiser
         clients, how = learner.graph.clients, self.structure
-        model.drops = list(self._dropout(model, clients, server_round))
+        # Dropout depends on client, network and round alone, not on who shares a cohort
+        seed, rates = self.settings.seed, (how.model.input_dropout, how.model.dropout)
+        assert model.batch is not None
+        for is_mlp in (False, True)[: 1 + (model.kind == LEARNED)]:
+            chances = [generator(seed, "dropout", one, is_mlp, server_round) for one in clients]
+            steps, hidden = self.settings.local_epochs, how.model.hidden
+            kept = draw_kept(model.batch, chances, steps, hidden, *rates)
+            model.drops[MLP if is_mlp else GNN] = [
+                DropoutMask(*(part if part is None else part[step] for part in kept))
+                for step in range(steps)
+            ]
         if how.strategy.optimiser == "reset":
             for name, value in model.items():
                 for moment in () if name.startswith(LEARNER) else adam.state[value].values():
                     moment.zero_()
-        if model.kind != LEARNED or model.data is None or not model.data.made.numel():
-            return
         adam.zero_grad()
         losses = model.contrast()
-        losses.sum().backward()
-        rates = adam.lr, adam.weight_decay
+        if not losses:
+            return
+        torch.stack([*losses.values()]).sum().backward()
         adam.lr, adam.weight_decay = how.graph.learning_rate, 0.0
         adam.step()
-        adam.lr, adam.weight_decay = rates
-        for place, loss in zip(model.data.made.tolist(), losses.detach().cpu(), strict=True):
-            self._losses[clients[place]] = {"contrast": loss}
+        adam.lr, adam.weight_decay = self.settings.learning_rate, self.settings.weight_decay
+        self._contrast |= {clients[at]: loss.detach().cpu() for at, loss in losses.items()}
 
     def finish(self, learner: Learner) -> None:
-        """Note losses; take back what changed without a gradient; reset who diverged."""
-        model, clients = self._holding(learner.module, learner.graph), learner.graph.clients
-        assert model.data is not None and model.has_edges is not None
-        if model.last is not None:
-            apart = (model.last[0].exp() * (model.last[0] - model.last[1])).sum(0).cpu()
-            for client, own in zip(clients, apart.split(model.data.sizes), strict=True):
-                self._losses.setdefault(client, {})["distillation"] = own.mean()
+        """Take back what changed without a gradient, and what counts nothing in the sum."""
+        model = self._holding(learner.module, learner.graph)
+        batch = model.batch
+        assert batch is not None
         # A row whose feature a client lacks has no gradient: weight decay alone would move it by
         # Adam's full step, against the clients that have the feature.
-        entries = torch.bincount(
-            model.data.x.matrix.col_indices(), minlength=model.data.x.matrix.shape[1]
-        )
+        has = torch.zeros(batch.size, batch.num_features, dtype=torch.bool, device=self.device)
+        has[batch.row_client, batch.feature] = True
         for name in (f"{GNN}-first", f"{MLP}-first"):
             if name in self.received and name in model:
-                weight = model[name]
-                lacks = entries[: weight.shape[:-1].numel()].view(*weight.shape[:-1], 1) == 0
-                weight.copy_(torch.where(lacks, self.received[name], weight))
+                kept = has.view(*model[name].shape[:-1], 1)
+                model[name].copy_(torch.where(kept, model[name], self.received[name]))
         if model.kind == OWN:  # what a client lacks counts nothing in the sum
             for part, has in ((GNN, model.has_edges), (MLP, ~model.has_edges)):
                 for name in ("first", "rest", "share"):
                     value = model.stack(f"{part}-{name}")
                     value.mul_(has.view(-1, *[1] * (value.dim() - 1)))
                 model.stack(f"{part}-share").copy_(has[:, None])
-        networks = [name for name in model if not name.startswith(LEARNER)]
-        for names in (networks, [name for name in model if name not in networks]):
-            totals = [model.stack(name).flatten(1).sum(1) for name in names]
-            bad = [] if not names else (~torch.stack(totals).sum(0).isfinite()).nonzero()[:, 0]
-            if len(bad):
-                self._reset(learner, names, bad)
-
-    def _reset(self, learner: Learner, names: Sequence[str], places: Tensor) -> None:
-        """Forget the moments of clients that have diverged; phi also begins anew."""
-        model, start = self._holding(learner.module, learner.graph), first_model(self.structure)
-        for name in names:
-            for moment in learner.optimiser.state.get(model[name], {}).values():
-                stack = moment if len(learner.graph.clients) > 1 else moment[None]
-                stack[places.to(moment.device)] = 0
-            if name.startswith(LEARNER):
-                model.stack(name)[places] = start[name].to(self.device)
 
     # Answers
 
-    def fit(self, parameters: Parameters, config: Config) -> Answer:
-        arrays, weight, said = super().fit(parameters, config)
-        return arrays, weight, {**said, **self._said(weight, *self._losses)}
-
-    def fit_each(self, parameters: Parameters, config: Config) -> Rows:
-        rows = super().fit_each(parameters, config)
-        for client, (arrays, weight, said) in rows.answers.items():
-            rows.answers[client] = arrays, weight, {**said, **self._said(weight, client)}
-        return rows
+    def measured(self, clients: Sequence[int], weight: int) -> dict[str, float]:
+        values = [self._contrast[one] for one in clients if one in self._contrast]
+        return sums("contrast", torch.stack(values) if values else NONE, weight)
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         loss, weight, metrics = super().evaluate(parameters, config)
@@ -285,8 +258,8 @@ class StructureClient(ModuleClient):
     def _agreement(self, learner: Learner) -> dict[str, Tensor]:
         """Compare the made graphs with the true ones, if these are known."""
         model = self._holding(learner.module, learner.graph)
-        assert model.data is not None
-        made = [self._graph_of[learner.graph.clients[at]] for at in model.data.made.tolist()]
+        graphs = [self._graph_of[client] for client in learner.graph.clients]
+        made = [one for one in graphs if one.is_graphless and model.makes_graphs]
         true = [one.hidden_edges for one in made if one.hidden_edges is not None]
         if not made or len(true) < len(made):
             return {}
@@ -296,51 +269,16 @@ class StructureClient(ModuleClient):
         found = edge_agreement(model.neighbours(), edges.to(self.device), y.to(self.device), ptr)
         return {name: values.cpu() for name, values in found.items()}
 
-    def _said(self, weight: int, *clients: int) -> dict[str, float]:
-        result = {}
-        for name in ("contrast", "distillation"):
-            values = [own[name] for one in clients if name in (own := self._losses.get(one, {}))]
-            result |= sums(name, torch.stack(values) if values else NONE, weight)
-        return result
-
     def _holding(self, module: nn.Module, graph: GraphOnDevice) -> StructureModel:
         """Return a model that has the graphs of its clients."""
         assert isinstance(module, StructureModel)
-        if module.data is None:
-            own = [self._graph_of[client] for client in graph.clients]
-            edges = [one.edge_index for one in own]
-            if module.kind == TRUE:
-                edges = [one.hidden_edges if one.is_graphless else one.edge_index for one in own]
-            placed = [None if one is None else one.to(self.device) for one in edges]
-            module.hold(graph.x, placed, [len(one.y) for one in own])
-        if module.received is not self.received:
-            module.received, module.sent = self.received, module.sent + 1
+        if module.batch is None:
+            module.hold([self._graph_of[client] for client in graph.clients], self.device)
         return module
 
-    def _dropout(
-        self, model: StructureModel, clients: Sequence[int], server_round: int
-    ) -> Iterator[tuple[Drops, Drops]]:
-        """Draw a round's dropout, which depends on client, model and round alone."""
-        # By a generator of each client and model, so that the draws do not depend on who shares a
-        # cohort, and the draws for all steps at once
-        assert model.data is not None
-        how, epochs = self.structure.model, self.settings.local_epochs
-        ends = model.data.x.matrix.crow_indices()[model.data.ptr].diff().tolist()
-        drawn = []
-        for is_mlp in (False, True)[: 1 + (model.kind == LEARNED)]:
-            inputs, hidden = [], []
-            for client, entries, n in zip(clients, ends, model.data.sizes, strict=True):
-                words = self.settings.seed, "dropout", client, is_mlp, server_round
-                rng = generator(*words)
-                if how.input_dropout:
-                    inputs.append(draw_mask((epochs, entries), how.input_dropout, rng))
-                if how.dropout:
-                    hidden.append(draw_mask((epochs, n, how.hidden), how.dropout, rng))
-            parts = [torch.cat(p, 1).to(self.device) if p else None for p in (inputs, hidden)]
-            drawn.append(
-                [Drops(*(None if p is None else p[e] for p in parts)) for e in range(epochs)]
-            )
-        yield from ((one[0], one[-1]) for one in zip(*drawn, strict=True))
+    def _take_over(self, cohort: Cohort, learner: Learner, begun: Mapping[int, Parameters]) -> None:
+        super()._take_over(cohort, learner, begun)
+        self._holding(learner.module, learner.graph).forget_neighbours()
 
     def _build(self, tensors: Tensors) -> tuple[Cohort, Tensors]:
         cohort, placed = super()._build(tensors)
@@ -348,8 +286,9 @@ class StructureClient(ModuleClient):
             placed[name] = stack.contiguous()
         return cohort, placed
 
-    def _drawing(self, graph: GraphOnDevice, server_round: int) -> AbstractContextManager[None]:
-        return nullcontext()  # dropout is drawn above
+    @contextmanager
+    def _drawing(self, graph: GraphOnDevice, server_round: int) -> Iterator[None]:
+        yield  # dropout is drawn above
 
     @contextmanager
     def _opened(self) -> Iterator[Cohort]:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 from flwr.app import Context
+from flwr.serverapp.strategy import FedProx
 from torch import Tensor, nn
 
 from flower_graph.client.learner import GraphOnDevice, LocalGraph
@@ -121,12 +122,12 @@ class EgoFedAvg(ModuleFedAvg):
         return super().fixed_settings() | asdict(self.ego)
 
 
-class EgoFedProx(EgoFedAvg):
+class EgoFedProx(EgoFedAvg, FedProx):
     """FedProx for ``EgoModelClient``; the weight is ``settings.proximal``."""
 
-    @property
-    def proximal(self) -> float:
-        return self.ego.proximal
+    # Any: arguments are those of its parent
+    def __init__(self, settings: EgoSettings, **more: Any) -> None:
+        super().__init__(settings, proximal_mu=settings.proximal, **more)
 
 
 class SelfTraining(EgoFedAvg):

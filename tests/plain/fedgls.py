@@ -134,7 +134,7 @@ class Client:
         self.kind = int(alone)  # which model its first net is: theta is number 0, omega 1
         numbers = (0, 1) if method == "structure-fedavg" else (self.kind,)
         self.nets = [Net(starts[number], settings) for number in numbers]
-        self.contrast = self.distillation = torch.nan
+        self.contrast = torch.nan
 
     def begin(self, models: Sequence[Any]) -> None:
         for number, net in enumerate(self.nets, start=self.kind):
@@ -174,7 +174,6 @@ class Client:
                 student = self.nets[1](x[1], None, drops[1].hidden[at[1]]).softmax(1)
                 p = logits.detach().softmax(1)
                 losses.append((p * (p / student).log()).sum(1).mean())
-                self.distillation = losses[1].item()
             for net, loss in zip(self.nets, losses, strict=True):
                 step(net, loss)
 
@@ -184,7 +183,7 @@ class Federation:
 
     def __init__(self, graphs: Any, settings: Any, starts: Any, phi: Sequence[Tensor]) -> None:
         self.clients = [Client(graph, settings, starts, phi) for graph in graphs]
-        self.models = list(starts)
+        self.models, self.phi = list(starts), phi
 
     def learn(self) -> None:
         gnn, encoder = self.nets

@@ -13,14 +13,12 @@ from flower_graph.strategies.fedgls.strategy import (
 
 
 def test_what_training_says_by_hand() -> None:
-    losses = {"contrast": torch.tensor([3.0, math.nan]), "distillation": torch.tensor([1.0, 2.0])}
-    said = StructureTrained(weight=10, clients=3, left_out={3: "no"}, **losses).to_config()
+    losses = torch.tensor([3.0, math.nan])
+    said = StructureTrained(weight=10, clients=3, left_out={3: "no"}, contrast=losses).to_config()
     assert said == {
         "clients": 3,
         "contrast": 0.3,
         "has-contrast": 0.1,
-        "distillation": 0.3,
-        "has-distillation": 0.2,
         "left-out": ["3:no"],
     }
     nothing = StructureTrained(weight=10, clients=3).to_config()

@@ -176,8 +176,7 @@ def plain_without(own: StructureSettings, *bad: int) -> Federation:
         left_out = bad if number == 2 else ()
         for client in federation.clients:
             if client.graph.client in left_out:  # begins anew
-                for net in client.nets:
-                    net.new_optimiser()
+                client.__init__(client.graph, own, federation.models, federation.phi)
         federation.average(left_out)
     return federation
 
