@@ -145,7 +145,7 @@ def link_lines(run: Run, args: argparse.Namespace) -> list[list[str]]:
             asked = [pair for pair in pairs if set(pair) <= place.keys()]
         elif args.node in place:
             linked = own.other[own.node.astype(str) == args.node].astype(str).tolist()
-            asked = [(args.node, name) for name in place if name not in (args.node, *linked)]
+            asked = [[args.node, name] for name in place if name not in (args.node, *linked)]
         else:
             continue
         ends = torch.tensor([[place[name] for name in pair] for pair in asked]).long().view(-1, 2).T
