@@ -36,18 +36,14 @@ def list_command(args: argparse.Namespace) -> int:
     """Print methods, data sets, and configs with whether their data are there."""
     apps, configs = known_apps(), list_configs()
     width = max(map(len, (*apps, *configs)))
-    say("methods (app):", *(_row(name, width, describe_app(name)) for name in apps))
+    say("methods (app):", *(f"  {name:{width}}  {describe_app(name)}".rstrip() for name in apps))
     say("configs (CONFIG), and where their data are if they do not come with the package:")
     for name in configs:
         where = presence(data_name_of(name))
         note = "" if where == HERE else f" [{where}]"
-        say(_row(name, width, describe_config(name) + note))
+        say(f"  {name:{width}}  {describe_config(name)}{note}".rstrip())
     say("data sets (data.name):", *(f"  {line}" for line in (*known_names(), *OTHER_DATA)))
     return 0
-
-
-def _row(name: str, width: int, text: str) -> str:
-    return f"  {name:{width}}  {text}".rstrip()
 
 
 def show_command(args: argparse.Namespace) -> int:
