@@ -54,8 +54,8 @@ def in_parallel(
 
 def worker_pool(workers: int, apps: Sequence[Path] = ()) -> ProcessPoolExecutor:
     """Make a pool of processes with one thread each."""
-    how = {"initializer": _prepare_worker, "initargs": (apps,)}
-    return ProcessPoolExecutor(workers, get_context("spawn"), **how)
+    spawn = get_context("spawn")
+    return ProcessPoolExecutor(workers, spawn, initializer=_prepare_worker, initargs=(apps,))
 
 
 def workers_for(tasks: Sequence[object]) -> int:

@@ -225,32 +225,6 @@ def test_flwr_engine_gets_paths_in_full(
     assert capsys.readouterr().err == "error: `flwr run` ended without a result\n"
 
 
-def test_a_run_of_a_yaml_elsewhere_is_gone_on_with_from_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    (tmp_path / "mine" / "people").mkdir(parents=True)
-    names = [f"{node},{node % 2},{node % 3},1" for node in range(30)]
-    edges = [f"{node},{(node + 2) % 30}" for node in range(30)]
-    nodes = "\n".join(["name,label,a,b", *names])
-    (tmp_path / "mine" / "people" / "nodes.csv").write_text(nodes, encoding="utf-8")
-    (tmp_path / "mine" / "people" / "edges.csv").write_text(
-        "\n".join(["source,target", *edges]), encoding="utf-8"
-    )
-    (tmp_path / "mine" / "run.yaml").write_text(
-        "rounds: 1\ncheckpoint_every: 1\ndevice: cpu\n"
-        "data: {name: people, split: random, ratios: [0.4, 0.3, 0.3]}\n",
-        encoding="utf-8",
-    )
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["run", "mine/run.yaml", "--out", "out", "--quiet"]) == 0
-    monkeypatch.chdir("/")
-    assert cli.main(["run", "--resume", str(tmp_path / "out"), "rounds=2", "--quiet"]) == 0
-    result = json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))
-    assert (result["rounds"], result["clients"]) == (2, 30)
-    assert cli.main(["show", str(tmp_path / "mine" / "run.yaml")]) == 0
-    assert f"name: {tmp_path}/mine/people\n" in capsys.readouterr().out
-
-
 def test_show_explains_every_key_in_yaml_that_is_read_back(
     tmp_path: Path, capsys: Captured
 ) -> None:

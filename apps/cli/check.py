@@ -32,6 +32,7 @@ from flower_graph.storage.files import new_folder, write_json
 from flower_graph.storage.reading import Tree
 
 OWN = "own-graph"  # the config of each method that fits any data
+CLIENT = "flower_graph.client.module_client"  # which says whether clients train one by one
 JSON, PICTURE = "check.json", "check.png"
 
 
@@ -140,7 +141,10 @@ def _tried(name: str, config: RunConfig, description: Survey) -> Tree:
         check_run(config)
         given = as_graph(method.data(config)).notes
         cut = method.partition(config)
-        with withheld("flower_graph", logging.WARNING) as said:
+        with (
+            withheld("flower_graph", logging.WARNING) as said,
+            withheld(CLIENT, logging.INFO) as more,
+        ):
             seconds = [report.seconds for report in first_rounds(config)]
     except (ConfigError, DataError) as error:
         return {"refused": str(error)}
@@ -148,7 +152,10 @@ def _tried(name: str, config: RunConfig, description: Survey) -> Tree:
     warnings = [*_warnings(config, description), caveat, *(one.getMessage() for one in said)]
     first, each = seconds[0], median(seconds[1:] or seconds)
     result = {
-        "notes": [note for note in given if note not in description.notes],
+        "notes": [
+            *(note for note in given if note not in description.notes),
+            *(one.getMessage() for one in more),
+        ],
         "clients": method.num_clients(config),
         "holdings": _holdings(config),
         "warnings": [*filter(None, warnings)],

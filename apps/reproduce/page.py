@@ -267,7 +267,7 @@ class Form(NamedTuple):
 
 TESTED, VALIDATED = (partial(_score, role=role) for role in ("test", "val"))
 BUDGET, NOISE = "epsilon-of-a-round", "noise-multiplier"
-FIGURES = {
+FIGURES: dict[str, Form] = {
     TEST: Form(partial(TESTED, metric=ACCURACY), "test"),
     LAST: Form(lambda run, *_: run.test_accuracy[-1], "last"),
     VALIDATION: Form(partial(VALIDATED, metric=ACCURACY), "best validation"),
@@ -420,9 +420,9 @@ def _form(figure: Figure, scale: int) -> tuple[float, str, bool]:
     if figure.over:
         is_value = any(one in figure.of for one in VALUE_SCORES)
         return (1, "+.2f", True) if is_value else (100, "+.1f", True)
-    _, _, spec, has_spread = FIGURES.get(figure.name, Form())
-    is_percent = scale > 1 and spec == ".3f" and "precision" not in figure.name
-    return (scale, ".1f", has_spread) if is_percent else (1, spec, has_spread)
+    form: Form = FIGURES.get(figure.name, Form())
+    is_percent = scale > 1 and form.spec == ".3f" and "precision" not in figure.name
+    return (scale, ".1f", form.has_spread) if is_percent else (1, form.spec, form.has_spread)
 
 
 def written(figure: Figure, row: Row, scale: int) -> str:

@@ -168,8 +168,8 @@ def thinned(curves: Curves) -> Curves:
 
 def plain_curves(reports: Sequence[RoundReport | Epoch]) -> Curves:
     """Make curves of loss and accuracies only."""
-    names = ("cross_entropy", "val_accuracy", "test_accuracy")
-    return Curves(*([getattr(one, name) for one in reports] for name in names))
+    val, test = zip(*((one.val_accuracy, one.test_accuracy) for one in reports), strict=True)
+    return Curves([one.cross_entropy for one in reports], [*val], [*test])
 
 
 def curves_of(

@@ -23,7 +23,7 @@ TEST, LAST, VALIDATION = "test-accuracy-at-best-val", "test-accuracy-last", "bes
 PLAIN = [TEST, LAST, VALIDATION, "rounds"]
 SPENT = ["steps-a-client", "MiB-a-client"]
 WITHIN, END = "test-accuracy-within", "the end"
-BASELINES: Methods = {  # methods without a GNN, by the name of their lines
+BASELINES: dict[str, dict[str, Any]] = {  # methods without a GNN, by the name of their lines
     name: {"trained": trained, "figures": [TEST], "tries": [()], "alone": [()]}
     for name, trained in {
         "own commonest class": "majority-per-client",

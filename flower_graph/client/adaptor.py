@@ -34,6 +34,7 @@ from flower_graph.outputs.client import ClientOutputs, KeepReply, KeepRequest, c
 from flower_graph.storage import checkpoint
 from flower_graph.storage.files import node_name, own_folder, own_place, state_key
 from flower_graph.storage.writing import remove, remove_empty
+from flower_graph.wire import keys
 from flower_graph.wire.arrays import (
     arrays_of,
     config_of,
@@ -43,19 +44,7 @@ from flower_graph.wire.arrays import (
     plain_value,
     reply_slots,
 )
-from flower_graph.wire.averaging import Rows
 from flower_graph.wire.client_errors import boundary, lost_reply
-from flower_graph.wire.keys import (
-    ARRAY_NAMES,
-    ARRAYS,
-    CONFIG,
-    FORMAT,
-    LOSS,
-    MESSAGE_FORMAT,
-    NUM_EXAMPLES,
-    ROW_EACH,
-    VERSION,
-)
 
 if TYPE_CHECKING:
     from flower_graph.storage.sealed import StateKey
@@ -168,22 +157,21 @@ def _train(action: str, client: NumPyClient, message: Message) -> Message:
         raise ValueError(f"{type(client).__name__} does not name {action!r} in its actions")
     slots, parameters = arrays_of(message)
     config = config_of(message)
-    if not action and config.get(ROW_EACH):
-        fit_each = getattr(client, "fit_each", None)
-        if fit_each is None:
-            raise TypeError(f"{ROW_EACH}: {type(client).__name__} has no fit_each to answer it")
-        rows: Rows = fit_each(parameters, config)
-        return Message(rows.to_record(slots), reply_to=message)
     method = action or "fit"
-    result = getattr(client, method)(parameters, config)
-    arrays, num_examples, given = _checked_result(method, result, (list,))
+    if action or not config.get(keys.ROW_EACH):
+        result = getattr(client, method)(parameters, config)
+        arrays, weight, given = _checked_result(method, result, (list,))
+    elif (fit_each := getattr(client, "fit_each", None)) is None:
+        raise TypeError(f"{keys.ROW_EACH}: {type(client).__name__} has no fit_each to answer it")
+    else:
+        arrays, weight, given = fit_each(parameters, config).joined()
     metrics = dict(given)
-    names = metrics.pop(ARRAY_NAMES, None)
+    names = metrics.pop(keys.ARRAY_NAMES, None)
     records: dict[str, Any] = {}
     for (record, key), values in zip(reply_slots(names, slots, len(arrays)), arrays, strict=True):
         records.setdefault(record, ArrayRecord())[key] = encode_array(f"{record}/{key}", values)
-    records = records or {ARRAYS: ArrayRecord()}
-    records |= metric_records({NUM_EXAMPLES: num_examples}, metrics)
+    records = records or {keys.ARRAYS: ArrayRecord()}
+    records |= metric_records({keys.NUM_EXAMPLES: weight}, metrics)
     return Message(RecordDict(records), reply_to=message)
 
 
@@ -191,7 +179,7 @@ def _evaluate(client: NumPyClient, message: Message) -> Message:
     _, parameters = arrays_of(message)
     result = client.evaluate(parameters, config_of(message))
     loss, num_examples, metrics = _checked_result("evaluate", result, (float, int, np.number))
-    content = metric_records({LOSS: float(loss), NUM_EXAMPLES: num_examples}, metrics)
+    content = metric_records({keys.LOSS: float(loss), keys.NUM_EXAMPLES: num_examples}, metrics)
     return Message(RecordDict(content), reply_to=message)
 
 
@@ -204,10 +192,10 @@ def _keep(client: NumPyClient, message: Message) -> Message:
 
 
 def _properties(properties: Mapping[str, object], message: Message) -> Message:
-    stamp: dict[str, Any] = {VERSION: __version__, MESSAGE_FORMAT: FORMAT}
+    stamp: dict[str, Any] = {keys.VERSION: __version__, keys.MESSAGE_FORMAT: keys.FORMAT}
     plain = {key: plain_value(key, value) for key, value in properties.items()}
     record = ConfigRecord(stamp | plain)
-    return Message(RecordDict({CONFIG: record}), reply_to=message)
+    return Message(RecordDict({keys.CONFIG: record}), reply_to=message)
 
 
 def _checked_result(

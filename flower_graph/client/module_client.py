@@ -66,6 +66,7 @@ PROXIMAL = "proximal-mu"  # the key of Flower's FedProx
 NO_EXAMPLE, NOT_FINITE = "no example to train on", "weights are not finite"
 LOGITS, STEP = "logits", MOMENTS[2]
 ONE_BY_ONE = ("steps", "prepare", "arrays")  # hooks of a client alone
+ALONE = "clients train client by client, not as one group: their module cannot be grouped"
 LOG = logging.getLogger(__name__)
 
 
@@ -496,6 +497,8 @@ class ModuleClient(NumPyClient):
         is_grouped = bool(self.first_layers) or self._can_group(module, graphs)
         if is_grouped:
             placed = {name: laid_out(stack) for name, stack in placed.items()}
+        elif len(graphs) > 1:
+            LOG.info(ALONE)
         by_rows = self.first_layers
         return Cohort(module, graphs, placed, self.optimiser, is_grouped, by_rows), placed
 

@@ -41,15 +41,12 @@ from flower_graph.wire.keys import (
 # What a run saves, and of which round
 ALL, ONLY_PREDICTIONS, NOTHING = SAVE = ("all", "predictions", "none")
 LAST, BEST = KEEP = ("last", "best")
-SPLITS = ("auto", "public", "geom-gcn", "random")
 AUTO, AUTO_DENSE, AS_IS, ROW, PRESENCE, STANDARDISE = FEATURES = (
     "auto", "auto-dense", "as-is", "row", "presence", "standardise",
 )  # fmt: skip
 REFUSE, MEAN, ONE_HOT = "refuse", "mean", "one-hot"
 POINT, COMMA = "point", "comma"
 NAME = Rule("a name, of a data set, a file or a column", lambda name: bool(name.strip()))
-NO_FEATURES = (REFUSE, "degree", ONE_HOT)
-DEVICES = ("auto", "cpu", "cuda")
 LOCAL_FORM, CENTRAL_FORM = FORMS = ("local", "central")
 WITHHOLD, REPORT = MEASUREMENTS = ("withhold", "report")
 NO_DEFENCE, KRUM, TRIMMED_MEAN, MEDIAN = ROBUST = ("none", "krum", "trimmed-mean", "median")
@@ -71,13 +68,6 @@ def some_of(allowed: Sequence[str], *, least: int) -> Rule:
 NODES, LINKS, VALUES = TASKS = ("nodes", "links", "values")
 
 SOME_METRICS = some_of(SCORES, least=1)
-METRICS_HELP = (
-    "what is reported of predictions; the first decides which round is the best. All but the "
-    "accuracy are those of all clients' predictions together: `flower-graph docs outputs#metrics`"
-)
-WITHHELD = (
-    "clients withhold what they measure; set metrics=[accuracy] or privacy.measurements=report"
-)
 
 
 def counting_of(metrics: Sequence[str]) -> str:
@@ -102,7 +92,7 @@ class DataConfig:
     """a known set, `Class/name` of PyG, `csbm`, or a path: `flower-graph docs own-data`"""
     root: str | None = setting(None)
     """folder of the raw data; null: `$FLOWER_GRAPH_DATA`, else a download"""
-    split: str = setting("public", choice(*SPLITS))
+    split: str = setting("public", choice("auto", "public", "geom-gcn", "random"))
     """the whole graph's split; `auto`: the graph's own masks, else drawn by `ratios`, by default
     0.6, 0.2, 0.2, of the labelled nodes"""
     split_seed: int | None = setting(0, SEED)
@@ -122,7 +112,7 @@ class DataConfig:
     feature_noise: float = setting(0.0, FRACTION)
     """chance of each of a node's features that is not 0 to move to another one, drawn by
     `data.split_seed`; not of clients' own graphs"""
-    no_features: str = setting("refuse", choice(*NO_FEATURES))
+    no_features: str = setting(REFUSE, choice(REFUSE, "degree", ONE_HOT))
     """what stands for features that a graph lacks: its nodes' degrees, or their numbers"""
     missing: str = setting(REFUSE, choice(REFUSE, MEAN))
     """what stands for a number that a node lacks (an empty cell of a table, NaN in `x`): the
@@ -250,13 +240,15 @@ class RunConfig:
     app: str = setting("", help="the method, which decides what keys there are")
     seed: int = setting(0, SEED, help="of weights, dropout, sampling and splits")
     rounds: int = setting(200, at_least(1), help="rounds of training")
-    device: str = setting("auto", choice(*DEVICES, also="cuda:N", pattern=r"cuda:\d+"))
+    device: str = setting("auto", choice("auto", "cpu", "cuda", also="cuda:N", pattern=r"cuda:\d+"))
     """where tensors live; `auto`: on a GPU if there is one"""
     checkpoint_every: int = setting(0, at_least(0))
     """rounds between checkpoints, of which the last two are kept; 0: none"""
     patience: int = setting(0, at_least(0))
     """rounds without a better validation after which the run ends; 0: never"""
-    metrics: list[str] = setting([ACCURACY], SOME_METRICS, help=METRICS_HELP)
+    metrics: list[str] = setting([ACCURACY], SOME_METRICS)
+    """what is reported of predictions; the first decides which round is the best. All but the
+    accuracy are those of all clients' predictions together: `flower-graph docs outputs#metrics`"""
     save: str = setting(ALL, choice(*SAVE))
     """what clients and server keep, each where it lives, to be used after the run: predictions,
     models and figures of each client; `predictions`: without models"""
@@ -326,7 +318,9 @@ class RunConfig:
             require(name in allowed, "metrics", name, words)
         counts = counting_of(self.metrics) and not self.server_measures
         if counts and self.privacy.withholds:
-            self.privacy.refuse_with(f"metrics={self.metrics}", WITHHELD)
+            remedy = "set metrics=[accuracy] or privacy.measurements=report"
+            why = f"clients withhold what they measure; {remedy}"
+            self.privacy.refuse_with(f"metrics={self.metrics}", why)
 
 
 @dataclass

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flower_graph.data.graph import ClientGraph, Graph, Scale, take_rows
+from flower_graph.data.graph import ClientGraph, Graph, Scale, joined_edges, take_rows
 from flower_graph.ops.counts import Errors
 from flower_graph.ops.graph import csr_tensor, gcn_adjacency, pointers
 from flower_graph.ops.links import (
@@ -70,11 +70,8 @@ class Pool(NamedTuple):
 
     @classmethod
     def of(cls, graphs: Sequence[Graph | ClientGraph]) -> Pool:
-        sizes, edges, start = [graph.y.numel() for graph in graphs], [], 0
-        for graph, size in zip(graphs, sizes, strict=True):
-            if graph.edge_index is not None and not getattr(graph, "is_graphless", False):
-                edges.append(graph.edge_index + start)
-            start += size
+        sizes = [graph.y.numel() for graph in graphs]
+        edges = [None if getattr(one, "is_graphless", False) else one.edge_index for one in graphs]
         y = torch.cat([graph.y for graph in graphs])
         own = {role: torch.cat([getattr(one, f"{role}_mask") for one in graphs]) for role in ROLES}
         names = [getattr(graph, "identities", None) for graph in graphs]
@@ -86,7 +83,7 @@ class Pool(NamedTuple):
             torch.cat([getattr(graph, "train_y", graph.y) for graph in graphs]),
             {role: mask & (y >= 0) for role, mask in own.items()},
             None if None in names else every,
-            torch.cat([torch.empty(2, 0, dtype=torch.int64), *edges], 1),
+            joined_edges(graphs, edges),
         )
 
     def guess(self, role: str, *, is_own: bool) -> Tensor | None:

@@ -463,11 +463,7 @@ def server_graph(data: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         raise DataError("y has words: flower_graph.data.as_graph(data) turns them into classes")
     y = y.clamp(min=-1)
     check_labels(y)
-    changes: list[str] = []
-    edges = read_edges(data.edge_index, y.numel(), changes)
-    if not changes:  # their order is the caller's
-        edges = as_tensor("edge_index", data.edge_index).long()
-    notes += changes
+    edges = read_edges(data.edge_index, y.numel(), notes)
     given = {part: read_mask(part, getattr(data, part, None), y.numel(), notes) for part in PARTS}
     masks = check_masks(given, y, may_lack=True)
     tell("data", notes)

@@ -47,6 +47,7 @@ class ReadOptions(NamedTuple):
     label: str | None = None  # column of nodes' classes; None: `label`
     weight: str | None = None  # column of edges' weights; None: `weight`
     decimal: str = POINT  # sign in numbers that are written as words
+    features: str = AS_IS  # what is done to them
     targets: bool = False  # labels are numbers to learn
     weights: bool = False  # weights of edges count
     sparse: bool = False  # features of a generated graph may be CSR, if too many to be dense
@@ -56,10 +57,10 @@ class ReadOptions(NamedTuple):
     @classmethod
     def of(cls, config: RunConfig | DataConfig) -> ReadOptions:
         if isinstance(config, DataConfig):
-            return cls(*(getattr(config, name) for name in cls._fields[:6]))
+            return cls(*(getattr(config, name) for name in cls._fields[:7]))
         learns_values = getattr(config, "task", None) == VALUES
         parts = learns_values, config.takes_edge_weights, config.takes_sparse
-        return cls(*cls.of(config.data)[:6], *parts)
+        return cls(*cls.of(config.data)[:7], *parts)
 
     @property
     def has_comma(self) -> bool:

@@ -221,6 +221,15 @@ def called(graphs: Sequence[ClientGraph]) -> Tensor | list[str]:
     return [str(name) for names in own for name in names]
 
 
+def joined_edges(graphs: Sequence[Any], edges: Sequence[Tensor | None]) -> Tensor:
+    """Return all graphs' edges ``[2, e]``, with their nodes numbered one after another."""
+    start, result = 0, [torch.empty(2, 0, dtype=torch.int64)]
+    for graph, own in zip(graphs, edges, strict=True):
+        result += [] if own is None else [own + start]
+        start += graph.y.numel()
+    return torch.cat(result, 1)
+
+
 def to_undirected(edge_index: Tensor, num_nodes: int) -> Tensor:
     """Return every edge in both directions, once, without self-loops, sorted as PyG sorts.
 
@@ -233,26 +242,20 @@ def to_undirected(edge_index: Tensor, num_nodes: int) -> Tensor:
     return torch.stack([keys // max(num_nodes, 1), keys % max(num_nodes, 1)])
 
 
-def take_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """Take rows of a dense or sparse CSR matrix."""
+def take_rows(x: Tensor, rows: Tensor | slice) -> Tensor:
+    """Take rows of a dense or sparse CSR matrix; of a slice, without a copy of its entries."""
     # x [n, f]
     if x.layout == torch.strided:
         return x[rows]
+    if isinstance(rows, slice):
+        start = x.crow_indices()[rows.start : rows.stop + 1]
+        first, last = int(start[0]), int(start[-1])
+        columns, values = x.col_indices()[first:last], x.values()[first:last]
+        return csr_tensor(start - first, columns, values, (rows.stop - rows.start, x.size(1)))
     place, entry = row_entries(x.crow_indices(), rows)
     columns, values = x.col_indices()[entry], x.values()[entry]
     local = pointers(place, rows.numel()).to(columns.dtype)
     return csr_tensor(local, columns, values, (rows.numel(), x.size(1)))
-
-
-def row_range(x: Tensor, rows: slice) -> Tensor:
-    """Take successive rows of a dense or sparse CSR matrix, without a copy of its entries."""
-    # x [n, f]
-    if x.layout == torch.strided:
-        return x[rows]
-    start = x.crow_indices()[rows.start : rows.stop + 1]
-    first, last = int(start[0]), int(start[-1])
-    columns, values = x.col_indices()[first:last], x.values()[first:last]
-    return csr_tensor(start - first, columns, values, (rows.stop - rows.start, x.size(1)))
 
 
 class Neighbours(NamedTuple):

@@ -54,27 +54,18 @@ S = TypeVar("S", bound="RoundLoop")  # its server's half
 
 
 class Partition(NamedTuple):
-    """The output of ``flower-graph partition``.
-
-    Attributes
-    ----------
-    statistics : PartitionStatistics
-        Figures and distributions of the partition.
-    data : RunData
-        The data of each party, for the data folders.
-    baselines : dict
-        As from ``Method.baselines``.
-    note : str
-        A remark about these folders, printed after their number.
-    paper : dict
-        The paper's figures, if the config asks for the paper's partition.
-    """
+    """The output of ``flower-graph partition``."""
 
     statistics: PartitionStatistics
+    """Figures and distributions of the partition."""
     data: RunData
+    """The data of each party, for the data folders."""
     baselines: Figures
+    """As from ``Method.baselines``."""
     note: str = ""
+    """A remark about these folders, printed after their number."""
     paper: Mapping[str, int] = MappingProxyType({})
+    """The paper's figures, if the config asks for the paper's partition."""
 
 
 class FinishedRun(Protocol):
@@ -102,38 +93,25 @@ class Method(Generic[C, S]):
     ``build_client``, ``num_clients`` and ``partition`` have no default. ``folder`` is the server's
     data folder, or None if the process loads the run's data itself. With a folder the server reads
     no other data; ``out`` is the output folder, if there is one.
-
-    Attributes
-    ----------
-    name : str
-        The value of ``app`` in a YAML.
-    schema : type[RunConfig]
-        A dataclass with all settings and their defaults.
-    client, clients : str
-        The words for one client and for several in log lines and summaries.
-    measures : bool
-        Whether clients measure anything on their data that a privacy budget withholds.
-    has_true_edges : bool
-        Whether ``flower-graph partition --true-edges`` has an effect.
-    needs_variety : bool
-        Whether clients may do better alone if their nodes are mostly of one class
-        (``docs/results/own-graph.md``); ``flower-graph check`` then warns.
-    heterophily : str
-        A warning about graphs whose neighbours are mostly of other classes, printed if a run has
-        such a graph.
-    tables : sequence of str
-        Names of the method's tables in ``apps/reproduce/papers``, or paths of such files.
     """
 
     name: str
+    """The value of ``app`` in a YAML."""
     schema: type[C]
-    client = "client"
-    clients = "clients"
+    """A dataclass with all settings and their defaults."""
+    client, clients = "client", "clients"
+    """The words for one client and for several in log lines and summaries."""
     measures = True
+    """Whether clients measure anything on their data that a privacy budget withholds."""
     has_true_edges = False
+    """Whether ``flower-graph partition --true-edges`` has an effect."""
     needs_variety = False
+    """Whether clients may do better alone if their nodes are mostly of one class
+    (``docs/results/own-graph.md``); ``flower-graph check`` then warns."""
     heterophily = ""
+    """A warning about graphs whose neighbours are mostly of other classes, printed for such."""
     tables: Sequence[str] = ()
+    """Names of the method's tables in ``apps/reproduce/papers``, or paths of such files."""
 
     def build_strategy(self, config: C, out: Path | None, folder: RunFolder | None = None) -> S:
         raise NotImplementedError
@@ -175,21 +153,10 @@ class Method(Generic[C, S]):
     def predict(self, config: C, run: FinishedRun, graph: NewGraph, client: int | None) -> Tensor:
         """Predict nodes that a run has not seen, by default by the client's or the only model.
 
-        A method whose newcomers need more than a model overrides this.
-
-        Parameters
-        ----------
-        run : FinishedRun
-            Models, embeddings and predictions of the run.
-        graph : NewGraph
-            Features treated as the run's, edges if there are any.
-        client : int or None
-            The client that was asked for; -1 for a server's model.
-
-        Returns
-        -------
-        Tensor
-            Probabilities ``[n, k]``; for a regression numbers ``[n]`` in their own unit.
+        A method whose newcomers need more than a model overrides this. ``graph`` has features
+        treated as the run's, and edges if there are any; ``client`` is the one that was asked for,
+        -1 for a server's model. Returns probabilities ``[n, k]``; for a regression numbers ``[n]``
+        in their own unit.
         """
         module, scale = build_module(*run.saved(client)), run.data.scale
         takes = graph.edge_weight is not None and takes_weights(module)
@@ -202,15 +169,10 @@ class Method(Generic[C, S]):
 
 
 class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
-    """A method each of whose clients holds a graph of its own.
-
-    Attributes
-    ----------
-    graph : type
-        The dataclass of a client's graph.
-    """
+    """A method each of whose clients holds a graph of its own."""
 
     graph: type[G]
+    """The dataclass of a client's graph."""
     client, clients = "graph", "graphs"
 
     def load_graphs(self, config: C) -> list[G]:
@@ -286,7 +248,6 @@ class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
             config.seed if how.seed is None else how.seed,
             train_share=how.train_share,
             graphless_ratio=ratio,
-            features=config.data.features,
             how=ReadOptions.of(config),
         )
 

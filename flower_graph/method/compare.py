@@ -186,7 +186,7 @@ def _test(rows: Sequence[Tree]) -> None:
 
 def _by_seed(row: Tree) -> dict[int, tuple[float, object]]:
     """Return the test metric of each seed that has one, and what says on which nodes it is."""
-    settings, result = row["settings"], {}
+    settings, result = row["settings"], dict[int, tuple[float, object]]()
     sections = ("links.",) if settings.get("task") == LINKS else ()
     values = row["figures"][f"test-{row['metric']}"]["values"]
     for seed, digest, value in zip(row["seeds"], row["judged-on"], values, strict=True):

@@ -14,6 +14,7 @@ from torch import nn
 from flower_graph.client.learner import NODES, LinkTask, NodeTask, ValueTask
 from flower_graph.client.module_client import ModuleClient, ModuleSettings, first_module
 from flower_graph.config.common import CHECKPOINTS, LINKS, VALUES, checkpoint_settings
+from flower_graph.config.module import GCN as GCN_NAME
 from flower_graph.config.module import MLP, ModuleRunConfig, TrainingSection
 from flower_graph.data.baselines import Figures, link_baselines, value_baselines
 from flower_graph.data.folders.party import DATA_FORM, RunFolder, graphs_of
@@ -21,7 +22,7 @@ from flower_graph.data.graph import Scale
 from flower_graph.data.new_graph import DataForm
 from flower_graph.errors import DataError
 from flower_graph.method.base import GraphMethod, class_names, scale_of
-from flower_graph.models import GCN, GCNPairs
+from flower_graph.models import GCN, GCNPairs, PyGNetwork
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
@@ -99,10 +100,14 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
     client_class: type[ModuleClient] = ModuleClient
 
     def module(self, config: M, features: int, classes: int) -> Callable[[], nn.Module]:
-        """Return a function that makes a module, by default a two-layer GCN."""
+        """Return a function that makes a module, by default the network of ``model.name``."""
         how = config.model
+        sizes = features, how.hidden, classes, how.dropout, how.input_dropout
+        name = getattr(how, "name", GCN_NAME)  # FedGLS's clients have no choice
+        if name != GCN_NAME:
+            return partial(PyGNetwork, name, *sizes)
         kind = GCNPairs if config.task == LINKS and config.links.decoder == MLP else GCN
-        return partial(kind, features, how.hidden, classes, how.dropout, how.input_dropout)
+        return partial(kind, *sizes)
 
     def local(self, config: M) -> tuple[str, ...]:
         """Return patterns of the module's entries that never leave a client."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.nn.functional import embedding_bag
-
-from flower_graph.ops.context import Saved
 
 # Numbers of a row from which on a CPU adds up an embedding's rows in half the time of MKL's sparse
 # product or less; the order of a row's sum is another.
@@ -21,6 +20,19 @@ NODES_AT_A_TIME = 1 << 20
 # Rows that have at most this part of a matrix's entries are multiplied by themselves, if the whole
 # product would take more than a millisecond or two
 FEW, SMALL = 8, 1 << 17
+
+
+class Saved(FunctionCtx):
+    """PyTorch's context; it has whatever the forward pass leaves for the backward pass."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: object) -> None: ...
 
 
 class Adjacency(NamedTuple):

@@ -423,8 +423,8 @@ def consensus(
     torch.mm(reference, stack, out=clients.side)
     back = clients.side.view(len(reference), len(maps), -1).transpose(0, 1)
     aligned = values.new_empty(values.shape).copy_(back.masked_fill_(~mask[:, :, None], 0))
-    found = (as_given(one, x) for one in (reference, maps, aligned))
-    return Consensus(*found, moved / size if size else 0.0)
+    change = moved / size if size else 0.0
+    return Consensus(as_given(reference, x), as_given(maps, x), as_given(aligned, x), change)
 
 
 # Quality ----------------------------------------------------------------------------------------

@@ -54,7 +54,6 @@ NAMED = 12  # most classes whose names are written
 LETTERS = 16  # of a class's name
 LABEL_WIDTH = 42  # most letters of an attack's name in a line
 TITLE_WIDTH = 30  # of a panel's title
-BAR, GAP = 0.8, 0.35  # height of a bar, and room between attacks
 CLIENT_BARS = 40  # most clients that have a bar each
 MOST_CLIENTS = 100  # that have a column of dots each
 LARGEST = 200.0  # of a dot, in points squared
@@ -311,42 +310,63 @@ def draw_participation(axes: Axes, reports: Sequence[RoundReport]) -> NDArray[np
 
 
 class Interval(NamedTuple):
-    """One method's figure: our mean and deviation, and the paper's figure, if there is one."""
+    """One method's figure: mean and deviation, and another figure to mark, if there is one."""
 
     mean: float
     std: float
-    paper: float | None
+    mark: float | None
 
 
-def plot_intervals(path: Path, panels: Mapping[str, Mapping[str, Interval]], *, label: str) -> bool:
-    """Draw points with intervals by method, a panel for each data set; diamonds are the paper's."""
+def plot_intervals(
+    path: Path,
+    panels: Mapping[str, Mapping[str, Interval]],
+    *,
+    label: str,
+    mark: str = "paper",
+    title: str = "",
+) -> bool:
+    """Draw points with intervals by method, a panel for each data set; diamonds are the marks."""
     if not panels:
         return False
     names = list(dict.fromkeys(name for figures in panels.values() for name in figures))
-    figure, (row,) = panels_of(panels, (3.2, 0.32 * len(names) + 1.6), 1.6, same_y=True)
+    lines = len(names) + sum(name.count("\n") for name in names)
+    figure, (row,) = panels_of(panels, (3.2, 0.32 * lines + 1.6), 1.6, same_y=True)
     row[0].set_yticks(range(len(names)), names, fontsize=9)
     row[0].invert_yaxis()
     for cell, (data, figures) in zip(row, panels.items(), strict=True):
-        draw_intervals(cell, names, figures)
+        draw_intervals(cell, names, figures, mark)
         cell.set_title(data, fontsize=11)
         cell.set_xlabel(label)
     legend_below(figure, row)
-    return save(figure, path)
+    return save(figure, path, title)
 
 
-def draw_intervals(axes: Axes, names: Sequence[str], figures: Mapping[str, Interval]) -> None:
-    """Draw a point with its interval for each name, and a diamond where the paper has a figure."""
+def draw_intervals(
+    axes: Axes, names: Sequence[str], figures: Mapping[str, Interval], mark: str
+) -> None:
+    """Draw a point with its interval for each name, and a diamond where there is a mark."""
     # Not bars: their lengths mislead on an axis that does not begin at 0.
     places = [names.index(name) for name in figures]
     how: Any = {"fmt": "o", "color": COLOURS[0], "capsize": 3, "label": "mean ± deviation"}
     ours = [one.mean for one in figures.values()]
     axes.errorbar(ours, places, xerr=[one.std for one in figures.values()], markersize=5, **how)
-    marks = {at: one.paper for at, one in zip(places, figures.values(), strict=True)}
-    if known := {at: paper for at, paper in marks.items() if paper is not None}:
-        papers = [*known.values()], [*known]
-        axes.plot(*papers, "D", color=COLOURS[1], markersize=5, label="paper")
+    marks = {at: one.mark for at, one in zip(places, figures.values(), strict=True)}
+    if known := {at: value for at, value in marks.items() if value is not None}:
+        others = [*known.values()], [*known]
+        axes.plot(*others, "D", color=COLOURS[1], markersize=5, label=mark)
     axes.locator_params(axis="x", nbins=5)  # more labels would touch each other
     open_grid(axes)
+
+
+def save_audit(path: Path, findings: Sequence[Tree], *, title: str) -> None:
+    """Draw the success of each attack beside that of a guess, a panel for each setting."""
+    panels: dict[str, dict[str, Interval]] = {}
+    for one in findings:
+        interval = Interval(one["mean"], one["std"] or 0.0, one["chance"])
+        name = textwrap.fill(one["attack"], LABEL_WIDTH)
+        panels.setdefault(one["setting"], {})[name] = interval
+    label = "success (AUC or precision)"
+    plot_intervals(path, panels, label=label, mark="a guess", title=title)
 
 
 def plot_matrices(
@@ -378,38 +398,6 @@ def plot_matrices(
     axes[0].set_ylabel(rows[0])
     figure.colorbar(image, ax=list(axes), label=label)
     return save(figure, path)
-
-
-def save_audit(path: Path, findings: Sequence[Tree], *, title: str) -> None:
-    """Draw one bar for each attack and setting, and a line for a guess."""
-    attacks = list(dict.fromkeys(one["attack"] for one in findings))
-    settings = list(dict.fromkeys(one["setting"] for one in findings))
-    step = len(settings) * BAR + GAP
-    figure = Figure(figsize=(8.6, 1.4 + 0.32 * len(attacks) * step), layout="constrained")
-    axes = figure.subplots()
-    for one in findings:
-        setting = settings.index(one["setting"])
-        position = attacks.index(one["attack"]) * step + setting * BAR
-        axes.barh(
-            position,
-            one["mean"],
-            height=BAR * 0.9,
-            color=COLOURS[setting % len(COLOURS)],
-            xerr=one["std"] or 0,
-            error_kw={"elinewidth": 1},
-            label=one["setting"],
-        )
-        ends = [position - BAR / 2, position + BAR / 2]
-        axes.plot([one["chance"]] * 2, ends, color=GREY, linewidth=2)
-    centres = [index * step + (len(settings) - 1) * BAR / 2 for index in range(len(attacks))]
-    axes.set_yticks(centres, [textwrap.fill(attack, LABEL_WIDTH) for attack in attacks], fontsize=9)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.02)
-    axes.set_xlabel("success (AUC or precision); grey lines: a guess")
-    open_grid(axes, "x")
-    axes.set_axisbelow(True)
-    legend_below(figure, [axes])
-    save(figure, path, title)
 
 
 # Classes and clients -----------------------------------------------------------------------------
@@ -528,7 +516,7 @@ def intervals_panel(label: str, figures: Mapping[str, tuple[float, float]]) -> s
     if not known:
         return ""
     figure, axes = panel(height=1.3 + 0.3 * len(known))
-    draw_intervals(axes, list(known), known)
+    draw_intervals(axes, list(known), known, "")
     axes.set_yticks(range(len(known)), [name[-28:] for name in known], fontsize=8)
     axes.set_ylim(len(known) - 0.5, -0.5)
     axes.set_xlabel(label)
@@ -560,9 +548,9 @@ def finish(axes: Axes, label: str, x_label: str = "round") -> None:
     open_grid(axes)
 
 
-def open_grid(axes: Axes, axis: Literal["both", "x"] = "both") -> None:
+def open_grid(axes: Axes) -> None:
     """Draw a pale grid, and no frame above and to the right."""
-    axes.grid(visible=True, axis=axis, color="#E0E0E0", linewidth=0.6)
+    axes.grid(visible=True, color="#E0E0E0", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -150,7 +150,6 @@ class Session:
     # Whom to ask
 
     def gather(self, server_round: int, nobody: str = NOBODY) -> dict[int, list[int]]:
-        """Wait for SuperNodes and enrol new ones; return each connected SuperNode's clients."""
         self.enrol(server_round)
         return self.hosted(nobody)
 
@@ -221,7 +220,6 @@ class Session:
         return replies
 
     def relay(self, messages: Iterable[Message], server_round: int) -> list[Message]:
-        """Send messages that Flower made, and return the replies unread."""
         return self.exchange.relay(messages, server_round=server_round, timeout=self.timeout)
 
     def must_have(self, server_round: int, replies: Replies[T]) -> None:
@@ -230,12 +228,18 @@ class Session:
             reasons = reasons_of(replies.rejected)
             raise NoClientsError(f"round {server_round}: {none}: {reasons}")
 
-    def tell_all(self, server_round: int, content: RecordDict, message_type: str) -> None:
-        """Send one message to all connected clients, and ignore their answers."""
-        self.send(
-            dict.fromkeys(self.present(), content),
+    def tell_all(
+        self,
+        server_round: int,
+        content: RecordDict,
+        message_type: str,
+        but: Collection[int] = (),
+    ) -> Replies[str]:
+        """Send one message to all connected clients; return why those that say so did not save."""
+        return self.send(
+            dict.fromkeys([node for node in self.present() if node not in but], content),
             server_round,
-            lambda node, _: node,
+            lambda _, reply: read_not_saved(reply),
             message_type=message_type,
             max_reply_bytes=reply_bytes(),
         )
@@ -292,13 +296,7 @@ class Session:
     ) -> dict[int, str]:
         """Have SuperNodes save a round in a message of its own; return failures by node."""
         # saved: SuperNodes that the request asked to save, and why they failed
-        replies = self.send(
-            dict.fromkeys([node for node in self.present() if node not in saved], content),
-            server_round,
-            lambda _, reply: read_not_saved(reply),
-            message_type=message_type,
-            max_reply_bytes=reply_bytes(),
-        )
+        replies = self.tell_all(server_round, content, message_type, saved)
         missing = unsaved(said := {**saved, **replies.values}, said)
         return missing | {entry.node_id: entry.reason for entry in replies.rejected}
 

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from flwr.app import Message as FlowerMessage
 from numpy.typing import NDArray
 from torch import Tensor
@@ -35,12 +35,11 @@ from flower_graph.wire.arrays import (
     metric_records,
     own_records,
     record_of,
-    reply_slots,
 )
 from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing
 from flower_graph.wire.counts import Counted, Counting
 from flower_graph.wire.fields import Clients, Flag, Handled, Real, Reasons, Whole
-from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, METRICS, NUM_EXAMPLES
+from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, METRICS, NUM_EXAMPLES
 from flower_graph.wire.ledger import ByteLedger
 
 if TYPE_CHECKING:
@@ -297,27 +296,20 @@ class Rows:
     answers: Mapping[int, Answer]
     left_out: Mapping[int, str] = field(default_factory=dict)
 
-    def to_record(self, incoming: list[tuple[str, str]]) -> RecordDict:
-        """Write the rows; ``incoming`` are the request's arrays, as (record, key)."""
+    def joined(self) -> tuple[Parameters, list[int], dict[str, Any]]:
+        """Return all as one answer: rows of arrays, weights, and lists of numbers."""
         numbers = sorted(self.answers)
-        parts = [self.answers[client] for client in numbers]
-        entries: list[dict[str, Any]] = [dict(part[2]) for part in parts]
-        names = [one.pop(ARRAY_NAMES, None) for one in entries]
-        slots = reply_slots(names[0], incoming, len(parts[0][0]))
-        records: dict[str, Any] = {ARRAYS: ArrayRecord()}
-        for index, (record, key) in enumerate(slots):
-            rows = np.stack([part[0][index] for part in parts])
-            records.setdefault(record, ArrayRecord())[key] = encode_array(key, rows)
-        metrics: dict[str, list[Any]] = {key: [] for key in entries[0]}
-        for key, joined in metrics.items():
-            for value in (entry[key] for entry in entries):
-                joined += value if isinstance(value, list | tuple) else [value]
-        measured = metric_records({NUM_EXAMPLES: [part[1] for part in parts]}, metrics)
-        if [*measured] != [METRICS]:
+        arrays, weights, entries = zip(*(self.answers[one] for one in numbers), strict=True)
+        metrics = {key: [own[key] for own in entries] for key in entries[0]}
+        names = metrics.pop(ARRAY_NAMES, [None])[0]
+        for key, values in metrics.items():
+            lists = (one if isinstance(one, list | tuple) else [one] for one in values)
+            metrics[key] = [number for one in lists for number in one]
+        if [*metric_records({}, metrics)] != [METRICS]:
             raise TypeError("beside its arrays a client's answer in rows has numbers alone")
-        records |= measured
         beside = RowsBeside(np.array(numbers, np.int64), dict(self.left_out)).to_config()
-        return RecordDict(records | {CONFIG: ConfigRecord(beside)})
+        rows = [np.stack(one) for one in zip(*arrays, strict=True)]
+        return rows, list(weights), metrics | beside | ({ARRAY_NAMES: names} if names else {})
 
 
 def split_rows(reply: FlowerMessage, asked: Sequence[int]) -> dict[int, FlowerMessage]:

@@ -275,7 +275,7 @@ GROUP = "checkpoints"  # of the page
 # cannot be told from one that has lost its state
 Saves = Annotated[bool, Flag(CHECKPOINT, "whether to save after this message", group=GROUP)]
 Token = Annotated[str, Word(RUN_TOKEN, "of the run that the checkpoint is of", group=GROUP)]
-HANDLED_FIELD = Whole(HANDLED, "messages of the run so far", least=0, optional=True, group=GROUP)
+HANDLED_FIELD = Whole(HANDLED, "messages of the run so far", least=0, group=GROUP)
 Handled = Annotated[int | None, HANDLED_FIELD]
 NOT_SAVED_FIELD = Said(NOT_SAVED, "why the checkpoint was not written", group=GROUP)
 NotSaved = Annotated[str, NOT_SAVED_FIELD]
@@ -294,9 +294,8 @@ class Resume(Message, down="query", frozen=True):
 def read_handled(config: Entries) -> int | None:
     """Read how many messages of this run a client has handled; None if it does not say."""
     reading = Reading(config, config, [])
-    if HANDLED_FIELD.entry(reading) is None:
-        return None
-    return HANDLED_FIELD.required("handled", reading)
+    has_entry = HANDLED_FIELD.entry(reading) is not None
+    return HANDLED_FIELD.required("handled", reading) if has_entry else None
 
 
 def read_not_saved(content: RecordDict) -> str:

@@ -126,7 +126,6 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
             how.split,
             how.ratios,
             config.seed if how.seed is None else how.seed,
-            features=config.data.features,
             how=ReadOptions.of(config.data),
         )
         if len(egos) < 2 and config.masks_sums:

@@ -45,7 +45,6 @@ from flower_graph.strategies.nfedgnn.config import AVERAGED, OWN, SUMMED, NFedGN
 from flower_graph.strategies.nfedgnn.messages import EnrolmentRequest, LatentRequest, RelayRequest
 from flower_graph.strategies.nfedgnn.users import UserSettings, shared_linear_weight
 from flower_graph.wire import keys
-from flower_graph.wire.codec import Message
 
 # A bag of words: how many different ones a user may have, if its features sum to one
 MOST_WORDS = 40
@@ -56,7 +55,7 @@ RANK_TOLERANCE = 1e-6
 SEARCH_STEPS = 6000  # of non-negative least squares
 COMPARED = 300  # users that are compared with each other
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", LatentRequest, RelayRequest)
 Scores = dict[str, dict[int, Floats]]  # each user's features, by the name of the attack
 
 
@@ -136,9 +135,9 @@ def from_sequence(
     """Return each feature's score from all equations of a sequence, and the features' value."""
     steps = steps[: max(1, EQUATIONS // settings.latent_size)]
     latents, features = np.stack([step.latent for step in steps]), len(start) - settings.bias
-    found = list[tuple[Floats, Floats]]()
-    for value in values:
-        found.append(equations(course(start, value, settings, steps), latents, features))
+    found = [
+        equations(course(start, value, settings, steps), latents, features) for value in values
+    ]
     best = int(np.argmin([_unexplained(*one) for one in found]))
     (matrix, target), value = found[best], values[best]
     return sparse(matrix, target / value), value
@@ -201,12 +200,10 @@ def common_scores(
         if request.measured.size:
             here = latents.setdefault(at, np.zeros((users, settings.latent_size)))
             here[request.measured] = reply("measured")
-    steps = [
-        Step(total, None, latents[at], rate)
-        for at in sorted(latents)
-        for total, rate in (sums.get(at, (None, 0.0)),)
-    ]
-    seen = [step.latent for step in steps]
+    seen, steps = [latents[at] for at in sorted(latents)], list[Step]()
+    for at in sorted(latents):
+        total, rate = sums.get(at, (None, 0.0))
+        steps.append(Step(total, None, latents[at], rate))
     rows = course(shared_linear_weight(features, settings).numpy(), 1.0, settings, steps)
     how, result = "the layer followed" if sums else "the seed's first weights", Scores()
     for name, count in (("one round", 1), (f"{len(seen)} rounds", len(seen))):

@@ -138,7 +138,7 @@ class UsersClient(NumPyClient):
             self._restore(question)
         handled = self._state.processed(self._makers())
         if self._model is not None:
-            shape = [sum(p.numel() for p in self._model.parameters()), 1]
+            shape = [1, sum(p.numel() for p in self._model.parameters())]
         else:
             shape = [self._x.shape[1] + int(self.settings.bias), self.settings.latent_size]
         return EnrolmentReply(self.users.numpy(), shape, handled)
@@ -175,10 +175,6 @@ class UsersClient(NumPyClient):
         if not torch.equal(self.users[place], wanted):
             raise ValueError("the message names users that this client does not host")
         return place
-
-    def _unless_all(self, place: Tensor) -> Tensor | None:
-        """Return the places of users; ``None``, the fast path, for all users in their order."""
-        return None if torch.equal(place, torch.arange(self.users.numel())) else place
 
 
 class NodeClient(UsersClient):
@@ -253,7 +249,7 @@ class NodeClient(UsersClient):
         return RelayReply(request.server_round, np.zeros_like(request.gradient)).to_numpy()
 
     @contextmanager
-    def _updated(self, request: RelayRequest) -> Iterator[tuple[LinearCohort, Tensor | None]]:
+    def _updated(self, request: RelayRequest) -> Iterator[tuple[LinearCohort, Tensor]]:
         """Apply a message to its users; changes are kept if the block ends well."""
         # The state must be there if a gradient comes for what the users have sent.
         follows = bool(request.gradient_round.any())
@@ -267,15 +263,14 @@ class NodeClient(UsersClient):
                 rounds = torch.full_like(place, request.average_round)
                 fresh = _note_new(tensors[AVERAGE_ROUND], place, rounds)
                 if fresh.any():
-                    mean = torch.from_numpy(request.average)
-                    cohort.set_weights(self._unless_all(place[fresh]), mean)
+                    cohort.set_weights(place[fresh], torch.from_numpy(request.average))
             rounds = torch.from_numpy(request.gradient_round)
             fresh = _note_new(tensors[GRADIENT_ROUND], place, rounds)
             if fresh.any():
                 gradient = torch.from_numpy(request.gradient)
                 gradient = gradient if fresh.all() else gradient[fresh]
-                cohort.step(self._unless_all(place[fresh]), gradient, request.rate)
-            yield cohort, self._unless_all(place)
+                cohort.step(place[fresh], gradient, request.rate)
+            yield cohort, place
 
     def _save(self, server_round: int, run: str) -> str:
         """Write a checkpoint, with the start of each user's rows of weights."""
@@ -369,11 +364,10 @@ class CommonLayerClient(UsersClient):
             self._advance(layer, request.advance)
             reply = LatentReply(request.server_round, layer.round)
             if request.trains:
-                users = self._unless_all(self._places(request.users))
+                users = self._places(request.users)
                 reply.latent = layer.forward(users, request.server_round).cpu().numpy()
             if request.measured.size:
-                users = self._unless_all(self._places(request.measured))
-                reply.measured = layer.forward(users).cpu().numpy()
+                reply.measured = layer.forward(self._places(request.measured)).cpu().numpy()
         if request.checkpoint:
             last = request.server_round - 1
             reply.not_saved = self._state.save(last, request.run, self._makers())

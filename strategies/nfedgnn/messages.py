@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
 from dataclasses import field, replace
 from operator import attrgetter
 from typing import Annotated
 
 import numpy as np
-from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
@@ -179,14 +177,6 @@ class RelayReply(Message, up="train"):
     @property
     def examples(self) -> int:
         return int(self.latent.shape[0])
-
-    @classmethod
-    def from_record(
-        cls, content: RecordDict, request: RelayRequest, weight_shape: Sequence[int]
-    ) -> RelayReply:
-        (p, h), (f, w) = request.gradient.shape, weight_shape
-        asked = {"server_round": request.server_round, "send_weights": request.send_weights}
-        return cls.read(content, p=p, h=h, f=f, w=w, **asked)
 
     def check(self, known: Known) -> None:
         if (holders := self.holders) is None:

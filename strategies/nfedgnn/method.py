@@ -28,7 +28,7 @@ from flower_graph.data.folders.party import (
     read_matrix,
     share,
 )
-from flower_graph.data.graph import PARTS, Graph, row_range, take_rows
+from flower_graph.data.graph import PARTS, Graph, take_rows
 from flower_graph.data.new_graph import DataForm, NewGraph, read_new_graph
 from flower_graph.data.sources.datasets import DRAWN, cached_data, once, saved_at
 from flower_graph.data.splits import labelled_split
@@ -212,7 +212,7 @@ def hosted_users(config: NFedGNNConfig, context: Context) -> tuple[Tensor, Tenso
     here = share(context, before)
     users = torch.arange(here.start, here.stop)
     if graph.num_nodes == before and not config.data.remove:
-        return row_range(graph.x, here), users
+        return take_rows(graph.x, here), users
     # Newcomers in turn, so that later newcomers move nobody
     part, parts = (int(str(context.node_config[key])) for key in (PARTITION, PARTITIONS))
     first, end = before + part, graph.num_nodes

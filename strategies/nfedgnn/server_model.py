@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
@@ -131,9 +130,10 @@ class RelayServer:
         self._hold(self.latent, self.known)
 
     def _hold(self, latent: Tensor, known: Tensor) -> None:
-        self.latent = first_rows(latent.to(self.device), self.num_nodes)
+        more = self.num_nodes - len(known)
+        self.latent = functional.pad(latent.to(self.device), (0, 0, 0, more))
         self.latent[~self.present] = 0
-        self.known = first_rows(known.to(self.device), self.num_nodes) & self.present
+        self.known = functional.pad(known.to(self.device), (0, more)) & self.present
         self._forget_graph()
 
     def receive(self, users: Tensor, latent: Tensor) -> None:
@@ -144,13 +144,8 @@ class RelayServer:
             self._forget_graph()
 
     @property
-    def edges(self) -> Tensor:
-        """The edges between users that have answered at least once, ``[2, e]``."""
-        return self.graph.edge_index if isinstance(self.graph, SortedEdges) else self.graph
-
-    @property
     def graph(self) -> Tensor | SortedEdges:
-        """The edges in the form in which the model is called, made when it is needed."""
+        """The edges between users that have answered, in the form that the model takes."""
         # Not as each SuperNode's first answer comes: there may be a million.
         if self._graph is None:
             edges = self._all_edges
@@ -159,7 +154,7 @@ class RelayServer:
             elif isinstance(edges, SortedEdges):
                 self._graph = edges.among(self.known)
             else:
-                self._graph = edges[:, self.known[edges].all(0)]
+                self._graph = among(edges, self.known)
         return self._graph
 
     def _forget_graph(self) -> None:
@@ -255,20 +250,17 @@ class RelayServer:
 
     def snapshot(self) -> Snapshot:
         """Return the server's half of a run, of users that have answered."""
-        users, nodes = self._answered()
-        masks = (self.masks[name].cpu()[users] for name in ROLES)
+        rows = self._rows(self.latent)
+        users = torch.from_numpy(rows.number)
+        role = role_of(*(self.masks[name].cpu()[users] for name in ROLES))
         logits, label = self.logits().cpu()[users], self.y.cpu()[users]
-        predictions = Predictions.of(logits, NO_CLIENT, nodes, role_of(*masks), label, self.classes)
-        return Snapshot(predictions, server_models(self.eval_model), self._rows(self.latent))
-
-    def _answered(self) -> tuple[Tensor, NDArray[np.generic]]:
-        users = self.known.nonzero().flatten().cpu()
-        return users, self.nodes[users.numpy()]
+        predictions = Predictions.of(logits, NO_CLIENT, rows.node, role, label, self.classes)
+        return Snapshot(predictions, server_models(self.eval_model), rows)
 
     def _rows(self, rows: Tensor) -> Embeddings:
-        users, nodes = self._answered()
+        users = self.known.nonzero().flatten().cpu().numpy()
         client, is_public = np.full(len(users), NO_CLIENT), np.zeros(len(users), bool)
-        return Embeddings(client, nodes, users.numpy(), is_public, rows.cpu()[users].numpy())
+        return Embeddings(client, self.nodes[users], users, is_public, rows.cpu().numpy()[users])
 
     def state_dict(self) -> dict[str, object]:
         average = {"average": self.eval_model.state_dict()} if self._decay else {}
@@ -290,10 +282,9 @@ class RelayServer:
         self.accuracy()  # there may be no later round to record which users are right
 
 
-def first_rows(tensor: Tensor, count: int) -> Tensor:
-    """Return a tensor with so many rows: its own first, then zeros."""
-    more = count - tensor.shape[0]
-    return torch.cat([tensor, tensor.new_zeros(more, *tensor.shape[1:])]) if more else tensor
+def among(edges: Tensor, known: Tensor) -> Tensor:
+    """Return the edges between known nodes."""
+    return edges[:, known[edges].all(0)]
 
 
 # Links -------------------------------------------------------------------------------------------
@@ -342,7 +333,7 @@ class LinkRelayServer(RelayServer):
         """Compute the cross-entropy of training edges and as many drawn pairs without an edge."""
         # logits: rows of nodes [n, h]; of pairs whose users were heard
         if self._own is None:
-            self._own = undirected(self.edges.cpu(), self.num_nodes)
+            self._own = undirected(among(self.split.messages, self.known).cpu(), self.num_nodes)
         own = self._own
         rng = generator(self.seed, "absent-links", server_round)
         absent = draw_absent(own, self.num_nodes, len(own), rng)
@@ -358,8 +349,7 @@ class LinkRelayServer(RelayServer):
     def rows(self, edges: Tensor) -> Tensor:
         """Return nodes' rows over some edges, for users that have answered, ``[n, h]``."""
         self.eval_model.eval()
-        kept = self.known[edges[0]] & self.known[edges[1]]
-        result: Tensor = self.eval_model(self.latent, edges[:, kept])
+        result: Tensor = self.eval_model(self.latent, among(edges, self.known))
         return result
 
     @torch.no_grad()
@@ -375,7 +365,7 @@ class LinkRelayServer(RelayServer):
         return Judged(torch.stack([torch.zeros_like(score), score], 1), split.is_edge.long(), masks)
 
     def snapshot(self) -> Snapshot:
-        edges = self.whole[:, self.known[self.whole].all(0)].cpu().numpy()
+        edges = among(self.whole, self.known).cpu().numpy()
         known = KnownLinks(np.full(edges.shape[1], NO_CLIENT), *self.nodes[edges])
         rows = self._rows(self.rows(self.whole))
         return Snapshot(None, server_models(self.eval_model), rows, known)

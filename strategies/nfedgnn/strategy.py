@@ -41,19 +41,13 @@ optimiser of another SuperNode, which the server relays. If a SuperNode sends la
 its sum, nobody steps; a SuperNode that stops two steps in this way is left out with its users,
 until another SuperNode joins.
 
-*Masked sums* (``MaskedLayer``): the server can see neither the sums nor the layer.
-
-- Before the first round one SuperNode draws a common key and seals it for the others; the server
-  carries the packets. First weights and dropout come from that key.
-- The sum of gradients is a secure sum, ``SecureSum``, of 64-bit words with 40 fraction bits, under
-  pads from the same key. The server adds up, takes the masks off, and sends the sum on, still under
-  the pads.
-- A copy of the layer travels under the same key.
-- Every SuperNode of a sum must stay until the sum is opened; otherwise nobody steps.
-
-With a registry the SuperNodes have keys of their own, and do not trust the server. The sums are
-then ``PartySums``, public keys for the common key are signed, and each sum ends in checks by which
-clients know that it was not changed.
+*Masked sums* (``MaskedLayer``): the server can see neither the sums nor the layer. Before the first
+round one SuperNode draws a common key and seals it for the others; the server carries the packets.
+First weights and dropout come from that key, and a copy of the layer travels under it. The sum of
+gradients is a secure sum of 64-bit words with 40 fraction bits, under pads from the same key. The
+server takes the masks off, and sends the sum on, still under the pads. Every SuperNode of a sum
+must stay until it is opened; otherwise nobody steps. With a registry the SuperNodes do not trust
+the server: public keys are signed, and each sum ends in checks that show any change.
 """
 
 from __future__ import annotations
@@ -605,7 +599,9 @@ class OwnLayer(Layer):
         )
 
     def read_reply(self, request: RelayRequest, content: RecordDict) -> RelayReply:
-        return RelayReply.from_record(content, request, self.weight_shape)
+        (p, h), (f, w) = request.gradient.shape, self.weight_shape
+        asked = {"server_round": request.server_round, "send_weights": request.send_weights}
+        return RelayReply.read(content, p=p, h=h, f=f, w=w, **asked)
 
     def reply_bytes(self, requests: Collection[RelayRequest]) -> int:
         latent = max((request.gradient.size for request in requests), default=0)
@@ -791,8 +787,8 @@ class CommonLayer(Layer):
             {n: with_entries(one, entries.get(n, {})) for n, one in relay.requests.items()},
             server_round=self.asked_round,
             timeout=session.timeout,
-            read=relay.read,
-            max_reply_bytes=relay.reply_bytes(),
+            read=lambda node, content: self.read_reply(self.requests[node], content),
+            max_reply_bytes=self.reply_bytes(relay.requests.values()),
         )
         relay.answers, self.rejected = replies.values, replies.rejected
         self.note(replies.rejected)

@@ -75,10 +75,16 @@ def shared_linear_weight(num_features: int, settings: UserSettings) -> Tensor:
     return torch.cat([weight, torch.zeros(int(settings.bias), settings.latent_size)])
 
 
+def unless_all(users: Tensor | None, count: int) -> Tensor | slice:
+    """Return the places of some users; a slice, the fast path, for all in their order."""
+    is_all = users is None or torch.equal(users, torch.arange(count, device=users.device))
+    return slice(None) if is_all else users  # type: ignore[return-value]
+
+
 class LinearCohort:
     """Users with a linear map each, stored by active rows.
 
-    Where a method takes ``users``, ``None``, the fast path, means all of them.
+    Where a method takes ``users``, ``None`` means all of them.
     """
 
     def __init__(
@@ -108,7 +114,8 @@ class LinearCohort:
 
     def _part(self, users: Tensor | None) -> tuple[ActiveRows, Tensor | slice]:
         """Return some users' rows, and their place in the tensors."""
-        return (self.rows, slice(None)) if users is None else take(self.rows, users)
+        chosen = unless_all(users, self.num_users)
+        return (self.rows, chosen) if isinstance(chosen, slice) else take(self.rows, chosen)
 
     def forward(self, users: Tensor | None) -> Tensor:
         rows, place = self._part(users)
@@ -116,14 +123,14 @@ class LinearCohort:
 
     def step(self, users: Tensor | None, gradient: Tensor, rate: float) -> None:
         """Take Adam's step with the gradients ``[p, h]`` by the users' latent vectors."""
-        tensors, chosen = self.tensors, slice(None) if users is None else users
+        tensors, chosen = self.tensors, unless_all(users, self.num_users)
         rows, place = self._part(users)
         tensors[STEP][chosen] += 1
         part = [tensors[name][place] for name in ADAM_TENSORS]
         slope = self._slope(part[0], gradient.to(part[0].device), chosen)
         rates = {"learning_rate": rate, "weight_decay": self.settings.weight_decay}
         adam_(rows, part[0], part[1], part[2], slope, tensors[STEP][chosen], **rates)
-        if users is not None:
+        if not isinstance(place, slice):
             for name, value in zip(ADAM_TENSORS, part, strict=True):
                 tensors[name][place] = value
         if "inactive-weight" in tensors:
@@ -168,10 +175,10 @@ class LinearCohort:
 
 
 def _a_row_each(like: Tensor) -> ActiveRows:
-    """Let each row of a matrix belong to a user of its own, with value 1."""
+    """Let each row of a matrix belong to a user of its own, with value 1 of one feature."""
     n = like.shape[0]
     ptr = torch.arange(n + 1, dtype=torch.int32, device=like.device)
-    return ActiveRows(ptr, ptr[:-1], torch.ones_like(like[:, 0]), n)
+    return ActiveRows(ptr, torch.zeros_like(ptr[:-1]), torch.ones_like(like[:, 0]), 1)
 
 
 class StoredCohort(LinearCohort):
@@ -251,6 +258,8 @@ class ModuleCohort(LinearCohort):
         self, x: Tensor, module: nn.Module, settings: UserSettings, tensors: Tensors | None = None
     ) -> None:
         self.x, self._module = x, FlatModule(module, x.device)
+        # Of all its parameters a user has one row, which everybody has.
+        settings = settings._replace(bias=False, average_over="holders")
         super().__init__(_a_row_each(x), settings, tensors)
 
     def _initial(self) -> Tensors:
@@ -260,7 +269,7 @@ class ModuleCohort(LinearCohort):
         return torch.func.vmap(lambda flat, row: self._module(flat, row[None])[0])(weights, x)
 
     def forward(self, users: Tensor | None) -> Tensor:
-        chosen = slice(None) if users is None else users
+        chosen = unless_all(users, self.num_users)
         with torch.no_grad():
             return self._call(self.tensors["weight"][chosen], self.x[chosen])
 
@@ -268,17 +277,6 @@ class ModuleCohort(LinearCohort):
         x = self.x[users]
         (slope,) = torch.func.vjp(lambda weights: self._call(weights, x), weight)[1](gradient)
         return slope  # type: ignore[no-any-return]
-
-    def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Sum all parameters over the users, ``[f, 1]``; every user counts."""
-        weight = self.tensors["weight"][slice(None) if users is None else users]
-        total = weight.double().sum(0)[:, None]
-        return total, torch.full((total.shape[0],), weight.shape[0])
-
-    def set_weights(self, users: Tensor | None, mean: Tensor) -> None:
-        """Replace the users' parameters by ``[f, 1]`` means."""
-        chosen = slice(None) if users is None else users
-        self.tensors["weight"][chosen] = mean[:, 0].to(self.tensors["weight"])
 
 
 # One layer for all -------------------------------------------------------------------------------
@@ -340,8 +338,9 @@ class CommonLayer:
     def forward(self, users: Tensor | None = None, server_round: int = 0) -> Tensor:
         """Return latent vectors ``[p, h]`` of some users or all."""
         rows, value = self.rows, self._values(server_round)
-        if users is not None:
-            rows, place = take(rows, users)
+        chosen = unless_all(users, rows.num_users)
+        if not isinstance(chosen, slice):
+            rows, place = take(rows, chosen)
             value = value[place]
         if not value.numel():
             return self.weight.new_zeros(rows.num_users, self.weight.shape[1])
@@ -393,7 +392,7 @@ class CommonLayer:
 class CommonModule(CommonLayer):
     """Any module from one user's features to its latent vector, the same for all users.
 
-    ``weight`` has all parameters one behind the other, ``[f, 1]``.
+    ``weight`` has all parameters one behind the other, ``[1, d]``.
     """
 
     def __init__(
@@ -404,7 +403,7 @@ class CommonModule(CommonLayer):
         self._module = FlatModule(module, x.device)
 
     def first(self) -> Tensor:
-        return self._module.start()[:, None]
+        return self._module.start()[None]
 
     def forward(self, users: Tensor | None = None, server_round: int = 0) -> Tensor:
         with torch.no_grad():
@@ -417,13 +416,13 @@ class CommonModule(CommonLayer):
         return total
 
     def _call(self, weight: Tensor, users: Tensor | None, server_round: int) -> Tensor:
-        chosen = slice(None) if users is None else users
+        chosen = unless_all(users, len(self.x))
         x = self.x[chosen]
         if self.settings.dropout and server_round:
             feature = torch.arange(x.shape[1], device=x.device).expand_as(x)
             user = self.numbers[chosen][:, None].expand_as(x)
             x = x * dropped(self.settings, server_round, user, feature)
-        return self._module(weight[:, 0], x.to(weight.dtype))
+        return self._module(weight[0], x.to(weight.dtype))
 
 
 # What is saved ------------------------------------------------------------------------------------

@@ -251,10 +251,18 @@ class PublicNodeClient(NumPyClient):
         judged, counts = list[Mapping[str, float]](), list[Counts]()
         with self._state.opened(self._makers, follows=request.follows) as models:
             for client, targets in zip(request.clients, request.targets, strict=True):
-                member = self.members[client]
-                loss, rows = _learn(member, models[client], targets, request.server_round)
+                member, model = self.members[client], models[client]
+                public, who = (member.rows.size, member.dimension), f"client {client}"
+                if targets is not None and (
+                    targets.shape != public or not np.isfinite(targets).all()
+                ):
+                    why = f"finite ones of {public} are allowed"
+                    raise ValueError(f"{who}: means {targets.shape}: {why}")
+                reply.loss.append(float(model.learn(member.rows, targets, request.server_round)))
+                rows, shape = np.asarray(model.embed(), np.float32), (member.nodes.size, public[1])
+                if rows.shape != shape:
+                    raise ValueError(f"{who}: its model embeds as {rows.shape}, expected {shape}")
                 embedded[client], shared, judge = rows, rows[member.rows], member.judge
-                reply.loss.append(loss)
                 reply.disagreement.append(disagreement(shared, targets))
                 is_finite = bool(np.isfinite(rows).all())
                 reply.embeddings.append(shared if is_finite else None)
@@ -295,20 +303,6 @@ class PublicNodeClient(NumPyClient):
 
     def _models(self) -> Models:
         return {number: member.build() for number, member in self.members.items()}
-
-
-def _learn(
-    member: EmbeddingClient, model: EmbeddingModel, targets: FloatArray | None, server_round: int
-) -> tuple[float, FloatArray]:
-    """Train a client's model for a round; return its loss and its embeddings ``[n, d]``."""
-    who, shape = f"client {member.number}", (member.rows.size, member.dimension)
-    if targets is not None and (targets.shape != shape or not np.isfinite(targets).all()):
-        raise ValueError(f"{who}: means {targets.shape}: finite ones of {shape} are allowed")
-    loss = float(model.learn(member.rows, targets, server_round))
-    embeddings, shape = np.asarray(model.embed(), np.float32), (member.nodes.size, shape[1])
-    if embeddings.shape != shape:
-        raise ValueError(f"{who}: its model embeds as {embeddings.shape}, expected {shape}")
-    return loss, embeddings
 
 
 def disagreement(embeddings: FloatArray, targets: FloatArray | None) -> float:

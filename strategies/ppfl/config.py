@@ -34,10 +34,6 @@ LEAVE_OUT, LAST = ABSENT = ("leave-out", "last")
 PRECISIONS = {"precision-1": 1, "precision-5": 5, "precision-10": 10}
 
 
-def _are_shares(ratios: list[float]) -> bool:
-    return len(ratios) == 3 and min(ratios) >= 0 and 0 < sum(ratios) <= 1 + 1e-9
-
-
 @dataclass
 class PartitionConfig(OverlapSection):
     """Public and private nodes of the clients, and the split of nodes."""
@@ -47,7 +43,8 @@ class PartitionConfig(OverlapSection):
     seed: int | None = setting(None, SEED, help="of nodes, roles and noise; null: the run's")
     ratios: list[float] = setting(
         [0.6, 0.2, 0.2],
-        Rule("three shares that add up to at most 1", _are_shares),
+        Rule("three shares", lambda ratios: len(ratios) == 3 and min(ratios) >= 0),
+        Rule("shares that add up to at most 1", lambda ratios: 0 < sum(ratios) <= 1 + 1e-9),
         Rule("shares with test nodes: the last above 0", lambda ratios: ratios[2] > 0),
         help="shares of train, val and test; a node has one role at all clients. The first may "
         "be 0 for `deepwalk`, the second for both",

@@ -105,8 +105,7 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         if folder is not None:
             seed = config.seed if parts.seed is None else parts.seed
             given = folder, parts.ratios, seed, parts.label_noise
-            how, features = ReadOptions.of(config.data), config.data.features
-            return load_overlapping_folder(*given, features=features, how=how)
+            return load_overlapping_folder(*given, how=ReadOptions.of(config.data))
         whole = cached_data(config)
         graphs = overlapping_graphs(whole, parts, config.seed)
         classes = Clients.of(graphs).num_classes  # by the clients' labels

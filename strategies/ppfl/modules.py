@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -120,7 +120,7 @@ class PublicGAT(nn.Module):
         self._x, self._turn = batch.x, turn_of(batch.x)
         self._feature = batch.feature  # [r] the features that occur: of others it has no weights
         self._edges = attention_graph(graph.edge_index, len(graph.x))
-        more = {"heads": config.gat.heads, "dropout": config.gat.dropout}
+        more: dict[str, Any] = {"heads": config.gat.heads, "dropout": config.gat.dropout}
         self._whole = partial(GAT, features, dimension, classes, **more)
         self.module = GAT(self._feature.numel(), dimension, classes, **more).eval()
         rng = generator(config.seed, "gat", graph.client)

@@ -121,15 +121,9 @@ ByClient = dict[str, dict[int, float]]  # measurements by name and client
 
 
 class PublicMembership(Membership):
-    """The clients of each SuperNode: their public nodes, last embeddings and next means.
+    """The clients of each SuperNode: their public nodes, last embeddings and next means."""
 
-    With the registry of the SuperNodes' keys, each must have signed which public nodes its clients
-    hold: ``claims`` has the signed answers by party. ``run_id`` returns the id of Flower's run.
-    """
-
-    def __init__(
-        self, registry: Registry | None = None, run_id: Callable[[], int] = lambda: 0
-    ) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.embeddings: dict[int, FloatArray] = {}  # [p, d] by client
         self.targets: dict[int, FloatArray] = {}  # [p, d] by client
@@ -137,8 +131,11 @@ class PublicMembership(Membership):
         self.dimension = 0  # dimension of all embeddings; 0 before the first enrolment
         self.begun: list[int] = []  # clients that have answered a round
         self.measured: ByClient = {}  # of the last round with an answer
+        # With the registry of the SuperNodes' keys, each must have signed which public nodes its
+        # clients hold in the run: the signed answers by party
+        self.registry: Registry | None = None
+        self.run_id: Callable[[], int] = lambda: 0
         self.claims: dict[int, EmbeddingEnrolment] = {}
-        self._registry, self._run_id = registry, run_id
 
     def question(self, resume: Resume) -> RecordDict:
         return RecordDict({keys.CONFIG: ConfigRecord(resume.to_config())})
@@ -159,12 +156,12 @@ class PublicMembership(Membership):
         return super().in_order(answers)
 
     def refusal(self, answer: EmbeddingEnrolment) -> str:
-        if (registry := self._registry) is not None:
+        if (registry := self.registry) is not None:
             parties = [registry.parties[number] for number in registry.active]
             party = next((one.number for one in parties if one.may_host(answer.held)), None)
             if party is None or answer.signature is None:
                 return "its claim of nodes is not signed, or no party may host all its clients"
-            parts = claim_parts(self._run_id(), answer.held)
+            parts = claim_parts(self.run_id(), answer.held)
             if not registry.verify(party, answer.signature.tobytes(), *parts):
                 return f"party {party}: {UNSIGNED}"
             self.claims[party] = answer
@@ -205,12 +202,6 @@ class PublicMembership(Membership):
         self.measured = measured or self.measured
         return measured, failed
 
-    def state_dict(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in SAVED}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        vars(self).update({name: state[name] for name in SAVED})
-
 
 class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
     """The server: aligns the clients' public embeddings and sends means back.
@@ -245,7 +236,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         self.settings = settings or StrategyConfig(**{"alignment": self.forms[0]} | fields)
         check_settings(self.settings)
         choice(*self.forms).check("alignment", self.settings.alignment)
-        self.clients = self.membership()
+        self.clients = PublicMembership()
         super().__init__(
             Session(
                 self.clients,
@@ -256,9 +247,6 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
                 checkpoint_every=checkpoint_every,
             )
         )
-
-    def membership(self) -> PublicMembership:
-        return PublicMembership()
 
     def draw_pictures(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
         if any(report.alignment for report in reports):
@@ -394,9 +382,10 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         run = self.session.checkpoints.run
-        order = {keys.CHECKPOINT: True, keys.SERVER_ROUND: server_round, keys.RUN_TOKEN: run}
+        order = ConfigRecord({keys.CHECKPOINT: True, keys.RUN_TOKEN: run})
+        order[keys.SERVER_ROUND] = server_round
         saved = {node: reply.not_saved for node, reply in self.answers.items()}
-        content = RecordDict({keys.CONFIG: ConfigRecord(order)})
+        content = RecordDict({keys.CONFIG: order})
         return self.session.have_saved(server_round, content, saved, "query")
 
     def fixed_settings(self) -> dict[str, object]:
@@ -405,10 +394,10 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return {"method": type(self).__name__, **chosen, "seed": self.session.seed}
 
     def state(self) -> dict[str, object]:
-        return {"clients": self.clients.state_dict()}
+        return {"clients": {name: getattr(self.clients, name) for name in SAVED}}
 
     def load_state(self, state: StateDict) -> None:
-        self.clients.load_state_dict(state["clients"])
+        vars(self.clients).update({name: state["clients"][name] for name in SAVED})
 
 
 class LocalEmbedding(ProcrustesAlignment):
@@ -520,15 +509,11 @@ class SecureConsensus(ProcrustesAlignment):
         self._named = 0  # of the clients at fault
         self._parts = 0, 0, 0  # numbers of a sum: rows, measurements, counts
         super().__init__(settings, **given)
-
-    def membership(self) -> PublicMembership:
-        registry, differ_by = self.settings.registry, self.settings.differ_by
-        if registry is None:
-            return PublicMembership()
-        self._parties = PartySums(registry, dropout=self.dropout, differ_by=differ_by)
-        return PublicMembership(
-            self._parties.registry, lambda: self.session.exchange.grid.run.run_id
-        )
+        if (registry := self.settings.registry) is not None:
+            differ_by = self.settings.differ_by
+            self._parties = PartySums(registry, dropout=dropout, differ_by=differ_by)
+            self.clients.registry = self._parties.registry
+            self.clients.run_id = lambda: self.session.exchange.grid.run.run_id
 
     @cached_property
     def sums(self) -> SecureSum:

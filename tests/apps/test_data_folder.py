@@ -379,32 +379,6 @@ def test_a_new_folder_in_the_same_place_is_read_anew(config_of: MakeConfig, tmp_
     assert not torch.equal(*found)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["strategy.name=fed-gnn"], r"client \d.*partition --true-edges"),
-        (
-            ["graph.neighbours=30", "strategy.name=fed-gnn-knn"],
-            r"graph.neighbours.*2\d nodes of client \d",
-        ),
-        (["graph.graphless_ratio=0"], "0 leaves none of 4 clients without edges"),
-    ],
-)
-def test_clients_that_a_method_cannot_work_with(
-    overrides: list[str], message: str, config_of: MakeConfig, tmp_path: Path
-) -> None:
-    config = config_of("fedgls", *overrides)
-    folders = folders_of(partition(config, tmp_path / "out"))
-    errors = []
-    for folder in folders:
-        context = context_of({"data-folder": str(folder), "state-dir": ":memory:"})
-        try:
-            fedgls.METHOD.build_client(config, context, None)
-        except (ConfigError, DataError) as error:
-            errors.append(str(error))
-    assert errors and all(re.search(message, error) for error in errors)
-
-
 # Two SuperNodes with one client, and other versions ----------------------------------------------
 
 

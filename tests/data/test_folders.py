@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from flower_graph.config.common import DataConfig
+from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import (
     client_graphs,
     clients_path,
@@ -123,9 +124,9 @@ def test_files_become_clients_with_their_masks_or_drawn_ones(tmp_path):
         assert found.sum(1).tolist() == [3, 1, 1] and found.sum(0).tolist() == [1] * 5 + [0]
     draws = [load_folder(folder, RATIOS, seed)[1].train_mask.tolist() for seed in range(6)]
     assert draws[0] == second.train_mask.tolist() and any(draw != draws[0] for draw in draws)
-    assert load_folder(folder, RATIOS, 0, features="row")[1].x[1].tolist() == pytest.approx(
-        [0.4, 0.6]
-    )
+    assert load_folder(folder, RATIOS, 0, how=ReadOptions(features="row"))[1].x[
+        1
+    ].tolist() == pytest.approx([0.4, 0.6])
 
 
 UNFIT: list[tuple[dict[str, Any], str]] = [

@@ -336,7 +336,7 @@ def test_features_alike_by_what_was_done_to_them_are_said_to_be(tmp_path):
         torch.save(content | {"x": x}, tmp_path / f"{name}.pt")
     assert len(load_folder(tmp_path, RATIOS, seed=0)) == 2
     with pytest.raises(DataError, match=r"client 0.* 6 .*data\.features=as-is"):
-        load_folder(tmp_path, RATIOS, seed=0, features="presence")
+        load_folder(tmp_path, RATIOS, seed=0, how=ReadOptions(features="presence"))
 
 
 # Constructors -------------------------------------------------------------------------------------
@@ -368,14 +368,12 @@ def test_constructors_name_the_client(changes, words):
     assert str(caught.value).startswith(f"client 9: {words}")
 
 
-@pytest.mark.parametrize(
-    "kind", [Tensor.tolist, Tensor.numpy, Tensor.int, Tensor.clone], ids=lambda kind: kind.__name__
-)
-def test_a_server_takes_edges_of_any_kind_in_the_order_that_they_have(kind):
+@pytest.mark.parametrize("kind", [Tensor.tolist, Tensor.numpy, Tensor.int])
+def test_a_server_takes_edges_of_any_kind(kind):
     turned = torch.tensor([[1, 0, 2, 1], [0, 1, 1, 2]])
     given = SimpleNamespace(edge_index=kind(turned), y=[0, 1, 0], train_mask=[True, True, False])
     edges, *_ = server_graph(given)
-    assert edges.dtype == torch.int64 and torch.equal(edges, turned)
+    assert edges.dtype == torch.int64 and edges.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
 
 
 def test_what_was_found_fit_is_looked_at_once_until_it_is_written_into(monkeypatch):

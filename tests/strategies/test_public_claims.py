@@ -66,9 +66,8 @@ def test_what_clients_measure_is_in_no_message_of_one() -> None:
     run(5, 5, rounds=3, mods=[spy])
     assert len(seen) == 15
     for metrics in seen:
-        assert np.isnan(metrics["loss"]).all()
-        assert np.isnan(metrics["disagreement"]).all()
-        assert not [key for key in metrics if key.startswith("judged")]
+        assert np.isnan([metrics["loss"], metrics["disagreement"]]).all()
+        assert not any(key.startswith("judged") for key in metrics)
 
 
 @pytest.mark.parametrize("lost", [{3}, {2, 3}], ids=["one", "two"])
@@ -122,12 +121,9 @@ def test_a_supernode_does_not_go_back_behind_a_sum_that_it_is_in(
 # Claims by themselves -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("parties", "fewest"), [(5, 3), (6, 3), (7, 4), (10, 6), (20, 10), (100, 42)]
-)
-def test_two_honest_holders_are_in_every_sum(parties: int, fewest: int) -> None:
-    assert fewest_parties(parties) == fewest
-    assert fewest - 3 * parties // 10 - parties // 10 >= 2
+@pytest.mark.parametrize("parties", [*range(5, 40), 100])
+def test_two_honest_holders_are_in_every_sum(parties: int) -> None:
+    assert fewest_parties(parties) - 3 * parties // 10 - parties // 10 == 2
 
 
 def test_nodes_are_counted_once_a_party() -> None:
@@ -147,22 +143,22 @@ def signed(trust: TrustSettings, held: Any) -> Any:
     return np.frombuffer(trust.identity.sign(*claim_parts(5, held)), np.uint8)
 
 
+def membership(parties: list[TrustSettings]) -> PublicMembership:
+    members = PublicMembership()
+    members.registry, members.run_id = parties[0].registry, lambda: 5
+    return members
+
+
 @pytest.fixture
 def claims(parties: list[TrustSettings]) -> Claims:
     """What a server shows that took the claims of all."""
-    members = PublicMembership(parties[0].registry, lambda: 5)
+    members = membership(parties)
     for party, trust in enumerate(parties):
         signature = signed(trust, HELD[party])
         answer = EmbeddingEnrolment([party], [*HELD[party].values()], [3], None, signature)
         answers = {party: EmbeddingEnrolment.from_config(answer.to_config())}
         assert [members.refusal(one) for _, one in members.in_order(answers)] == [""]
     return Claims.from_config(Claims.of(members.claims.values()).to_config())
-
-
-def test_all_find_the_same_nodes(parties: list[TrustSettings], claims: Claims) -> None:
-    for party, trust in enumerate(parties):
-        nodes = claims.agreed(trust, 5, range(6), HELD[party])
-        assert nodes.tolist() == [10, 11, 12]
 
 
 @pytest.mark.parametrize(
@@ -200,14 +196,15 @@ def test_claims_are_refused_that_nobody_signed(
 def test_who_held_other_nodes_or_counts_on_fewer_takes_no_part(
     parties: list[TrustSettings], claims: Claims, own: Any, change: dict[str, Any], message: str
 ) -> None:
-    assert claims.agreed(parties[2], 5, range(6), HELD[2]).tolist() == [10, 11, 12]
+    for party, trust in enumerate(parties):
+        assert claims.agreed(trust, 5, range(6), HELD[party]).tolist() == [10, 11, 12]
     assert claims.agreed(parties[2], 5, range(6), HELD[2], 4).tolist() == [10, 11]
     with pytest.raises(RefusedError, match=message):
         claims.agreed(replace(parties[2], **change), 5, range(6), own)
 
 
 def test_the_server_takes_no_claim_that_is_not_signed(parties: list[TrustSettings]) -> None:
-    members = PublicMembership(parties[0].registry, lambda: 5)
+    members = membership(parties)
     answer = EmbeddingEnrolment([0], [np.array([10])], [3])
     assert "is not signed" in members.refusal(answer)
     other = signed(parties[1], {0: np.array([10])})

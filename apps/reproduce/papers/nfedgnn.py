@@ -80,10 +80,8 @@ def compared(table: str, model: str, data: str) -> list[t.Line]:
         # Each feature that is not 0 is another one: what of the accuracy does not need them. Lambda
         # is that of the config, which is also what was chosen for nFedGNN
         noise = ["data.feature_noise=1", "patience=50"]
-        figures = [*t.PLAIN, t.gain(NFEDGNN)[0]]
-        lines += line.grid(
-            [data], {"nFedGNN, scrambled features": {"figures": figures}}, last=noise
-        )
+        scrambled = {"figures": [*t.PLAIN, t.gain(NFEDGNN)[0]]}
+        lines += line.grid([data], {"nFedGNN, scrambled features": scrambled}, last=noise)
     return lines
 
 

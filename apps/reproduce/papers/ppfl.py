@@ -78,8 +78,9 @@ CLASSIFIERS = ("mlp", "svc")
 
 def line_of(table: str, data: str, model: str) -> t.Line:
     """Return what all lines of a table have on a data set; wrong labels are one of their own."""
-    about = {"table": table, "model": model, "config": f"ppfl/{{data}}-{model.lower()}"}
-    return t.Line(**about, seeds=(0, 1, 2, 3, 4), rounds=MODELS[model][0], data_shown=data)
+    config, rounds = f"ppfl/{{data}}-{model.lower()}", MODELS[model][0]
+    line = t.Line(table=table, model=model, config=config, seeds=(0, 1, 2, 3, 4), rounds=rounds)
+    return replace(line, data_shown=data)
 
 
 def noise(data: str) -> str:

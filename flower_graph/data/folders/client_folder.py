@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import AS_IS, MEAN, ONE_HOT, DataConfig
+from flower_graph.config.common import MEAN, ONE_HOT, DataConfig
 from flower_graph.config.partition import GLOBAL
 from flower_graph.data.description import (
     EDGE_VALUES,
@@ -50,6 +50,7 @@ from flower_graph.data.graph import (
     EgoNetwork,
     Graph,
     OverlappingGraph,
+    joined_edges,
     to_undirected,
 )
 from flower_graph.data.partition.client_graphs import (
@@ -131,16 +132,12 @@ class Clients(list[T]):
                 for mask, own in zip(masks, graph.masks.values(), strict=True):
                     mask[graph.nodes[own]] = True
             return self.whole.with_masks(masks)
-        ends, start = [torch.empty(2, 0, dtype=torch.int64)], 0
-        for graph in self:
-            if graph.edge_index is not None:
-                ends.append(graph.edge_index + start)
-            start += graph.y.numel()
+        edges = joined_edges(self, [graph.edge_index for graph in self])
         x, y, train, val, test = (
             torch.cat([getattr(graph, part) for graph in self]) for part in ("x", "y", *PARTS)
         )
         numbers = [graph.targets for graph in self if graph.targets is not None]
-        whole = Graph(x, torch.cat(ends, 1), y, self.num_classes, train, val, test, self.classes)
+        whole = Graph(x, edges, y, self.num_classes, train, val, test, self.classes)
         targets = torch.cat(numbers) if numbers else None
         return replace(whole, notes=self.notes, targets=targets)
 
@@ -161,7 +158,6 @@ def load_folder(
     *,
     train_share: float | None = None,
     graphless_ratio: float = 0.0,
-    features: str = AS_IS,
     how: ReadOptions = PLAIN,
 ) -> Clients[ClientGraph]:
     """Load one client from each graph of a folder, or of a file whose nodes name their client.
@@ -169,7 +165,7 @@ def load_folder(
     ``graphless_ratio`` removes edges from clients of one graph; in a folder, files without edges
     make graphless clients.
     """
-    files = read_clients(path, features, how._replace(needs_edges=False))
+    files = read_clients(path, how._replace(needs_edges=False))
     drawn = graphless_clients(len(files), graphless_ratio, seed) if is_one_graph(path) else set()
     graphs = []
     for file in files:
@@ -182,7 +178,7 @@ def load_folder(
     return files.replaced(graphs)
 
 
-def read_clients(path: Path | str, features: str, how: ReadOptions) -> Clients[ClientFile]:
+def read_clients(path: Path | str, how: ReadOptions) -> Clients[ClientFile]:
     """Read the clients' graphs, their labels numbered and features prepared together.
 
     Logs the changes to all data, and to single clients'.
@@ -214,7 +210,7 @@ def read_clients(path: Path | str, features: str, how: ReadOptions) -> Clients[C
             declared = declared if how.targets else max(declared or 0, count) or None
     with saying(f"folder {path}"):
         labels = number_classes([found.labels for found in graphs], declared)
-        prepared, changes, treatment = prepare_features(matrices, features, how.missing, common)
+        prepared, changes, treatment = prepare_features(matrices, how.features, how.missing, common)
     files = list[ClientFile]()
     for client, one in enumerate(zip(places, given, graphs, prepared, labels.y, strict=True)):
         where, values, found, x, y = one
@@ -359,7 +355,6 @@ def load_ego_folder(
     ratios: Sequence[float],
     seed: int,
     *,
-    features: str = AS_IS,
     how: ReadOptions = PLAIN,
 ) -> Clients[EgoNetwork]:
     """Load FedSCem's clients from a folder, or from a file whose nodes name their client.
@@ -368,7 +363,7 @@ def load_ego_folder(
     masks are split by ``ratios`` and ``seed``, ``per-client`` or ``global``. ``DataError`` names
     file, client and what is allowed.
     """
-    files = read_clients(path, features, how)
+    files = read_clients(path, how)
     numbers: dict[int | str, int] = {}
     egos = [_ego(file.graph, who) for file, who in zip(files, _identities_of(files), strict=True)]
     ids = [[numbers.setdefault(one, len(numbers)) for one in ego.identities] for ego in egos]
@@ -389,11 +384,10 @@ def load_overlapping_folder(
     seed: int,
     label_noise: float = 0.0,
     *,
-    features: str = AS_IS,
     how: ReadOptions = PLAIN,
 ) -> Clients[OverlappingGraph]:
     """Load PPFL-GNN's clients from a folder, each client's nodes in the order of their ids."""
-    files = read_clients(path, features, how)
+    files = read_clients(path, how)
     who = _identities_of(files)
     words = sorted({word for _, own in who for word in own or ()})
     number, graphs = {word: index for index, word in enumerate(words)}, list[OverlappingGraph]()

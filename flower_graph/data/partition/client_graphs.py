@@ -30,7 +30,7 @@ from flower_graph.config.schema import check_settings
 from flower_graph.data.description import WEIGHT, tell
 from flower_graph.data.features import CHANGES, Treatment
 from flower_graph.data.graph import ClientGraph as ClientGraph
-from flower_graph.data.graph import Neighbours, WholeGraph, row_range, to_undirected
+from flower_graph.data.graph import Neighbours, WholeGraph, take_rows, to_undirected
 from flower_graph.data.graph import cut_out as cut_out
 from flower_graph.data.partition.ego_networks import ego_parts, sample_egos, split_egos
 from flower_graph.data.partition.overlapping import overlapping_parts
@@ -180,7 +180,7 @@ def check_client_graph(graph: ClientGraph, treatment: Treatment | None = None) -
     if x.layout == torch.strided:
         are_alike = bool((x == x[0]).all())
     else:  # row by row, so that a matrix too large to be dense stays sparse
-        rows = (row_range(x, slice(row, row + 1)).to_dense() for row in range(len(x)))
+        rows = (take_rows(x, slice(row, row + 1)).to_dense() for row in range(len(x)))
         first = next(rows)
         are_alike = all(torch.equal(row, first) for row in rows)
     if are_alike:

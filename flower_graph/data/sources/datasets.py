@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -92,42 +91,36 @@ def load_graph(config: DataConfig, *, seed: int = 0, how: ReadOptions | None = N
 
     ``how`` says whether nodes have numbers to learn, and edges weights, as one's own graph can.
     """
-    graph, masks = _read(config, seed, how or ReadOptions.of(config))
-    source, notes = f"data {config.name}", list(graph.notes)
-    masks = _split(config, graph, masks, notes, config.draws(seed))
-    rng, chance = generator(config.draws(seed), "feature-noise"), config.feature_noise
-    moved = (chance, rng) if chance else None
+    source, draws, ratios = f"data {config.name}", config.draws(seed), config.ratios
+    graph = _read(config, seed, how or ReadOptions.of(config))
+    notes, rng = list(graph.notes), torch.Generator().manual_seed(draws)
+    absent = [part for part, mask in graph.masks.items() if mask is None]
+    if config.split == "random" and ratios is not None:
+        masks = labelled_split(graph.y, ratios, generator=rng)
+    elif config.split == "random":
+        counts = {key: getattr(config, key) for key in ("train_per_class", "num_val", "num_test")}
+        masks = random_split(graph.y, graph.num_classes, **counts, generator=rng)
+    elif not absent:
+        masks = Masks(*graph.masks.values())
+    elif config.split != "auto":
+        advice = "use data.split=random data.ratios=[0.6,0.2,0.2], or data.split=auto"
+        raise DataError(f"data set {config.name!r} has no public split: {advice}")
+    elif len(absent) < len(PARTS):
+        raise DataError(f"{source}: has no {', '.join(absent)}; or set data.split=random")
+    else:
+        drawn = DRAWN if ratios is None else ratios
+        shares = "/".join(f"{100 * share:g}" for share in drawn)
+        notes.append(f"no masks: {shares} % of the labelled nodes drawn with seed {draws}")
+        masks = labelled_split(graph.y, drawn, generator=rng)
+    moved = config.feature_noise, generator(draws, "feature-noise")
     with saying(source):
         chosen = config.features, config.missing, graph.columns
-        (x,), done, treatment = prepare_features([graph.x], *chosen, moved)
+        (x,), done, treatment = prepare_features([graph.x], *chosen, moved if moved[0] else None)
         graph = replace(graph, x=x, notes=(*notes, *done), treatment=treatment)
         graph = graph.with_masks(select_column(masks, seed))
         check_masks(graph.masks, graph.y, graph.names)
     tell(source, graph.notes)
     return graph
-
-
-def _split(
-    config: DataConfig, graph: Graph, masks: Masks | None, notes: list[str], seed: int
-) -> Masks:
-    rng, ratios = torch.Generator().manual_seed(seed), config.ratios
-    if config.split == "random" and ratios is not None:
-        return labelled_split(graph.y, ratios, generator=rng)
-    if config.split == "random":
-        counts = {key: getattr(config, key) for key in ("train_per_class", "num_val", "num_test")}
-        return random_split(graph.y, graph.num_classes, **counts, generator=rng)
-    if masks is not None:
-        return masks
-    if config.split != "auto":
-        advice = "use data.split=random data.ratios=[0.6,0.2,0.2], or data.split=auto"
-        raise DataError(f"data set {config.name!r} has no public split: {advice}")
-    parts = [part for part in PARTS if getattr(graph, part) is None]
-    if len(parts) < len(PARTS):
-        raise DataError(f"data {config.name}: has no {', '.join(parts)}; or set data.split=random")
-    drawn = DRAWN if ratios is None else ratios
-    shares = "/".join(f"{100 * share:g}" for share in drawn)
-    notes.append(f"no masks: {shares} % of the labelled nodes drawn with seed {seed}")
-    return labelled_split(graph.y, drawn, generator=rng)
 
 
 # Any: ``Graph`` or PyG's ``Data``, which types its attributes as nothing
@@ -148,74 +141,46 @@ def describe(data: Any) -> dict[str, int]:
     }
 
 
-def _read(config: DataConfig, seed: int, how: ReadOptions) -> tuple[Graph, Masks | None]:
-    path, name = file_path(config.name), config.name.lower()
+def _read(config: DataConfig, seed: int, how: ReadOptions) -> Graph:
+    path, name, root = file_path(config.name), config.name.lower(), config.root
     is_pyg = path is None and name not in (LINQS, CSBM, *OGB)
-    known = pyg_name(config.name) if is_pyg else PygName("", None)
-    if config.split == "geom-gcn" and known.group not in GEOM_GCN_CLASSES:
+    known, geom_gcn = pyg_name(config.name) if is_pyg else PygName("", None), "geom-gcn"
+    if config.split == geom_gcn and known.group not in GEOM_GCN_CLASSES:
         only = f"only of {', '.join(GEOM_GCN_CLASSES)}"
-        raise DataError(f"data.split = 'geom-gcn': not of {config.name!r}: {only}")
-    if path is None and how.targets:
-        raise DataError(f"data.name = {config.name!r}: task=values needs a graph of your own")
+        raise DataError(f"data.split = {geom_gcn!r}: not of {config.name!r}: {only}")
     if path is not None:
-        graph = load_file(path, how)
-    elif name == LINQS:
-        graph = load_cora_linqs()
-    elif name == CSBM:
-        graph = _generated(config, config.draws(seed), is_sparse=how.sparse)
-    elif name in OGB:
-        graph = load_ogb(name, root=data_root(config.root))
-    elif known.group == "Planetoid" and config.split == "geom-gcn":
-        return _with_geom_gcn(known, data_root(config.root), seed)
-    else:
-        graph = load_pyg(known, root=data_root(config.root))
-    return graph, _own_masks(graph)
-
-
-def _generated(config: DataConfig, seed: int, *, is_sparse: bool) -> Graph:
-    how = {name: getattr(config, name) for name in ("degree", "active", "homophily", "signal")}
-    how |= {"features": config.num_features, "seed": seed}
-    if not is_sparse or fits_dense(config.nodes, config.num_features):
-        return csbm(config.nodes, config.classes, **how)
-    if config.features != AS_IS:
-        raise DataError(f"data.features = {config.features!r}: must be {AS_IS} of so many nodes")
-    return csbm_sparse(config.nodes, config.classes, **how)
-
-
-def _with_geom_gcn(name: PygName, root: Path | None, seed: int) -> tuple[Graph, Masks | None]:
-    """Load a set of Planetoid with one of the splits of geom-gcn."""
-    fold = f"{str(name.member).lower()}_split_0.6_0.2_{seed % FOLDS}.npz"
-    file = Path(SPLIT_FOLDER) / fold
-    if root is not None and (root / file).is_file():
-        graph = load_pyg(name, root=root)
-        return graph, geom_gcn_split(root / file, graph.x.size(0))
-    try:
-        # PyG has the ten splits as columns, once it has downloaded them.
-        options = {"split": "geom-gcn"}
-        graph = load_pyg(name, root=root, options=options)
+        return load_file(path, how)
+    if how.targets:
+        raise DataError(f"data.name = {config.name!r}: task=values needs a graph of your own")
+    if name == LINQS:
+        return load_cora_linqs()
+    if name == CSBM:
+        keys = ("degree", "active", "homophily", "signal")
+        own = {"features": config.num_features, "seed": config.draws(seed)}
+        own |= {key: getattr(config, key) for key in keys}
+        if not how.sparse or fits_dense(config.nodes, config.num_features):
+            return csbm(config.nodes, config.classes, **own)
+        if config.features != AS_IS:
+            why = f"must be {AS_IS} of so many nodes"
+            raise DataError(f"data.features = {config.features!r}: {why}")
+        return csbm_sparse(config.nodes, config.classes, **own)
+    if name in OGB:
+        return load_ogb(name, root=data_root(root))
+    if known.group != "Planetoid" or config.split != geom_gcn:
+        return load_pyg(known, root=data_root(root))
+    fold = f"{str(known.member).lower()}_split_0.6_0.2_{seed % FOLDS}.npz"
+    file, folder = Path(SPLIT_FOLDER) / fold, data_root(root)
+    if folder is not None and (folder / file).is_file():
+        graph = load_pyg(known, root=folder)
+        return graph.with_masks(geom_gcn_split(folder / file, graph.num_nodes))
+    try:  # PyG has the ten splits as columns, once it has downloaded them
+        return load_pyg(known, root=folder, options={"split": geom_gcn})
     except DataError as error:
         raise DataError(f"the data root has no {file}, and PyG has none either: {error}") from error
-    return graph, _own_masks(graph)
 
 
-def _own_masks(graph: Graph) -> Masks | None:
-    train, val, test = graph.train_mask, graph.val_mask, graph.test_mask
-    if train is None or val is None or test is None:
-        return None
-    return Masks(train, val, test)
-
-
-@dataclass(frozen=True)
-class _Asked:
-    what: str
-    saved: object
-    by: object
-    make: Callable[[], Any] = field(compare=False)
-
-
-@lru_cache(maxsize=8)  # two runs', whose clients a method may ask for as read, and as checked
-def _answer(asked: _Asked) -> Any:
-    return asked.make()
+_made: dict[object, Any] = {}  # two runs', whose clients a method may ask for as read, as checked
+MOST_MADE = 8
 
 
 def once(what: str, saved: object, make: Callable[[], T], by: object = None) -> T:
@@ -224,9 +189,16 @@ def once(what: str, saved: object, make: Callable[[], T], by: object = None) -> 
     ``what`` describes the data; ``saved`` is when their files were saved, so that a new file is
     read anew; ``by`` is the maker, if others make data of this description.
     """
-    asked = _Asked(what, saved, by, make)
-    result: T = handed_over(what, lambda: _answer(asked))
-    return result
+    key = what, saved, by
+
+    def answer() -> T:
+        result = _made.pop(key) if key in _made else make()
+        _made[key] = result  # the last used is the last to go
+        while len(_made) > MOST_MADE:
+            del _made[next(iter(_made))]
+        return result
+
+    return handed_over(what, answer)
 
 
 def cached_data(config: RunConfig) -> Graph:

@@ -17,7 +17,7 @@ import hashlib
 import os
 from abc import ABC
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any, ClassVar, Self
 
@@ -240,6 +240,7 @@ class AlignmentClient(AnyAlignmentClient):
 
         self._names |= spread(name, answers)
         self._answered |= set(request.clients.tolist())
+        vars(self).pop("finished", None)
 
     def _proved(self, request: ids.UnionRequest, trust: TrustSettings) -> list[ids.Bytes2D]:
         """Check every key-holder's key and proofs; return each client's answers, added up."""
@@ -283,7 +284,7 @@ class AlignmentClient(AnyAlignmentClient):
             np.concatenate([none, *(self._named(c, ids.TOKEN) for c in chosen)]), cells
         )
 
-    @property
+    @cached_property
     def finished(self) -> list[int]:
         """Clients that have their tokens, and so can take part in the sum of tables."""
         named = self._names.keys()
@@ -356,6 +357,7 @@ class AlignmentClient(AnyAlignmentClient):
             self._epoch, self.order, self._table = epoch, self.order[:0], None
             for kept in (self._dealt, self._sizes, self._answered, self._blocks, self._names):
                 kept.clear()
+            vars(self).pop("finished", None)
 
     def _digest(self) -> bytes:
         whole = hashlib.sha256(self._run_id)
