@@ -220,7 +220,7 @@ def test_a_round_is_prepared_once_as_it_must_be_and_never_an_older_one():
     bad = {
         "minimum 1": {"minimum": 1},
         "run 0000": {"run_id": NOBODY},
-        "client 1 is not the first": {"clients": np.array([1])},
+        "is not the first": {"clients": np.array([1])},
         "0 channel keys": {"channel_keys": request.channel_keys[:0]},
         "low order": zeros(request, "channel_keys"),
         "its own partner": {"partners": request.clients[None]},
@@ -332,13 +332,13 @@ def test_seed_that_does_not_match_is_named():
 
 def test_mask_key_that_does_not_match_is_named(monkeypatch):
     """Client 2 shares another mask key than it published, consistently, and vanishes."""
-    world, share = World.make(20), SumClient._share
+    world, deal = World.make(20), SumClient._deal
 
     def share_another(host, kept):
         other = replace(kept, private=np.zeros_like(kept.private))
-        return share(host, other if host.party == 2 else kept)
+        return deal(host, other if host.party == 2 else kept)
 
-    monkeypatch.setattr(SumClient, "_share", share_another)
+    monkeypatch.setattr(SumClient, "_deal", share_another)
     result = world.round(0, mask=[1002])
     assert isinstance(result, Skipped) and "client 2 shared wrongly" in str(result.reason)
     assert world.server.excluded == {2}

@@ -365,19 +365,20 @@ class SumRound:
         return requests
 
     def _take_shares(self, row: int, reply: UnmaskReply) -> None:
-        about, refuse = f"round {self.number}:", partial(refuse_if, error=MalformedReplyError)
+        said, refuse = f"round {self.number}:", partial(refuse_if, error=MalformedReplyError)
         is_other = reply.clients.tolist() != [self.parties[row]]
-        refuse(is_other, f"{about} shares of other clients than asked")
-        asked, why = self.kinds[self.partners[[row]]], f"{about} shares that were not asked for"
+        refuse(is_other, f"{said} shares of other clients than asked")
+        asked, why = self.kinds[self.partners[[row]]], f"{said} shares that were not asked for"
         refuse(reply.kinds.shape != asked.shape, why)
         refuse(((reply.kinds != NOTHING) & (reply.kinds != asked)).any(), why)
         column = np.flatnonzero(reply.kinds[0])
         dealers, columns = self.partners[row, column], self.partners.shape[1] - 1 - column
         promised = self.share_commitments[dealers, columns, asked[0, column] - SEED]
-        name, found = channel.name_bytes(int(self.parties[row])), []
+        about, found = (self.run_id, self.number), []
         for dealer, share in zip(dealers.tolist(), channel.pieces(reply.shares), strict=True):
-            heads = channel.share_contexts(self.run_id, self.number, int(self.parties[dealer]))
-            found.append(channel.commitment(heads[self.kinds[dealer] - SEED] + name, share))
+            both = int(self.parties[dealer]), int(self.parties[row])
+            what_for = channel.context(channel.SHARES[self.kinds[dealer] - SEED], *about, *both)
+            found.append(channel.commitment(what_for, share))
         good = (channel.rows_of(found, *promised.shape) == promised).all(1)
         if not good.all():
             self._convict(row, "it sent a wrong share")
