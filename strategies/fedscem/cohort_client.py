@@ -26,7 +26,7 @@ from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
 from flower_graph.secure.align.slots import SlotTable
-from flower_graph.secure.client import PartyActions
+from flower_graph.secure.client import MaskingClient
 from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
@@ -84,7 +84,7 @@ NAME = "ego-secrets"  # in Context.state
 _LIVE: dict[tuple[int, int], tuple[str, Kept]] = {}
 
 
-class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
+class EgoNetworkClient(CohortClient[EgoCohort], MaskingClient):
     """The ego-networks of one SuperNode: one in a deployment, many in a simulation.
 
     Parameters
@@ -112,7 +112,7 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
         then takes part only in masked sums and in the alignment with proofs.
     """
 
-    actions = ("align", "union", "unmask", "save", "finish", *PartyActions.party_actions)
+    actions = ("align", "union", "unmask", "save", "finish", *MaskingClient.party_actions)
     cohort, all_train = EgoCohort, False
 
     def __init__(

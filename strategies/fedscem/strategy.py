@@ -63,7 +63,7 @@ from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import KeyReply, MaskedReply, MaskRequest
 from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import PartySums, SumServer
-from flower_graph.secure.sum.service import SumStages, as_record, entries_of
+from flower_graph.secure.sum.service import SecureSum, as_record, entries_of
 from flower_graph.server.membership import Membership, renamed
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
@@ -401,9 +401,9 @@ class EgoSession(Session):
         resolution = how.resolution
         if how.model_sharing != "none":
             resolution = min(resolution, FINE)
-        self.sums = SumStages(
-            server,
+        self.sums = SecureSum(
             self.send,
+            server=server,
             limit=how.limit,
             resolution=resolution,
             guard=True,
