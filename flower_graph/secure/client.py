@@ -99,8 +99,15 @@ class MaskingClient(NumPyClient):
 
     def exchange(self, action: str, config: Config) -> Config:
         """Answer any exchange without a vector."""
-        new = action == "sum_enroll"
-        host = self._of_run(KeyRequest.from_config(config).run_id) if new else self.keys()
+        if action == "sum_enroll":
+            run_id = KeyRequest.from_config(config).run_id
+            host = SumClient(run_id, self.clients, self.trust, least=self._fewest())
+            with suppress(StateLostError):  # the secrets of another run are of no more use
+                before = self.keys()
+                is_same = (before.run_id, before.clients) == (run_id, host.clients)
+                host = before if is_same else host
+        else:
+            host = self.keys()
         entries = host.answer(action, config)
         self._keep(host)
         return entries
@@ -115,14 +122,6 @@ class MaskingClient(NumPyClient):
 
     def _fewest(self) -> int:
         return 1 if self.trust else least_clients(self.context.node_config)
-
-    def _of_run(self, run_id: bytes) -> SumClient:
-        """Return the secrets of a run; those of another are of no more use."""
-        with suppress(StateLostError):
-            host = self.keys()
-            if (host.run_id, host.clients) == (run_id, sorted(self.clients)):
-                return host
-        return SumClient(run_id, self.clients, self.trust, least=self._fewest())
 
     def _keep(self, host: SumClient) -> None:
         self.context.state[SUM_STATE] = ConfigRecord({SUM_STATE: host.to_bytes()})

@@ -13,8 +13,8 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Mapping
-from typing import Annotated, Any
+from contextlib import suppress
+from typing import Annotated
 
 import numpy as np
 from flwr.app import ConfigRecord, Context
@@ -131,8 +131,7 @@ class CommonKey:
 
     def pad(self, run_id: bytes, number: int, detail: bytes, ring: Ring, length: int) -> SumPad:
         """Return the pad that hides the sum of this number and detail from the server."""
-        form = struct.pack("<qqqd", ring.word, ring.fraction_bits, ring.guard_bits, ring.limit)
-        of = run_id + number.to_bytes(8, "big") + form + detail
+        of = run_id + number.to_bytes(8, "big") + ring.packed() + detail
         if self._trust is None:
             return SumPad(self._words(b"pad", of, length), None)
         subsets = self._words(b"check", of, length)
@@ -150,20 +149,20 @@ class CommonKey:
         return np.frombuffer(stream.digest(8 * count), "<u8")
 
     def _check(self, public: Bytes, signed_by: Bytes | None) -> None:
-        if self._trust is not None:
-            check_signed(self._trust.registry, self._trust.run, public, signed_by)
+        if (trust := self._trust) is not None:
+            check_signed(trust.registry, trust.run, public, signed_by)
 
     @property
     def _key(self) -> bytes:
-        record: Mapping[str, Any] = self._state.config_records.get(NAME, ConfigRecord())
-        return bytes(record.get("key", b""))
+        with suppress(StateLostError):
+            return self._entry("key")
+        return b""
 
     def _derived(self, purpose: bytes) -> bytes:
         return derive(self._entry("key"), context(b"common key " + purpose, b""))
 
     def _entry(self, name: str) -> bytes:
-        record: Mapping[str, object] = self._state.config_records.get(NAME, ConfigRecord())
-        value = record.get(name)
+        value = self._state.config_records.get(NAME, ConfigRecord()).get(name)
         if not isinstance(value, bytes):
             whose = "the common" if name == "key" else "this SuperNode's own"
             raise StateLostError(f"{whose} key is not here")

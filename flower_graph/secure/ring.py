@@ -13,6 +13,7 @@ times as fast in GCM as in plain counter mode; the authenticating tag is not ask
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -67,6 +68,11 @@ class Ring:
     @property
     def dtype(self) -> np.dtype[np.generic]:
         return WORDS[self.word]
+
+    def packed(self) -> bytes:
+        """Write it as bytes, for hashes."""
+        numbers = self.word, self.fraction_bits, self.guard_bits, self.limit
+        return struct.pack("<qqqd", *numbers)
 
     def encode(self, values: NDArray[np.floating]) -> RingArray:
         values = np.asarray(values, dtype=np.float64)

@@ -387,7 +387,7 @@ class EgoSecrets:
     def refuse_going_back(self) -> None:
         """Refuse a checkpoint from before a sum of this run: a round's sums could be compared."""
         with suppress(StateLostError):
-            if self.load()[1].has_sent:
+            if self.load()[1].mark:
                 raise RefusedError(
                     "this SuperNode has sent vectors in this run: it loads no checkpoint from "
                     "before, as two sums of a round can be compared"

@@ -271,7 +271,7 @@ def test_trust_is_read_from_the_node_config_alone(made):
     assert (found.minimum, found.corrupt, found.runs, found.block_cap) == (6, 0.0, 1, 64)
 
 
-def test_a_sum_has_seventy_percent_of_the_active_parties_and_five_at_least(made):
+def test_fewer_than_five_supernodes_are_refused(made):
     registry, _ = read(made)
     for party in range(6, 11):
         key = new_identity(made / f"party-{party}")

@@ -25,22 +25,21 @@ def test_graph_is_new_in_each_round_and_the_same_for_the_same():
     assert (first == again).all() and (first != second).any()
 
 
-def test_few_clients_have_all_partners():
-    for m in range(2, 14):
-        assert plan(m, 0.3, 0.1)[0] == m - 1
-    assert plan(2, 0.3, 0.1) == plan(2, 0.44, 0.1) == (1, 1, 0)
-    assert plan(3, 0.3, 0.1) == (2, 2, 0)
-    assert plan(10, 0.3, 0.1) == (9, 6, 3)  # three of nine partners may vanish, one may collude
-
-
-def test_fewer_may_vanish_where_so_few_clients_stand_no_more():
-    """A share of 0.4: one of four, but not two of five: two of four partners are not above half."""
-    assert plan(6, 0.4, 0.1) == (5, 3, 2)
-    assert plan(5, 0.4, 0.1) == (4, 3, 1)
-    assert plan(4, 0.4, 0.1) == (3, 2, 1)
-    assert plan(3, 0.4, 0.1) == (2, 2, 0)
-    with pytest.raises(ValueError, match=r"corrupt is 0\.5"):
-        plan(2, 0.0, 0.5)
+@pytest.mark.parametrize(
+    ("m", "dropout", "found"),
+    [
+        (2, 0.44, (1, 1, 0)),
+        (3, 0.3, (2, 2, 0)),
+        (10, 0.3, (9, 6, 3)),  # three of nine partners may vanish, one may collude
+        # Of four 0.4 is one, but of five two is too many: two of four partners are not above half
+        (6, 0.4, (5, 3, 2)),
+        (5, 0.4, (4, 3, 1)),
+        (4, 0.4, (3, 2, 1)),
+        (3, 0.4, (2, 2, 0)),
+    ],
+)
+def test_few_clients_have_all_partners_and_fewer_of_them_may_vanish(m, dropout, found):
+    assert plan(m, dropout, 0.1) == found
 
 
 @pytest.mark.parametrize("corrupt", [0.0, 0.1])
@@ -57,9 +56,7 @@ def test_every_number_of_clients_has_a_plan_above_half_of_the_partners(corrupt):
     ("m", "dropout", "corrupt"),
     [(20, 0.3, 0.1), (100, 0.2, 0.05), (100, 0.3, 0.1), (1_000, 0.3, 0.1), (1_000, 0.3, 0.02)],
 )
-def test_secrets_survive_in_drawn_graphs_and_whoever_loses_one_side_stays_below(
-    m, dropout, corrupt
-):
+def test_secrets_survive_in_drawn_graphs(m, dropout, corrupt):
     k, threshold, _ = plan(m, dropout, corrupt)
     draw = np.random.default_rng(0)
     for t in range(200 if m < 1_000 else 10):
@@ -77,6 +74,8 @@ def test_secrets_survive_in_drawn_graphs_and_whoever_loses_one_side_stays_below(
 def test_bad_input():
     with pytest.raises(ValueError, match=r"num_parties.*1"):
         plan(1, 0.3, 0.1)
+    with pytest.raises(ValueError, match=r"corrupt is 0\.5"):
+        plan(2, 0.0, 0.5)
     with pytest.raises(ValueError, match=r"dropout.*1"):
         plan(5, 1.0, 0.1)
     for dropout, corrupt in ((0.6, 0.6), (0.5, 0.0), (0.45, 0.1), (0.7, 0.1)):

@@ -29,12 +29,6 @@ def test_prime():
     assert PRIME > 2**256
 
 
-def test_combine_by_hand():
-    # f(x) = 7 + 2x + x^2 at x = 1, 3, 4
-    shares = [value.to_bytes(33, "little") for value in (10, 22, 31)]
-    assert combine_shares([1, 3, 4], shares) == (7).to_bytes(32, "little")
-
-
 def test_every_choice_of_as_many_holders_as_the_threshold_gives_the_secret():
     secret = bytes(range(32))
     for threshold in (1, 3, 6):

@@ -163,6 +163,12 @@ def refused(why, act, *arguments, error=MalformedReplyError):
 host_refuses = partial(refused, error=RefusedError)
 
 
+def all_refused(act, good, bad, error=MalformedReplyError):
+    """Hold that a message is refused with each of some changes: the reason, and the change."""
+    for why, change in bad.items():
+        refused(why, act, replace(good, **change), error=error)
+
+
 def tampering(kind, node, change):
     """Change a node's messages of a kind on their way."""
 
@@ -202,8 +208,7 @@ def test_a_round_is_prepared_once_as_it_must_be_and_never_an_older_one():
         "its own partner": {"partners": request.clients[None]},
         "minimum 2": {"minimum": 2, "partners": np.zeros((1, 0), np.int64)},
     }
-    for why, change in bad.items():
-        host_refuses(why, host.prepare, replace(request, **change))
+    all_refused(host.prepare, request, bad, RefusedError)
     host.prepare(request)  # none of these attempts has used up the round
     for number in (3, 2):
         older = replace(request, server_round=number)
@@ -214,10 +219,8 @@ def test_a_round_is_masked_once_as_it_must_be():
     world = World.make(4, 2)
     node, request = first_mask(world)
     host, total = world.hosts[node], np.zeros(LENGTH, "<u8")
-    host_refuses(
-        r"\(7,\)", mask, host, request, [0], np.zeros(LENGTH + 1, "<u8"), TERMS, error=ValueError
-    )
-    refused("uint32", mask, host, request, [0], np.zeros(LENGTH, "<u4"), TERMS, error=ValueError)
+    for why, wrong in ((r"\(7,\)", np.zeros(LENGTH + 1, "<u8")), ("uint32", total.astype("<u4"))):
+        refused(why, mask, host, request, [0], wrong, TERMS, error=ValueError)
     for present in ([], [3], [0, 0], [0, 1, 2]):
         host_refuses("present is", mask, host, request, present, total, TERMS)
     fewer = replace(request, packets=request.packets[1:])
@@ -232,13 +235,13 @@ def test_shares_are_given_once_never_two_of_a_client_and_never_below_the_minimum
     host = world.hosts[node]
     with pytest.raises(ValueError, match="no shares"):
         masked_world(4).server.result(0)
-    why = "13 clients, 14 must be"
-    host_refuses(why, host.unmask, replace(request, contributors=13))
     kinds = np.full_like(request.kinds, MASK_KEY)
-    host_refuses(
-        "of our partners are in", host.unmask, replace(request, kinds=kinds), error=RefusedError
-    )
-    host_refuses("shape", host.unmask, replace(request, kinds=kinds[:, 1:]))
+    bad = {
+        "13 clients, 14 must be": {"contributors": 13},
+        "of our partners are in": {"kinds": kinds},
+        "shape": {"kinds": kinds[:, 1:]},
+    }
+    all_refused(host.unmask, request, bad, RefusedError)
     host.unmask(request)
     other = replace(request, kinds=np.where(request.kinds == SEED, MASK_KEY, SEED).astype("u1"))
     for again in (request, other):
@@ -329,8 +332,7 @@ def test_second_late_and_foreign_replies_are_refused():
         r"uint64 \(5,\)": {"total": good.total[1:]},
         "uint32": {"total": good.total.astype("<u4")},
     }
-    for why, change in bad.items():
-        refused(why, server.take, 1000, replace(good, **change))
+    all_refused(partial(server.take, 1000), good, bad)
     for node, reply in masked.items():
         server.take(node, reply)
     refused("or answered", server.take, 1000, good)
@@ -350,17 +352,16 @@ def test_second_late_and_foreign_replies_are_refused():
 
 def test_wrong_preparations_are_refused():
     world = World.make(4, 2)
-    requests = world.server.open_round(0, range(4))
-    good = world.hosts[1000].prepare(requests[1000])
+    take = partial(world.server.take, 1000)
+    good = world.hosts[1000].prepare(world.server.open_round(0, range(4))[1000])
     bad = {
         "other clients": {"clients": good.clients + 1},
         "0 packets and commitments to 1": {"packets": good.packets[1:]},
         "1 packets and commitments to 0": {"share_commitments": good.share_commitments[1:]},
         "client 0: of low order": zeros(good, "round_keys"),
     }
-    for why, change in bad.items():
-        refused(why, world.server.take, 1000, replace(good, **change))
-    world.server.take(1000, good)
+    all_refused(take, good, bad)
+    take(good)
 
 
 def test_wrong_enrolments_are_refused():

@@ -153,13 +153,6 @@ def plan_of(parties: int, dropout: float, corrupt: float) -> tuple[int, int]:
     return plan(parties, dropout, corrupt, BROKEN / MOST_LISTS)[:2]
 
 
-def fewest_in_a_sum(parties: int, dropout: float, corrupt: float, least: int) -> int:
-    """Return how many parties a sum of an epoch needs, if the registry asks for `least`."""
-    # Each that is in a sum has as many partners there as the threshold, which may be as high as
-    # the registry's minimum, or above it, where fewer may vanish than that minimum allows.
-    return max(least, plan_of(parties, dropout, corrupt)[1] + 1)
-
-
 def check_shown(
     request: RevealRequest, trust: TrustSettings, own: bytes, points: Mapping[int, int | None]
 ) -> None:

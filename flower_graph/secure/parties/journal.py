@@ -125,14 +125,6 @@ class Content:
         self.begun.append(now)
         kept.begun = True
 
-    def forget_old(self) -> None:
-        """Drop runs and states beyond the limits; end runs that are compared no more."""
-        self.runs = dict(list(self.runs.items())[-MOST_RUNS:])
-        for old in [kept for kept in self.runs.values() if kept.sums][:-MOST_COMPARED]:
-            old.sums, old.number = {}, OVER
-        if len(self.states) > MOST_STATES:
-            self.states = dict(list(self.states.items())[-MOST_STATES // 2 :])
-
 
 class Journal:
     """A party's record of its steps, by run.
@@ -268,7 +260,12 @@ class Journal:
             content = Content.read(self._path)
             kept = content.runs[name] = content.runs.pop(name, Kept())
             yield content, kept
-            content.forget_old()
+            # Runs and states beyond the limits go; runs that are compared no more end.
+            content.runs = dict(list(content.runs.items())[-MOST_RUNS:])
+            for old in [one for one in content.runs.values() if one.sums][:-MOST_COMPARED]:
+                old.sums, old.number = {}, OVER
+            if len(content.states) > MOST_STATES:
+                content.states = dict(list(content.states.items())[-MOST_STATES // 2 :])
             try:
                 with replaced(self._path) as stream:
                     stream.write(sealed(json.dumps(asdict(content)).encode()))

@@ -85,8 +85,33 @@ def prove(
 
 def verify(inputs: Bytes2D, claims: Sequence[Claim]) -> bool:
     """Tell whether all proofs of ``prove`` about the same inputs hold; every point is checked."""
+    # Each claim over the base point, and all together over the inputs
+    n, of_inputs, terms, seen = len(inputs), [0] * len(inputs), [], []
+    if not claims:
+        return False
     try:
-        return bool(claims) and all(_hold(inputs, claims))
+        for claim in claims:
+            proof, public, shape = claim.proof, claim.public, claim.outputs.shape
+            response = int.from_bytes(proof[2 * POINT :], "little")
+            # Another way to write the same scalar would be another proof.
+            if len(proof) != PROOF or inputs.shape != shape or not n or response >= ORDER:
+                return False
+            statement = _statement(public, inputs, claim.outputs, claim.context)
+            wide = _to_scalar(b"Challenge", statement, proof[: 2 * POINT])
+            challenge = int.from_bytes(wide, "little")
+            # Response times base plus challenge times key is the commitment; so over the inputs.
+            base = _add(_multiply_base(_scalar(response)), _multiply(_scalar(challenge), public))
+            if base != proof[:POINT]:
+                return False
+            factor = int.from_bytes(os.urandom(WEIGHT), "little")
+            weights = [factor * weight for weight in _weights(statement, n)]
+            of_inputs = [s + response * w for s, w in zip(of_inputs, weights, strict=True)]
+            points = zip(weights, pieces(claim.outputs), strict=True)
+            terms += [(challenge * weight, point) for weight, point in points]
+            seen.append(_multiply(_scalar(factor), proof[POINT : 2 * POINT]))
+        terms += zip(of_inputs, pieces(inputs), strict=True)
+        total = reduce(_add, (_multiply(_scalar(factor), point) for factor, point in terms))
+        return total == reduce(_add, seen)
     except SodiumError:  # a point that is not in the group
         return False
 
@@ -96,32 +121,6 @@ def failing(inputs: Bytes2D, claims: Mapping[int, Claim]) -> list[int]:
     if verify(inputs, list(claims.values())):
         return []
     return [holder for holder, claim in claims.items() if not verify(inputs, [claim])]
-
-
-def _hold(inputs: Bytes2D, claims: Sequence[Claim]) -> list[bool]:
-    """Check each claim over the base point, and all together over the inputs."""
-    n, holds = len(inputs), []
-    of_inputs, terms, seen = [0] * n, [], []
-    for claim in claims:
-        proof, public = claim.proof, claim.public
-        response = int.from_bytes(proof[2 * POINT :], "little")
-        # Another way to write the same scalar would be another proof.
-        if len(proof) != PROOF or inputs.shape != claim.outputs.shape or not n or response >= ORDER:
-            return [False]
-        statement = _statement(public, inputs, claim.outputs, claim.context)
-        wide = _to_scalar(b"Challenge", statement, proof[: 2 * POINT])
-        challenge = int.from_bytes(wide, "little")
-        # Response times base plus challenge times key is the commitment; so over the inputs, too.
-        base = _add(_multiply_base(_scalar(response)), _multiply(_scalar(challenge), public))
-        holds.append(base == proof[:POINT])
-        factor = int.from_bytes(os.urandom(WEIGHT), "little")
-        weights = [factor * weight for weight in _weights(statement, n)]
-        of_inputs = [s + response * w for s, w in zip(of_inputs, weights, strict=True)]
-        terms += [(challenge * w, p) for w, p in zip(weights, pieces(claim.outputs), strict=True)]
-        seen.append(_multiply(_scalar(factor), proof[POINT : 2 * POINT]))
-    terms += zip(of_inputs, pieces(inputs), strict=True)
-    total = reduce(_add, (_multiply(_scalar(factor), point) for factor, point in terms))
-    return [*holds, total == reduce(_add, seen)]
 
 
 def _statement(public: bytes, inputs: Bytes2D, outputs: Bytes2D, context: bytes) -> bytes:

@@ -57,13 +57,6 @@ class RegisteredParty:
 class Registry:
     """The parties that may take part; all parties have the same registry.
 
-    Parameters
-    ----------
-    parties : dict of int to RegisteredParty
-        By their numbers, 0, 1, 2, ...
-    most_clients : int
-        The most client numbers that a party is granted, so that no party is most of a sum.
-
     Raises
     ------
     IdentityError
@@ -71,8 +64,8 @@ class Registry:
         points of the group, numbers that are not 0, 1, 2, ...
     """
 
-    parties: dict[int, RegisteredParty]
-    most_clients: int
+    parties: dict[int, RegisteredParty]  # by their numbers, 0, 1, 2, ...
+    most_clients: int  # the most client numbers of a party, so that no party is most of a sum
     digest: bytes = field(default=b"", compare=False)
 
     def __post_init__(self) -> None:

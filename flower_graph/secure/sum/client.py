@@ -159,7 +159,7 @@ class SumClient:
         self._last = -1  # the newest round that was prepared
         # Under a server that may lie
         self._seed = os.urandom(SEED_BYTES)
-        self._mark = ""  # of the last sum, as the journal has it
+        self.mark = ""  # of the last sum, as the journal has it; empty before it
         self._epochs = -1  # the newest epoch's number
         self._shown: RevealRequest | None = None  # the list that the seed was shown for
         self.epoch: Epoch | None = None
@@ -168,10 +168,6 @@ class SumClient:
     @property
     def party(self) -> int:
         return min(self.clients) if self.trust is None else self.trust.identity.party
-
-    @property
-    def has_sent(self) -> bool:
-        return bool(self._mark)
 
     @property
     def sum_run(self) -> bytes:
@@ -246,30 +242,18 @@ class SumClient:
     def prepare(self, request: PrepareRequest) -> PrepareReply:
         self._check_prepare(request)
         publics, (private, public) = pieces(request.channel_keys), channel.new_key()
-        kept = ClientRound(
-            request.server_round,
-            request.threshold,
-            request.minimum,
-            request.partners[0],
-            np.frombuffer(os.urandom(KEY_BYTES), np.uint8),
-            np.frombuffer(private, np.uint8),
-            np.frombuffer(public, np.uint8),
-            rows_of(channel.agree(self._private, publics), len(publics), KEY_BYTES),
-        )
+        secrets = rows_of(channel.agree(self._private, publics), len(publics), KEY_BYTES)
+        terms = request.server_round, request.threshold, request.minimum, request.partners[0]
+        own = rows_of([os.urandom(KEY_BYTES), private, public], 3, KEY_BYTES)
+        kept = ClientRound(*terms, own[0], own[1], own[2], secrets)
         commitments, packets = self._deal(kept)
         self._last = kept.number
         older = sorted(self._rounds)[1 - KEPT_ROUNDS :]
         self._rounds = {number: self._rounds[number] for number in older} | {kept.number: kept}
-        seed = self.sum_run, kept.number, self.party, kept.seed.tobytes()
-        reply = PrepareReply(
-            self.sum_run,
-            kept.number,
-            request.clients,
-            kept.public[None],
-            rows_of([channel.commit_to_seed(*seed)], 1, COMMITMENT_BYTES),
-            commitments,
-            packets,
-        )
+        seed = channel.commit_to_seed(self.sum_run, kept.number, self.party, kept.seed.tobytes())
+        about = self.sum_run, kept.number, request.clients, kept.public[None]
+        promised = rows_of([seed], 1, COMMITMENT_BYTES), commitments
+        reply = PrepareReply(*about, *promised, packets)
         if self.epoch is not None:
             reply.signature = self._sign(ROUND_KEY, self.epoch.key_parts(kept.number, public))
         return reply
@@ -288,8 +272,18 @@ class SumClient:
         held, has, refused = self._open(kept, request)
         few = f"fewer than {kept.threshold} of its partners take part"
         refuse_if(has.sum() < kept.threshold, few)
-        if self.epoch is not None:
-            self._check_refused(self.epoch, kept, request, refused)
+        if (epoch := self.epoch) is not None:
+            # A packet that opens shows that the key beside it is the partner's. One that does not
+            # may be the partner's fault or the server's: the partner's signature tells.
+            assert request.signatures is not None  # as ``_check_ready`` says
+            live = kept.partners[request.live].tolist()
+            for partner in refused[:, 1].tolist():
+                at = live.index(partner)
+                signed = epoch.key_parts(kept.number, request.round_keys[at].tobytes())
+                signature = request.signatures[at].tobytes()
+                is_signed = self._trusted().registry.verify(partner, signature, ROUND_KEY, *signed)
+                why = f"the round key of party {partner} is not the one it signed"
+                refuse_if(not is_signed, why)
         return Received(kept, request, ring, held, has, refused)
 
     def mask(
@@ -300,20 +294,10 @@ class SumClient:
         terms: SumTerms,
         state: Iterable[ArrayLike] = (),
     ) -> MaskedReply:
-        """Mask the sum of some clients' vectors.
+        """Mask ``total``, the sum of the vectors of the clients ``present``.
 
-        Parameters
-        ----------
-        came : Received
-            The partners' packets, from `receive`.
-        present : sequence of int
-            The clients in the sum.
-        total : array, shape (L,)
-            Its words.
-        terms : SumTerms
-            What the sum is of.
-        state : iterable of arrays
-            What the vectors were made of: under a server that may lie, no sum of others has it.
+        ``came`` is of `receive`; ``state`` is what the vectors were made of: under a server that
+        may lie, no sum of others has it.
         """
         kept, request, chosen = came.kept, came.request, list(present)
         asked = set(request.clients.tolist()) & set(self.clients)
@@ -345,8 +329,8 @@ class SumClient:
             add_streams(masked, [(own, 1), *pairs])
         if epoch is not None:
             # Who repeats a round with one fewer learns that one: on the disk before it leaves.
-            steps = kept.number, self._mark, trust.runs, trust.run
-            self._mark = Journal(trust.journal).continue_run(*steps)
+            steps = kept.number, self.mark, trust.runs, trust.run
+            self.mark = Journal(trust.journal).continue_run(*steps)
             kept.ready, kept.purpose, kept.state = request.ready, terms.purpose, digest
         clients = np.array(chosen, np.int64)
         return MaskedReply(self.sum_run, kept.number, clients, masked, came.refused)
@@ -508,21 +492,6 @@ class SumClient:
         if ring is not None:
             why = f"limit is {ring.limit}, the epoch's is {epoch.limit}"
             refuse_if(ring.limit != epoch.limit, why)
-
-    def _check_refused(
-        self, epoch: Epoch, kept: ClientRound, request: MaskRequest, refused: Integers
-    ) -> None:
-        # A packet that opens shows that the key beside it is the partner's. One that does not may
-        # be the partner's fault or the server's: the partner's signature tells.
-        assert request.signatures is not None  # as ``_check_ready`` says
-        live = kept.partners[request.live].tolist()
-        for partner in {dealer for _, dealer in refused.tolist()}:
-            at = live.index(partner)
-            signed = epoch.key_parts(request.server_round, request.round_keys[at].tobytes())
-            signature = request.signatures[at].tobytes()
-            is_signed = self._trusted().registry.verify(partner, signature, ROUND_KEY, *signed)
-            why = f"the round key of party {partner} is not the one it signed"
-            refuse_if(not is_signed, why)
 
     def _check_signed(self, epoch: Epoch, kept: ClientRound, request: UnmaskRequest) -> None:
         """Refuse unless as many listed partners as the threshold signed our own list."""

@@ -107,9 +107,7 @@ class SumTerms:
         return self._hash(PADS, run_id)
 
     def _hash(self, domain: bytes, more: bytes) -> bytes:
-        ring = b""
-        if (one := self.ring) is not None:
-            ring = struct.pack("<qqqd", one.word, one.fraction_bits, one.guard_bits, one.limit)
+        ring = b"" if self.ring is None else self.ring.packed()
         parts = framed(domain, self.purpose.encode(), more, ring, self.detail)
         return hashlib.sha256(parts).digest()
 

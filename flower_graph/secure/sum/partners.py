@@ -78,7 +78,12 @@ def _search(
         at_least = _chances(num_parties, colluding, k // 2)[:0:-1].cumsum()
         extra = colluding if k == others else 2 * int((num_parties * at_least > broken).sum())
         good = (num_parties * survivors <= LOST) & (2 * thresholds > k + extra)
-        cut = -math.inf if k == others else _log_cut(num_parties, vanished + colluding, k)
+        # Two whole runs of k/2 neighbours among the gone, which alone cut the circle: of fewer than
+        # m^2 / 2 pairs of runs each is among the gone with chance C(gone, k) / C(m, k).
+        m, gone, cut = num_parties, vanished + colluding, -math.inf
+        if k < others and gone >= k:
+            of_gone, of_all = (math.lgamma(n + 1) - math.lgamma(n - k + 1) for n in (gone, m))
+            cut = 2 * math.log(m) - math.log(2) + (of_gone - of_all)
         if good.any() and cut <= math.log(broken):
             return k, int(thresholds[good][-1])
     return None
@@ -134,14 +139,3 @@ def _chances(n: int, marked: int, k: int) -> NDArray[np.float64]:
 def _log_factorials(n: int) -> NDArray[np.float64]:
     result: NDArray[np.float64] = np.concatenate([[0.0], np.log(np.arange(1, n + 1)).cumsum()])
     return result
-
-
-def _log_cut(m: int, gone: int, k: int) -> float:
-    """Bound the log of the chance that two whole runs of k/2 neighbours are among the gone."""
-    # Only that cuts the circle. There are fewer than m^2 / 2 pairs of runs, and each pair, k places
-    # in all, is among the gone with chance C(gone, k) / C(m, k).
-    if gone < k:
-        return -math.inf
-    chosen = math.lgamma(gone + 1) - math.lgamma(gone - k + 1)
-    chosen += math.lgamma(m - k + 1) - math.lgamma(m + 1)
-    return 2 * math.log(m) - math.log(2) + chosen

@@ -19,7 +19,7 @@ total, to be taken out again.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from typing import Any, NamedTuple
@@ -172,15 +172,9 @@ class SumRound:
         requests = {}
         for node, row in self._rows.items():
             partners = self.partners[row]
-            requests[node] = PrepareRequest(
-                self.run_id,
-                self.number,
-                self.threshold,
-                self.minimum,
-                self.parties[[row]],
-                self.parties[partners][None],
-                self._channel_keys[partners],
-            )
+            terms = self.run_id, self.number, self.threshold, self.minimum
+            named = self.parties[[row]], self.parties[partners][None]
+            requests[node] = PrepareRequest(*terms, *named, self._channel_keys[partners])
         return requests
 
     def take(self, node: int, reply: StageReply) -> None:
@@ -234,8 +228,18 @@ class SumRound:
         self.total = np.zeros(length, WORDS[word])
         requests = {}
         for node, row in self._rows.items():
-            if self.live[row]:
-                requests[node] = self._mask_request(row, length, word)
+            if not self.live[row]:
+                continue
+            partners = self.partners[row]
+            live = self.live[partners]
+            column = np.flatnonzero(live)
+            dealers, mirrored = partners[column], partners.size - 1 - column
+            hosted = np.array(self._hosted[row], np.int64)
+            vectors = self.run_id, self.number, length, word, hosted, live
+            shares = self.share_commitments[dealers, mirrored], self._packets[dealers, mirrored]
+            requests[node] = one = MaskRequest(*vectors, self.round_keys[dealers], *shares)
+            if self._epoch is not None:
+                one.ready, one.signatures = self.live.copy(), self.keys[dealers]
         self._open = set(requests)
         if self._epoch is not None:
             self._sums = self._earlier.setdefault(terms.purpose, [])
@@ -401,26 +405,6 @@ class SumRound:
             return Skipped(self.skipped)
         there = [self._hosted[row] for row in np.flatnonzero(self.contributed).tolist()]
         return SumResult(self.total, np.sort(np.concatenate(there)))
-
-    def _mask_request(self, row: int, length: int, word: int) -> MaskRequest:
-        partners = self.partners[row]
-        live = self.live[partners]
-        column = np.flatnonzero(live)
-        dealers, mirrored = partners[column], partners.size - 1 - column
-        request = MaskRequest(
-            self.run_id,
-            self.number,
-            length,
-            word,
-            np.array(self._hosted[row], np.int64),
-            live,
-            self.round_keys[dealers],
-            self.share_commitments[dealers, mirrored],
-            self._packets[dealers, mirrored],
-        )
-        if self._epoch is None:
-            return request
-        return replace(request, ready=self.live.copy(), signatures=self.keys[dealers])
 
     def _convict(self, row: int, why: str) -> None:
         node = next(node for node, at in self._rows.items() if at == row)

@@ -26,7 +26,7 @@ import numpy as np
 from flower_graph.errors import IdentityError, MalformedReplyError, refuse_if
 from flower_graph.secure.channel import KEY_BYTES, is_low_order, rows_of
 from flower_graph.secure.node_config import DIFFER_BY, MOST_BLOCK, MOST_POINTS, USUAL_DIFFERENCE
-from flower_graph.secure.parties.epoch import MOST_LISTS, Epoch, commit, fewest_in_a_sum
+from flower_graph.secure.parties.epoch import MOST_LISTS, Epoch, commit, plan_of
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.sum.messages import (
     KEPT_ROUNDS,
@@ -55,7 +55,7 @@ from flower_graph.secure.sum.round import (
 )
 from flower_graph.wire.codec import Message
 from flower_graph.wire.exchange import Replies
-from flower_graph.wire.fields import RUN_BYTES, Bytes
+from flower_graph.wire.fields import RUN_BYTES
 from flower_graph.wire.ledger import setup_bytes
 
 LOG = logging.getLogger(__name__)
@@ -577,18 +577,14 @@ class PartySums(SumServer):
             return {}
         bindings = [self.bindings[party] for party in parties]
         declared = np.concatenate([one.declared for one in bindings])
-        self._request = RevealRequest(
-            self.run_id,
-            self.lists,
-            self.dropout,
-            self.corrupt,
-            fewest_in_a_sum(len(parties), self.dropout, self.corrupt, self.fewest_nodes),
-            self._differ_by,
-            limit,
-            np.array(parties, np.int64),
-            np.stack([one.commitment for one in bindings]),
-            declared[np.argsort(declared[:, 0])],
-        )
+        # Each that is in a sum has as many partners there as the threshold, which may be as high as
+        # the registry's minimum, or above it, where fewer may vanish than that minimum allows.
+        shares = self.dropout, self.corrupt
+        minimum = max(self.fewest_nodes, plan_of(len(parties), *shares)[1] + 1)
+        terms = *shares, minimum, self._differ_by, limit, np.array(parties, np.int64)
+        promised = np.stack([one.commitment for one in bindings])
+        points = declared[np.argsort(declared[:, 0])]
+        self._request = RevealRequest(self.run_id, self.lists, *terms, promised, points)
         self.lists, self._seeds = self.lists + 1, {}
         return {node: self._request for node, party in self._at.items() if party in parties}
 
@@ -625,23 +621,19 @@ class PartySums(SumServer):
                 self._differ_by,
                 DIFFER_BY,
             )
-        return {
-            node: self._epoch_request(epoch, party, seeds)
-            for node, party in self._at.items()
-            if party in self._seeds
-        }
-
-    def _epoch_request(self, epoch: Epoch, party: int, seeds: Bytes) -> EpochRequest:
-        row = epoch.parties[epoch.partners[epoch.index(party)]].tolist()
-        signed = [self.bindings[partner] for partner in row]
-        return EpochRequest(
-            self.run_id,
-            seeds,
-            np.stack([binding.channel_key for binding in signed]),
-            np.stack([binding.signature for binding in signed]),
-            np.array([binding.clients.size for binding in signed], np.int64),
-            np.concatenate([binding.clients for binding in signed]),
-        )
+        requests = {}
+        for node, party in self._at.items():
+            if party not in self._seeds:
+                continue
+            row = epoch.parties[epoch.partners[epoch.index(party)]].tolist()
+            signed = [self.bindings[partner] for partner in row]
+            keys = np.stack([one.channel_key for one in signed])
+            signatures = np.stack([one.signature for one in signed])
+            clients = [one.clients for one in signed]
+            sizes = np.array([one.size for one in clients], np.int64)
+            rows = seeds, keys, signatures, sizes, np.concatenate(clients)
+            requests[node] = EpochRequest(self.run_id, *rows)
+        return requests
 
     def take_epoch(self, node: int, reply: EpochReply) -> None:
         assert self.epoch is not None
