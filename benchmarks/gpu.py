@@ -37,7 +37,7 @@ from flower_graph.ops.active_rows import ActiveRows
 from flower_graph.rng import generator
 from flower_graph.strategies.fedgls.cohort import StructureCohort, initial_models
 from flower_graph.strategies.fedgls.config import StructureSettings
-from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
+from flower_graph.strategies.fedscem.cohort import EgoCohort, EgoGroup, Shared
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.strategies.nfedgnn.config import StrategyConfig
 from flower_graph.strategies.nfedgnn.server_model import RelayServer
@@ -137,6 +137,8 @@ def egos(device: torch.device, clients: int, nodes: int) -> Program:
     partition = PartitionSection(clients=clients, min_nodes=5, seed=0, ratios=RATIOS)
     networks = partition_egos(_generated(0, nodes, homophily=0.8), partition, 0)
     cohort = EgoCohort(networks, EgoSettings(FEATURES, CLASSES), device=device)
+    learner = cohort.group(cohort.clients)[1]
+    group = EgoGroup(learner, cohort.settings)
     held = torch.cat([ego.nodes for ego in networks])
     _, slot, count = (
         part.to(device) for part in torch.unique(held, return_inverse=True, return_counts=True)
@@ -144,13 +146,15 @@ def egos(device: torch.device, clients: int, nodes: int) -> Program:
     place = (count[slot] > 1).nonzero().flatten()
 
     def round_(number: int) -> float:
-        cohort.train(1)
-        h = cohort.embed()
+        group.train(1)
+        h = group.embed()
         total = h.new_zeros(count.numel(), h.shape[1]).index_add_(0, slot, h)
-        cohort.fuse(Shared(place, (total / count[:, None])[slot[place]]), 1)
-        return cohort.evaluate(cohort.embed()).loss.nanmean().item()
+        group.fuse(Shared(place, (total / count[:, None])[slot[place]]), 1)
+        train = learner.graph.masks["train"]
+        logits, y = group.logits()[train], learner.graph.y[train]
+        return torch.nn.functional.cross_entropy(logits, y).item()
 
-    return Program(round_, cohort.embed)
+    return Program(round_, group.embed)
 
 
 def communities(device: torch.device, clients: int, nodes: int) -> Program:

@@ -114,7 +114,10 @@ class Adam:
                 continue
             held["step"] += 1 if moves is None else moves
             taken = held["step"] if moves is None else held["step"] * moves
-            weight, grad, exp_avg, exp_avg_sq = (in_memory_order(one).flatten(1) for one in tensors)
+            is_turned = not parameter.is_contiguous()
+            weight, grad, exp_avg, exp_avg_sq = (
+                (one.transpose(-1, -2) if is_turned else one).flatten(1) for one in tensors
+            )
             rates = {"learning_rate": self.lr, "weight_decay": self.weight_decay}
             ptr = self.bounds.get(parameter, list(range(len(weight) + 1)))
             adam_rows_(weight, exp_avg, exp_avg_sq, grad, taken, ptr, **rates)

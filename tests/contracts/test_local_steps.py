@@ -14,7 +14,7 @@ from flower_graph.method.registry import known_apps
 from flower_graph.ops.adam import Adam
 from flower_graph.strategies.ppfl.modules import PublicGAT
 
-STACKED = ("fedscem, minus", "fedscem", "fedscem, batches", "fedgls")  # a call is all clients' step
+STACKED = ("fedgls",)  # a call is all clients' step
 COUNTED = (
     *("fedscem, minus", "fedscem", "fedscem, batches", "fedscem, self-training"),
     *("fedgls", "fedgls, proto", "gat", "fedgta", "fedpub", "ditto"),

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from benchmarks.gpu import make_rows, make_server
 from flower_graph.strategies.fedgls.cohort import StructureCohort
 from flower_graph.strategies.fedgls.config import FEDGLS
-from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
+from flower_graph.strategies.fedscem.cohort import EgoCohort, EgoGroup, Shared
 from flower_graph.strategies.nfedgnn.users import (
     CommonLayer,
     LinearCohort,
@@ -76,13 +76,14 @@ def relay_server(device: Place) -> tuple[Step, Reply]:
 
 def egos(device: Place) -> tuple[Step, Reply]:
     cohort = EgoCohort(toy_egos(), EGO, device=device)
-    shared = Shared(*(part.to(device) for part in toy_shared(cohort.egos)))
+    group = EgoGroup(cohort.group(cohort.clients)[1], EGO)
+    shared = Shared(*(part.to(device) for part in toy_shared(toy_egos())))
 
     def step() -> None:
-        cohort.train(1)
-        cohort.fuse(shared, 1)
+        group.train(1)
+        group.fuse(shared, 1)
 
-    return step, lambda: [cohort.embed(), *cohort.evaluate(cohort.embed())]
+    return step, lambda: [group.embed(), group.logits()]
 
 
 def structures(device: Place) -> tuple[Step, Reply]:
@@ -146,12 +147,11 @@ READS = {
     "attention": {"strategies/ppfl/modules.py:learn"},  # the loss, which is replied
 }
 COPIES = {
-    "egos": {f"{EGOS}:loss"},  # losses, which are replied
+    "egos": {f"{EGOS}:_contrast"},  # losses, which are replied
     "structures": {f"{COHORT}:learn_structure"},  # the same
     "common_layer": {"flower_graph/rng.py:chances"},  # what users drop is drawn on the host
 }
 REPLIES = {
-    "egos": {EVALUATE},
     "structures": {EVALUATE},
     "attention": {"strategies/ppfl/modules.py:embed"},
 }
