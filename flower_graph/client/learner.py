@@ -80,18 +80,17 @@ def takes_weights(module: nn.Module) -> bool:
     return "edge_weight" in inspect.signature(module.forward).parameters
 
 
-def saved_rows(cohort: Cohort, make: Callable[[], nn.Module]) -> SavedModels:
-    """Return the models of clients that keep active rows; only these are a client's own."""
-    (name,), rows = cohort.by_rows, cohort.rows
-    tensors = {one: tensor.detach() for one, tensor in cohort.tensors.items()}
-    ptr = torch.tensor(rows.ptr)
-    return replace(
-        form_of(cohort.module, make, cohort.clients[0]),
-        clients=cohort.clients,
-        shared={name: tensors[name + BEGUN].T},
-        own={one: tensors[one] for one in cohort.names if one != name},
-        rows=SparseRows(name, tensors[name], rows.feature, ptr, transposed=True),
-    )
+def saved_rows(cohort: Cohort, make: Callable[[], nn.Module]) -> list[SavedModels]:
+    """Return the models of clients that keep active rows; what they have in common once."""
+    (name,), (feature, _, ptr) = cohort.by_rows, cohort.rows
+    begun, active = cohort.tensors[name + BEGUN], cohort.tensors[name].detach()
+    rows = None
+    if not torch.equal(active, begun[feature]):
+        rows = SparseRows(name, active, feature, torch.tensor(ptr), transposed=True)
+    form = form_of(cohort.module, make, cohort.clients[0])
+    own = {one: cohort.tensors[one].detach() for one in cohort.names if one != name}
+    shared, clients = {name: begun.T}, cohort.clients
+    return SavedModels.join([replace(form, clients=clients, shared=shared, own=own, rows=rows)])
 
 
 # What is learnt: classes of nodes, numbers, or links -------------------------------------------

@@ -310,7 +310,7 @@ class ModuleClient(NumPyClient):
             with cohort.learners(self._clients) as (group,):
                 judged = self._judged(group).each()
             learners = [cohort.alone(client) for client in self._clients]
-            models = [saved_rows(cohort, self._make_module)]
+            models = saved_rows(cohort, self._make_module)
         else:
             learners = [*cohort]
             judged = [self._judged(one) for one in learners]

@@ -199,7 +199,7 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
             logits = group.logits()
         nodes = [node for ego in self.graphs for node in ego.called or ego.identities]
         predictions = predictions_from(self.graphs, logits, self._classes, nodes)
-        return Snapshot(predictions, [saved_rows(cohort, partial(first_model, self.settings))])
+        return Snapshot(predictions, saved_rows(cohort, partial(first_model, self.settings)))
 
     def _start(self) -> Tensors:
         return EgoCohort(self.graphs, self.settings, device=self._device).tensors
