@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import lru_cache, partial
+from functools import lru_cache
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from typing import TypeVar
@@ -52,8 +54,8 @@ def in_parallel(
 
 def worker_pool(workers: int, apps: Sequence[Path] = ()) -> ProcessPoolExecutor:
     """Make a pool of processes with one thread each."""
-    prepare = partial(prepare_worker, apps)
-    return ProcessPoolExecutor(workers, get_context("spawn"), initializer=prepare)
+    spawn = get_context("spawn")
+    return ProcessPoolExecutor(workers, spawn, initializer=_prepare_worker, initargs=(apps,))
 
 
 def workers_for(tasks: Sequence[object]) -> int:
@@ -62,28 +64,23 @@ def workers_for(tasks: Sequence[object]) -> int:
     return max(1, min(cores or 1, len(tasks), MAX_WORKERS))
 
 
-def prepare_worker(apps: Sequence[Path] = ()) -> None:
-    """Set a worker process to one thread: two runs at a time beat one run on two threads."""
-    import signal
-    import warnings
-
+def _prepare_worker(apps: Sequence[Path]) -> None:
+    # Two runs at a time beat one run on two threads
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("flwr").setLevel(logging.WARNING)  # Flower's FedAvg tells every round
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     for file in apps:
         give_file(file)
 
+    def end_with_parent() -> None:  # a killed command cannot end this process
+        if (parent := parent_process()) is not None:
+            parent.join()
+            os._exit(1)
 
-def _end_with_parent() -> None:
-    """End this process once the command is gone: a killed command cannot end it."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def time_left(seconds: float) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -18,6 +18,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties
 from flower_graph.config.common import CHECKPOINTS, RunConfig, require_trackers
+from flower_graph.config.rules import at_least
 from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.folders.party import (
     DATA_FORM,
@@ -30,10 +31,11 @@ from flower_graph.data.new_graph import DataForm
 from flower_graph.data.partition.statistics import class_counts
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import ConfigError
-from flower_graph.flower_compat import ClientAppCallable, Mod, NumPyClient
+from flower_graph.flower_compat import ClientAppCallable, Mod
 from flower_graph.method.base import class_names, data_form, judged_on
 from flower_graph.method.load import to_dict
 from flower_graph.method.registry import method_of
+from flower_graph.method.trust import TrustSection
 from flower_graph.outputs.client import FINISH, KeepRequest, own_outputs
 from flower_graph.outputs.client import TYPE as KEEP
 from flower_graph.outputs.figures import merge_clients
@@ -53,7 +55,7 @@ from flower_graph.storage.writing import named
 from flower_graph.wire.keys import CONFIG as MESSAGE_CONFIG
 
 G = TypeVar("G", bound=InProcessGrid)
-# A trial's rounds at most, the seconds after which it is over, and of a round after which it is
+# A trial's rounds at most, and the seconds after which it is over
 TRIED, TRIED_SECONDS = 8, 3.0
 
 
@@ -63,10 +65,11 @@ def client_app(config: RunConfig, out: Path | None) -> ClientApp:
     mods: list[Mod] = [partial(_tell_baselines, config), partial(_keep_settings, config)]
     mods += [withhold_measurements] if config.privacy.withholds else []
 
-    def client_fn(context: Context) -> NumPyClient:
-        return method.build_client(config, context, out)
-
-    return make_client_app(client_fn, mods=mods, train_mods=method.train_mods(config))
+    return make_client_app(
+        lambda context: method.build_client(config, context, out),
+        mods=mods,
+        train_mods=method.train_mods(config),
+    )
 
 
 def _tell_baselines(
@@ -92,13 +95,11 @@ def _keep_settings(
     asked = KeepRequest.from_config(message.content.config_records[MESSAGE_CONFIG])
     outputs = own_outputs(context, asked.run) if asked.action == FINISH else None
     if outputs is not None:
-        folder = client_folder(config, context)
-        if folder is None:
-            form = data_form(config, method_of(config).data(config))
-        else:
-            form = DataForm.from_json(folder.detail(DATA_FORM, dict))
         write_config(outputs, to_dict(config))
-        write_data_form(outputs, form)
+        if (folder := client_folder(config, context)) is None:
+            write_data_form(outputs, data_form(config, method_of(config).data(config)))
+        else:
+            write_data_form(outputs, DataForm.from_json(folder.detail(DATA_FORM, dict)))
     return reply
 
 
@@ -124,7 +125,7 @@ def run_server(
     if resume:
         last()  # without one, data are not read for nothing
     require_trackers(config.track)
-    method = method_of(config)
+    method, settings = method_of(config), to_dict(config)
 
     def announce(server_round: int) -> None:
         work = config.long_work(server_round)
@@ -137,13 +138,13 @@ def run_server(
     baselines = {"baselines": method.baselines(config)} if folder is None else {}
     writer = RunWriter(
         out,
-        to_dict(config),
+        settings,
         resume_round=last if resume else None,
         draw=strategy.draw_pictures,
         steadying=config.steadying,
         title=title,
     )
-    trackers = Trackers(config.track, writer.out, to_dict(config), title)
+    trackers = Trackers(config.track, writer.out, settings, title)
     try:
         announce_privacy(config, measures=method.measures)
 
@@ -194,19 +195,12 @@ def run_server(
 def make_server(
     config: RunConfig, grid: Grid, out: Path | None = None, folder: RunFolder | None = None
 ) -> RoundLoop:
-    """Build the server's half of a run, which admits the SuperNodes of its list."""
-    strategy = method_of(config).build_strategy(with_registry(config, grid, folder), out, folder)
-    # A registry says itself which SuperNode may speak for which client
-    path = None if folder is None or config.strategy.distrusts else folder.path
-    members = None if path is None else read_members(path)
-    strategy.session.admission = Admission(members, config.strategy.most_supernodes)
-    return strategy
+    """Build the server's half of a run, which admits the SuperNodes of its list.
 
-
-def with_registry(config: RunConfig, grid: Grid, folder: RunFolder | None = None) -> RunConfig:
-    """Make keys for the SuperNodes of a simulation if clients do not trust the server."""
-
-    def make() -> Path:
+    In a simulation whose clients do not trust the server, the SuperNodes get throw-away keys.
+    """
+    how = config.strategy
+    if isinstance(how, TrustSection) and how.distrusts and how.registry is None:
         if folder is not None:
             raise ConfigError(
                 "strategy.registry: null; SuperNodes with data folders have keys of their own: "
@@ -215,37 +209,39 @@ def with_registry(config: RunConfig, grid: Grid, folder: RunFolder | None = None
         parts, clients = len(list(grid.get_node_ids())), method_of(config).num_clients(config)
         _require_parties(config, parts)
         hosted = [assigned(part, parts, clients) for part in range(parts)]
-        return throwaway_parties(grid.run.run_id, hosted)
-
-    return replace(config, strategy=config.strategy.with_registry(make))
+        how = replace(how, registry=str(throwaway_parties(grid.run.run_id, hosted)))
+        config = replace(config, strategy=how)
+    strategy = method_of(config).build_strategy(config, out, folder)
+    # A registry says itself which SuperNode may speak for which client
+    members = None if folder is None or how.distrusts else read_members(folder.path)
+    strategy.session.admission = Admission(members, how.most_supernodes)
+    return strategy
 
 
 def _require_parties(config: RunConfig, supernodes: int) -> None:
     if config.strategy.distrusts and supernodes < FEWEST_PARTIES:
-        raise ConfigError(
-            f"supernodes: {supernodes} at most, by what is asked for and how many clients there "
-            f"are; strategy.trust={MALICIOUS_SERVER} needs {FEWEST_PARTIES} or more"
-        )
+        needed = f"strategy.trust={MALICIOUS_SERVER} needs {FEWEST_PARTIES} or more"
+        raise ConfigError(f"supernodes: {supernodes} at most, by what is asked for; {needed}")
 
 
 def check_run(config: RunConfig, supernodes: int | None = None) -> int:
     """Refuse a config that cannot run on this machine; return the number of SuperNodes."""
     require_trackers(config.track)
     resolve_device(config.device)
-    method = method_of(config)
-    clients = method.num_clients(config)
-    count = (usual_supernodes(config) or 1) if supernodes is None else supernodes
+    clients, count = method_of(config).num_clients(config), supernodes_of(config, supernodes)
+    at_least(1).check("supernodes", count)
     _require_parties(config, min(count, clients))
     if count > clients:
         raise ConfigError(f"supernodes: {count} for {clients} clients; at most one each")
     return count
 
 
-def usual_supernodes(config: RunConfig) -> int | None:
-    """Return the number of SuperNodes that a config needs; None if any number will do."""
-    if config.needs_own_nodes:
+def supernodes_of(config: RunConfig, asked: int | None, usual: int = 1) -> int:
+    """Return the number of SuperNodes: that asked for, that the config needs, or the usual one."""
+    if asked is None and config.needs_own_nodes:
         return method_of(config).num_clients(config)
-    return FEWEST_PARTIES if config.strategy.distrusts else None
+    least = FEWEST_PARTIES if config.strategy.distrusts else usual
+    return least if asked is None else asked
 
 
 def run(
@@ -259,18 +255,9 @@ def run(
     title: str = "",
 ) -> dict[str, object]:
     """Run a config in this process and write every output."""
-    out = named(out)
-    with making_grid(config, InProcessGrid, supernodes, out) as grid:
-        return run_server(
-            config,
-            grid,
-            out,
-            engine="in-process",
-            resume=resume,
-            on_round=progress,
-            on_wait=on_wait,
-            title=title,
-        )
+    how: Any = {"engine": "in-process", "resume": resume, "title": title}
+    with making_grid(config, InProcessGrid, supernodes, out := named(out)) as grid:
+        return run_server(config, grid, out, on_round=progress, on_wait=on_wait, **how)
 
 
 def simulate(config: RunConfig, *, supernodes: int | None = None) -> list[RoundReport]:

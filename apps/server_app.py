@@ -1,7 +1,6 @@
 """The ServerApp: reads the config, builds the strategy, starts it."""
 
 import logging
-import math
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,14 +11,14 @@ from flwr.serverapp import Grid, ServerApp
 from flower_graph.apps.client_app import CLIENTS
 from flower_graph.apps.run import run_server
 from flower_graph.client.state import forget_run
+from flower_graph.config.rules import NOT_NEGATIVE
 from flower_graph.data.folders.party import server_folder
-from flower_graph.errors import ConfigError, brief
 from flower_graph.flower_compat import is_simulation
 from flower_graph.handed import noted
 from flower_graph.method.load import title_of
 from flower_graph.method.of_app import configured
 from flower_graph.method.registry import method_of
-from flower_graph.records.rounds import RoundReport, format_round
+from flower_graph.records.rounds import format_round
 from flower_graph.report.result import describe_baselines
 from flower_graph.storage.writing import named
 
@@ -29,17 +28,12 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the configured method."""
-    config, out = configured(context)
-    resume = bool(context.run_config.get("resume", False))
-    folder = server_folder(config, str(context.run_config.get("server-folder", "")))
+    (config, out), given = configured(context), context.run_config
+    folder = server_folder(config, str(given.get("server-folder", "")))
     if out is None:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         out = named(Path.home()) / "flower-graph-runs" / f"{config.app}-{stamp}"
     log, clients = logging.getLogger("flwr"), method_of(config).clients
-
-    def on_round(report: RoundReport) -> None:
-        log.info(format_round(report, config.rounds, clients))
-
     # Each process of a SuperNode imports torch and reads its data before it answers.
     log.info("waiting for SuperNodes, which start and read their data; then round 1 begins")
     try:
@@ -49,11 +43,11 @@ def main(grid: Grid, context: Context) -> None:
                 grid,
                 out,
                 engine="flwr",
-                resume=resume,
-                on_round=on_round,
+                resume=bool(given.get("resume", False)),
+                on_round=lambda report: log.info(format_round(report, config.rounds, clients)),
                 on_wait=log.info,
                 folder=folder,
-                title=title_of(str(context.run_config.get("config", ""))),
+                title=title_of(str(given.get("config", ""))),
             )
         accuracy = result["test-accuracy-at-best-val"]  # None where clients withhold theirs
         if accuracy is not None:
@@ -74,15 +68,10 @@ def _workers(grid: Grid, context: Context, out: Path) -> AbstractContextManager[
         config, _ = configured(context)
         method_of(config).num_clients(config)  # it makes the data, which the server needs too
     wait_for_ray()
-    supernodes, gpus = len(list(grid.get_node_ids())), _number(GPUS, context.run_config.get(GPUS))
-    return ray_workers(OnRay(context.run_id, CLIENTS, supernodes, out, gpus), made)
-
-
-def _number(key: str, value: object) -> float:
     try:
-        result = float(str(value or 0))
+        gpus = float(str(context.run_config.get(GPUS) or 0))
     except ValueError:
-        result = -1.0
-    if not 0 <= result < math.inf:
-        raise ConfigError(f"{key} in the run config: {brief(value)}; must be a number, 0 or more")
-    return result
+        gpus = -1.0
+    NOT_NEGATIVE.check(GPUS, gpus)
+    supernodes = len(list(grid.get_node_ids()))
+    return ray_workers(OnRay(context.run_id, CLIENTS, supernodes, out, gpus), made)

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -60,11 +59,6 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     """Fit ``value = a size^b`` by least squares on logarithms and return ``b``."""
     x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
     return statistics.linear_regression(x, y).slope
-
-
-def peak_bytes() -> int:
-    """Return the most memory that this process has had so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def machine() -> dict[str, Any]:

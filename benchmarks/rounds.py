@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.measure import (
@@ -77,22 +77,6 @@ QUICK = (
 )
 
 
-@dataclass
-class Measured:
-    """The seconds of a round, turn by turn, for each side."""
-
-    sides: dict[str, list[float]] = field(default_factory=dict)
-
-    def add(self, side: str, seconds: list[float]) -> None:
-        self.sides.setdefault(side, []).extend(seconds)
-
-    def ratio(self, side: str) -> str:
-        """Return the first checkout's median as a multiple of another side's, or nothing."""
-        if side not in self.sides:
-            return ""
-        return f"{statistics.median(self.sides['now']) / statistics.median(self.sides[side]):.2f}"
-
-
 def run_rounds(tree: Path, case: Case, threads: int, bytecode: str) -> list[float]:
     """Run a case by a checkout's command; return the seconds of the rounds that count."""
     with tempfile.TemporaryDirectory() as folder:
@@ -123,18 +107,19 @@ def run_loop(case: Case, threads: int, bytecode: str) -> list[float]:
 
 def measure(case: Case, trees: dict[str, Path], threads: int, turns: int) -> list[str]:
     """Measure a case in turns; return its row."""
-    found = Measured()
+    found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as bytecode:
         for _ in range(turns):
             for side, tree in trees.items():
-                found.add(side, run_rounds(tree, case, threads, bytecode))
+                found.setdefault(side, []).extend(run_rounds(tree, case, threads, bytecode))
             if case.loop:
-                found.add("loop", run_loop(case, threads, bytecode))
-    cells = [f"`{case.words()}`", str(threads), spread(found.sides["now"])]
-    cells.append(spread(found.sides["loop"]) if case.loop else "")
-    cells.append(found.ratio("loop"))
-    if "before" in trees:
-        cells += [spread(found.sides["before"]), found.ratio("before")]
+                found.setdefault("loop", []).extend(run_loop(case, threads, bytecode))
+    medians = {side: statistics.median(seconds) for side, seconds in found.items()}
+    cells = [f"`{case.words()}`", str(threads), spread(found["now"])]
+    for side in ("loop", *[*trees][1:]):
+        is_there = side in found
+        cells.append(spread(found[side]) if is_there else "")
+        cells.append(f"{medians['now'] / medians[side]:.2f}" if is_there else "")
     say("round: " + " | ".join(cells))
     return cells
 

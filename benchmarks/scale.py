@@ -27,7 +27,6 @@ from flwr.app import Context
 from benchmarks.measure import (
     duration,
     exponent,
-    peak_bytes,
     run_module,
     say,
     size,
@@ -37,6 +36,7 @@ from benchmarks.measure import (
 from flower_graph import NodeClient, SplitGradientRelay
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.data import Graph, csbm_sparse
+from flower_graph.engine.machine import peak_memory
 from flower_graph.models import build_server_model
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
@@ -118,7 +118,7 @@ def measure(users: int, rounds: int, form: str = MEMORY) -> dict[str, Any]:
         "round": spread(times),
         # The graph, the server, packing and first weights: all up to the first round's own work
         "setup": first_ended[0] - started - statistics.median(times),
-        "peak": peak_bytes(),
+        "peak": peak_memory(),
         "disk": disk,
     }
 

@@ -73,47 +73,34 @@ def make_node_key(file: Path) -> None:
 
 def check(file: Path) -> None:
     """Refuse a certificate or key that cannot be used; ``CredentialsError`` says why."""
+    why = ""
     if not file.is_file():
-        raise CredentialsError(
-            f"{file}: no such file; make it with deploy/credentials.py, or copy ca.crt from "
-            "whoever runs the SuperLink"
-        )
-    if file.suffix != ".crt":
+        why = "no such file; make it with deploy/credentials.py, or copy ca.crt from whoever runs "
+        why += "the SuperLink"
+    elif file.suffix != ".crt":
         if mode := stat.S_IMODE(file.stat().st_mode) & 0o077:
-            raise CredentialsError(
-                f"{file}: a private key that others may use (mode has {mode:03o}): chmod 600 it"
-            )
-        return
-    try:
-        certificate = x509.load_pem_x509_certificate(file.read_bytes())
-    except ValueError as error:
-        raise CredentialsError(f"{file}: no certificate ({error}); make or copy it anew") from error
-    now, ends = datetime.now(UTC), certificate.not_valid_after_utc
-    if ends <= now:
-        raise CredentialsError(
-            f"{file}: expired at {ends:%Y-%m-%d %H:%M} UTC (it is {now:%Y-%m-%d %H:%M}); make new "
-            "credentials with `python deploy/credentials.py server` and give ca.crt to all parties"
-        )
-    if (begins := certificate.not_valid_before_utc) > now:
-        raise CredentialsError(
-            f"{file}: not valid before {begins:%Y-%m-%d %H:%M} UTC (it is {now:%Y-%m-%d %H:%M}); "
-            "set this machine's clock"
-        )
+            why = f"a private key that others may use (mode has {mode:03o}): chmod 600 it"
+    else:
+        try:
+            certificate = x509.load_pem_x509_certificate(file.read_bytes())
+        except ValueError as error:
+            why = f"no certificate ({error}); make or copy it anew"
+            raise CredentialsError(f"{file}: {why}") from error
+        now = datetime.now(UTC)
+        if (ends := certificate.not_valid_after_utc) <= now:
+            why = f"expired at {ends:%Y-%m-%d %H:%M} UTC (it is {now:%Y-%m-%d %H:%M}); make new "
+            why += "credentials with `python deploy/credentials.py server`, ca.crt for all parties"
+        elif (begins := certificate.not_valid_before_utc) > now:
+            why = f"not valid before {begins:%Y-%m-%d %H:%M} UTC: set this machine's clock"
+    if why:
+        raise CredentialsError(f"{file}: {why}")
 
 
 def _authority(key: ec.EllipticCurvePrivateKey, expires: datetime) -> x509.Certificate:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "flower-graph deployment")])
-    usage = x509.KeyUsage(
-        digital_signature=True,
-        key_cert_sign=True,
-        crl_sign=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    others = "content_commitment key_encipherment data_encipherment key_agreement encipher_only"
+    unused = dict.fromkeys([*others.split(), "decipher_only"], False)
+    usage = x509.KeyUsage(digital_signature=True, key_cert_sign=True, crl_sign=True, **unused)
     return (
         _builder(name, name, key.public_key(), expires)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -193,11 +180,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             make_node_key(given.file)
             print(f"{given.file}.pub: send it to whoever runs the SuperLink; {given.file} stays")
-    except FileExistsError as error:
-        print(f"{error.filename} is there already; nothing was overwritten", file=sys.stderr)
-        return 1
-    except CredentialsError as error:
-        print(error, file=sys.stderr)
+    except (FileExistsError, CredentialsError) as error:
+        there = f"{getattr(error, 'filename', '')} is there already; nothing was overwritten"
+        print(there if isinstance(error, FileExistsError) else error, file=sys.stderr)
         return 1
     return 0
 

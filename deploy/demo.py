@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from deploy.loopback import DeploymentError, Loopback, remove
 from flower_graph.apps.cli.launch import termination_as_exit
 
+say = partial(print, flush=True)
 CLIENTS = 4
 TIMEOUT = 280.0  # seconds for one method's run
 # Rounding: sums come in another order than in the simulation, and training multiplies that.
@@ -93,11 +95,15 @@ def run_demo(folder: Path) -> list[Outcome]:
 
 
 def _run(method: Method, deployment: Loopback, keys: Sequence[Path], folder: Path) -> Outcome:
+    from flower_graph.apps.cli.main import main
     from flower_graph.apps.run import run
     from flower_graph.method.load import load_config
 
-    overrides = [*method.overrides, *SHARED]
-    _partition(method, overrides, folder / "data")
+    overrides, printed = [*method.overrides, *SHARED], io.StringIO()
+    with redirect_stdout(printed):  # a page of statistics
+        code = main(["partition", method.config, *overrides, "--out", str(folder / "data")])
+    if code != 0:
+        raise DeploymentError(f"{method.title}: no data folders were written\n{printed.getvalue()}")
     names = [f"{method.short}-node-{client}" for client in range(CLIENTS)]
     for client, (name, key) in enumerate(zip(names, keys, strict=True)):
         own = folder / "data" / f"client-{client:04d}"
@@ -125,16 +131,6 @@ def _run(method: Method, deployment: Loopback, keys: Sequence[Path], folder: Pat
     return Outcome(method, deployed, simulated, list(both), seconds)
 
 
-def _partition(method: Method, overrides: Sequence[str], out: Path) -> None:
-    from flower_graph.apps.cli.main import main
-
-    printed = io.StringIO()
-    with redirect_stdout(printed):  # a page of statistics
-        code = main(["partition", method.config, *overrides, "--out", str(out)])
-    if code != 0:
-        raise DeploymentError(f"{method.title}: no data folders were written\n{printed.getvalue()}")
-
-
 def _rounds(out: Path) -> list[dict[str, Any]]:
     lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines]
@@ -156,11 +152,6 @@ def table(outcomes: Sequence[Outcome]) -> str:
             f"{spent:>12.1f}{wire / exchanges / 1000:>13.0f}"
         )
     return "\n".join(lines)
-
-
-def say(line: str) -> None:
-    """Print a line at once."""
-    print(line, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -20,7 +19,6 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import httpx
@@ -30,6 +28,7 @@ import tomli_w
 from deploy.connection import NAME, write_connection
 from deploy.credentials import make_node_key, make_server_credentials
 from flower_graph.apps.cli.launch import (
+    LINE_COLOURS,
     adopted_orphans,
     end_processes,
     free_ports,
@@ -46,7 +45,6 @@ PARTY = "FLOWER_GRAPH_PARTY"  # and of every process of one of its parties
 USER = "user"  # the party that starts runs
 START_WAIT = 60.0  # seconds until the SuperLink must answer
 POLL = 0.1
-LINE_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class DeploymentError(RuntimeError):
@@ -83,19 +81,11 @@ class Loopback:
                 make_server_credentials(self.authority.parent, [HOST])
             self.start_superlink()
         except BaseException:
-            self.close()
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         with without_interrupts():
             end_processes(MARK, self.mark)
             for process in self.processes.values():
@@ -107,7 +97,8 @@ class Loopback:
         self.port = self.port or free_ports(1)[0]
         home = self.folder / "superlink"
         home.mkdir(exist_ok=True)
-        write_connection(self._home(USER), NAME, self.address, self._trust())
+        trust = self.authority if self.tls else None
+        write_connection(self._home(USER), NAME, self.address, trust)
         database = str(home / "state.db")
         if self.tls:
             command = ["sh", str(SCRIPTS / "superlink.sh"), str(self.authority.parent)]
@@ -163,16 +154,16 @@ class Loopback:
         command = ["flwr", "run", str(app), NAME, "--stream", "--run-config", str(settings)]
         self._start(name, command, home=USER)
 
-    def wait(self, name: str, timeout: float, echo: Callable[[str], None] | None = None) -> str:
-        deadline = time.monotonic() + timeout
-        shown = 0
+    def wait(
+        self, name: str, timeout: float, echo: Callable[[str], object] = lambda _: None
+    ) -> str:
+        deadline, shown = time.monotonic() + timeout, 0
         while True:
             ended = self.processes[name].poll() is not None
             lines = self.log(name).splitlines(keepends=True)
             whole = lines if ended else [line for line in lines if line.endswith("\n")]
-            if echo is not None:
-                for line in whole[shown:]:
-                    echo(line.rstrip())
+            for line in whole[shown:]:
+                echo(line.rstrip())
             shown = len(whole)
             if ended:
                 return self.log(name)
@@ -213,11 +204,9 @@ class Loopback:
         """List a party's processes whose command line has a word, such as flwr-clientapp."""
         found = []
         for process in marked_processes(PARTY, self._party(name)):
-            try:
+            with suppress(psutil.Error):
                 if any(command in part for part in process.cmdline()):
                     found.append(process)
-            except psutil.Error:
-                continue
         return found
 
     def left(self) -> list[psutil.Process]:
@@ -257,9 +246,6 @@ class Loopback:
             except httpx.TransportError:
                 time.sleep(POLL)
         raise DeploymentError(f"the SuperLink did not start:\n{self.tail('superlink')}")
-
-    def _trust(self) -> Path | None:
-        return self.authority if self.tls else None
 
     def _party(self, name: str) -> str:
         return f"{self.mark}-{name}"

@@ -17,6 +17,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -102,7 +103,10 @@ class Raylet:
         shutil.rmtree(self.folder)
 
     def actors(self) -> list[str]:
-        names = [_name(one) for one in marked_processes(MARK, self.mark)]
+        names = []
+        for one in marked_processes(MARK, self.mark):
+            with suppress(psutil.Error):
+                names.append(" ".join(one.cmdline()).strip())
         return [n for n in names if n.startswith("ray::") and n[5:] not in RAYS_OWN]
 
     def left(self) -> list[str]:
@@ -177,10 +181,3 @@ def _unshare() -> tuple[str, ...]:
             continue
         return command
     return ()
-
-
-def _name(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline()).strip()
-    except psutil.Error:
-        return ""

@@ -8,6 +8,7 @@ repository.
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import json
 import re
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +24,12 @@ import flower_graph
 from flower_graph.apps.cli.main import make_parser
 from flower_graph.config.app_keys import SETTINGS
 from flower_graph.config.common import RunConfig
-from flower_graph.config.rules import Choice, Rule
+from flower_graph.config.rules import Rule
 from flower_graph.config.schema import Setting, settings_of
 from flower_graph.lazy import declared
 from flower_graph.method.registry import DEFAULT, known_apps, schema_of
 from flower_graph.wire.codec import Field, Part, fields_of
-from flower_graph.wire.fields import Word
+from flower_graph.wire.fields import Numbers, Ragged, Word
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 PROMISES = Path(__file__).resolve().parents[1] / "tests" / "hostile" / "promises.json"
@@ -120,9 +122,9 @@ def _allowed(setting: Setting) -> str:
 
 
 def _words(rule: Rule) -> str:
-    if not isinstance(rule, Choice):
+    if not rule.allowed:
         return rule.words
-    also = rule.words.removeprefix(", ".join(rule.allowed))
+    also = rule.words.removeprefix(f"one of {', '.join(rule.allowed)}")
     return ", ".join(f"`{word}`" for word in rule.allowed) + also
 
 
@@ -173,25 +175,58 @@ def entries(rows: Iterable[tuple[str, ...]]) -> str:
 
 def _fields(declared: Any) -> Iterator[tuple[str, tuple[str, ...], Field]]:
     """Give all fields of a message, or of a part, with the way and the messages that have them."""
-    if isinstance(declared, Part):
-        ways, fields = (("down", ()),), declared.parts
-    else:
+    ways: tuple[tuple[str, tuple[str, ...]], ...] = (("down", ()),)
+    if not isinstance(declared, Part):
         ways = (("down", declared.down), ("up", declared.up))
-        fields = fields_of(declared)
     for way, kinds in ways:
         if not kinds and not isinstance(declared, Part):
             continue
         for key, word in getattr(declared, "fixed", {}).items():
             yield way, kinds, Word(key, f"`{word}`")
-        for field in fields.values():
+        for field in _commented(declared):
             # Entries that a kind of field has besides its own
             others = [size for _, size in getattr(field, "sent", ())]
             others += [one for one in vars(type(field)).values() if isinstance(one, Field)]
             others += [field.pointer] if getattr(field, "pointer", None) else []
             if isinstance(field, Part):
+                others += () if field.key else _commented(field)
                 field = replace(field, group=field.key)
-                others += field.parts.values() if not field.key else ()
             yield from ((way, kinds, one) for one in (*others, field))
+
+
+def _commented(declared: Any) -> list[Field]:
+    """Give the fields of a message, or of a part, with what their comments say."""
+    if isinstance(declared, Part):
+        fields, cls = declared.parts, None if declared.fields else declared.make
+    else:
+        fields, cls = fields_of(declared), declared
+    words = _comments(cls) if inspect.isclass(cls) else {}
+    return [replace(f, says=f.says or words.get(name, "")) for name, f in fields.items()]
+
+
+def _comments(cls: type) -> dict[str, str]:
+    """Give what the comments behind, or else above, the fields of a class and its bases say."""
+    found: dict[str, str] = {}
+    for one in (one for one in cls.__mro__ if one.__module__.startswith("flower_graph.")):
+        lines = inspect.getsource(one).splitlines()
+        for node in ast.parse("\n".join(lines)).body[0].body:  # type: ignore[attr-defined]
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                _, mark, words = lines[node.lineno - 1].partition("  # ")
+                above = reversed(lines[: node.lineno - 1])
+                told = [*takewhile(lambda line: line.startswith("    # "), above)]
+                words = words if mark else " ".join(line[6:] for line in reversed(told))
+                found.setdefault(node.target.id, words)
+    return found
+
+
+def _type(field: Field) -> str:
+    """Give the type and the shape of an entry."""
+    if isinstance(field, Numbers):
+        return f"list of {'int' if field.whole else 'float'}"
+    kind = getattr(field, "dtype", field.type)
+    shape = getattr(field, "shape", "")
+    sizes = shape if isinstance(field, Ragged) else ", ".join(shape.split())
+    return f"{kind} `[{sizes}]`" if shape else kind
 
 
 def _cells(field: Field, way: str, is_query: bool) -> tuple[str, str, str, str]:
@@ -199,7 +234,7 @@ def _cells(field: Field, way: str, is_query: bool) -> tuple[str, str, str, str]:
     if not slash:
         is_metric = field.is_number and way == "up" and not is_query
         record, key = "metrics" if is_metric else "config", field.key
-    return f"`{record}`", f"`{key}`", field.described, field.says
+    return f"`{record}`", f"`{key}`", _type(field), field.says
 
 
 def _anchor(title: str) -> str:

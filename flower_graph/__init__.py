@@ -63,45 +63,7 @@ if TYPE_CHECKING:
     from flower_graph.secure.sum.service import SecureSum as SecureSum
     from flower_graph.server.averaging import ReportedFedAvg as ReportedFedAvg
     from flower_graph.simulation import InProcessGrid as InProcessGrid
-    from flower_graph.strategies import CommonLayerClient as CommonLayerClient
-    from flower_graph.strategies import EgoFedAvg as EgoFedAvg
-    from flower_graph.strategies import EgoFedProx as EgoFedProx
-    from flower_graph.strategies import EgoModelClient as EgoModelClient
-    from flower_graph.strategies import EgoNetworkClient as EgoNetworkClient
-    from flower_graph.strategies import EgoSettings as EgoSettings
-    from flower_graph.strategies import EmbeddingClient as EmbeddingClient
-    from flower_graph.strategies import FedGLSSection as FedGLSSection
-    from flower_graph.strategies import FedGTA as FedGTA
-    from flower_graph.strategies import FedGTAClient as FedGTAClient
-    from flower_graph.strategies import FedGTASection as FedGTASection
-    from flower_graph.strategies import FedPUB as FedPUB
-    from flower_graph.strategies import FedPUBClient as FedPUBClient
-    from flower_graph.strategies import FedPUBSection as FedPUBSection
-    from flower_graph.strategies import FedSage as FedSage
-    from flower_graph.strategies import GraphSection as GraphSection
-    from flower_graph.strategies import LocalEmbedding as LocalEmbedding
-    from flower_graph.strategies import LocalSage as LocalSage
-    from flower_graph.strategies import MaskedEmbeddingAveraging as MaskedEmbeddingAveraging
-    from flower_graph.strategies import NodeClient as NodeClient
-    from flower_graph.strategies import ProcrustesAlignment as ProcrustesAlignment
-    from flower_graph.strategies import PublicNodeClient as PublicNodeClient
-    from flower_graph.strategies import PublicSpace as PublicSpace
-    from flower_graph.strategies import SageClient as SageClient
-    from flower_graph.strategies import SecureConsensus as SecureConsensus
-    from flower_graph.strategies import SecureConsensusClient as SecureConsensusClient
-    from flower_graph.strategies import SelfTraining as SelfTraining
-    from flower_graph.strategies import SplitGradientRelay as SplitGradientRelay
-    from flower_graph.strategies import StructureClient as StructureClient
-    from flower_graph.strategies import StructureFedAvg as StructureFedAvg
-    from flower_graph.strategies import StructureSettings as StructureSettings
-    from flower_graph.strategies import SummedGradientRelay as SummedGradientRelay
-    from flower_graph.strategies import UserSettings as UserSettings
-    from flower_graph.strategies import initial_arrays as initial_arrays
-    from flower_graph.strategies import join_graph as join_graph
-    from flower_graph.strategies import join_space as join_space
-    from flower_graph.strategies import judge_embeddings as judge_embeddings
-    from flower_graph.strategies import learn_beside as learn_beside
-    from flower_graph.strategies import public_rows as public_rows
+    from flower_graph.strategies import *  # noqa: F403  as that package exports them
     from flower_graph.wire.averaging import client_means as client_means
     from flower_graph.wire.exchange import Exchange as Exchange
 

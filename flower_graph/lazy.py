@@ -40,8 +40,9 @@ def declared(package: str) -> dict[str, tuple[str, str]]:
     tree = ast.parse(Path(str(import_module(package).__file__)).read_text(encoding="utf-8"))
     blocks = (one for one in tree.body if isinstance(one, ast.If))
     imports = (one for block in blocks for one in block.body if isinstance(one, ast.ImportFrom))
-    return {
-        name.asname or name.name: (str(one.module), name.name)
-        for one in imports
-        for name in one.names
-    }
+    found: dict[str, tuple[str, str]] = {}
+    for one in imports:
+        for name in one.names:
+            own = {name.asname or name.name: (str(one.module), name.name)}
+            found |= declared(str(one.module)) if name.name == "*" else own
+    return found

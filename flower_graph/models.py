@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Generic, TypeVar
 
 import torch
@@ -225,6 +226,47 @@ class GCN(nn.Module):
             if entries is not None:
                 return self.first.product(entries)
         return self.first.product(x)
+
+
+class PyGNetwork(nn.Module):
+    """A two-layer network of PyG's, or its SGC over two steps; weights of edges are not used.
+
+    Parameters
+    ----------
+    name : str
+        ``"gat"``, ``"sage"``, ``"gin"``, ``"sgc"`` or ``"mlp"``.
+    features, hidden, classes, dropout, input_dropout
+        As of ``GCN``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        features: int,
+        hidden: int,
+        classes: int,
+        dropout: float = 0.5,
+        input_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.arguments: dict[str, float | str] = {"name": name, "features": features}
+        self.arguments |= {"hidden": hidden, "classes": classes}
+        self.arguments |= {"dropout": dropout, "input_dropout": input_dropout}
+        pyg, self.takes_edges = import_module("torch_geometric.nn"), name != "mlp"
+        self.input_dropout = nn.Dropout(input_dropout)
+        if name == "sgc":
+            self.network = pyg.SGConv(features, classes, K=2)
+        elif name == "mlp":
+            layers = [nn.Linear(features, hidden), nn.ReLU(), nn.Dropout(dropout)]
+            self.network = nn.Sequential(*layers, nn.Linear(hidden, classes))
+        else:
+            kind = getattr(pyg, {"gat": "GAT", "sage": "GraphSAGE", "gin": "GIN"}[name])
+            self.network = kind(features, hidden, 2, classes, dropout)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Return logits ``[n, c]`` from features ``x`` ``[n, f]``."""
+        given = (edge_index,) if self.takes_edges else ()
+        return self.network(self.input_dropout(x), *given)  # type: ignore[no-any-return]
 
 
 class PairDecoder(nn.Module):

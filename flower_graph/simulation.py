@@ -86,8 +86,7 @@ class InProcessGrid(Grid):
             raise ValueError(f"node_configs: {len(node_configs)} for {num_supernodes} nodes")
         keep_freed_memory()  # the clients of all rounds share this process
         self.client_app = client_app
-        if run_id is None:
-            run_id = secrets.randbits(62)  # two grids of one process are two runs
+        run_id = secrets.randbits(62) if run_id is None else run_id
         identify(run_id)
         self._run = Run.create_empty(run_id)
         self._replies: dict[str, Message] = {}
@@ -105,8 +104,8 @@ class InProcessGrid(Grid):
                 **(node_config or {}),
                 **(node_configs[partition] if node_configs else {}),
             }
-            given = dict(run_config or {})
-            self.contexts[node_id] = Context(run_id, node_id, local, RecordDict(), given)
+            given = run_id, node_id, local, RecordDict(), dict(run_config or {})
+            self.contexts[node_id] = Context(*given)
 
     def set_run(self, run: Run) -> None:
         self._run = run
@@ -132,20 +131,8 @@ class InProcessGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Run the client app on each message, one after another, and keep the replies.
 
-        Parameters
-        ----------
-        messages : Iterable[Message]
-            Messages with content.
-
-        Returns
-        -------
-        list[str]
-            Ids of the messages in order; as on Ray, without those to unknown nodes.
-
-        Raises
-        ------
-        KeyboardInterrupt, SystemExit
-            From a client; every other exception becomes an error reply.
+        Returns the messages' ids, as on Ray without those to unknown nodes. A client's exception
+        becomes an error reply, except KeyboardInterrupt and SystemExit.
         """
         message_ids = []
         for message in messages:

@@ -41,9 +41,8 @@ class DittoSection(TrainingSection):
     name: str = setting(APP, choice(APP), help="what server and clients do")
     local_epochs: int = 3
     weight_decay: float = 0.0  # by validation: docs/compared.md
-    pull: float = setting(
-        0.1, NOT_NEGATIVE, help="weight of the own model's distance to the common one, lambda"
-    )
+    pull: float = setting(0.1, NOT_NEGATIVE)
+    """weight of the own model's distance to the common one, lambda"""
 
 
 @dataclass

@@ -68,10 +68,9 @@ class FedGTASection(TrainingSection):
     moments: str = setting("hybrid", choice(*MOMENTS), help="of values, of deviations, or both")
     order: int = setting(10, at_least(1), help="the highest power, K")
     threshold: float = setting(
-        0.5,
-        Rule("at least -1 and at most 1", lambda value: -1 <= value <= 1),
-        help="the cosine of moments above which clients are averaged",
+        0.5, Rule("at least -1 and at most 1", lambda value: -1 <= value <= 1)
     )
+    """the cosine of moments above which clients are averaged"""
 
 
 @dataclass

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from flower_graph.client.learner import weighed
 from flower_graph.client.module_client import GraphOnDevice, ModuleClient
 from flower_graph.config.common import NODES
+from flower_graph.config.module import GCN as GCN_NAME
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import NOT_NEGATIVE, choice, require
 from flower_graph.config.schema import section, setting
@@ -49,6 +50,7 @@ class FedProtoSection(TrainingSection):
 class FedProtoConfig(ModuleRunConfig):
     """Everything that a run of FedProto needs to be repeated."""
 
+    networks = (GCN_NAME,)
     app: str = APP
     strategy: FedProtoSection = section(FedProtoSection)
 

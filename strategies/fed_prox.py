@@ -7,7 +7,7 @@ MLSys 2020. Round ``t``:
 2. client: ``E`` steps of Adam on ``F_i(w) + mu / 2 |w - w^t|^2`` (equation 2), ``F_i`` the
    cross-entropy of its training nodes;
 3. client -> server: its weights; server: their mean, weighted by training nodes, by Flower's own
-   ``FedAvg``; as of Flower's ``FedProx`` the messages say ``mu`` to the clients;
+   ``FedProx``, whose messages say ``mu`` to the clients;
 4. server -> client ``i``: the mean, to be measured.
 
 At ``mu = 0`` that is FedAvg. The paper chooses ``mu`` of 0.001, 0.01, 0.1 and 1 for each data
@@ -17,6 +17,9 @@ set. It draws clients by size and weighs them alike; here a client's weight is i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from flwr.serverapp.strategy import FedProx
 
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import NOT_NEGATIVE, choice
@@ -44,14 +47,12 @@ class FedProxConfig(ModuleRunConfig):
     strategy: FedProxSection = section(FedProxSection)
 
 
-class ProximalAveraging(ModuleFedAvg):
+class ProximalAveraging(ModuleFedAvg, FedProx):
     """The server's half; arguments as of its parent."""
 
-    how: FedProxSection
-
-    @property
-    def proximal(self) -> float:
-        return self.how.proximal
+    # Any: arguments of the parent
+    def __init__(self, *parts: Any, how: FedProxSection, **more: Any) -> None:
+        super().__init__(*parts, how=how, proximal_mu=how.proximal, **more)
 
 
 class FedProxMethod(ModuleMethod[FedProxConfig]):

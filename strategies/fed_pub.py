@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from flower_graph.client.module_client import GraphOnDevice, ModuleClient
-from flower_graph.config.module import GCNSection, ModuleRunConfig, TrainingSection
+from flower_graph.config.module import GCN, ModelSection, ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import NOT_NEGATIVE, SHARE, at_least, choice
 from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod
@@ -73,8 +73,9 @@ class FedPUBSection(TrainingSection):
 class FedPUBConfig(ModuleRunConfig):
     """Everything that a run of FED-PUB needs to be repeated."""
 
+    networks = (GCN,)
     app: str = APP
-    model: GCNSection = section(GCNSection, hidden=128)
+    model: ModelSection = section(ModelSection, hidden=128)
     strategy: FedPUBSection = section(FedPUBSection)
 
     def validate(self) -> None:

@@ -148,10 +148,7 @@ def pictures(no_pictures: Callable[..., None], monkeypatch: pytest.MonkeyPatch) 
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Keep the axes of pictures instead of writing these."""
     from flower_graph.report import plots
-    from flower_graph.strategies.fedgls import plots as of_fedgls
-    from flower_graph.strategies.ppfl import plots as of_ppfl
 
     kept: list[Any] = []
-    for module in (plots, of_fedgls, of_ppfl):
-        monkeypatch.setattr(module, "save", lambda figure, *_: kept.extend(figure.axes))
+    monkeypatch.setattr(plots, "save", lambda figure, *_: kept.extend(figure.axes))
     return kept

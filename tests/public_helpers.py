@@ -25,13 +25,10 @@ from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.ppfl.cohort_client import (
     EmbeddingClient,
     PublicNodeClient,
-)
-from flower_graph.strategies.ppfl.messages import FloatArray, IntArray
-from flower_graph.strategies.ppfl.secure_consensus import (
-    SecureConsensus,
     SecureConsensusClient,
 )
-from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment
+from flower_graph.strategies.ppfl.messages import FloatArray, IntArray
+from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment, SecureConsensus
 
 
 class ToyModel(nn.Module):

@@ -15,10 +15,9 @@ from torch import Tensor
 from flower_graph.client.state import StateStore
 from flower_graph.config.module import GCNSection
 from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights
+from flower_graph.engine.cohort import Cohort
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedgls.cohort import StructureCohort, initial_models
 from flower_graph.strategies.fedgls.config import (
     AVERAGING,
     FEDGLS,
@@ -26,10 +25,11 @@ from flower_graph.strategies.fedgls.config import (
     GraphSection,
     StructureSettings,
 )
-from flower_graph.strategies.fedgls.learners import initial_learner
+from flower_graph.strategies.fedgls.modules import first_model
 from flower_graph.strategies.fedgls.strategy import StructureClient, StructureFedAvg
 
 FEATURES, CLASSES = 8, 4
+PARTS = ("gnn", "encoder")
 MODEL_KEYS = (("gnn-first", "gnn-rest"), ("encoder-first", "encoder-rest"))
 METHODS = (*AVERAGING, "fed-gnn-mlp")
 SETTINGS = StructureSettings(
@@ -54,11 +54,22 @@ def plain_federation(
     settings: StructureSettings, graphs: Sequence[ClientGraph] | None = None
 ) -> plain.Federation:
     """The plain reference, which begins as the engine does."""
-    first = initial_learner(settings.num_features, settings.graph, settings.seed)
-    phi, w = [*first.first.T], settings.graph.width
+    model = first_model(settings)
+    starts = [
+        plain.Weights(model[f"{part}-first"].detach(), model[f"{part}-rest"].detach())
+        for part in PARTS
+        if f"{part}-first" in model
+    ]
+    phi = layers_of(model, settings) if "learner-first" in model else []
+    return plain.Federation(graphs or toy_clients(), settings, starts, phi)
+
+
+def layers_of(values: Any, settings: StructureSettings) -> list[Tensor]:
+    """The layers of a graph learner, of a model or of a client's part of the stacks."""
+    first, w = values["learner-first"].detach(), settings.graph.width
     if settings.graph.encoder == "mlp":
-        phi = [first.first, *first.rest.view(-1, w, w)]
-    return plain.Federation(graphs or toy_clients(), settings, initial_models(settings), phi)
+        return [first, *values["learner-rest"].detach().view(-1, w, w)]
+    return [*first.T]
 
 
 def toy_clients() -> list[ClientGraph]:
@@ -102,44 +113,46 @@ def _client(number: int) -> ClientGraph:
 
 # Weights by client -------------------------------------------------------------------------------
 
-Weights = dict[tuple[int, int], ModelWeights]  # client and number of the model
+Weights = dict[tuple[int, int], plain.Weights]  # client and number of the model
 
 
-def weights_of(cohort: StructureCohort) -> Weights:
-    """Every client's models as dense ones; rows of features that it lacks are the first ones."""
-    networks = zip(cohort.batch.clients, cohort.kinds.tolist(), strict=True)
-    return {network: dense(cohort.weights, at) for at, network in enumerate(networks)}
+def weights_of(cohort: Cohort) -> Weights:
+    """Every client's models."""
+    return {
+        (client, number): plain.Weights(*(own[f"{part}-{one}"] for one in ("first", "rest")))
+        for client, own in parts_of(cohort).items()
+        for number, part in enumerate(PARTS)
+        if f"{part}-first" in own
+    }
 
 
-def dense(stacked: StackedWeights, place: int) -> ModelWeights:
-    """One network's full model; rows of features that it lacks are those that it began with."""
-    rows = slice(stacked.batch.row_ptr[place], stacked.batch.row_ptr[place + 1])
-    first, rest = stacked.weights()
-    whole = stacked.inactive_rows(int(stacked.kind[place])).clone()
-    whole[stacked.batch.feature[rows]] = first[rows]
-    return ModelWeights(whole, rest[place].clone())
+def parts_of(cohort: Cohort) -> dict[int, dict[str, Tensor]]:
+    """Each client's part of the stacks."""
+    names = [name for name in cohort.tensors if "/" not in name]
+    clients = [learner.graph.client for learner in cohort]
+    stacks = {name: cohort.tensors[name].detach() for name in names}
+    return {
+        client: {name: stack[place].clone() for name, stack in stacks.items()}
+        for place, client in enumerate(clients)
+    }
 
 
-def learners_of(cohort: StructureCohort) -> dict[int, list[Tensor]]:
-    """φ of every graphless client: a part for each layer, dense as above."""
-    learners, found = cohort.learners, {}
-    if learners is None:
-        return found
-    w, is_mlp = learners.how.width, learners.how.encoder == "mlp"
-    for place, client in enumerate(learners.batch.clients):
-        model = dense(learners, place)
-        layers = [model.first, *model.rest.view(-1, w, w)] if is_mlp else model.first.T
-        found[client] = [part.clone() for part in layers]
-    return found
+def learners_of(cohort: Cohort, settings: StructureSettings = SETTINGS) -> dict[int, list[Tensor]]:
+    """φ of every graphless client: a part for each layer."""
+    return {
+        client: layers_of(own, settings)
+        for client, own in parts_of(cohort).items()
+        if client in GRAPHLESS and "learner-first" in own
+    }
 
 
 # Runs --------------------------------------------------------------------------------------------
 
 
-def cohort_of(context: Context) -> StructureCohort:
+def cohort_of(context: Context) -> Cohort:
     """What a SuperNode's context keeps."""
-    cohort, *_ = StateStore(context, "cohort-client").load(lambda _: None)
-    assert isinstance(cohort, StructureCohort)
+    cohort, *_ = StateStore(context, "module-client").load(lambda _: None)
+    assert isinstance(cohort, Cohort)
     return cohort
 
 
@@ -177,7 +190,7 @@ class Outcome:
         return {k: torch.from_numpy(v.copy()) for k, v in self.strategy.weights().items()}
 
     @property
-    def cohorts(self) -> list[StructureCohort]:
+    def cohorts(self) -> list[Cohort]:
         return [cohort_of(context) for context in self.grid.contexts.values()]
 
     @property
@@ -187,7 +200,8 @@ class Outcome:
 
     @property
     def learners(self) -> dict[int, list[Tensor]]:
-        return {client: own for c in self.cohorts for client, own in learners_of(c).items()}
+        own = self.strategy.structure
+        return {client: one for c in self.cohorts for client, one in learners_of(c, own).items()}
 
     def reasons(self, number: int) -> list[tuple[int, str]]:
         """Who was left out of a round, as places of SuperNodes, and why."""

@@ -15,7 +15,7 @@ import pytest
 
 from flower_graph import errors
 from flower_graph.apps.cli import main as cli
-from flower_graph.apps.cli.run import EngineLines, RoundPrinter, default_folder
+from flower_graph.apps.cli.run import RoundPrinter, default_folder
 from flower_graph.config.common import RunConfig
 from flower_graph.config.schema import settings_of
 from flower_graph.data.sources.cache import ABSENT, HERE, OWN
@@ -25,7 +25,7 @@ from flower_graph.report.writer import RunWriter
 from flower_graph.storage.checkpoint import round_folder, save_server
 
 Call = dict[str, Any]
-CHECKS = {"check_run": lambda config, supernodes: 1, "usual_supernodes": lambda config: None}
+CHECKS = {"check_run": lambda *_: 1, "supernodes_of": lambda config, asked, **_: asked}
 
 
 def report(number: int) -> RoundReport:
@@ -50,6 +50,12 @@ class Runner:
         return writer.finish({"clients": 2, "engine": "in-process"})
 
 
+def printer_of(rounds: int, out: Path = Path(), **given: Any) -> RoundPrinter:
+    args = cli.make_parser().parse_args(["run"])
+    vars(args).update(given)
+    return RoundPrinter(load_config("quickstart", [f"rounds={rounds}"]), args, out)
+
+
 def module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
     fake = ModuleType(f"flower_graph.{name}")
     vars(fake).update(members)
@@ -72,7 +78,7 @@ def test_one_run(runner: Runner, tmp_path: Path, capsys: Captured) -> None:
     assert cli.main(["run", "quickstart", "rounds=2", "--out", "here", "model.hidden=4"]) == 0
     (call,) = runner.calls
     assert call["config"] == load_config("quickstart", ["rounds=2", "model.hidden=4"])
-    assert (call["out"], call["resume"], call["supernodes"]) == (tmp_path / "here", False, 1)
+    assert (call["out"], call["resume"], call["supernodes"]) == (tmp_path / "here", False, None)
     shown = capsys.readouterr()
     assert shown.err.count("round ") == 2 and "round 2/2  loss 1" in shown.err
     assert shown.err.startswith("data  a graph\n")
@@ -201,7 +207,7 @@ def test_flwr_engine_gets_paths_in_full(
         return writer.finish({"clients": 2, "engine": "flwr"})
 
     module(monkeypatch, "apps.cli.launch", flwr_run=flwr_run)
-    module(monkeypatch, "apps.run", **CHECKS)
+    module(monkeypatch, "apps.run", run=None, **CHECKS)
     module(monkeypatch, "apps.cli.check", short_form=lambda config: ([], []))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my graph.pt").write_bytes(b"")
@@ -217,32 +223,6 @@ def test_flwr_engine_gets_paths_in_full(
     assert "a line of the log" in capsys.readouterr().err
     assert cli.main([*words, "fails", "--quiet"]) == 1
     assert capsys.readouterr().err == "error: `flwr run` ended without a result\n"
-
-
-def test_a_run_of_a_yaml_elsewhere_is_gone_on_with_from_another_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    (tmp_path / "mine" / "people").mkdir(parents=True)
-    names = [f"{node},{node % 2},{node % 3},1" for node in range(30)]
-    edges = [f"{node},{(node + 2) % 30}" for node in range(30)]
-    nodes = "\n".join(["name,label,a,b", *names])
-    (tmp_path / "mine" / "people" / "nodes.csv").write_text(nodes, encoding="utf-8")
-    (tmp_path / "mine" / "people" / "edges.csv").write_text(
-        "\n".join(["source,target", *edges]), encoding="utf-8"
-    )
-    (tmp_path / "mine" / "run.yaml").write_text(
-        "rounds: 1\ncheckpoint_every: 1\ndevice: cpu\n"
-        "data: {name: people, split: random, ratios: [0.4, 0.3, 0.3]}\n",
-        encoding="utf-8",
-    )
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["run", "mine/run.yaml", "--out", "out", "--quiet"]) == 0
-    monkeypatch.chdir("/")
-    assert cli.main(["run", "--resume", str(tmp_path / "out"), "rounds=2", "--quiet"]) == 0
-    result = json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))
-    assert (result["rounds"], result["clients"]) == (2, 30)
-    assert cli.main(["show", str(tmp_path / "mine" / "run.yaml")]) == 0
-    assert f"name: {tmp_path}/mine/people\n" in capsys.readouterr().out
 
 
 def test_show_explains_every_key_in_yaml_that_is_read_back(
@@ -310,7 +290,7 @@ def test_a_closed_pipe_is_no_fault() -> None:
 
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    printer = RoundPrinter(4, seed=0)
+    printer = printer_of(4)
     printer(report(3))  # a resumed run starts here
     printer(report(4))
     printer.close()
@@ -320,7 +300,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: Captured
 
 
 def test_lines_every_so_many_rounds_and_where_something_is_unusual(capsys: Captured) -> None:
-    printer = RoundPrinter(7, seed=0, log_every=3)
+    printer = printer_of(7, log_every=3)
     for number in range(1, 8):
         printer(replace(report(number), skipped="too few" if number == 5 else ""))
     shown = capsys.readouterr().err.splitlines()
@@ -345,7 +325,7 @@ def test_flowers_lines_become_rounds_and_only_what_is_new_is_shown(
 ) -> None:
     """Of a resumed run, whose file begins with a round that was shown before."""
     seen: list[int] = []
-    lines = EngineLines(tmp_path, RoundPrinter(3, seed=0), lambda one: seen.append(one.round))
+    lines = printer_of(3, tmp_path, on_round=lambda one: seen.append(one.round)).read_line
     writer = RunWriter(tmp_path / "x", {"seed": 0})
     for number in (1, 2):
         writer.write_round(report(number))
@@ -363,7 +343,7 @@ def test_flowers_lines_become_rounds_and_only_what_is_new_is_shown(
         file.write((tmp_path / "x" / "metrics.jsonl").read_text())
     lines("INFO :      round 3/3  loss 1.0")
     assert seen == [2, 3]
-    shown = capsys.readouterr().err.splitlines()
+    shown = [line for line in capsys.readouterr().err.splitlines() if " : " in line]
     assert [line.split(":")[1].strip() for line in shown] == ["a client is ill", "round 3"]
 
 

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from matplotlib.image import imread
 
 from flower_graph.apps.cli import main as cli
 from flower_graph.config.common import RunConfig
 from flower_graph.data import load_graph
 from flower_graph.data.baselines import client_baselines
-from flower_graph.data.folders.client_folder import load_folder, load_overlapping_folder
 from flower_graph.data.partition.client_graphs import partition_graph
 from flower_graph.data.partition.ego_networks import partition_egos
 from flower_graph.data.partition.overlapping import overlapping_graphs
@@ -116,45 +114,6 @@ def test_figures_are_printed_and_written(
         assert f"| {figure} | {value} |\n" in page
     assert "paper" not in record and "paper" not in page + printed
     assert imread("here/partition.png").std() > 0
-
-
-@pytest.mark.parametrize(
-    ("name", "ratios", "figures", "shown"),
-    [
-        (
-            "communities",
-            "[0.6, 0.2, 0.2]",
-            {"clients": 3, "graphless-clients": 1},
-            "edges-per-client +2",
-        ),
-        (
-            "overlaps",
-            "[0, 0, 1]",
-            {"public-per-client": (5 + 10 + 5) / 3},
-            "private-per-client +3.33",
-        ),
-    ],
-)
-def test_clients_of_a_folder(
-    name: str, ratios: str, figures: dict[str, float], shown: str, capsys: Captured
-) -> None:
-    Path("mine").mkdir()
-    for client in range(3):
-        edges = torch.tensor([[0, 1], [2, client + 3]])
-        content = {"x": torch.eye(10), "y": torch.arange(10) % 2, "edge_index": edges}
-        if name == "overlaps":
-            content["n_id"] = torch.arange(10) + 5 * client
-        elif client == 0:
-            del content["edge_index"]
-        torch.save(content, f"mine/{client}.pt")
-    words = ["partition", f"{name}.yaml", "data.name=mine", f"partition.ratios={ratios}"]
-    assert cli.main([*words, "seed=5", "partition.seed=2", "--out", "here"]) == 0
-    load = load_overlapping_folder if name == "overlaps" else load_folder
-    expected = client_statistics(load(Path("mine"), json.loads(ratios), 2))  # type: ignore[operator]
-    config = load_config(words[1], [*words[2:], "seed=5", "partition.seed=2"])
-    assert means_in("here") == expected.figures | baselines_of(config)
-    assert {key: expected.figures[key] for key in figures} == pytest.approx(figures)
-    assert re.search(rf"^  {shown}$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_the_papers_figures_stand_beside_ours(

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from federation import ALL
 
 from flower_graph.apps.cli.check import short_form
+from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import run
+from flower_graph.client.module_client import ALONE
+from flower_graph.config.common import CHECKPOINTS
+from flower_graph.config.module import NETWORKS
 from flower_graph.data.folders.client_folder import client_graph_from_data
 from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
+from flower_graph.method.run import load_run
 
 OWN_DATA = """
 from dataclasses import dataclass
+from functools import partial
 
+import torch
 from test_method import graphs_of_mine
 from flower_graph.config.module import ModuleRunConfig
 from flower_graph.method.module_method import ModuleMethod
@@ -29,8 +39,20 @@ class Settings(ModuleRunConfig):
     app: str = "own_data"
 
 
+class Matrix(torch.nn.Module):
+    def __init__(self, features, classes):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(features, classes))
+
+    def forward(self, x, edge_index):
+        return x @ self.weight
+
+
 class OwnData(ModuleMethod):
     name, schema = "own_data", Settings
+
+    def module(self, config, features, classes):
+        return partial(Matrix, features, classes)
 
     def load_graphs(self, config):
         return graphs_of_mine()
@@ -57,10 +79,47 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_method_with_data_of_its_own_reads_no_other(tmp_path: Path) -> None:
+def test_a_method_with_data_of_its_own_reads_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = load_config("own.yaml", ["data.name=no-such-set", "device=cpu"])
     assert "15 nodes, 12 edges" in short_form(config)[0][0]
     run(config, tmp_path / "out")
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["clients"] == 3 and "classes" not in result
     assert method_of(config).partition(config).statistics.figures["nodes-per-client"] == 5
+    assert main(["check", "own.yaml", "data.name=cora-linqs", "device=cpu"]) == 0
+    assert ALONE in capsys.readouterr().out  # its module has a parameter that no layer groups
+
+
+FIXED = ("fedscem, secure, untrusted", "deepwalk, secure", "deepwalk, secure, untrusted")
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in FIXED])
+def test_settings_reach_the_server_of_every_method(name: str, tmp_path: Path) -> None:
+    settings = ("strategy.participation=0.5", "strategy.min_nodes=3", "seed=5")
+    config = ALL[name].load(*settings, "checkpoint_every=2")
+    session = method_of(config).build_strategy(config, tmp_path).session
+    assert (session.share, session.min_nodes, session.seed) == (0.5, 3, 5)
+    saving = session.checkpoints
+    assert (saving.folder, saving.every) == (tmp_path / CHECKPOINTS, 2)
+
+
+@pytest.mark.parametrize("name", ["gcn", *NETWORKS])
+def test_a_network_of_pygs_trains_and_predicts_by_its_name(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "flower_graph.client.module_client")
+    words = ["data.name=csbm", "data.nodes=90", "data.classes=3", "data.num_features=24"]
+    words += ["partition.method=random", "partition.clients=3", f"model.name={name}", "rounds=9"]
+    config = load_config("fedavg/cora-linqs", [*words, "data.active=6", "data.signal=0.5"])
+    result = run(config, tmp_path / "out", supernodes=1)
+    assert result["rejected"] == 0 and result["loss"] < 1.05
+    assert ALONE not in caplog.text
+    found = load_run(tmp_path / "out").predict(torch.rand(4, 24), torch.tensor([[0, 1], [1, 2]]))
+    assert found.shape == (4, 3)
+    for app, more in (("fedpub", []), ("fedproto", []), ("fedavg", ["links.decoder=mlp"])):
+        task = ["task=links", *more] if more else []
+        if name != "gcn":
+            with pytest.raises(ConfigError):
+                load_config(f"{app}/cora-linqs", [f"model.name={name}", *task])

@@ -21,7 +21,7 @@ def test_baselines_are_grey_lines_and_mistakes_a_map_of_shares(drawn: list[Axes]
     plots.save_curves(X, [one], title="test", baselines=given)
     grey = [line for line in axes[1].lines if line.get_color() == plots.GREY]
     assert {str(line.get_label()): line.get_ydata()[0] for line in grey} == given  # type: ignore[index]
-    named = [text.get_text() for text in axes[1].get_legend().get_texts()]
+    named = axes[1].get_legend_handles_labels()[1]
     assert named == ["validation", "test", *given]
     axes.clear()
     one.scores = {"macro-f1": {"train": 0.9, "val": 0.2, "test": 0.3}}
@@ -30,7 +30,7 @@ def test_baselines_are_grey_lines_and_mistakes_a_map_of_shares(drawn: list[Axes]
     drawn = {str(line.get_label()): line.get_ydata()[0] for line in axes[1].lines}  # type: ignore[index]
     assert drawn["test macro-f1"] == 0.3
     axes.clear()
-    plots.save_confusion(X, one, title="test")
+    plots.plot(X, plots.draw_confusion, one.confusion, title="test")
     assert axes[0].images[0].get_array().tolist() == [[0.75, 0.25], [0, 0]]  # type: ignore[union-attr]
 
 

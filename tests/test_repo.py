@@ -10,10 +10,12 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 import yaml
 
 import flower_graph
 from flower_graph.apps.cli import launch
+from flower_graph.errors import EngineFailedError
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = {".py", ".toml", ".yaml", ".md", ".txt", ".json", ".in", ".cfg", ""}
@@ -96,10 +98,20 @@ def _third_party(path: Path) -> set[str]:
     return names - own
 
 
-def test_launcher_sets_the_run_config_that_the_root_app_declares(tmp_path: Path) -> None:
-    settings = launch._settings("a/b", ["x=[1, 2]", "name='q\"\\\\'"], tmp_path, 3, True)
-    folder = launch._write_app(tmp_path / "app", settings)
-    app = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]
-    assert app["app"]["config"] == settings
-    assert set(settings) == set(PYPROJECT["tool"]["flwr"]["app"]["config"])
-    assert shlex.split(str(settings["overrides"])) == ["x=[1, 2]", "name='q\"\\\\'"]
+def test_launcher_sets_the_run_config_that_the_root_app_declares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[dict[str, object]] = []
+
+    def run_in(home: Path, app: Path, *_: object) -> list[str]:
+        written = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
+        found.append(written["tool"]["flwr"]["app"]["config"])
+        return []
+
+    monkeypatch.setattr(launch, "_run_in", run_in)
+    overrides = ["x=[1, 2]", "name='q\"\\\\'"]
+    with pytest.raises(EngineFailedError):
+        launch.flwr_run("a/b", overrides, tmp_path, seed=3, resume=True)
+    assert set(found[0]) == set(PYPROJECT["tool"]["flwr"]["app"]["config"])
+    assert shlex.split(str(found[0]["overrides"])) == overrides
+    assert (found[0]["config"], found[0]["seed"], found[0]["resume"]) == ("a/b", "3", True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import math
 import shlex
 import sys
 import time
@@ -24,6 +23,7 @@ from flower_graph.audit.attacks import Audit, RecordingGrid
 from flower_graph.audit.deviating import DeviatingGrid, Deviation, all_notes
 from flower_graph.audit.scores import EVERYWHERE, Finding, findings_of, page
 from flower_graph.config.common import RunConfig
+from flower_graph.config.rules import ABOVE_ZERO
 from flower_graph.errors import AlignmentError, ConfigError, NoClientsError, OutputError
 from flower_graph.method.load import load_config, to_dict
 from flower_graph.method.registry import method_named, method_of
@@ -36,12 +36,7 @@ INDEX = "README.md"
 
 
 def settings_of(
-    name: str,
-    overrides: Sequence[str],
-    *,
-    rounds: int | None,
-    epsilons: Sequence[float],
-    alone: bool,
+    name: str, overrides: Sequence[str], rounds: int | None, epsilons: Sequence[float], alone: bool
 ) -> list[tuple[str, RunConfig]]:
     """List the runs of an audit, by name: the config itself, then more and less protected forms."""
     local = load_config(name, overrides)
@@ -66,11 +61,11 @@ def audit_run(config: RunConfig) -> tuple[list[Finding], float]:
         make_server(config, grid).start(grid, num_rounds=config.rounds)
         findings = audit.attack(config, grid, method)
     for deviation in audit.deviations(config, method):
-        findings += _deviating_run(config, deviation, nodes)
+        findings.append(_deviating_run(config, deviation, nodes))
     return findings, time.perf_counter() - started
 
 
-def _deviating_run(config: RunConfig, deviation: Deviation, nodes: int) -> list[Finding]:
+def _deviating_run(config: RunConfig, deviation: Deviation, nodes: int) -> Finding:
     # Clients that refuse what a deviating server asks may end the run: that is the result, not news
     with (
         making_grid(config, DeviatingGrid, nodes) as grid,
@@ -81,7 +76,7 @@ def _deviating_run(config: RunConfig, deviation: Deviation, nodes: int) -> list[
         grid.patch = partial(deviation.patch, strategy)
         strategy.start(grid, num_rounds=2)
     assert deviation.told, f"{deviation.name}: the run ended before the server could lie"
-    return deviation.findings()
+    return deviation.finding()
 
 
 def _audit_of(config: RunConfig) -> Audit[RunConfig]:
@@ -109,8 +104,8 @@ def audit_command(args: argparse.Namespace) -> int:
     if args.rounds is not None and args.rounds < 2:
         raise ConfigError(f"--rounds {args.rounds}: at least 2 are needed")
     how = {"rounds": args.rounds, "epsilons": parse_epsilons(args.epsilon), "alone": args.alone}
-    more = [[f"seed={seed}"] for seed in args.seeds] if args.seeds else [[]]
-    plans = [settings_of(args.config, [*args.overrides, *local], **how) for local in more]
+    seeds = [[f"seed={seed}"] for seed in args.seeds or ()] or [[]]
+    plans = [settings_of(args.config, [*args.overrides, *local], **how) for local in seeds]
     for _, config in plans[0]:
         check_run(config)
     with new_folder(args.out or default_folder(f"audit-{args.config}")) as out:
@@ -131,9 +126,9 @@ def parse_epsilons(text: str) -> list[float]:
     try:
         budgets = [float(part) for part in text.split(",")]
     except ValueError:
-        budgets = []
-    if not budgets or not all(0 < budget < math.inf for budget in budgets):
-        raise ConfigError(f"--epsilon {text!r}: write numbers above 0 with commas, such as 10,1000")
+        budgets = [0.0]
+    for budget in budgets:
+        ABOVE_ZERO.check(f"--epsilon {text}", budget)
     return budgets
 
 
@@ -159,16 +154,16 @@ def _notes(record: Tree) -> Sequence[str]:
 
 
 def _audit(args: argparse.Namespace, plans: Sequence[Sequence[tuple[str, RunConfig]]]) -> Tree:
-    joined, settings, first = [], [], plans[0][0][1]
+    findings, settings, first = [], [], plans[0][0][1]
     for same in zip(*plans, strict=True):  # one setting, with each seed
-        results, seconds = [], []
-        for name, config in same:
-            findings, spent = audit_run(config)
-            results.append(findings)
+        (name, config), results, seconds = same[0], [], []
+        for _, local in same:
+            found, spent = audit_run(local)
+            results.append(found)
             seconds.append(spent)
-            say(f"{name}, seed {config.seed}: {spent:.0f} s", to=sys.stderr)
-        joined += findings_of(name, results)
-        settings.append({"name": name, "seconds": fmean(seconds), "config": to_dict(same[0][1])})
+            say(f"{name}, seed {local.seed}: {spent:.0f} s", to=sys.stderr)
+        findings += findings_of(name, results)
+        settings.append({"name": name, "seconds": fmean(seconds), "config": to_dict(config)})
     words = ["flower-graph", "audit", args.config, *args.overrides]
     words += ["--seeds", ",".join(map(str, args.seeds))] if args.seeds else []
     words += ["--rounds", str(args.rounds)] if args.rounds is not None else []
@@ -180,6 +175,6 @@ def _audit(args: argparse.Namespace, plans: Sequence[Sequence[tuple[str, RunConf
         "rounds": first.rounds,
         "seeds": [plan[0][1].seed for plan in plans],
         "settings": settings,
-        "findings": joined,
+        "findings": findings,
         "versions": versions(),
     }

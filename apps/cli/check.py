@@ -32,6 +32,7 @@ from flower_graph.storage.files import new_folder, write_json
 from flower_graph.storage.reading import Tree
 
 OWN = "own-graph"  # the config of each method that fits any data
+CLIENT = "flower_graph.client.module_client"  # which says whether clients train one by one
 JSON, PICTURE = "check.json", "check.png"
 
 
@@ -46,7 +47,10 @@ def check_command(args: argparse.Namespace) -> int:
     resolve_device(first.device)
     description = survey(first)
     with new_folder(args.out) if args.out else nullcontext() as out:
-        say(args.target, *_shown(description))
+        named = [("data", line) for line in lines(description)]
+        named += [("note", note) for note in description.notes]
+        named += [("warning", warning) for warning in description.warnings]
+        say(args.target, *(f"  {name:9}  {text}" for name, text in named))
         tried = {name: _tried(name, config, description) for name, config in configs.items()}
         refusals: dict[str, list[str]] = {}  # each reason once, with its configs
         for name, result in tried.items():
@@ -77,12 +81,10 @@ def _check_node(text: str, target: str | None, overrides: Sequence[str]) -> int:
     except ClickException:
         node = {}
     if text.strip() and not node:
-        raise ConfigError(
-            f"--node: {brief(text)} is no node config; write 'most-epsilon=2 a=\"b\"'"
-        )
-    permits = Permits.of(dict(node))
+        words = f"{brief(text)} is no node config; write 'most-epsilon=2 a=\"b\"'"
+        raise ConfigError(f"--node: {words}")
+    permits, refused = Permits.of(dict(node)), False
     say("this SuperNode permits", *(f"  {line}" for line in permits.lines()))
-    refused = False
     for name, config in _configs(target, overrides).items() if target is not None else ():
         try:
             permits.check(config)
@@ -95,8 +97,7 @@ def _check_node(text: str, target: str | None, overrides: Sequence[str]) -> int:
 
 def short_form(config: RunConfig) -> tuple[list[str], list[str]]:
     """Describe the data of a run in a few lines; return warnings separately."""
-    method = method_of(config)
-    data = as_graph(method.data(config))
+    data = as_graph(method_of(config).data(config))
     if data.x.layout != torch.strided:  # generated, and too large to look at before a run
         size = f"{data.num_nodes:,} nodes, {data.edge_index.size(1) // 2:,} edges, generated"
         return [f"the graph: {size}", f"clients: {_holdings(config)}"], []
@@ -120,12 +121,11 @@ def _warnings(config: RunConfig, description: Survey) -> list[str]:
 
 
 def _configs(target: str, overrides: Sequence[str]) -> dict[str, RunConfig]:
-    if target in list_configs() or is_file_name(target):
+    if target in (shipped := list_configs()) or is_file_name(target):
         return {target: load_config(target, overrides)}
     data = f"data.name={Path(target)}{'/' if target.endswith('/') else ''}"
-    names = [name for app in known_apps() if (name := f"{app}/{OWN}") in list_configs()]
     result, why = {}, None
-    for name in names:
+    for name in [name for app in known_apps() if (name := f"{app}/{OWN}") in shipped]:
         try:
             result[name] = load_config(name, [data, *overrides])
         except ConfigError as error:  # one method may lack a setting that another has
@@ -140,51 +140,43 @@ def _tried(name: str, config: RunConfig, description: Survey) -> Tree:
     try:
         check_run(config)
         given = as_graph(method.data(config)).notes
-        notes = [note for note in given if note not in description.notes]
         cut = method.partition(config)
-        with withheld("flower_graph", logging.WARNING) as warnings:
+        with (
+            withheld("flower_graph", logging.WARNING) as said,
+            withheld(CLIENT, logging.INFO) as more,
+        ):
             seconds = [report.seconds for report in first_rounds(config)]
     except (ConfigError, DataError) as error:
         return {"refused": str(error)}
     caveat = says_one_class(cut.baselines) if method.needs_variety else ""
+    warnings = [*_warnings(config, description), caveat, *(one.getMessage() for one in said)]
+    first, each = seconds[0], median(seconds[1:] or seconds)
     result = {
-        "notes": notes,
+        "notes": [
+            *(note for note in given if note not in description.notes),
+            *(one.getMessage() for one in more),
+        ],
         "clients": method.num_clients(config),
         "holdings": _holdings(config),
-        "warnings": [
-            *_warnings(config, description),
-            *([caveat] if caveat else []),
-            *(record.getMessage() for record in warnings),
-        ],
+        "warnings": [*filter(None, warnings)],
         "figures": cut.statistics.figures,
         "distributions": cut.statistics.distributions,
         "baselines": cut.baselines,
-        "seconds": {"first-round": seconds[0], "per-round": median(seconds[1:] or seconds)},
+        "seconds": {"first-round": first, "per-round": each},
         # A process keeps the memory that its rounds freed, so this is the most that they took
         "memory-bytes": psutil.Process().memory_info().rss,
     }
-    say(name, *_lines(config, result))
-    return result
-
-
-def _lines(config: RunConfig, result: Tree) -> list[str]:
-    first, each = result["seconds"]["first-round"], result["seconds"]["per-round"]
-    whole = first + (config.rounds - 1) * each
-    figures = baseline_figures(result["baselines"])
+    figures = baseline_figures(cut.baselines)
     tries = worth_trying(to_dict(config)) if figures else []
-    return [
+    say(
+        name,
         f"  clients    {result['holdings']}",
         *(f"  note       {note}" for note in result["notes"]),
         f"  baselines  {', '.join(figures) or 'none'} (test, without the method)",
         *(f"  try        {' or '.join(tries)}, if that is not reached" for _ in tries[:1]),
-        f"  cost       {each:.2g} s a round, the first {first:.2g} s: about {whole:.0f} s for "
-        f"{config.rounds} rounds; {format_bytes(result['memory-bytes'])} of memory",
+        f"  cost       {each:.2g} s a round, the first {first:.2g} s: about "
+        f"{first + (config.rounds - 1) * each:.0f} s for {config.rounds} rounds; "
+        f"{format_bytes(result['memory-bytes'])} of memory",
         *(f"  warning    {warning}" for warning in result["warnings"]),
-    ]
-
-
-def _shown(description: Survey) -> list[str]:
-    named = [("data", line) for line in lines(description)]
-    named += [("note", note) for note in description.notes]
-    named += [("warning", warning) for warning in description.warnings]
-    return [f"  {name:9}  {text}" for name, text in named]
+    )
+    return result

@@ -8,7 +8,6 @@ import sys
 from flower_graph.apps.cli.say import hand_over, say
 from flower_graph.errors import OutputError
 from flower_graph.method.compare import compare
-from flower_graph.method.page import page
 from flower_graph.storage.writing import named, replaced, saying
 
 
@@ -30,6 +29,8 @@ def report_command(args: argparse.Namespace) -> int:
     """Write a page about runs."""
     if args.out.suffix not in (".html", ".htm"):
         raise OutputError(f"--out {args.out}: the page is HTML, so its name must end in .html")
+    from flower_graph.method.page import page  # loads matplotlib
+
     text, out = page(*args.runs), named(args.out)
     with saying(out), replaced(out) as stream:
         stream.write(text.encode())

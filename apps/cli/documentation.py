@@ -39,8 +39,7 @@ def docs_command(args: argparse.Namespace) -> int:
     """Open a page, or print it where there is no site."""
     address = address_of(args.page)
     path, _, anchor = address.partition("#")
-    is_text = path.startswith("file:") and path.endswith(".md")
-    if is_text and not args.path:
+    if path.startswith("file:") and path.endswith(".md") and not args.path:
         say(text_of(Path(unquote(urlparse(path).path)), anchor))
         return 0
     say(address)
@@ -80,27 +79,22 @@ def address_of(page: str) -> str:
     name, mark, anchor = page.partition("#")
     for folder, ending in ((SITE, ".html"), (GUIDES, ".md")):
         if (folder / f"index{ending}").is_file():
-            return _in_folder(folder, ending, name).as_uri() + mark + anchor
-    try:
-        addresses = metadata("flower-graph").get_all("Project-URL") or []
-    except PackageNotFoundError:
-        addresses = []
-    for address in addresses:
-        if address.startswith("Documentation, "):
-            return f"{address.removeprefix('Documentation, ')}/{name}.md{mark}{anchor}"
+            pages = {_name(path, folder): path for path in folder.rglob(f"*{ending}")}
+            ends = [one for one in pages if one.endswith(f"/{name}")]
+            found = pages.get(name) or (pages[ends[0]] if len(ends) == 1 else None)
+            if found is not None:
+                return found.as_uri() + mark + anchor
+            near = suggest(name, sorted(pages), "/")
+            guides = ", ".join(sorted(page for page in pages if "/" not in page))
+            hint = f"did you mean {near}?" if near else f"there are {guides}"
+            raise ConfigError(f"docs {name}: no such page; {hint}")
+    with suppress(PackageNotFoundError):
+        for address in metadata("flower-graph").get_all("Project-URL") or []:
+            if address.startswith("Documentation, "):
+                return f"{address.removeprefix('Documentation, ')}/{name}.md{mark}{anchor}"
     raise ConfigError("docs: they were not built into this installation, which names no address")
 
 
-def _in_folder(folder: Path, ending: str, name: str) -> Path:
-    found = folder.rglob(f"*{ending}")
-    names = {path: path.relative_to(folder).with_suffix("").as_posix() for path in found}
-    pages = {
-        one.removesuffix("/README").removesuffix("/index"): path for path, one in names.items()
-    }
-    exact = [page for page in pages if page == name or page.endswith(f"/{name}")]
-    if name in pages or len(exact) == 1:
-        return pages[name if name in pages else exact[0]]
-    near = suggest(name, sorted(pages), "/")
-    guides = ", ".join(sorted(page for page in pages if "/" not in page))
-    hint = f"did you mean {near}?" if near else f"there are {guides}"
-    raise ConfigError(f"docs {name}: no such page; {hint}")
+def _name(path: Path, folder: Path) -> str:
+    name = path.relative_to(folder).with_suffix("").as_posix()
+    return name.removesuffix("/README").removesuffix("/index")

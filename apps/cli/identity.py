@@ -23,12 +23,9 @@ def identity_command(args: argparse.Namespace) -> int:
 
 def registry_command(args: argparse.Namespace) -> int:
     """Show a registry, or write a new version of it."""
-    if args.action == "show":
-        say(*_lines(Registry.read(args.registry)))
-        return 0
+    path = args.registry
     if args.action == "add":
-        path, most = args.registry, args.most_clients
-        is_new = not path.exists()
+        most, is_new = args.most_clients, not path.exists()
         if is_new and most is None:
             raise ConfigError(
                 f"registry {path}: is not there; for a new one give --most-clients, the most "
@@ -36,24 +33,20 @@ def registry_command(args: argparse.Namespace) -> int:
             )
         registry = Registry({}, most) if is_new else Registry.read(path)
         if most not in (None, registry.most_clients):
-            raise ConfigError(
-                f"--most-clients {most}: the registry has {registry.most_clients}, which stays"
-            )
+            words = f"the registry has {registry.most_clients}, which stays"
+            raise ConfigError(f"--most-clients {most}: {words}")
         registry = registry.with_party(read_public(args.key), read_numbers(args.clients))
-    elif args.action == "rotate":
-        registry = Registry.read(args.registry).rotated(args.party, read_public(args.key))
     else:
-        registry = Registry.read(args.registry).without(args.party)
-    registry.write(args.registry)
-    copy = "copy this file to all SuperNodes: those with different versions refuse each other"
-    say(*_lines(registry), copy)
-    return 0
-
-
-def _lines(registry: Registry) -> list[str]:
+        registry = Registry.read(path)
+        if args.action == "rotate":
+            registry = registry.rotated(args.party, read_public(args.key))
+        elif args.action == "revoke":
+            registry = registry.without(args.party)
+    if args.action != "show":
+        registry.write(path)
     parties, active = registry.parties.values(), len(registry.active)
     few = "" if active >= FEWEST_PARTIES else f"; secure sums need at least {FEWEST_PARTIES}"
-    return [
+    say(
         f"{len(parties)} SuperNode{'s' * (len(parties) != 1)}, {active} active{few}; at most "
         f"{registry.most_clients} client{'s' * (registry.most_clients != 1)} each",
         f"SHA-256 {registry.digest.hex()}",
@@ -63,4 +56,7 @@ def _lines(registry: Registry) -> list[str]:
             + ("  REVOKED" if party.revoked else "")
             for party in parties
         ),
-    ]
+    )
+    if args.action != "show":
+        say("copy this file to all SuperNodes: those with different versions refuse each other")
+    return 0

@@ -35,6 +35,7 @@ from flower_graph.storage.files import STATE_VARIABLE, default_folder, write_tex
 from flower_graph.storage.reading import MOST_LINES, read_bytes, read_json, reading
 from flower_graph.storage.writing import append, make_folder, remove_folder, temporary_folder
 
+ROOT = str(Path(flower_graph.__file__).resolve().parents[1])
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers  # of a signal
 KILL_WAIT = 15.0  # seconds until processes that were killed must be gone
 PR_SET_CHILD_SUBREAPER = 36  # from <linux/prctl.h>
@@ -174,7 +175,7 @@ def flwr_run(
     resume: bool = False,
     echo: Callable[[str], None] = print,
     ray_address: str | None = None,
-    meanwhile: Callable[[], None] | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> dict[str, object]:
     """Run one configuration on Flower's simulation engine and wait for its result.
 
@@ -182,38 +183,8 @@ def flwr_run(
     ``meanwhile`` is called while the engine starts; an error in it ends the run.
     """
     result = out.resolve() / "result.json"
-    before = _written_at(result)
-    settings = _settings(config, overrides, out, seed, resume)
-    for attempt in range(1, ATTEMPTS + 1):
-        home = temporary_folder("fg-", Path(_short_temporary_folder()))
-        with adopted_orphans(), _guarded(home):
-            try:
-                with termination_as_exit():
-                    app = _write_app(home / "app", settings)
-                    log = _run_in(home, app, supernodes, echo, ray_address, meanwhile)
-                    break
-            except _NotStartedError:
-                if attempt == ATTEMPTS:
-                    raise
-                meanwhile = None  # it is done
-            finally:
-                with without_interrupts():
-                    if (home / LOG).is_file() and out.is_dir() and any(out.iterdir()):
-                        with (home / LOG).open("rb") as lines, append(out / LOG) as kept:
-                            shutil.copyfileobj(lines, kept)
-                    clean_up(home)
-    # `flwr run` itself ends with code 0 when the app fails.
-    if _written_at(result) == before or any("Exit Code:" in line for line in log):
-        raise EngineFailedError(_failure("the run failed", log))
-    with reading(result, OutputError):
-        payload: dict[str, object] = read_json(result)
-    return payload
-
-
-def _settings(
-    config: str, overrides: Sequence[str], out: Path, seed: int | None, resume: bool
-) -> dict[str, str | bool]:
-    return {
+    before = result.stat().st_mtime_ns if result.exists() else None
+    settings = {
         **RUN_CONFIG,
         "config": config,
         "overrides": shlex.join(overrides),
@@ -221,6 +192,31 @@ def _settings(
         "resume": bool(resume),
         "seed": "" if seed is None else str(seed),
     }
+    for attempt in range(1, ATTEMPTS + 1):
+        home = temporary_folder("fg-", Path(_short_temporary_folder()))
+        with adopted_orphans(), _guarded(home):
+            try:
+                with termination_as_exit():
+                    command = home, _write_app(home / "app", settings), supernodes, ray_address
+                    log = _run_in(*command, echo, meanwhile)
+                    break
+            except _NotStartedError:
+                if attempt == ATTEMPTS:
+                    raise
+                meanwhile = lambda: None  # noqa: E731  it is done
+            finally:
+                with without_interrupts():
+                    if (home / LOG).is_file() and out.is_dir() and any(out.iterdir()):
+                        with (home / LOG).open("rb") as lines, append(out / LOG) as kept:
+                            shutil.copyfileobj(lines, kept)
+                    clean_up(home)
+    # `flwr run` itself ends with code 0 when the app fails.
+    after = result.stat().st_mtime_ns if result.exists() else None
+    if after == before or any("Exit Code:" in line for line in log):
+        raise EngineFailedError(_failure("the run failed", log))
+    with reading(result, OutputError):
+        payload: dict[str, object] = read_json(result)
+    return payload
 
 
 def clean_up(home: Path) -> None:
@@ -235,12 +231,8 @@ def clean_up(home: Path) -> None:
 @contextmanager
 def _guarded(home: Path) -> Iterator[None]:
     """Have a process clean up if this process is killed, which closes its end of a pipe."""
-    root = str(Path(flower_graph.__file__).resolve().parents[1])
-    guard = subprocess.Popen(
-        [sys.executable, "-c", GUARD, root, str(home)],
-        stdin=subprocess.PIPE,
-        start_new_session=True,
-    )
+    command = [sys.executable, "-c", GUARD, ROOT, str(home)]
+    guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     try:
         yield
     finally:
@@ -252,9 +244,9 @@ def _run_in(
     home: Path,
     app: Path,
     supernodes: int,
-    echo: Callable[[str], None],
     ray_address: str | None,
-    meanwhile: Callable[[], None] | None,
+    echo: Callable[[str], None],
+    meanwhile: Callable[[], None],
 ) -> list[str]:
     environment = engine_environment(home, ray_address)
     process = subprocess.Popen(
@@ -267,13 +259,27 @@ def _run_in(
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
     )
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            meanwhile()
+        except BaseException as error:  # raised below, in the thread that waits
+            errors.append(error)
+            process.terminate()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
     lines: deque[str] = deque(maxlen=TAIL)
-    with _beside(process, meanwhile), append(home / LOG) as file:
+    with append(home / LOG) as file:
         for line in process.stdout or ():
             if text := LINE_COLOURS.sub("", line).rstrip():
                 lines.append(text)
                 file.write(f"{text}\n".encode())
                 echo(text)
+    thread.join()
+    if errors:
+        raise errors[0]
     tail = [*lines]
     if process.wait() != 0:
         what = f"`flwr run` ended with code {process.returncode}"
@@ -286,28 +292,7 @@ def _run_in(
     return tail
 
 
-@contextmanager
-def _beside(process: subprocess.Popen[str], work: Callable[[], None] | None) -> Iterator[None]:
-    """Do work while a process runs; if the work fails, end the process and raise the error."""
-    errors: list[BaseException] = []
-
-    def do() -> None:
-        try:
-            if work is not None:
-                work()
-        except BaseException as error:  # raised below, in the thread that waits
-            errors.append(error)
-            process.terminate()
-
-    thread = threading.Thread(target=do, daemon=True)
-    thread.start()
-    yield
-    thread.join()
-    if errors:
-        raise errors[0]
-
-
-def _write_app(folder: Path, settings: dict[str, str | bool]) -> Path:
+def _write_app(folder: Path, settings: Mapping[str, str | bool]) -> Path:
     make_folder(folder)
     # JSON's strings and booleans are TOML's too.
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
@@ -337,9 +322,8 @@ def engine_environment(home: Path, ray_address: str | None = None) -> dict[str, 
     own_ray = {"RAY_TMPDIR": str(home)} if ray_address is None else {"RAY_ADDRESS": ray_address}
     environment.setdefault("PYTHONWARNINGS", "ignore::DeprecationWarning")  # of the libraries
     environment.setdefault("OMP_WAIT_POLICY", "passive")  # actors share the cores
-    root = str(Path(flower_graph.__file__).resolve().parents[1])
-    if Path(root).name not in ("site-packages", "dist-packages"):
-        paths = [root, environment.get("PYTHONPATH", "")]
+    if Path(ROOT).name not in ("site-packages", "dist-packages"):
+        paths = [ROOT, environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     environment.update(
         PATH=f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}",
@@ -377,10 +361,6 @@ def _short_temporary_folder() -> str:
     # Ray adds about 65 characters to it for its sockets, and a socket's path has 107 at most.
     usual = tempfile.gettempdir()
     return "/tmp" if len(usual) > 30 and os.access("/tmp", os.W_OK) else usual
-
-
-def _written_at(path: Path) -> int | None:
-    return path.stat().st_mtime_ns if path.exists() else None
 
 
 def _failure(what: str, tail: Sequence[str]) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from textwrap import TextWrapper
 from typing import Any
 
+from flower_graph.apps.cli.main import make_parser
 from flower_graph.apps.cli.say import hand_over, say
 from flower_graph.config.common import RunConfig
-from flower_graph.config.rules import Choice
-from flower_graph.config.schema import Setting, settings_of
+from flower_graph.config.schema import settings_of
 from flower_graph.data.sources.cache import HERE, presence
 from flower_graph.data.sources.names import known_names
 from flower_graph.errors import ConfigError
@@ -54,43 +54,35 @@ def _row(name: str, width: int, text: str) -> str:
 def show_command(args: argparse.Namespace) -> int:
     """Print all settings of a config, as YAML for ``run``."""
     config = load_config(args.config, args.overrides)
-    text = to_yaml(config) if args.plain else explained(config)
-    hand_over(text)
+    hand_over(to_yaml(config) if args.plain else explained(config))
     return 0
 
 
 def explained(config: RunConfig) -> str:
     """Return the settings as YAML, with meaning, type and allowed values as comments."""
-    settings = {one.key: one for one in settings_of(type(config))}
+    about = dict[str, str]()
+    for one in settings_of(type(config)):
+        allowed = ", ".join([one.wanted, *(rule.words for rule in one.rules)])
+        about[one.key] = f"{' '.join(one.help.split())} ({allowed})" if one.help else allowed
     lines = to_yaml(config).splitlines()
     result, sections = list[str](), list[str]()
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
-        match = KEY.match(line)
-        setting = None
-        if match is not None:
-            depth = len(match[1]) // 2
-            sections = [*sections[:depth], match[2]]
-            setting = settings.get(".".join(sections))
-        if setting is None or match is None:
+        words = None
+        if (match := KEY.match(line)) is not None:
+            sections = [*sections[: len(match[1]) // 2], match[2]]
+            words = about.get(".".join(sections))
+        if words is None or match is None:
             result.append(line)
             continue
-        mark, beside = f"{match[1]}# ", f"{line}  # {_about(setting)}"
+        mark, beside = f"{match[1]}# ", f"{line}  # {words}"
         is_deeper = following.startswith(f"{match[1]} ")
         # A comment may not stand inside a text that goes on in the next line.
         if len(beside) <= WIDTH and (not is_deeper or following.lstrip().startswith("- ")):
             result.append(beside)
         else:
             fill = TextWrapper(WIDTH, mark, mark, break_on_hyphens=False, break_long_words=False)
-            result += [*fill.wrap(_about(setting)), line]
+            result += [*fill.wrap(words), line]
     return "\n".join([*result, ""])
-
-
-def _about(setting: Setting) -> str:
-    rules = [
-        f"one of {rule.words}" if isinstance(rule, Choice) else rule.words for rule in setting.rules
-    ]
-    allowed = ", ".join([setting.wanted, *rules])
-    return f"{' '.join(setting.help.split())} ({allowed})" if setting.help else allowed
 
 
 def completion_command(args: argparse.Namespace) -> int:
@@ -101,7 +93,7 @@ def completion_command(args: argparse.Namespace) -> int:
         raise ConfigError(
             "completion: needs shtab: pip install 'flower-graph[completion]'"
         ) from error
-    parser: argparse.ArgumentParser = args.parser
+    parser = make_parser()
     for action in _actions(parser):
         if action.dest == "config" or action.metavar == "CONFIG":
             action.complete = {"bash": "_flower_graph_configs", "zsh": "_files"}

@@ -28,9 +28,9 @@ PICTURE, CLASSES = "partition.png", "classes.png"
 
 def partition_command(args: argparse.Namespace) -> int:
     """Partition a config's graph, print the figures and write them with a picture."""
-    overrides = [[*args.overrides, f"seed={seed}"] for seed in args.seeds or ()] or [args.overrides]
-    configs = [load_config(args.config, mine) for mine in overrides]
-    config, seeds = configs[0], [one.seed for one in configs]
+    seeds = [[f"seed={seed}"] for seed in args.seeds or ()] or [[]]
+    configs = [load_config(args.config, [*args.overrides, *seed]) for seed in seeds]
+    config, first = configs[0], f"seed {configs[0].seed}"
     if args.supernodes is not None and len(configs) > 1:
         raise ConfigError(
             f"--supernodes {args.supernodes}: {len(configs)} seeds, and data folders are written "
@@ -45,41 +45,42 @@ def partition_command(args: argparse.Namespace) -> int:
         from flower_graph.data.folders.party import check_supernodes  # loads torch
 
         check_supernodes(args.supernodes, cuts[0].data.num_clients)
-    figures, statistics = [], [cut.statistics for cut in cuts]
+    figures, paper, statistics = [], cuts[0].paper, cuts[0].statistics
     for cut in cuts:
         tested = {f"{name}-test": one["test"] for name, one in cut.baselines.items()}
         finite = {name: value for name, value in tested.items() if not math.isnan(value)}
         figures.append({**cut.statistics.figures, **finite})
-    paper = cuts[0].paper
     record: Tree = {
         "config": to_dict(config),
-        "seeds": seeds,
+        "seeds": [one.seed for one in configs],
         "figures": join(figures),
-        "distributions": [each.distributions for each in statistics],
+        "distributions": [cut.statistics.distributions for cut in cuts],
         **({"paper": paper} if paper else {}),
     }
-    rows = _rows(record["figures"])
-    over = f"seed {seeds[0]}"
-    if len(seeds) > 1:
-        over = f"mean ± deviation over seeds {', '.join(map(str, seeds))}"
-    heading = f"Partition of {args.config}, {over}"
+    rows, over = _rows(record["figures"]), first
+    if len(configs) > 1:
+        over = f"mean ± deviation over seeds {', '.join(map(str, record['seeds']))}"
+    heading, title = f"Partition of {args.config}, {over}", f"{args.config}, {first}"
     folder = default_folder(args.config)
     with new_folder(args.out or folder.with_name(f"partition-{folder.name}")) as out:
         folders = _write_folders(out, config, cuts, args.supernodes)
         # The picture first: where partition.json is, the command has done all it does.
-        from flower_graph.report.plots import is_drawn, plot_classes, plot_counts  # slow to import
+        from flower_graph.report.plots import draw_classes, is_drawn, plot, plot_counts  # slow
 
-        title = f"{args.config}, seed {seeds[0]}"
-        plot_counts(out / PICTURE, statistics[0].distributions, title=title)
-        page = _page(heading, seeds[0], rows, paper)
-        if is_drawn(counts := statistics[0].classes):
+        plot_counts(out / PICTURE, statistics.distributions, title=title)
+        beside = {"figure": "paper", "---": "---"} | {key: f"{v:,}" for key, v in paper.items()}
+        cells = [["figure", "value"], ["---", "---"], *map(list, rows.items())]
+        cells = [[*row, beside.get(row[0], "")] for row in cells] if paper else cells
+        page = [f"# {heading}", "", *(f"| {' | '.join(row)} |" for row in cells), ""]
+        page += [f"![Distributions, {first}]({PICTURE})", ""]
+        if is_drawn(counts := statistics.classes):
             names = cuts[0].data.class_names if len(cuts) == 1 else None
-            plot_classes(out / CLASSES, counts, names, title=title)
-            page += f"\n![Nodes of each class at each client, seed {seeds[0]}]({CLASSES})\n"
-        write_text(out / "partition.md", page)
+            plot(out / CLASSES, draw_classes, counts, names, title=title)
+            page += [f"![Nodes of each class at each client, {first}]({CLASSES})", ""]
+        write_text(out / "partition.md", "\n".join(page))
         write_json(out / "partition.json", record)
-        beside = {name: f"  (paper: {value:,})" for name, value in paper.items()}
-        shown = {name: value + beside.get(name, "") for name, value in rows.items()}
+        papers = {name: f"  (paper: {value:,})" for name, value in paper.items()}
+        shown = {name: value + papers.get(name, "") for name, value in rows.items()}
         shown |= {"data folders": folders, "outputs": str(out)}
         width = max(map(len, shown))
         say(heading, *(f"  {name:{width}}  {value}" for name, value in shown.items()))
@@ -97,14 +98,11 @@ def _write_folders(
     # For nodes that come later; the server holds no features, and is told nothing of them.
     form, data = data_form(config, method_of(config).data(config)), cuts[0].data
     if form is not None:
-        details = data.client_details | {DATA_FORM: form.to_json()}
-        data = replace(data, client_details=details)
+        data = replace(data, client_details=data.client_details | {DATA_FORM: form.to_json()})
     count = data.num_clients if supernodes is None else supernodes
     if count > MOST_FOLDERS:
-        return (
-            f"none: {count:,} are more than {MOST_FOLDERS:,}; --supernodes N deals the clients "
-            "to fewer"
-        )
+        few = "--supernodes N deals the clients to fewer"
+        return f"none: {count:,} are more than {MOST_FOLDERS:,}; {few}"
     write_run(out, deciding_settings(to_dict(config)), data, count)
     return f"1 for the server, {count:,} for {data.num_clients:,} clients{cuts[0].note}"
 
@@ -115,19 +113,8 @@ def _rows(figures: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
         mean, spread = figure["mean"], figure["std"]
         if mean is None:  # not every seed has it
             continue
-        if not spread and mean == int(mean):
-            rows[name] = f"{int(mean):,}"
-            continue
         digits = 3 if abs(mean) < 1 else 2  # a share needs its third digit
-        deviation = f" ± {spread:,.{digits}f}" if spread else ""
-        rows[name] = f"{mean:,.{digits}f}{deviation}"
+        if not spread and mean == int(mean):
+            digits = 0
+        rows[name] = f"{mean:,.{digits}f}" + (f" ± {spread:,.{digits}f}" if spread else "")
     return rows
-
-
-def _page(heading: str, seed: int, rows: Mapping[str, str], paper: Mapping[str, int]) -> str:
-    cells = [["figure", "value"], ["---", "---"], *map(list, rows.items())]
-    if paper:
-        beside = {"figure": "paper", "---": "---"} | {key: f"{v:,}" for key, v in paper.items()}
-        cells = [[*row, beside.get(row[0], "")] for row in cells]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in cells)
-    return f"# {heading}\n\n{table}\n\n![Distributions, seed {seed}]({PICTURE})\n"

@@ -6,7 +6,8 @@ import argparse
 import csv
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -46,16 +47,16 @@ def predict_command(args: argparse.Namespace) -> int:
     run = load_run(args.run, trust=trust) if of_party is None else latest_in(of_party, trust=trust)
     if args.links != (args.node is not None or args.pairs is not None):
         raise ConfigError("--links: give --node NAME or --pairs FILE.csv with it, and only with it")
-    is_new = args.data is not None
     if args.links:
         lines = link_lines(run, args)
         table = pd.DataFrame(lines, columns=HEAD)
         summary = [f"{run.path}: {len(lines):,} pairs"]
+    elif args.data is not None:
+        found = predict_file(run, args.data, args.client)
+        table, summary = table_of(found), _summary_of_new(run, found)
     else:
-        found = (
-            predict_file(run, args.data, args.client) if is_new else run.predictions(args.client)
-        )
-        table, summary = table_of(found), _summary(run, found, is_new=is_new)
+        found = run.predictions(args.client)
+        table, summary = table_of(found), _summary(run, found)
     if args.out is None:
         hand_over(table.to_csv(index=False))
     else:
@@ -70,34 +71,52 @@ def predict_file(run: Run, path: Path, client: int | None) -> Predictions:
     found = run.predict_graph(graph, client)
     if client is None:
         client = run.clients[0] if len(run.clients) == 1 else NO_CLIENT
-    n = len(found)
+    roles = np.zeros(n := len(found), np.int8)
     names = range(n) if graph.names is None else graph.names
     if run.data.scale is not None:
-        return Predictions.of_values(found, client, names, np.zeros(n, np.int8), graph.y)
-    return Predictions.of(found.log(), client, names, [0] * n, graph.y, run.data.classes)
+        return Predictions.of(found, client, names, roles, graph.y)
+    return Predictions.of(found.log(), client, names, roles, graph.y, run.data.classes)
 
 
-def _summary(run: Run, predictions: Predictions, *, is_new: bool) -> list[str]:
+def _summary_of_new(run: Run, predictions: Predictions) -> list[str]:
     count = f"{run.path}: {len(predictions.node):,} predictions"
-    if is_new:
-        has_label = predictions.known
-        if not has_label.any():
-            return [count]
-        if predictions.are_values:
-            return [f"{count}; {_errors(predictions)} on the {has_label.sum():,} that are known"]
-        right = (predictions.predicted == predictions.label)[has_label].mean()
-        return [f"{count}; {right:.3f} of the {has_label.sum():,} with a label are right"]
+    if not (has_label := predictions.known).any():
+        return [count]
+    if predictions.are_values:
+        return [f"{count}; {_errors(predictions)} on the {has_label.sum():,} that are known"]
+    right = (predictions.predicted == predictions.label)[has_label].mean()
+    return [f"{count}; {right:.3f} of the {has_label.sum():,} with a label are right"]
+
+
+def _summary(run: Run, predictions: Predictions) -> list[str]:
+    count = f"{run.path}: {len(predictions.node):,} predictions"
     rounds = ", ".join(map(str, run.kept_rounds))
     lines = [f"{count} of round {rounds}" if rounds else count]
+    others, *roles = NODE_ROLES
+    parts = {role: part for role in roles if len((part := predictions.of_role(role)).label)}
     if predictions.are_values:
-        parts = {role: predictions.of_role(role) for role in NODE_ROLES[1:]}
-        lines += [f"  {role:9} {_errors(one)}" for role, one in parts.items() if len(one.label)]
-        return lines
-    if any(shares := [_share(predictions, role) for role in (*NODE_ROLES[1:], NODE_ROLES[0])]):
-        lines.append(f"  accuracy  {', '.join(filter(None, shares))}{_how(predictions)}")
-    lines += [
-        f"  {name:9} {text}" for name in _asked(run) if (text := _together(predictions, name))
+        return lines + [f"  {role:9} {_errors(part)}" for role, part in parts.items()]
+    parts |= {"other nodes": predictions.of_role(others)}
+    shares = [
+        f"{r} {one.accuracy():.3f} of {len(one.node):,}"
+        for r, one in parts.items()
+        if len(one.node)
     ]
+    clients = len(set(predictions.client.tolist()))
+    over = [f"{clients} clients"] * (clients > 1)
+    over += ["the folds of each client"] * (predictions.fold is not None)
+    how = f" (means over {' and '.join(over)}, as the run reports them)" if over else ""
+    lines += [f"  accuracy  {', '.join(shares)}{how}"] if shares else []
+    with suppress(OutputError):  # the run's settings may not be known
+        for metric in filter(OF_CONFUSION.get, run.config.metrics):
+            shown = [
+                f"{role} {_together(one, metric):.3f}"
+                for role, one in parts.items()
+                if role in roles
+            ]
+            lines += (
+                [f"  {metric:9} {', '.join(shown)} (of all predictions together)"] if shown else []
+            )
     return lines
 
 
@@ -106,38 +125,11 @@ def _errors(predictions: Predictions) -> str:
     return ", ".join(f"{name} {figure_text(name, value)}" for name, value in pairs)
 
 
-def _asked(run: Run) -> Sequence[str]:
-    try:
-        return run.config.metrics
-    except OutputError:
-        return ()
-
-
-def _together(predictions: Predictions, metric: str) -> str:
-    if metric not in OF_CONFUSION:
-        return ""
-    shown = []
-    for role in NODE_ROLES[1:]:
-        local = predictions.of_role(role)
-        if count := len(local.label):
-            pair = torch.from_numpy(local.predicted), torch.from_numpy(local.label)
-            classes = 1 + int(torch.cat(pair).max())
-            (confusion,) = confusion_of(*pair, [torch.arange(count)], classes)
-            shown.append(f"{role} {OF_CONFUSION[metric](confusion):.3f}")
-    return f"{', '.join(shown)} (of all predictions together)" if shown else ""
-
-
-def _share(predictions: Predictions, role: str) -> str:
-    local = predictions.of_role(role)
-    name = "other nodes" if role == NODE_ROLES[0] else role
-    return f"{name} {local.accuracy():.3f} of {len(local.node):,}" if len(local.node) else ""
-
-
-def _how(predictions: Predictions) -> str:
-    clients = len(set(predictions.client.tolist()))
-    over = [f"{clients} clients"] * (clients > 1)
-    over += ["the folds of each client"] * (predictions.fold is not None)
-    return f" (means over {' and '.join(over)}, as the run reports them)" if over else ""
+def _together(predictions: Predictions, metric: str) -> float:
+    pair = torch.from_numpy(predictions.predicted), torch.from_numpy(predictions.label)
+    classes = 1 + int(torch.cat(pair).max())
+    (confusion,) = confusion_of(*pair, [torch.arange(len(predictions.label))], classes)
+    return float(OF_CONFUSION[metric](confusion))
 
 
 # Links -------------------------------------------------------------------------------------------

@@ -8,9 +8,9 @@ import logging
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import KW_ONLY, asdict, dataclass
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from functools import partial
@@ -29,6 +29,7 @@ from flower_graph.report.result import describe_result, summarise
 from flower_graph.storage.files import (
     FolderLock,
     holds_something,
+    missing_folders,
     new_folder,
     plain,
     remove_all_empty,
@@ -94,42 +95,41 @@ def run_command(args: argparse.Namespace) -> int:
 def run_all(args: argparse.Namespace) -> tuple[Path, list[Job], dict[str, object]]:
     """Do all runs of a command; return the folder, the jobs, and the result or its summary.
 
-    ``args`` are the options of ``run``, and ``on_round``, which only Python can give.
+    ``args`` are the options of ``run``; from Python also ``on_round``.
     """
-    if args.supernodes is not None and args.supernodes < 1:
-        raise ConfigError(f"--supernodes {args.supernodes}: at least 1 is needed")
-    if args.ray_address is not None and args.engine != "flwr":
-        raise ConfigError(f"--ray-address {args.ray_address}: needs --engine flwr")
-    if args.log_every < 1:
-        raise ConfigError(f"--log-every {args.log_every}: at least 1 is needed")
-    if args.overwrite and args.resume is not None:
-        raise ConfigError("--overwrite: a run that goes on (--resume) is kept")
     top, jobs = _plan(args)
+    resume, by_flower = args.resume is not None, args.engine == "flwr"
     if args.overwrite:
         runs_to_clear(top)  # another folder is told before data are read
         if is_file_name(jobs[0].name) and top in Path(jobs[0].name).absolute().parents:
             raise ConfigError(f"CONFIG {jobs[0].name}: --overwrite would delete it; copy it first")
-    done = {job.config.seed: _done(job) for job in jobs if args.resume is not None}
-    may_exist = args.resume is not None or args.overwrite
-    with new_folder(top, may_exist=may_exist):
+    done = {job.config.seed: _done(job) if resume else None for job in jobs}
+    with new_folder(top, may_exist=resume or args.overwrite):
         pass  # one that cannot be written is told before data are read
-    todo = [job for job in jobs if not done.get(job.config.seed)]
-    check = partial(check_all, todo, args.supernodes, quiet=args.quiet)
+    todo = [job.config for job in jobs if not done[job.config.seed]]
+    check: Callable[[], None] | None = partial(check_all, todo, args.supernodes, quiet=args.quiet)
     # Flower's engine takes as long to start, and is ended if jobs are refused.
-    is_beside = args.engine == "flwr" and not args.overwrite
-    if not is_beside:
+    if check is not None and (args.overwrite or not by_flower):
         check()
+        check = None
     if args.overwrite:
         clear_runs(top)
+    made = [folder for job in jobs for folder in missing_folders(job.out)]
     results: list[dict[str, object]] = []
-    with _folders(top, jobs, may_exist):
+    try:
         for job in jobs:
-            try:
-                first = check if is_beside and todo[:1] == [job] else None
-                results.append(done.get(job.config.seed) or _run(job, args, first))
-            except KeyboardInterrupt as stop:
-                stop.add_note(_interrupted(job, top))
-                raise
+            # All at once: a resumed command finds in the folders which seeds it was to run.
+            make_folder(job.out)
+        for job in jobs:
+            if (result := done[job.config.seed]) is None:
+                result, check = _run(job, args, check), None
+            results.append(result)
+    except KeyboardInterrupt as stop:
+        stop.add_note(_interrupted(job, top))
+        raise
+    finally:
+        if not any(job.out.is_dir() and holds_something(job.out) for job in jobs):
+            remove_all_empty(made)
     return top, jobs, summarise(top, results) if len(jobs) > 1 else results[0]
 
 
@@ -145,6 +145,12 @@ def default_folder(name: str) -> Path:
 def _plan(args: argparse.Namespace) -> tuple[Path, list[Job]]:
     """Return the output folder and the runs; all settings are checked before the first run."""
     name, overrides, seeds = args.config, list(args.overrides), args.seeds
+    if args.log_every < 1:
+        raise ConfigError(f"--log-every {args.log_every}: at least 1 is needed")
+    if args.ray_address is not None and args.engine != "flwr":
+        raise ConfigError(f"--ray-address {args.ray_address}: needs --engine flwr")
+    if args.overwrite and args.resume is not None:
+        raise ConfigError("--overwrite: a run that goes on (--resume) is kept")
     if args.engine == "flwr" and (args.app or args.trust_code):
         raise ConfigError(
             "--engine flwr: its processes know neither --app nor --trust-code; name the config, "
@@ -158,50 +164,36 @@ def _plan(args: argparse.Namespace) -> tuple[Path, list[Job]]:
     if args.resume is not None:
         if not args.resume.is_dir():
             raise CheckpointError(f"--resume {args.resume}: no run to resume; no such folder")
-        seeds = seeds or ([*seed_folders(args.resume)] or None)
+        seeds = seeds or [*seed_folders(args.resume)]
         files = [args.resume / CONFIG, *sorted(args.resume.glob(f"seed-*/{CONFIG}"))]
         name = name or next((str(path) for path in files if path.is_file()), None)
         if name is None:
             raise CheckpointError(f"--resume {args.resume}: no run to resume; no {CONFIG} in it")
     if name is None:
         raise ConfigError("CONFIG: missing; name one, such as quickstart (see `flower-graph list`)")
-    of_run, trust = args.config is None or name != args.config, Trust(code=args.trust_code)
-    load = partial(load_config, name, of_run=of_run, trust=trust)
+    how: Any = {"of_run": name != args.config, "trust": Trust(code=args.trust_code)}
     top = named(args.resume or args.out or default_folder(name))
-    jobs, asked = list[Job](), [*seeds] if seeds else [None]
-    for seed in asked:
-        seeded = overrides if seed is None else [*overrides, f"seed={seed}"]
-        out = top / f"seed-{seed}" if len(asked) > 1 else top
-        jobs.append(Job(name, seeded, load(seeded), out))
+    jobs = list[Job]()
+    for own in [[f"seed={seed}"] for seed in seeds or ()] or [[]]:
+        given, out = [*overrides, *own], top
+        config = load_config(name, given, **how)
+        if len(seeds or ()) > 1:
+            out = top / f"seed-{config.seed}"
+        jobs.append(Job(name, given, config, out))
     return top, jobs
 
 
-@contextmanager
-def _folders(top: Path, jobs: Sequence[Job], may_exist: bool) -> Iterator[None]:
-    """Make the folders of several runs; remove them if no run completed a round."""
-    if len(jobs) == 1:
-        yield
-        return
-    with new_folder(top, may_exist=may_exist):
-        for job in jobs:
-            # All at once: a resumed command finds in the folders which seeds it was to run.
-            make_folder(job.out)
-        try:
-            yield
-        finally:
-            if not any(holds_something(job.out) for job in jobs):
-                remove_all_empty([job.out for job in jobs])
-
-
-def check_all(jobs: Sequence[Job], supernodes: int | None = None, *, quiet: bool = False) -> None:
-    """Check all jobs before the first makes a folder, and describe the data."""
+def check_all(
+    configs: Sequence[RunConfig], supernodes: int | None = None, *, quiet: bool = False
+) -> None:
+    """Check all runs before the first makes a folder, and describe the data."""
     from flower_graph.apps.cli.check import short_form
     from flower_graph.apps.run import check_run
 
     with withheld("flower_graph.data", logging.INFO) as notes:  # a refusal prints its reason only
-        for job in jobs:
-            check_run(job.config, supernodes)
-    facts, warnings = short_form(jobs[0].config) if jobs else ([], [])
+        for config in configs:
+            check_run(config, supernodes)
+    facts, warnings = short_form(configs[0]) if configs else ([], [])
     for note in notes:
         kind = warnings if note.levelno >= logging.WARNING else facts
         kind.append(re.sub("^data .*?: ", "", note.getMessage()))
@@ -210,62 +202,43 @@ def check_all(jobs: Sequence[Job], supernodes: int | None = None, *, quiet: bool
 
 
 def _run(job: Job, args: argparse.Namespace, check: Callable[[], None] | None) -> dict[str, object]:
-    from flower_graph.apps.run import usual_supernodes
+    from flower_graph.apps.run import run, supernodes_of
 
-    method, is_file = method_of(job.config), is_file_name(job.name)
-    supernodes = args.supernodes or usual_supernodes(job.config)
-    resume = args.resume is not None and job.out.is_dir() and holds_something(job.out)
-    printer = RoundPrinter(
-        job.config.rounds,
-        seed=job.config.seed,
-        clients=method.clients,
-        metric=job.config.metrics[0],
-        quiet=args.quiet,
-        log_every=args.log_every,
-        as_json=args.json,
-    )
-
-    def on_round(report: RoundReport) -> None:
-        printer(report)
-        if args.on_round is not None:
-            args.on_round(report)
-
-    def meanwhile() -> None:
-        if check is not None:
-            check()
-        printer.wait(ENGINE_STARTS)  # after what the check may have to say
-
+    config, name = job.config, job.name
+    resume = args.resume is not None and holds_something(job.out)
+    printer = RoundPrinter(config, args, job.out)
     with closing(printer):
-        if args.engine == "flwr":
-            from flower_graph.apps.cli.launch import flwr_run
-
-            # Absolute paths: Flower runs the app in another working directory. A JSON string is a
-            # YAML string, whatever signs the path has.
-            given = asdict(job.config.data).items()
-            paths = [
-                f"data.{key}={json.dumps(value)}" for key, value in given if str(value)[:1] == "/"
-            ]
-            return flwr_run(
-                str(Path(job.name).absolute()) if is_file else job.name,
-                [*job.overrides, *paths],
+        if args.engine != "flwr":
+            return run(
+                config,
                 job.out,
-                supernodes=supernodes or 2,
-                seed=job.config.seed,
+                supernodes=args.supernodes,
                 resume=resume,
-                echo=EngineLines(job.out, printer, on_round),
-                ray_address=args.ray_address,
-                meanwhile=meanwhile,
+                progress=printer,
+                on_wait=printer.wait,
+                title=title_of(name),
             )
-        from flower_graph.apps.run import run
+        from flower_graph.apps.cli.launch import flwr_run
 
-        return run(
-            job.config,
+        def meanwhile() -> None:
+            if check is not None:
+                check()
+            printer.wait(ENGINE_STARTS)  # after what the check may have to say
+
+        # Absolute paths: Flower runs the app in another working directory. A JSON string is a YAML
+        # string, whatever signs the path has.
+        given = asdict(config.data).items()
+        paths = [f"data.{key}={json.dumps(value)}" for key, value in given if str(value)[:1] == "/"]
+        return flwr_run(
+            str(Path(name).absolute()) if is_file_name(name) else name,
+            [*job.overrides, *paths],
             job.out,
-            supernodes=supernodes or 1,
+            supernodes=supernodes_of(config, args.supernodes, usual=2),
+            seed=config.seed,
             resume=resume,
-            progress=on_round,
-            on_wait=printer.wait,
-            title=title_of(job.name),
+            echo=printer.read_line,
+            ray_address=args.ray_address,
+            meanwhile=meanwhile,
         )
 
 
@@ -295,83 +268,75 @@ def _interrupted(job: Job, top: Path) -> str:
     return f"interrupted; the last checkpoint is {result[-1]}; go on with: {again}"
 
 
-# Rounds as they come -----------------------------------------------------------------------------
-
-
-@dataclass
 class RoundPrinter:
-    """Shows rounds: as a bar in a terminal or notebook, else as one line each on stderr."""
+    """Shows the rounds of a run, as the command's options say, and calls its ``on_round``.
 
-    total: int
-    _: KW_ONLY
-    seed: int
-    clients: str = "clients"  # the method's word
-    metric: str = ACCURACY
-    quiet: bool = False
-    log_every: int = 1  # rounds between two lines; the last and rounds with refusals have one
-    as_json: bool = False  # an object on stdout for each round, and nothing else for it
-    _bar: Any = None
+    A terminal or notebook gets a bar, others a line for a round on stderr, and with ``--json`` an
+    object on stdout.
+    """
+
+    def __init__(self, config: RunConfig, args: argparse.Namespace, out: Path) -> None:
+        self._config, self._args, self._metrics = config, args, out / "metrics.jsonl"
+        self._read = 0  # bytes of that file, of which Flower's engine says when to read on
+        self._bar: Any = None
 
     def __call__(self, report: RoundReport) -> None:
-        if self.as_json:
-            record = plain({"seed": self.seed, **report.to_record()})
+        args, total = self._args, self._config.rounds
+        if args.json:
+            record = plain({"seed": self._config.seed, **report.to_record()})
             print(json.dumps(record), flush=True)
-        elif self.quiet:
-            return
-        elif sys.stderr.isatty() or "ipykernel" in sys.modules:  # a notebook shows a bar too
-            self._advance(report)
-        elif not (report.round % self.log_every and report.round < self.total) or (
-            report.skipped or report.rejected
-        ):
-            say(format_round(report, self.total, self.clients), to=sys.stderr)
+        elif not args.quiet:
+            if sys.stderr.isatty() or "ipykernel" in sys.modules:  # a notebook shows a bar too
+                self._advance(report)
+            # The last round has a line, and those with something unusual
+            elif (
+                report.skipped
+                or report.rejected
+                or report.round >= total
+                or (report.round % args.log_every == 0)
+            ):
+                say(format_round(report, total, method_of(self._config).clients), to=sys.stderr)
+        if (on_round := getattr(args, "on_round", None)) is not None:
+            on_round(report)
 
     def wait(self, work: str) -> None:
+        """Say what takes long."""
         if self._bar is not None:
             self._bar.write(printable(work), file=sys.stderr)
-        elif not self.quiet:
+        elif not self._args.quiet:
             say(work, to=sys.stderr)
+
+    def read_line(self, line: str) -> None:
+        """Read a line of Flower's engine; show rounds in the usual way, and new messages."""
+        if (match := ROUND.match(line)) is None:
+            if not ROUTINE.search(line):
+                self.wait(line)
+            return
+        with reading(self._metrics, OutputError), self._metrics.open("rb") as file:
+            file.seek(self._read)
+            reports = [RoundReport.from_record(json.loads(one)) for one in file]
+            self._read = file.tell()
+        for report in reports:
+            if report.round == int(match[1]):  # others were shown before the run was resumed
+                return self(report)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
 
     def _advance(self, report: RoundReport) -> None:
+        metric, seed = self._config.metrics[0], self._config.seed
         if self._bar is None:
             from tqdm.auto import tqdm
 
             # A resumed run does not start at round 1; its speed counts from where it starts.
-            before, label = report.round - 1, f"seed {self.seed}"
-            self._bar = tqdm(total=self.total, initial=before, desc=label, unit="round")
-        named = "" if self.metric == ACCURACY else f"{self.metric} "
-        val, test = (report.score(self.metric, role) for role in ("val", "test"))
+            size = {"total": self._config.rounds, "initial": report.round - 1}
+            self._bar = tqdm(**size, desc=f"seed {seed}", unit="round")
+        named = "" if metric == ACCURACY else f"{metric} "
+        val, test = (report.score(metric, role) for role in ("val", "test"))
         figures = f"loss {report.loss:.4g}, {named}val {val:.3f}, test {test:.3f}"
         self._bar.set_postfix_str(figures, refresh=False)
         self._bar.update(report.round - self._bar.n)
-
-
-class EngineLines:
-    """Reads the lines of Flower's engine; shows rounds in the usual way, and new messages."""
-
-    def __init__(self, out: Path, printer: RoundPrinter, on_round: Callable[[RoundReport], None]):
-        self._metrics, self._printer, self._on_round = out / "metrics.jsonl", printer, on_round
-        self._read = 0  # bytes of the file
-
-    def __call__(self, line: str) -> None:
-        if (match := ROUND.match(line)) is not None:
-            self._show(int(match[1]))
-        elif not ROUTINE.search(line):
-            self._printer.wait(line)
-
-    def _show(self, number: int) -> None:
-        with reading(self._metrics, OutputError), self._metrics.open("rb") as file:
-            file.seek(self._read)
-            lines = file.readlines()
-            self._read = file.tell()
-            reports = (RoundReport.from_record(json.loads(line)) for line in lines)
-            # A resumed run's file begins with rounds that were shown before.
-            report = next((one for one in reports if one.round == number), None)
-        if report is not None:
-            self._on_round(report)
 
 
 # An old run in the folder -------------------------------------------------------------------------
@@ -385,13 +350,21 @@ def runs_to_clear(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     seeds = sorted(one for one in folder.glob("seed-*") if re.fullmatch(r"seed-\d+", one.name))
-    for run in seeds or [folder]:
-        if run.is_symlink() or not run.is_dir() or (holds_something(run) and not _is_run(run)):
-            raise _kept(folder, f"{run.name} is not a run's")
-        _refuse_others(run, WRITTEN)
-    if seeds:
-        _refuse_others(folder, [SUMMARY, *(one.name for one in seeds)])
-    return seeds or [folder]
+    runs = seeds or [folder]
+    written = {folder: [SUMMARY, *(one.name for one in seeds)]} | dict.fromkeys(runs, WRITTEN)
+    for run in runs:
+        file, why = run / CONFIG, f"{run.name} is not a run's"
+        if run.is_symlink() or not run.is_dir():
+            raise _kept(folder, why)
+        with reading(file, OutputError):
+            if holds_something(run) and not (
+                is_of_run(str(file)) and read_text(file, MOST_SETTINGS).startswith(RUN_OF)
+            ):
+                raise _kept(folder, why)
+    for path in (path for place in written for path in place.iterdir()):
+        if not any(fnmatch(path.name, name) for name in written[path.parent]):
+            raise _kept(folder, f"no run writes {path.name!r}")
+    return runs
 
 
 def clear_runs(folder: Path) -> None:
@@ -408,18 +381,6 @@ def clear_runs(folder: Path) -> None:
             if run != folder:
                 remove_empty(run)
     remove(folder / SUMMARY)
-
-
-def _is_run(folder: Path) -> bool:
-    file = folder / CONFIG
-    with reading(file, OutputError):
-        return is_of_run(str(file)) and read_text(file, MOST_SETTINGS).startswith(RUN_OF)
-
-
-def _refuse_others(folder: Path, known: Sequence[str]) -> None:
-    for path in folder.iterdir():
-        if not any(fnmatch(path.name, name) for name in known):
-            raise _kept(folder, f"no run writes {path.name!r}")
 
 
 def _kept(folder: Path, why: str) -> OutputError:

@@ -14,10 +14,10 @@ from statistics import stdev
 from unittest.mock import patch
 
 import pandas as pd
+import torch
 
 from flower_graph.apps.parallel import worker_pool, workers_for
-from flower_graph.apps.reproduce.page import markdown
-from flower_graph.apps.reproduce.rows import Row, figure_of
+from flower_graph.apps.reproduce.page import FIGURES, Row, markdown
 from flower_graph.apps.reproduce.runs import RUNS, Run, curves_of, steps_of
 from flower_graph.apps.reproduce.table import TEST
 from flower_graph.apps.run import simulate_whole
@@ -39,7 +39,7 @@ def main(
     paper: str, folder: Path, out: Path, only: Mapping[str, Sequence[str]], seeds: Sequence[int]
 ) -> bool:
     """Run rows of a folder's table again, write the results, and return whether all are near."""
-    path = folder / RUNS
+    path, out = folder / RUNS, named(out)
     if not path.is_file():
         raise DataError(f"{path}: there is no such file: name a folder that `reproduce` wrote")
     with reading(path, DataError, "not the table of a `reproduce`"):
@@ -49,13 +49,16 @@ def main(
     results: list[Row] = []
     runs = [(run, draw) for run in again for draw in range(DRAWS + 1)]
     print(f"{len(again)} runs, each also with {DRAWS} changes of its initial weights", flush=True)
+    make_folder(out)
+    machine = {"machine": platform.machine(), "processor": processor()}
     with worker_pool(workers_for(runs)) as pool:
         tasks = {one: pool.submit(_figures, *one, again[one[0]]) for one in runs}
         for run, rows in again.items():
             given = [tasks[run, draw].result() for draw in range(DRAWS + 1)]
             values = zip(rows, *given, strict=True)
             results += [compared(row, run.seed, figures) for row, *figures in values]
-            write(out, paper, results)
+            write_json(out / "again.json", {"paper": paper, **machine, "rows": results})
+            write_text(out / "again.md", _table(results) + "\n")
             print(_table(results[-len(rows) :]), flush=True)
     print(f"table in {out}")
     return all(one["near"] for one in results)
@@ -71,10 +74,9 @@ def runs_of_rows(
         asked = all(str(row.get(key, "")) in values for key, values in only.items())
         if row["metric"] not in METRICS or how["centralised"] or "client" in row or not asked:
             continue
-        for seed in seeds or row["seeds"][:1]:
-            if seed in row["seeds"]:
-                run = Run(how["config"], (*how["overrides"],), seed, how["rounds"])
-                result.setdefault(run, []).append(row)
+        for seed in [one for one in seeds or row["seeds"][:1] if one in row["seeds"]]:
+            run = Run(how["config"], (*how["overrides"],), seed, how["rounds"])
+            result.setdefault(run, []).append(row)
     return result
 
 
@@ -105,29 +107,28 @@ def compared(row: Row, seed: int, values: Sequence[float | None]) -> Row:
 
 def _figures(run: Run, draw: int, rows: Sequence[Row]) -> list[float | None]:
     """Do a run, with changed weights if ``draw`` is above 0, and return the figure of each row."""
-    with perturbed(run.seed, draw) as count:
+    with perturbed(run.seed, draw) as drawn:
         curves = curves_of(*simulate_whole(run.settings), *steps_of(run.settings))
-        is_changed = draw == 0 or count() > 0
+    is_changed = draw == 0 or drawn
     return [
-        figure_of(row["metric"], curves, row, run.settings) if is_changed else None for row in rows
+        FIGURES[row["metric"]].value(curves, row, run.settings) if is_changed else None
+        for row in rows
     ]
 
 
 @contextmanager
-def perturbed(seed: int, draw: int) -> Iterator[Callable[[], int]]:
+def perturbed(seed: int, draw: int) -> Iterator[list[torch.Size]]:
     """Add normal noise of 1e-7 to all tensors that are drawn uniformly; draw 0 adds none.
 
     These are the initial weights, and a few other numbers, which the noise hardly affects.
-    Yields a function that returns how many tensors were drawn so far.
+    Yields the shapes of the tensors that were drawn.
     """
-    import torch
-
-    rng, drawn = generator(seed, "again", draw), [0]
+    rng, drawn = generator(seed, "again", draw), list[torch.Size]()
 
     def noisy(function: Callable[..., torch.Tensor]) -> Callable[..., object]:
         def draw_it(*args: object, **others: object) -> object:
             result = function(*args, **others)
-            drawn[0] += 1
+            drawn.append(result.shape)
             if draw:
                 with torch.no_grad():
                     noise = torch.randn(result.shape, generator=rng, dtype=result.dtype)
@@ -139,16 +140,7 @@ def perturbed(seed: int, draw: int) -> Iterator[Callable[[], int]]:
     # PyTorch's and PyG's initialisations draw by the first, and a method of its own by either.
     uniform, rand = noisy(torch.Tensor.uniform_), noisy(torch.rand)
     with patch.object(torch.Tensor, "uniform_", uniform), patch.object(torch, "rand", rand):
-        yield lambda: drawn[0]
-
-
-def write(out: Path, paper: str, results: Sequence[Row]) -> None:
-    """Write the results so far, as JSON and as a table."""
-    out = named(out)
-    make_folder(out)
-    machine = {"machine": platform.machine(), "processor": processor()}
-    write_json(out / "again.json", {"paper": paper, **machine, "rows": list(results)})
-    write_text(out / "again.md", _table(results) + "\n")
+        yield drawn
 
 
 def _table(results: Sequence[Row]) -> str:

@@ -10,17 +10,19 @@ from pathlib import Path
 from flower_graph.apps.cli.run import default_folder
 from flower_graph.apps.parallel import loaded, workers_for
 from flower_graph.apps.reproduce.again import main as run_again
-from flower_graph.apps.reproduce.page import choices_page, draw, make_page
-from flower_graph.apps.reproduce.rows import (
+from flower_graph.apps.reproduce.page import (
     Results,
     all_rows,
     choices,
+    choices_page,
+    make_page,
     make_rows,
     measured_rows,
     missing_runs,
 )
-from flower_graph.apps.reproduce.runs import Store, run_all, stages
-from flower_graph.apps.reproduce.table import Paper, check, read_paper
+from flower_graph.apps.reproduce.pictures import draw
+from flower_graph.apps.reproduce.runs import Store, run_all
+from flower_graph.apps.reproduce.table import Paper, read_paper
 from flower_graph.config.rules import refuse_key
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError
@@ -33,18 +35,17 @@ READ = "How to read this: [README.md](README.md)."
 
 def reproduce_command(args: argparse.Namespace) -> int:
     """Run the experiments of a paper, or a table's rows again."""
-    if args.rounds is not None and args.rounds < 1:
-        raise ConfigError(f"--rounds {args.rounds}: at least 1 is needed")
+    if args.rounds is not None and (args.rounds < 1 or args.again):
+        allowed = "--again takes those of the table" if args.again else "at least 1 is needed"
+        raise ConfigError(f"--rounds {args.rounds}: {allowed}")
     only: dict[str, list[str]] = {}
     for text in args.only:
-        key, equals, value = text.partition("=")
-        if not (key and equals and value):
+        key, _, value = text.partition("=")
+        if not (key and value):
             raise ConfigError(f"--only {text!r}: write KEY=VALUE, such as data=Cora")
         only.setdefault(key, []).append(value)
     out = named(args.out or default_folder(f"reproduce-{args.paper}"))
     if args.again:
-        if args.rounds is not None:
-            raise ConfigError("--rounds: --again takes the rounds of the table")
         return 0 if run_again(args.paper, args.again, out, only, args.seeds or ()) else 1
     reproduce(selected(read_paper(args.paper), only, args.seeds, args.rounds), out)
     return 0
@@ -57,14 +58,14 @@ def reproduce(paper: Paper, out: Path) -> None:
     lock = FolderLock(out)  # two that write one file would lose each other's runs
     try:
         store = Store(out)
-        runs = [*dict.fromkeys(run for stage in stages(paper.asked, store) for run in stage)]
+        runs = [*dict.fromkeys(run for stage in store.stages(paper.asked) for run in stage)]
         missing = store.left(runs)
         print(
             f"{len(runs)} runs, {len(runs) - len(missing)} of them done before; "
             f"{workers_for(missing)} run at a time",
             flush=True,
         )
-        for stage in stages(paper.asked, store):
+        for stage in store.stages(paper.asked):
             if runs := store.left(stage):
                 # The page is written after each seed of a table, so that a run of hours can be
                 # read, and stopped, at any time.
@@ -87,13 +88,12 @@ def selected(
     """Select by ``--only``, and lay seeds and rounds over the lines."""
     allowed = {key: [*dict.fromkeys(getattr(one, key) for one in paper.lines)] for key in KEYS}
     allowed |= {"table": [*paper.tables]}
-    for key, values in only.items():
+    for key, value in [(key, value) for key, values in only.items() for value in values]:
         if key not in allowed:
             refuse_key(key, list(allowed), " (in --only)")
-        for value in values:
-            if value not in allowed[key]:
-                words = ", ".join(allowed[key])
-                raise ConfigError(f"--only {key}={value}: unknown; allowed are {words}")
+        if value not in allowed[key]:
+            words = ", ".join(allowed[key])
+            raise ConfigError(f"--only {key}={value}: unknown; allowed are {words}")
     changed = {
         line: replace(line, seeds=seeds or line.seeds, rounds=rounds or line.rounds)
         for line in paper.lines
@@ -103,7 +103,7 @@ def selected(
     chosen = replace(paper, tables=tables).having(changed)
     if not chosen.lines:
         raise ConfigError("--only: no table has such a line")
-    check(chosen)
+    chosen.check()
     return replace(chosen, on_request=() if "table" in only else paper.on_request)
 
 
@@ -128,8 +128,7 @@ def write_page(
     store: Store, paper: Paper, left_out: Sequence[str], measured: Results | None = None
 ) -> None:
     """Write tables and pictures of the runs that were done so far."""
-    tried = choices(paper.lines, store)
-    if tried:
+    if tried := choices(paper.lines, store):
         write_text(store.out / "choices.md", choices_page(tried, paper.lines))
     results = make_rows(paper.lines, store) | (measured or {})
     drawn = draw(store.out, paper, results, store)

@@ -1,21 +1,23 @@
-"""The rows of a paper's tables for reading: ``table.md``, ``choices.md`` and pictures."""
+"""The rows of a paper's tables, with the paper's figures beside; ``table.md``, ``choices.md``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import product
-from math import isfinite, nan
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from math import isfinite
 from operator import attrgetter
-from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from flower_graph.apps.parallel import loaded
-from flower_graph.apps.reproduce.rows import BEST, Results, Row, all_rows
-from flower_graph.apps.reproduce.runs import AXES, Curves, Store, runs_of
+from flower_graph.apps.parallel import loaded, worker_pool
+from flower_graph.apps.reproduce.runs import AXES, Curves, Run, Store, tried
 from flower_graph.apps.reproduce.table import (
+    END,
     LAST,
     TEST,
     VALIDATION,
@@ -23,14 +25,26 @@ from flower_graph.apps.reproduce.table import (
     Figure,
     Line,
     Paper,
-    Picture,
+    Settings,
     function,
 )
+from flower_graph.errors import ConfigError
+from flower_graph.privacy.accountant import spent
 from flower_graph.records.rounds import merit
-from flower_graph.report import plots
-from flower_graph.report.significance import MOST_CHANCE, differences, holm, paired
-from flower_graph.wire.keys import SCORES, VALUE_SCORES
+from flower_graph.report.significance import (
+    MOST_CHANCE,
+    correct,
+    describe,
+    differences,
+    holm,
+    paired,
+)
+from flower_graph.storage.reading import Tree
+from flower_graph.wire.keys import ACCURACY, SCORES, VALUE_SCORES
 
+PATIENCE = 50  # rounds without improvement, where a config has none of its own
+STRUCTURE = ("precision", "recall", "homophily", "degree", "true-homophily", "true-degree")
+BEST = "best-val-"  # begins the name of a figure, which ends with its metric
 NONE = "–"  # stands for a figure that is not there
 HOW = """\
 Mean ± sample deviation over the n seeds that were run; each seed draws other splits, clients and
@@ -54,26 +68,242 @@ is taken (**bold**); no choice looked at a test {metric}. *Rounds* are those run
 *ended*: validation had stopped improving in all of them. All figures: `choices` in `runs.json.xz`.
 """
 
-# How a figure is written: heading, format, and whether its deviation stands behind
-FORMS = {
-    TEST: ("test", ".3f", True),
-    LAST: ("last", ".3f", True),
-    VALIDATION: ("best validation", ".3f", True),
-    "rounds": ("rounds", ".0f", False),
-    "steps-a-client": ("steps", ".0f", False),
-    "MiB-a-client": ("MiB up", ",.3f", False),
-    "uplink-mib": ("MiB of all users", ",.2f", False),
-    "seconds-per-round": ("s a round", ".3g", False),
-    "run-seconds": ("s a run", ".1f", False),
-    "peak-mib": ("memory, MiB", ",.4g", False),
-    **{name: (name, ".1f", False) for name in ("nodes", "edges")},
-    **{name: (name.replace("-", " "), ".1f", True) for name in ("degree", "true-degree")},
-    "epsilon-of-a-round": ("epsilon of a round", ",.4g", False),
-    "noise-multiplier": ("noise / sensitivity", ".3g", False),
-    **{f"test-{one}-at-best-val": (one.upper(), ".3f", True) for one in SCORES[1:]},
-    **{f"test-{one}-at-best-val": (one.upper(), ".2f", True) for one in VALUE_SCORES},
-    **{f"{BEST}{one}": ("best validation", ".2f", True) for one in VALUE_SCORES},
+Row = Tree
+Results = dict[Line, list[Row]]
+
+
+def make_rows(lines: Sequence[Line], store: Store) -> Results:
+    """Make the rows of all runs that were done, with p values corrected (Holm)."""
+    results: Results = {}
+    for line in lines:
+        if runs := store.runs(line):
+            made = [_row_of(line, figure, runs, lines, store) for figure in line.wanted]
+            results[line] = [row for row in made if row]
+    correct(all_rows(results))
+    return results
+
+
+def all_rows(results: Results) -> list[Row]:
+    """List the rows of all lines."""
+    return [row for rows in results.values() for row in rows]
+
+
+def _row_of(
+    line: Line, figure: Figure, runs: Mapping[int, Curves], lines: Sequence[Line], store: Store
+) -> Row | None:
+    """Make a row of one figure; None where no run has it."""
+    keys: Tree = {**line.keys, **figure.keys}
+    name, paper, tested = figure.of or figure.name, line.paper.get(figure.label), dict[str, Any]()
+    if name not in FIGURES:
+        raise ConfigError(f"figure: {name!r} is not one of {', '.join(FIGURES)}")
+
+    def values_of(line: Line, runs: Mapping[int, Curves]) -> dict[int, float]:
+        config = loaded(line.config, store.settings(line))
+        values = {seed: FIGURES[name].value(curves, keys, config) for seed, curves in runs.items()}
+        return {seed: value for seed, value in values.items() if value is not None}
+
+    values = values_of(line, runs)
+    if figure.over:
+        place = (line.table, line.names[0], line.keys, figure.over)
+        others = [o for o in lines if (o.table, o.names[0], o.keys, o.method) == place]
+        if not others:
+            return None
+        other = min(others, key=lambda other: other.model != line.model)
+        values = differences(values, values_of(other, store.runs(other)))
+        ours, theirs = line.paper.get(TEST), other.paper.get(TEST)
+        if figure.of == TEST and paper is None and ours is not None and theirs is not None:
+            paper = ours - theirs
+        tested = paired([*values.values()]) if values else {}
+    if not any(map(math.isfinite, values.values())):
+        return None
+    made = _row(line, figure.name, values, store.settings(line), paper, runs)
+    return {**made, **keys, **line.also.get(figure.name, {}), **tested}
+
+
+def _row(
+    line: Line,
+    metric: str,
+    values: Mapping[int, float],
+    settings: Settings,
+    paper: float | None = None,
+    runs: Mapping[int, Curves] = MappingProxyType({}),
+) -> Row:
+    """Make one row; every paper's table has this form."""
+    data, model, method = line.names
+    return {
+        "table": line.table,
+        "data": data,
+        "model": model,
+        "method": method,
+        "metric": metric,
+        "paper": paper,
+        **describe([*values.values()]),
+        "seeds": [*values],
+        "settings": {
+            "config": line.config,
+            "overrides": [*settings],
+            "rounds": line.rounds or loaded(line.config, (*settings,)).rounds,
+            "centralised": bool(line.trained),
+        },
+        **to_the_end(line, {seed: runs[seed] for seed in values if seed in runs}, (*settings,)),
+    }
+
+
+def to_the_end(line: Line, runs: Mapping[int, Curves], settings: tuple[str, ...]) -> Row:
+    """Return the rounds that were run, whether all runs ended, and how many were left out."""
+    curves = [*runs.values()]
+    if not curves or (line.trained and all(math.isnan(one.cross_entropy[0]) for one in curves)):
+        return {}  # measured, or nothing is trained
+    config = loaded(line.config, settings)
+    patience, most = config.patience, line.rounds or config.rounds
+    still = [seed for seed, each in runs.items() if not each.ended(patience or PATIENCE)]
+    # Of what patience ended, the round that was on its way may be the best by a little.
+    ended = all(patience and len(runs[seed].val_accuracy) < most for seed in still)
+    more = {"left_out": max(one.left_out for one in curves), "best_last": still if ended else []}
+    summary = {"rounds": [len(each.val_accuracy) for each in curves], "ended": ended}
+    return summary | {key: value for key, value in more.items() if value}
+
+
+def choices(lines: Sequence[Line], store: Store) -> list[Row]:
+    """List the settings that were tried for the lines, each once, with its validation."""
+    rows: dict[str, Row] = {}
+    for line in lines:
+        taken = store.chosen(line)
+        for choice, runs in tried(line).items():
+            curves = {run.seed: found for run in runs if (found := store.get(run))}
+            if curves and runs[0].key not in rows:
+                metric = next(iter(curves.values())).metric
+                best = {seed: found.best_val for seed, found in curves.items()}
+                made = _row(line, BEST + metric, best, runs[0].overrides, runs=curves)
+                only = [one for one in choice if any(one not in c for c in line.choices)]
+                made |= {**line.keys, "where": line.words, "tried": only}
+                rows[runs[0].key] = made | {"taken": choice == taken}
+    return [*rows.values()]
+
+
+def measured_rows(lines: Sequence[Line]) -> Results:
+    """Make the rows that are measured directly, while nothing else is running."""
+    results: Results = {}
+    for line in [line for line in lines if line.measure]:
+        run = Run(line.config, (*line.settings,), line.seeds[0], line.rounds)
+        with worker_pool(1) as pool:
+            groups = pool.submit(function(line.measure), run.settings).result()
+        results[line] = [
+            _row(line, metric, {run.seed: value}, line.settings, line.paper.get(metric))
+            | {**line.keys, **keys, **line.also.get(metric, {})}
+            for keys, figures in groups
+            for metric, value in figures.items()
+        ]
+    return results
+
+
+def missing_runs(lines: Sequence[Line], store: Store) -> list[str]:
+    """List the lines that lack runs of some seeds."""
+    found = {
+        line.words: f"{line.words}: {done} of {len(line.seeds)} runs"
+        for line in lines
+        if not line.measure and (done := len(store.runs(line))) < len(line.seeds)
+    }
+    return [*found.values()]
+
+
+# The figures of a run ----------------------------------------------------------------------------
+
+
+def _within(run: Curves, keys: Tree, _: Any) -> float | None:
+    """Return the test accuracy at the best validation within a budget, such as ``100 rounds``."""
+    if keys["within"] == END:
+        return run.test_at_best_val
+    number, _, axis = keys["within"].partition(" ")
+    if axis not in AXES or not number.replace(".", "", 1).isdigit():
+        raise ConfigError(f"within: {keys['within']!r}; write NUMBER and one of {', '.join(AXES)}")
+    reached = bisect_right(run.spent(axis), float(number))
+    return run.best_so_far[reached - 1] if reached else None
+
+
+def _micro_f1(run: Curves, keys: Tree, config: Any, *, is_sum: bool = False) -> float | None:
+    """Return the micro-F1 of an iteration, or of a classifier after the last round."""
+    if "classifier" not in keys:
+        return _at(run.test_accuracy, keys)
+    clients = config.partition.clients
+    values = run.judged.get(keys["classifier"], {}).get("test", [])
+    if len(values) != clients:
+        return None
+    mean = values[keys["client"] - 1] if "client" in keys else fmean(values)
+    return mean * clients if is_sum else mean
+
+
+def _at(values: Sequence[float], keys: Tree) -> float:
+    """Return the value of an iteration, or the last value if the run ended before."""
+    index = min(keys.get("iteration", 0), len(values)) - 1
+    return values[index] if values else math.nan
+
+
+def _precision(run: Curves, keys: Tree, _: Any, *, name: str) -> float:
+    return _at(run.alignment.get(name, []), keys)
+
+
+def _budget(_: Curves, __: Tree, config: Any, *, name: str) -> float:
+    return float(str(spent(config.privacy, config.rounds)[name]))
+
+
+def _score(run: Curves, *_: Any, metric: str, role: str) -> float | None:
+    return run.score(metric, role)
+
+
+def _structure(run: Curves, *_: Any, name: str) -> float | None:
+    return run.structure.get(name)
+
+
+class Form(NamedTuple):
+    """A figure of a run, and how a table shows it."""
+
+    # Of the run, its row's keys and its config; None: it has none, or the figure is measured
+    value: Callable[..., float | None] = lambda *_: None
+    heading: str = ""  # if another than the name
+    spec: str = ".3f"
+    has_spread: bool = True  # whether the deviation stands behind
+
+
+TESTED, VALIDATED = (partial(_score, role=role) for role in ("test", "val"))
+BUDGET, NOISE = "epsilon-of-a-round", "noise-multiplier"
+FIGURES: dict[str, Form] = {
+    TEST: Form(partial(TESTED, metric=ACCURACY), "test"),
+    LAST: Form(lambda run, *_: run.test_accuracy[-1], "last"),
+    VALIDATION: Form(partial(VALIDATED, metric=ACCURACY), "best validation"),
+    "val-accuracy-last": Form(lambda run, *_: run.val_accuracy[-1]),
+    **{f"test-{n}-at-best-val": Form(partial(TESTED, metric=n), n.upper()) for n in SCORES[1:]},
+    **{f"{BEST}{n}": Form(partial(VALIDATED, metric=n)) for n in SCORES[1:]},
+    **{
+        f"test-{n}-at-best-val": Form(partial(TESTED, metric=n), n.upper(), ".2f")
+        for n in VALUE_SCORES
+    },
+    **{
+        f"{BEST}{n}": Form(partial(VALIDATED, metric=n), "best validation", ".2f")
+        for n in VALUE_SCORES
+    },
+    "rounds": Form(lambda run, *_: len(run.test_accuracy), "", ".0f", False),
+    "steps-a-client": Form(lambda run, *_: (run.steps or [None])[-1], "steps", ".0f", False),
+    "MiB-a-client": Form(lambda run, *_: (run.spent("MiB") or [None])[-1], "MiB up", ",.3f", False),
+    "uplink-mib": Form(lambda run, *_: run.uplink_mib, "MiB of all users", ",.2f", False),
+    "seconds-per-round": Form(lambda run, *_: run.seconds_per_round, "s a round", ".3g", False),
+    "run-seconds": Form(lambda run, *_: run.run_seconds, "s a run", ".1f", False),
+    "peak-mib": Form(heading="memory, MiB", spec=",.4g", has_spread=False),
+    **dict.fromkeys(("nodes", "edges"), Form(spec=".1f", has_spread=False)),
+    **{
+        name: Form(partial(_structure, name=name), spec=".1f" if "degree" in name else ".3f")
+        for name in STRUCTURE
+    },
+    **{f"precision-{k}": Form(partial(_precision, name=f"precision-{k}")) for k in (1, 5, 10)},
+    WITHIN: Form(_within),
+    "micro-f1": Form(_micro_f1),
+    "sum-of-micro-f1": Form(partial(_micro_f1, is_sum=True)),
+    BUDGET: Form(partial(_budget, name=BUDGET), "epsilon of a round", ",.4g", False),
+    NOISE: Form(partial(_budget, name=NOISE), "noise / sensitivity", ".3g", False),
 }
+
+
+# The page ----------------------------------------------------------------------------------------
 
 
 def make_page(
@@ -94,7 +324,13 @@ def make_page(
             places.setdefault((line.table, line.names[0]), {})[line] = rows
     for (table, data), of_place in places.items():
         parts.append(f"## {table}, {data}" if several else f"## {table}")
-        parts += _section(of_place, paper.scale)
+        # One table of plain figures, and one for each kind of keys
+        kinds: dict[str, dict[str, Figure]] = {}
+        for figure in [figure for line in of_place for figure in line.wanted]:
+            kinds.setdefault(next(iter(figure.keys), ""), {}).setdefault(figure.label, figure)
+        for kind, figures in kinds.items():
+            if text := _table(of_place, [*figures.values()], paper.scale):
+                parts += [BUDGETS, text] if kind == "within" else [text]
     if pictures:
         drawn = ", ".join(f"`{name}`" for name in pictures)
         parts += ["## Pictures", f"`flower-graph reproduce` draws {drawn}."]
@@ -105,37 +341,21 @@ def make_page(
 
 def settings_shown(paper: Paper) -> list[str]:
     """Write a table of settings for each model, as the configs have them now."""
+
+    def setting(config: object, name: str) -> str:
+        value = attrgetter(name)(config)
+        values = value if isinstance(value, list) else [value]
+        return ", ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in values)
+
     parts = []
     for model, names in paper.settings.items():
         of_model = [line for line in paper.lines if line.model == model and not line.trained]
-        places = dict.fromkeys((line.data, line.config) for line in of_model)
-        found = [
-            [data, f"`{config}`", *(_setting(loaded(config), name) for name in names)]
-            for data, config in places
-        ]
-        if found:
-            parts.append(markdown(pd.DataFrame(found, columns=["data", "config", *names])))
-    return parts
-
-
-def _setting(config: object, name: str) -> str:
-    value = attrgetter(name)(config)
-    values = value if isinstance(value, list) else [value]
-    return ", ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in values)
-
-
-# Tables ------------------------------------------------------------------------------------------
-
-
-def _section(results: Results, scale: int) -> list[str]:
-    """Write the tables of one data set: of plain figures, and one for each kind of their keys."""
-    kinds: dict[str, dict[str, Figure]] = {}
-    for figure in [figure for line in results for figure in line.wanted]:
-        kinds.setdefault(next(iter(figure.keys), ""), {}).setdefault(figure.label, figure)
-    parts = []
-    for kind, figures in kinds.items():
-        if table := _table(results, [*figures.values()], scale):
-            parts += [BUDGETS, table] if kind == "within" else [table]
+        if places := dict.fromkeys((line.data, line.config) for line in of_model):
+            cells = [
+                [data, f"`{config}`", *(setting(loaded(config), name) for name in names)]
+                for data, config in places
+            ]
+            parts.append(markdown(pd.DataFrame(cells, columns=["data", "config", *names])))
     return parts
 
 
@@ -147,13 +367,16 @@ def _table(results: Results, figures: Sequence[Figure], scale: int) -> str:
     records = []
     for line, rows in results.items():
         for group in dict.fromkeys(row.get("group") for row in rows):
-            here = [row for row in rows if row.get("group") == group]
-            cells = {}
+            here, cells = [row for row in rows if row.get("group") == group], {}
             for figure in figures:
                 for row in [row for row in _of(figure, here) if isfinite(row["mean"])]:
                     cells[_heading(figure)] = written(figure, row, scale)
                     if row["paper"] is not None:
-                        cells[PAPERS + _heading(figure)] = _of_paper(figure, row, scale)
+                        factor, spec, _ = _form(figure, scale)
+                        # A paper prints one digit more than a share of the nodes needs
+                        text = format(factor * row["paper"], ".4f" if spec == ".3f" else spec)
+                        text += f" ± {row['paper-std']:.4f}" if "paper-std" in row else ""
+                        cells[PAPERS + _heading(figure)] = text
                     if row.get("paper-gpu-memory-percent"):
                         cells[MEMORY] = f"{row['paper-gpu-memory-percent']:.2f}"
             if cells:
@@ -166,11 +389,11 @@ def _table(results: Results, figures: Sequence[Figure], scale: int) -> str:
                     names = [one[one.rfind(".", 0, one.find("=")) + 1 :] for one in chosen]
                     cells["settings"] = " ".join(names)
                 records.append(cells)
-    if records and any(one.name == WITHIN for one in figures):
-        best = {_heading(one): winner(_of(one, all_rows(results))) for one in figures}
-        records.append({"method": "*Best*", **best})
     if not records:
         return ""
+    if any(one.name == WITHIN for one in figures):
+        best = {_heading(one): winner(_of(one, all_rows(results))) for one in figures}
+        records.append({"method": "*Best*", **best})
     frame = pd.DataFrame(records, columns=[*dict.fromkeys(columns)])
     frame = frame.replace("", None).dropna(axis=1, how="all")
     return markdown(frame if frame["model"].nunique() > 1 else frame.drop(columns="model"))
@@ -186,19 +409,20 @@ PAPERS, MEMORY = "paper's ", "paper, % of GPU memory"
 def _heading(figure: Figure) -> str:
     if figure.name == WITHIN:
         return str(figure.keys["within"])
-    name = FORMS[figure.name][0] if figure.name in FORMS else figure.name.replace("-", " ")
+    form = FIGURES.get(figure.name, Form())
+    name = form.heading or figure.name.replace("-", " ")
     return ", ".join([name, *map(str, figure.keys.values())])
 
 
 def _form(figure: Figure, scale: int) -> tuple[float, str, bool]:
-    """Return factor, format, and whether a deviation stands behind; see ``FORMS``."""
+    """Return factor, format, and whether a deviation stands behind."""
     # Accuracies are shares or, at scale 100, percent; differences of them are points
     if figure.over:
         is_value = any(one in figure.of for one in VALUE_SCORES)
         return (1, "+.2f", True) if is_value else (100, "+.1f", True)
-    _, spec, spread = FORMS.get(figure.name, ("", ".3f", True))
-    is_percent = scale > 1 and spec == ".3f" and "precision" not in figure.name
-    return (scale, ".1f", spread) if is_percent else (1, spec, spread)
+    form: Form = FIGURES.get(figure.name, Form())
+    is_percent = scale > 1 and form.spec == ".3f" and "precision" not in figure.name
+    return (scale, ".1f", form.has_spread) if is_percent else (1, form.spec, form.has_spread)
 
 
 def written(figure: Figure, row: Row, scale: int) -> str:
@@ -211,13 +435,6 @@ def written(figure: Figure, row: Row, scale: int) -> str:
         return text
     chance, corrected = (NONE if row[key] is None else f"{row[key]:.2g}" for key in ("p", "holm"))
     return f"{text} (p {chance}, Holm {corrected}, {row['agree']} of {len(row['values'])})"
-
-
-def _of_paper(figure: Figure, row: Row, scale: int) -> str:
-    factor, spec, _ = _form(figure, scale)
-    # A paper prints one digit more than a share of the nodes needs
-    text = format(factor * row["paper"], ".4f" if spec == ".3f" else spec)
-    return text + (f" ± {row['paper-std']:.4f}" if "paper-std" in row else "")
 
 
 def winner(rows: Sequence[Row]) -> str:
@@ -247,7 +464,7 @@ def marks(rows: Collection[Row]) -> str:
     return cut_off(rows) + last + (f", at most {left_out} left out" if left_out else "")
 
 
-def cut_off(rows: Iterable[Row]) -> str:
+def cut_off(rows: Collection[Row]) -> str:
     """Name the number of rounds if some run had not stopped improving."""
     rounds = [row["settings"]["rounds"] for row in rows if row.get("ended") is False]
     return f", {max(rounds)} rounds" if rounds else ""
@@ -283,150 +500,3 @@ def choices_page(choices: Sequence[Row], lines: Sequence[Line]) -> str:
     )
     text = CHOICES.format(metric=" or ".join(metrics))
     return f"{text}\n{unequal if more else ''}{markdown(pd.DataFrame(cells, columns=columns))}\n"
-
-
-# Pictures ----------------------------------------------------------------------------------------
-
-AXES_NAMES = ("rounds", "local steps of a client", "MiB that a client sends")
-
-
-class Shown(NamedTuple):
-    """The runs and the rows of one line, as functions of pictures take them."""
-
-    table: str
-    data: str
-    model: str
-    method: str
-    centralised: bool
-    runs: dict[int, Curves]
-    rows: list[Row]
-
-
-Drawing = Sequence[Shown]
-Options = Mapping[str, Any]  # of a ``Picture``, and its data sets
-Plot = tuple[Callable[..., object], Any, Mapping[str, Any]]  # with its arguments
-
-
-def draw(out: Path, paper: Paper, results: Results, store: Store) -> list[str]:
-    """Draw pictures, and return the names of those for which there was anything."""
-    names = []
-    present = dict.fromkeys(line.data for line in paper.lines)
-    for picture in paper.pictures:
-        kind = KINDS.get(picture.kind) or function(picture.kind)
-        data = [name for name in picture.data or present if name in present]
-        for of_file in [[one] for one in data] if "{data}" in picture.file else [data]:
-            shown = [*_shown(picture, of_file, results, store)]
-            plot, panels, more = kind(shown, {**picture.options, "data": of_file})
-            if panels:
-                names.append(picture.file.replace("{data}", "".join(of_file[:1]).lower()))
-                plot(out / names[-1], panels, **more)
-    return names
-
-
-def _shown(
-    picture: Picture, data: Sequence[str], results: Results, store: Store
-) -> Iterator[Shown]:
-    for name, (table, methods) in product(data, picture.tables.items()):
-        here = [line for line in results if (line.table, line.data) == (table, name)]
-        for method in methods or dict.fromkeys(line.method for line in here):
-            for line in [line for line in here if line.method == method]:
-                runs = runs_of(line, store)
-                yield Shown(table, *line.names, bool(line.trained), runs, results[line])
-
-
-def curves(shown: Drawing, _: Options) -> Plot:
-    """Draw accuracy and loss by round, a panel for each data set, a curve for each method."""
-    accuracy, loss = dict[str, dict[str, plots.Line]](), dict[str, dict[str, plots.Line]]()
-    reference: dict[str, float] = {}
-    for one in shown:
-        runs = [*one.runs.values()]
-        if runs and one.centralised:
-            reference[one.data] = fmean(run.test_at_best_val for run in runs)
-        elif runs:
-            rounds = range(1, 1 + max(len(run.cross_entropy) for run in runs))
-            of_accuracy = plots.Line(rounds, [run.test_accuracy for run in runs])
-            accuracy.setdefault(one.data, {})[one.method] = of_accuracy
-            of_loss = plots.Line(rounds, [run.cross_entropy for run in runs])
-            loss.setdefault(one.data, {})[one.method] = of_loss
-    levels = {data: {"centralised": figure} for data, figure in reference.items()}
-    upper = [
-        plots.Panel(lines, "test accuracy", title=data, levels=levels.get(data, {}))
-        for data, lines in accuracy.items()
-    ]
-    lower = [plots.Panel(lines, "loss") for lines in loss.values()]
-    return plots.plot_panels, [upper, lower] if upper else [], {}
-
-
-def intervals(shown: Drawing, options: Options) -> Plot:
-    """Draw means with deviations, a panel for each data set, and the paper's figures beside.
-
-    ``also`` has more points of a method: their names, and the figures that they show.
-    """
-    panels: dict[str, dict[str, plots.Interval]] = {}
-    for one in shown:
-        also = options.get("also", {}).get(one.method, {})
-        for name, metric in {one.method: options.get("metric", TEST), **also}.items():
-            for row in [row for row in one.rows if row["metric"] == metric][:1]:
-                interval = plots.Interval(row["mean"], row["std"], row["paper"])
-                panels.setdefault(one.data, {}).setdefault(name, interval)
-    return plots.plot_intervals, panels, {"label": options.get("label", "test accuracy")}
-
-
-def matrices(shown: Drawing, options: Options) -> Plot:
-    """Draw a matrix of figures by two settings, a panel for each metric, all on one scale."""
-    y, x = options["axes"]
-    rows = [row for one in shown for row in one.rows]
-    sides = {name: [*dict.fromkeys(row[name] for row in rows)] for name in (y, x)}
-    panels = {}
-    for metric, name in options["metrics"].items():
-        mean = {(row[y], row[x]): row["mean"] for row in rows if row["metric"] == metric}
-        if any(map(isfinite, mean.values())):
-            panels[name] = [[mean.get((v, h), nan) for h in sides[x]] for v in sides[y]]
-    more = {"rows": (y, sides[y]), "columns": (x, sides[x]), "label": options["label"]}
-    return plots.plot_matrices, panels, more
-
-
-def axes(shown: Drawing, options: Options) -> Plot:
-    """Draw accuracy by rounds, by local steps and by bytes sent, a curve for each method.
-
-    Of many methods those at stake are ``marked``, and the others grey.
-    """
-    panels: dict[str, dict[str, plots.Line]] = {}
-    for one in shown:
-        trained = [curves for curves in one.runs.values() if curves.up and not one.centralised]
-        for axis, label in zip(AXES, AXES_NAMES, strict=True) if trained else ():
-            spent = max((curves.spent(axis) for curves in trained), key=len)
-            name = one.method if one.data in options["data"] else f"{one.method}, {one.data}"
-            drawn = plots.Line(spent, [curves.best_so_far for curves in trained])
-            panels.setdefault(label, {})[name] = drawn
-    how = {"scales": "x", "marked": options.get("marked", ())}
-    row = [plots.Panel(lines, "test accuracy", label, **how) for label, lines in panels.items()]
-    return plots.plot_panels, [row] if row else [], {}
-
-
-def budgets(shown: Drawing, _: Options) -> Plot:
-    """Draw accuracy by privacy budget, a panel for each model; lines without one are levels."""
-    noised = dict[str, dict[str, dict[float, list[float]]]]()
-    levels = dict[str, dict[str, list[float]]]()
-    for one in shown:
-        title = f"{one.data}, {one.model}"
-        for row in [row for row in one.rows if row["metric"] == TEST]:
-            if row.get("epsilon"):
-                of_method = noised.setdefault(title, {}).setdefault(one.method, {})
-                of_method[row["epsilon"]] = row["values"]
-            else:
-                levels.setdefault(title, {})[one.method] = row["values"]
-    panels = []
-    for title, methods in noised.items():
-        budgets = sorted({budget for values in methods.values() for budget in values})
-        given = {name: [values[one] for one in budgets] for name, values in methods.items()}
-        given |= {name: [values] * len(budgets) for name, values in levels.get(title, {}).items()}
-        lines = {n: plots.Line(budgets, [*zip(*one, strict=True)]) for n, one in given.items()}
-        x_label = "epsilon of the whole run"
-        panels.append(plots.Panel(lines, "test accuracy", x_label, title, scales="x"))
-    return plots.plot_panels, [panels] if panels else [], {}
-
-
-KINDS: dict[str, Callable[..., Plot]] = {
-    one.__name__: one for one in (axes, budgets, curves, intervals, matrices)
-}

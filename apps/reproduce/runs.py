@@ -7,11 +7,13 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache, partial
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from flower_graph.apps.parallel import in_parallel, loaded, settings_of, time_left
 from flower_graph.apps.reproduce.table import Line, function
@@ -24,14 +26,14 @@ from flower_graph.engine.machine import peak_memory
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport, merit
-from flower_graph.storage.files import append_line, write_packed
+from flower_graph.storage.files import append_line, plain, write_packed
 from flower_graph.storage.reading import Tree, read_lines, read_packed, reading
 from flower_graph.storage.writing import remove
 from flower_graph.wire.keys import ACCURACY, ROLES
 
 RUNS = "runs.json.xz"  # what `reproduce` keeps: rows, choices and runs
 SHORT, EVERY = 50, 10  # rounds of a run whose curves are kept whole; of longer ones each tenth
-AXES = ("rounds", "steps", "MiB")  # What a client may be given: rounds, local steps, bytes to send
+AXES = ("rounds", "steps", "MiB")  # what a client may be given: rounds, local steps, bytes to send
 
 
 class Run(NamedTuple):
@@ -45,7 +47,7 @@ class Run(NamedTuple):
 
     @property
     def settings(self) -> RunConfig:
-        return _with_seed(self.config, self.overrides, self.seed, self.rounds)
+        return _settings(self)
 
     @property
     def key(self) -> str:
@@ -54,9 +56,9 @@ class Run(NamedTuple):
 
 
 @cache
-def _with_seed(config: str, overrides: tuple[str, ...], seed: int, rounds: int | None) -> RunConfig:
-    settings = loaded(config, overrides)
-    settings = replace(settings, seed=seed, rounds=rounds or settings.rounds)
+def _settings(run: Run) -> RunConfig:
+    settings = loaded(run.config, run.overrides)
+    settings = replace(settings, seed=run.seed, rounds=run.rounds or settings.rounds)
     settings.validate()
     return settings
 
@@ -85,6 +87,13 @@ class Curves:
     scores: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     metric: str = ACCURACY
 
+    @classmethod
+    def read(cls, stored: Mapping[str, Any]) -> Curves:
+        """Read the curves of a kept run; null is a number that was not finite."""
+        names = {one.name for one in fields(cls)}  # an older version had more
+        known = {key: value for key, value in stored.items() if key in names}
+        return cls(**_each(lambda value: math.nan if value is None else value, known))
+
     @property
     def validation(self) -> list[float]:
         """The validation accuracy after each round, or that of another metric if that decides."""
@@ -93,8 +102,7 @@ class Curves:
     @property
     def merits(self) -> list[float]:
         """What decides after each round, so that more is better; NaN is worst."""
-        merits = [merit(self.metric, value) for value in self.validation]
-        return [-math.inf if math.isnan(value) else value for value in merits]
+        return [-math.inf if math.isnan(v) else merit(self.metric, v) for v in self.validation]
 
     @property
     def best_round(self) -> int:
@@ -114,6 +122,10 @@ class Curves:
     @property
     def test_at_best_val(self) -> float:
         return self.test_accuracy[self.best_round]
+
+    @property
+    def uplink_mib(self) -> float:
+        return sum(self.bytes_up.values()) / 2**20
 
     def ended(self, patience: int) -> bool:
         """Return whether validation had stopped improving."""
@@ -137,13 +149,13 @@ def thinned(curves: Curves) -> Curves:
 
     What stays: rounds that validate better than all before, the first ten, every tenth, the last.
     """
-    rounds, best = len(curves.val_accuracy), [-math.inf, *accumulate(curves.merits, max)]
-    kept = {rounds - 1, *range(rounds if rounds <= SHORT else EVERY)}
-    kept |= {*range(EVERY - 1, rounds, EVERY)}
-    kept |= {place for place in range(rounds) if best[place + 1] > best[place]}
+    place, count = np.arange(len(curves.val_accuracy)), len(curves.val_accuracy)
+    best = np.maximum.accumulate([-math.inf, *curves.merits])
+    kept = (best[1:] > best[:-1]) | (place < (count if count <= SHORT else EVERY))
+    kept |= (place % EVERY == EVERY - 1) | (place == count - 1)
 
     def thin(values: Sequence[float]) -> list[float]:
-        return [value if place in kept else math.nan for place, value in enumerate(values)]
+        return [value if stays else math.nan for value, stays in zip(values, kept, strict=True)]
 
     scores = {  # no figure is of training nodes
         name: {role: thin(values) for role, values in by_role.items() if role != "train"}
@@ -156,9 +168,8 @@ def thinned(curves: Curves) -> Curves:
 
 def plain_curves(reports: Sequence[RoundReport | Epoch]) -> Curves:
     """Make curves of loss and accuracies only."""
-    losses = [report.cross_entropy for report in reports]
     val, test = zip(*((one.val_accuracy, one.test_accuracy) for one in reports), strict=True)
-    return Curves(losses, [*val], [*test])
+    return Curves([one.cross_entropy for one in reports], [*val], [*test])
 
 
 def curves_of(
@@ -166,23 +177,23 @@ def curves_of(
 ) -> Curves:
     """Make curves of a run's rounds, at least one, and of its final figures."""
     curves = plain_curves(reports)
-    curves.bytes_up = dict(reports[-1].bytes.get("up", {}))
-    curves.seconds_per_round = median(report.seconds for report in reports)
-    curves.structure = dict(reports[curves.best_round].structure)
     names = dict.fromkeys(name for report in reports for name in report.alignment)
-    curves.alignment = {
-        name: [report.alignment.get(name, math.nan) for report in reports] for name in names
-    }
-    curves.judged = dict(final.get("judged", {}))
-    curves.scores = {
-        name: {role: [report.score(name, role) for report in reports] for role in ROLES}
-        for name in reports[-1].scores
-    }
     asked = accumulate(report.asked for report in reports)
-    curves.steps = [local_steps * count / clients for count in asked]
-    curves.up = [sum(report.bytes.get("up", {}).values()) / clients for report in reports]
-    curves.left_out = max(report.asked - report.answered for report in reports)
-    return curves
+    return replace(
+        curves,
+        bytes_up=dict(reports[-1].bytes.get("up", {})),
+        seconds_per_round=median(report.seconds for report in reports),
+        structure=dict(reports[curves.best_round].structure),
+        alignment={n: [one.alignment.get(n, math.nan) for one in reports] for n in names},
+        judged=dict(final.get("judged", {})),
+        scores={
+            name: {role: [report.score(name, role) for report in reports] for role in ROLES}
+            for name in reports[-1].scores
+        },
+        steps=[local_steps * count / clients for count in asked],
+        up=[sum(report.bytes.get("up", {}).values()) / clients for report in reports],
+        left_out=max(report.asked - report.answered for report in reports),
+    )
 
 
 def steps_of(config: RunConfig) -> tuple[int, float]:
@@ -202,24 +213,10 @@ def costs(config: RunConfig) -> list[tuple[dict[str, object], dict[str, float]]]
 
 
 def _each(change: Any, value: Any) -> Any:
-    """Change the numbers of nested values; null stands for a number that was not finite."""
+    """Change the numbers of nested values."""
     if isinstance(value, dict):
         return {key: _each(change, item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_each(change, item) for item in value]
-    return change(value)
-
-
-def _short(value: object) -> object:
-    """Round to six digits, to keep the file of the runs small."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def read_curves(stored: Mapping[str, object]) -> Curves:
-    """Read the curves of a kept run."""
-    names = {one.name for one in fields(Curves)}  # an older version had more
-    known = {key: value for key, value in stored.items() if key in names}
-    return Curves(**_each(lambda value: math.nan if value is None else value, known))
+    return [_each(change, one) for one in value] if isinstance(value, list) else change(value)
 
 
 def settings_kept(config: RunConfig) -> dict[str, object]:
@@ -238,21 +235,24 @@ class Store:
     def __init__(self, out: Path) -> None:
         self.out, self.fresh = out, out / "runs.jsonl"
         self.kept: dict[Run, Tree] = {}
-        if (path := out / RUNS).exists():
-            with reading(path, OutputError, "not what `reproduce` keeps"):
-                self._take(read_packed(path)["runs"])
-        self.collect()
-
-    def _take(self, runs: Sequence[Tree]) -> None:
         self._found: dict[Run, Curves | None] = {}
-        for one in runs:
-            place = one | {"overrides": (*one["overrides"],)}
-            self.kept[Run(**{name: place[name] for name in Run._fields})] = one
+        for path, read in (
+            (out / RUNS, lambda path: read_packed(path)["runs"]),
+            (self.fresh, read_lines),
+        ):
+            with reading(path, OutputError, "not what `reproduce` keeps"):
+                for one in read(path) if path.exists() else ():
+                    self._take(one)
 
-    def collect(self) -> None:
-        """Read the runs that came since."""
-        with reading(self.fresh, OutputError, "not kept runs"):
-            self._take(read_lines(self.fresh) if self.fresh.exists() else [])
+    def _take(self, one: Tree) -> None:
+        place = one | {"overrides": (*one["overrides"],)}
+        self.kept[Run(**{name: place[name] for name in Run._fields})] = one
+        self._found.clear()
+
+    def add(self, one: Tree) -> None:
+        """Keep a run that has just ended."""
+        append_line(self.fresh, one)
+        self._take(plain(one))
 
     def write(self, rows: Sequence[Tree], choices: Sequence[Tree]) -> None:
         """Write the file, with what was made of the runs."""
@@ -272,7 +272,7 @@ class Store:
                 # A setting that one lacks is newer than the run, or became a constant since.
                 if all(now.get(key, value) == value for key, value in settings.items()):
                     with reading(self.out / RUNS, OutputError, "not a kept run"):
-                        self._found[run] = read_curves(self.kept[kept]["curves"])
+                        self._found[run] = Curves.read(self.kept[kept]["curves"])
                     break
         return self._found.setdefault(run, None)
 
@@ -280,8 +280,41 @@ class Store:
         """List the runs that were not kept, each once."""
         return [*{run.key: run for run in runs if self.get(run) is None}.values()]
 
+    # The runs of lines
 
-# The runs of lines --------------------------------------------------------------------------------
+    def chosen(self, line: Line) -> tuple[str, ...] | None:
+        """Return the choice of the best mean validation, once all that choose have run."""
+        means = {}
+        for choice, runs in tried(line).items():
+            curves = [found for found in map(self.get, runs) if found]
+            if len(curves) < len(runs):
+                return None
+            mean = fmean(merit(one.metric, one.best_val) for one in curves)
+            means[choice] = mean if math.isfinite(mean) else -math.inf
+        return max(means, key=means.__getitem__, default=line.choices[0])
+
+    def settings(self, line: Line) -> tuple[str, ...]:
+        """Return a line's settings with those chosen, or with the first before the choice."""
+        return (*line.settings, *(self.chosen(line) or line.choices[0]))
+
+    def run(self, line: Line, seed: int) -> Run:
+        return Run(line.config, self.settings(line), seed, line.rounds, line.trained)
+
+    def runs(self, line: Line) -> dict[int, Curves]:
+        """Return a line's runs by seed; there are none if it is measured directly."""
+        seeds = () if line.measure else line.seeds
+        found = {seed: self.get(self.run(line, seed)) for seed in seeds}
+        return {seed: curves for seed, curves in found.items() if curves}
+
+    def stages(self, groups: Iterable[Sequence[Line]]) -> Iterator[list[Run]]:
+        """List runs by group and seed, so that an early stop leaves whole seeds; choices first."""
+        for lines in groups:
+            trained = [line for line in lines if not line.measure]
+            among = [run for line in trained for runs in tried(line).values() for run in runs]
+            for seed in dict.fromkeys(run.seed for run in among):
+                yield [run for run in among if run.seed == seed]
+            for seed in dict.fromkeys(seed for line in trained for seed in line.seeds):
+                yield [self.run(line, seed) for line in trained if seed in line.seeds]
 
 
 def tried(line: Line) -> dict[tuple[str, ...], list[Run]]:
@@ -296,62 +329,21 @@ def tried(line: Line) -> dict[tuple[str, ...], list[Run]]:
     }
 
 
-def chosen(line: Line, store: Store) -> tuple[str, ...] | None:
-    """Return what has the best mean validation of a line's choices, once all of them have run."""
-    means = {}
-    for choice, runs in tried(line).items():
-        curves = [found for found in map(store.get, runs) if found]
-        if len(curves) < len(runs):
-            return None
-        mean = fmean(merit(one.metric, one.best_val) for one in curves)
-        means[choice] = mean if math.isfinite(mean) else -math.inf
-    return max(means, key=means.__getitem__, default=line.choices[0])
-
-
-def settings_taken(line: Line, store: Store) -> tuple[str, ...]:
-    """Return a line's settings with those that are chosen, or with the first before the choice."""
-    return (*line.settings, *(chosen(line, store) or line.choices[0]))
-
-
-def run_of(line: Line, seed: int, store: Store) -> Run:
-    """Return a line's run."""
-    return Run(line.config, settings_taken(line, store), seed, line.rounds, line.trained)
-
-
-def runs_of(line: Line, store: Store) -> dict[int, Curves]:
-    """Return a line's runs by seed; there are none if it is measured directly."""
-    found = {} if line.measure else {s: store.get(run_of(line, s, store)) for s in line.seeds}
-    return {seed: curves for seed, curves in found.items() if curves}
-
-
-def stages(groups: Iterable[Sequence[Line]], store: Store) -> Iterator[list[Run]]:
-    """List the runs by group and seed, so that an early stop leaves whole seeds; choices first."""
-    for lines in groups:
-        trained = [line for line in lines if not line.measure]
-        among = [run for line in trained for runs in tried(line).values() for run in runs]
-        for seed in dict.fromkeys(run.seed for run in among):
-            yield [run for run in among if run.seed == seed]
-        for seed in dict.fromkeys(seed for line in trained for seed in line.seeds):
-            yield [run_of(line, seed, store) for line in trained if seed in line.seeds]
-
-
 def run_all(runs: Sequence[Run], store: Store) -> None:
     """Do some runs, as many at a time as there are cores, and print the result of each."""
-    try:
-        done = in_parallel(partial(_run, file=store.fresh), [(run,) for run in runs])
-        for number, ((run,), reached, left) in enumerate(done, start=1):
-            print(
-                f"{number}/{len(runs)}  {run.config} {' '.join(run.overrides)} {run.trained} "
-                f"seed {run.seed}: test {reached} at the best validation; the others of this "
-                f"table and seed take about {time_left(left)}",
-                flush=True,
-            )
-    finally:
-        store.collect()
+    done = in_parallel(_run, [(run,) for run in runs])
+    for number, ((run,), (kept, reached), left) in enumerate(done, start=1):
+        store.add(kept)
+        print(
+            f"{number}/{len(runs)}  {run.config} {' '.join(run.overrides)} {run.trained} "
+            f"seed {run.seed}: test {reached} at the best validation; the others of this "
+            f"table and seed take about {time_left(left)}",
+            flush=True,
+        )
 
 
-def _run(run: Run, file: Path) -> str:
-    """Do a run, keep it, and say what it reached."""
+def _run(run: Run) -> tuple[Tree, str]:
+    """Do a run; return what is kept of it, and what it reached."""
     config, started = run.settings, time.perf_counter()
     if not run.trained:
         curves = curves_of(*simulate_whole(config), *steps_of(config))
@@ -360,24 +352,22 @@ def _run(run: Run, file: Path) -> str:
         curves = plain_curves(function(run.trained)(config))
         curves.seconds_per_round = (time.perf_counter() - started) / config.rounds
     else:
-        curves = _baseline(run)
+        figures = _baselines(run._replace(trained=""))
+        if run.trained not in figures:
+            raise ConfigError(f"trained: {run.trained!r} is not one of {', '.join(figures)}")
+        found = figures[run.trained]
+        curves = plain_curves([Epoch(math.nan, found["val"], found["test"])])
+        scores = found.get("scores", {})  # of links
+        curves.scores = {n: {role: [v] for role, v in s.items()} for n, s in scores.items()}
+        curves.metric = config.metrics[0] if config.metrics[0] in scores else ACCURACY
     curves.run_seconds = time.perf_counter() - started
-    stored = run._asdict() | {"rounds": config.rounds, "settings": settings_kept(config)}
-    append_line(file, stored | {"curves": _each(_short, asdict(thinned(curves)))})
-    return f"{curves.metric} {curves.score(curves.metric, 'test'):.3f}"
 
+    def short(value: object) -> object:  # six digits, to keep the file of the runs small
+        return float(f"{value:.6g}") if isinstance(value, float) else value
 
-def _baseline(run: Run) -> Curves:
-    figures = _baselines(run._replace(trained=""))
-    if run.trained not in figures:
-        raise ConfigError(f"trained: {run.trained!r} is not one of {', '.join(figures)}")
-    found = figures[run.trained]
-    curves = plain_curves([Epoch(math.nan, found["val"], found["test"])])
-    scores = found.get("scores", {})  # of links
-    curves.scores = {n: {role: [v] for role, v in s.items()} for n, s in scores.items()}
-    metric = run.settings.metrics[0]
-    curves.metric = metric if metric in scores else ACCURACY
-    return curves
+    kept = run._asdict() | {"rounds": config.rounds, "settings": settings_kept(config)}
+    kept["curves"] = _each(short, asdict(thinned(curves)))
+    return kept, f"{curves.metric} {curves.score(curves.metric, 'test'):.3f}"
 
 
 @cache  # several rows show them

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from importlib import import_module
 from itertools import product
 from pathlib import Path
+from pkgutil import resolve_name
 from runpy import run_path
 from types import MappingProxyType
 from typing import Any
@@ -21,8 +21,9 @@ from flower_graph.method.registry import known_apps, method_named
 
 TEST, LAST, VALIDATION = "test-accuracy-at-best-val", "test-accuracy-last", "best-val-accuracy"
 PLAIN = [TEST, LAST, VALIDATION, "rounds"]
+SPENT = ["steps-a-client", "MiB-a-client"]
 WITHIN, END = "test-accuracy-within", "the end"
-BASELINES = {  # methods without a GNN, by the name of their lines
+BASELINES: dict[str, dict[str, Any]] = {  # methods without a GNN, by the name of their lines
     name: {"trained": trained, "figures": [TEST], "tries": [()], "alone": [()]}
     for name, trained in {
         "own commonest class": "majority-per-client",
@@ -39,22 +40,12 @@ Methods = Mapping[str, Mapping[str, Any]]  # fields of the lines of each
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a line, or its difference to another method's line.
+    """A figure of a line, or its difference to another method's line."""
 
-    Attributes
-    ----------
-    name : str
-        Name in ``FIGURES``, or of the difference.
-    of, over : str
-        For a difference: the figure, and the method that is taken off seed by seed.
-    keys : mapping
-        Which of several it is, such as ``{"within": "100 rounds"}``.
-    """
-
-    name: str
-    of: str = ""
-    over: str = ""
-    keys: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # in ``FIGURES``, or of the difference
+    of: str = ""  # for a difference: the figure,
+    over: str = ""  # and the method whose figure is taken off seed by seed
+    keys: Mapping[str, Any] = field(default_factory=dict)  # such as ``{"within": "100 rounds"}``
 
     @property
     def label(self) -> str:
@@ -67,56 +58,42 @@ def within(*budgets: str) -> list[Figure]:
     return [Figure(WITHIN, keys={"within": one}) for one in (*budgets, END)]
 
 
+Gain = tuple[Figure, Sequence[str]]  # and the methods whose lines have it
+
+
+def gain(over: str, *methods: str, of: str = TEST, name: str = "") -> Gain:
+    """Make the difference of some methods' figures to another method's."""
+    return Figure(name or f"gain-over-{over.lower()}", of, over), methods
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Line:
-    """A line of a table: a method on a data set.
-
-    Attributes
-    ----------
-    table, data, model, method : str
-        Names that ``--only`` may ask for (a table also by its group's name).
-    config, settings : str, sequence of str
-        The config and the settings laid over it.
-    tries, choosers, tried_on : sequences
-        Settings of which the best by validation is taken, the seeds that choose (no line may have
-        such a seed), and settings laid over the runs that choose alone.
-    alone : sequence of sequences of str
-        Settings that only this method has; each is tried with each of ``tries``.
-    trained : str
-        In the place of a federation: one of the method's baselines, or ``module:function``, which
-        trains the config's network in one piece and gives what each epoch measured.
-    measure : str
-        In the place of runs: ``module:function``, which gives keys and figures of rows.
-    rounds : int or None
-        Without them the config's own.
-    keys : mapping
-        What tells the line apart from others of its method.
-    paper, also : mappings
-        The paper's figures by name; by name of a figure, more of the paper's figures.
-    shown, data_shown : str
-        The names of method and data set in the table, where they are others.
-    """
+    """A line of a table: a method on a data set. ``--only`` may ask for the first four fields."""
 
     table: str
     data: str = ""
+    model: str = "GCN"
     method: str = ""
     config: str
+    settings: Settings = ()  # laid over the config
     seeds: Sequence[int]
-    model: str = "GCN"
-    settings: Settings = ()
+    rounds: int | None = None  # None: those of the config
     figures: Sequence[str | Figure] = (TEST, VALIDATION)
-    rounds: int | None = None
-    keys: Mapping[str, Any] = field(default_factory=dict)
+    keys: Mapping[str, Any] = field(default_factory=dict)  # differ among a method's lines
+    # Settings of which the best by validation is taken. Those that only this method has, ``alone``,
+    # are tried with each of ``tries``
     tries: Sequence[Settings] = ((),)
     alone: Sequence[Settings] = ((),)
-    choosers: Sequence[int] = (10, 11)
-    tried_on: Settings = ()
+    choosers: Sequence[int] = (10, 11)  # seeds of the runs that choose; no line may have them
+    tried_on: Settings = ()  # laid over the runs that choose
+    # In the place of a federation: a baseline of the method, or ``module:function``, which trains
+    # the config's network in one piece and gives what each epoch measured
     trained: str = ""
-    measure: str = ""
-    paper: Mapping[str, float] = field(default_factory=dict)
-    also: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    shown: str = ""
-    data_shown: str = ""
+    measure: str = ""  # in the place of runs: ``module:function`` gives keys and figures of rows
+    paper: Mapping[str, float] = field(default_factory=dict)  # the paper's figures by label
+    also: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # more, by figure
+    shown: str = ""  # the method's name in the table,
+    data_shown: str = ""  # and the data set's, where they are others
 
     @property
     def names(self) -> tuple[str, str, str]:
@@ -126,7 +103,7 @@ class Line:
     @property
     def choices(self) -> list[tuple[str, ...]]:
         """The settings of which one is taken; one empty choice where nothing is tried."""
-        return [(*shared, *own) for shared in self.tries for own in self.alone]
+        return [(*shared, *own) for shared, own in product(self.tries, self.alone)]
 
     @property
     def has_choice(self) -> bool:
@@ -143,53 +120,51 @@ class Line:
         keys = [f"{key} {value}" for key, value in self.keys.items()]
         return ", ".join(filter(None, [self.table, data, model, *keys, method]))
 
+    def grid(
+        self,
+        data: Sequence[str] | Mapping[str, int],
+        methods: Methods | Callable[[str], Methods],
+        gains: Sequence[Gain] = (),
+        budgets: Sequence[Figure] = (),
+        last: Settings = (),
+        over: Mapping[str, Mapping[Any, Settings]] = MappingProxyType({}),
+    ) -> list[Line]:
+        """List a line for each data set, values that are varied, and method.
 
-def grid(
-    line: Line,
-    data: Sequence[str] | Mapping[str, int],
-    methods: Methods | Callable[[str], Methods],
-    gains: Sequence[tuple[Figure, Sequence[str]]] = (),
-    budgets: Sequence[Figure] = (),
-    last: Settings = (),
-    over: Mapping[str, Mapping[Any, Settings]] = MappingProxyType({}),
-) -> list[Line]:
-    """List a line for each data set, values that are varied, and method.
-
-    Parameters
-    ----------
-    line : Line
-        What all have; ``{data}`` in its config stands for the data set.
-    data : sequence of str, or mapping
-        The data sets; a number is of the settings that each method may try there.
-    methods : mapping, or function of the data set
-        By method the fields of its lines: settings come behind those of ``line``, a list of the
-        paper's accuracies is by data set, and figures stand in the place of all others.
-    gains, budgets : sequences
-        Figures behind the others: those that the named methods have, and those that all have.
-    last : sequence of str
-        Settings behind those of the methods.
-    over : mapping
-        What is varied: by key of the lines its values, with the settings that each stands for.
-    """
-    lines = []
-    varied = [[(key, value) for value in values] for key, values in over.items()]
-    for number, name in enumerate(data):
-        ours = methods(name) if callable(methods) else methods
-        for keys, (method, more) in product(map(dict, product(*varied)), ours.items()):
-            own: dict[str, Any] = {"config": line.config, "tries": line.tries, **more}
-            own["config"] = own["config"].format(data=name.lower())
-            own["settings"] = [*line.settings, *own.get("settings", ()), *last]
-            own["settings"] += [one for key, value in keys.items() for one in over[key][value]]
-            if "figures" not in own:
-                tested = [figure for figure, having in gains if method in having]
-                own["figures"] = [*line.figures, *tested, *budgets]
-            if isinstance(own.get("paper"), list):
-                own["paper"] = {TEST: own["paper"][number]}
-            if isinstance(data, Mapping):
-                own["tries"] = own["tries"][: data[name]]
-            own["keys"] = {**line.keys, **keys}
-            lines.append(replace(line, data=name, method=method, **own))
-    return lines
+        Parameters
+        ----------
+        data : sequence of str, or mapping
+            The data sets, for ``{data}`` in the config; a number is of the settings that each
+            method may try there.
+        methods : mapping, or function of the data set
+            By method the fields of its lines: settings come behind those of this line, a list of
+            the paper's accuracies is by data set, and figures stand in the place of all others.
+        gains, budgets : sequences
+            Figures behind the others: those of some methods, and those of all.
+        last : sequence of str
+            Settings behind those of the methods.
+        over : mapping
+            What is varied: by key of the lines its values, with the settings that each stands for.
+        """
+        lines = []
+        varied = [[(key, value) for value in values] for key, values in over.items()]
+        for number, name in enumerate(data):
+            ours = methods(name) if callable(methods) else methods
+            for keys, (method, more) in product(map(dict, product(*varied)), ours.items()):
+                own: dict[str, Any] = {"config": self.config, "tries": self.tries, **more}
+                own["config"] = own["config"].format(data=name.lower())
+                own["settings"] = [*self.settings, *own.get("settings", ()), *last]
+                own["settings"] += [one for key, value in keys.items() for one in over[key][value]]
+                if "figures" not in own:
+                    tested = [figure for figure, having in gains if method in having]
+                    own["figures"] = [*self.figures, *tested, *budgets]
+                if isinstance(own.get("paper"), list):
+                    own["paper"] = {TEST: own["paper"][number]}
+                if isinstance(data, Mapping):
+                    own["tries"] = own["tries"][: data[name]]
+                own["keys"] = {**self.keys, **keys}
+                lines.append(replace(self, data=name, method=method, **own))
+        return lines
 
 
 @dataclass(frozen=True)
@@ -205,29 +180,14 @@ class Picture:
 
 @dataclass(frozen=True)
 class Paper:
-    """The tables of one paper.
+    """The tables of one paper."""
 
-    Attributes
-    ----------
-    title : str
-        The page's heading.
-    tables : mapping
-        Lines by group, in the order in which they are run. Groups may share lines.
-    on_request : sequence of str
-        Groups that are run only if ``--only table=`` names them.
-    pictures : sequence of Picture
-    settings : mapping
-        By model, the settings of the configs that the page shows.
-    scale : int
-        100 shows accuracies in percent.
-    """
-
-    title: str
-    tables: Mapping[str, Sequence[Line]]
-    on_request: Sequence[str] = ()
+    title: str  # the page's heading
+    tables: Mapping[str, Sequence[Line]]  # groups in the order of their runs; they may share lines
+    on_request: Sequence[str] = ()  # groups that are run only if ``--only table=`` names them
     pictures: Sequence[Picture] = ()
-    settings: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    scale: int = 1
+    settings: Mapping[str, Sequence[str]] = field(default_factory=dict)  # shown, by model
+    scale: int = 1  # 100 shows accuracies in percent
 
     @property
     def lines(self) -> list[Line]:
@@ -243,6 +203,21 @@ class Paper:
     def asked(self) -> list[Sequence[Line]]:
         """The groups that are run; the page has the others too, if their runs are there."""
         return [lines for name, lines in self.tables.items() if name not in self.on_request]
+
+    def check(self) -> None:
+        """Refuse lines whose seed chooses, and methods that try more settings than others."""
+        for lines in self.asked:
+            chosen = [line for line in lines if line.choices != [()]]
+            for line in chosen:
+                if both := sorted({*line.choosers} & {*line.seeds}):
+                    raise ConfigError(f"seeds: {line.words} has {both}, which choose its settings")
+                most = max(len(other.tries) for other in chosen if other.data == line.data)
+                count, own = len(line.tries), len(line.alone)
+                if not (1 <= own <= MOST_TRIED and 1 <= count <= MOST_TRIED and count == most):
+                    raise ConfigError(
+                        f"{line.words}: tries has {count} settings, alone {own}; must be 1 to "
+                        f"{MOST_TRIED}, and tries as many for each method"
+                    )
 
 
 def papers() -> dict[str, str]:
@@ -261,39 +236,21 @@ def read_paper(name: str) -> Paper:
         raise ConfigError(f"paper: {name!r} is unknown; {hint} (a file of your own ends in .py)")
     try:
         if path.endswith(".py"):
-            values = run_path(path)
+            paper = run_path(path)["PAPER"]
         else:
-            values = vars(import_module(f"{__package__}.papers.{path.replace('-', '_')}"))
+            paper = import_module(f"{__package__}.papers.{path.replace('-', '_')}").PAPER
     except Exception as error:  # any error of the user's file
         raise ConfigError(f"paper: {path}: {type(error).__name__}: {error}") from error
-    if not isinstance(paper := values.get("PAPER"), Paper):
-        raise ConfigError(f"paper: {path}: it has no PAPER that is a Paper")
+    if not isinstance(paper, Paper):
+        raise ConfigError(f"paper: {path}: PAPER is no Paper")
     return paper
 
 
-def check(paper: Paper) -> None:
-    """Refuse lines whose seed chooses, and methods that try more settings than others."""
-    for lines in paper.asked:
-        chosen = [line for line in lines if line.choices != [()]]
-        for line in chosen:
-            if both := sorted({*line.choosers} & {*line.seeds}):
-                raise ConfigError(f"seeds: {line.words} has {both}, which choose its settings")
-            most = max(len(other.tries) for other in chosen if other.data == line.data)
-            count, own = len(line.tries), len(line.alone)
-            if not (1 <= own <= MOST_TRIED and 1 <= count <= MOST_TRIED and count == most):
-                raise ConfigError(
-                    f"{line.words}: tries has {count} settings, alone {own}; must be 1 to "
-                    f"{MOST_TRIED}, and tries as many for each method"
-                )
-
-
 # Any: the caller knows what the function returns
-@cache
 def function(name: str) -> Callable[..., Any]:
     """Import a function that a paper names as ``package.module:function``."""
-    module, _, attribute = name.partition(":")
     try:
-        found: Callable[..., Any] = getattr(import_module(module), attribute)
+        found: Callable[..., Any] = resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"function {name!r}: {error}; write package.module:function") from error
     return found

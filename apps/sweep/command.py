@@ -15,7 +15,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from flower_graph.apps.cli.run import Job, check_all
+from flower_graph.apps.cli.run import check_all
 from flower_graph.apps.cli.say import say
 from flower_graph.apps.parallel import in_parallel, loaded, settings_of, time_left, workers_for
 from flower_graph.apps.run import first_rounds, run
@@ -34,7 +34,7 @@ from flower_graph.method.compare import compare
 from flower_graph.method.load import PARENT, is_file_name, read_override, title_of
 from flower_graph.method.run import RESULT, load_run
 from flower_graph.records.rounds import merit
-from flower_graph.report.result import metrics_of, summarise
+from flower_graph.report.result import summarise
 from flower_graph.storage.files import FolderLock, new_folder, write_text
 from flower_graph.storage.reading import Tree
 from flower_graph.storage.writing import named, remove_folder
@@ -50,12 +50,21 @@ LOGARITHMIC = 100  # ranges whose ends are this many times apart are searched by
 
 @dataclass(frozen=True)
 class Trial:
-    """One choice of the varied settings, on all seeds."""
+    """One choice of the varied settings, on all seeds of a sweep."""
 
     config: str
     fixed: tuple[str, ...]  # settings that do not vary
-    varied: tuple[str, ...]
     out: Path  # of the sweep
+    seeds: tuple[int, ...]
+    apps: tuple[Path, ...] = ()  # files with methods of the user's own
+    varied: tuple[str, ...] = ()
+
+    def vary(self, varied: Sequence[str]) -> Trial:
+        """Return another choice, whose settings are checked."""
+        trial = replace(self, varied=tuple(varied))
+        for seed in self.seeds:
+            trial.loaded(seed)
+        return trial
 
     def loaded(self, seed: int) -> RunConfig:
         return loaded(self.config, (*self.fixed, *self.varied, f"seed={seed}"))
@@ -74,78 +83,60 @@ class Trial:
         pairs = (one.partition("=") for one in self.varied)
         return " ".join(f"{key.rpartition('.')[2]}={value}" for key, _, value in pairs)
 
-    def run_folder(self, seed: int) -> Path:
-        return self.folder / f"seed-{seed}"
-
     def result(self, seed: int) -> Tree:
-        folder = self.run_folder(seed)
+        folder = self.folder / f"seed-{seed}"
         return load_run(folder).result if (folder / RESULT).is_file() else {}
 
-    def merit(self, seeds: Sequence[int]) -> float:
-        """Return the mean validation, with the sign that makes larger values better."""
-        return merit(self.loaded(0).metrics[0], self.validation(seeds))
+    @property
+    def validation(self) -> float:
+        """The mean over seeds of the best validation; NaN if a run has none."""
+        metric = self.loaded(0).metrics[0]
+        values = [self.result(seed).get(f"best-val-{metric}") for seed in self.seeds]
+        return fmean(math.nan if value is None else float(value) for value in values)
 
-    def validation(self, seeds: Sequence[int]) -> float:
-        """Return the mean over seeds of the best validation; NaN if a run has none."""
-        values = []
-        for seed in seeds:
-            result = self.result(seed)
-            value = result.get(f"best-val-{metrics_of(result.get('config', {}))[0]}")
-            values.append(math.nan if value is None else float(value))
-        return fmean(values)
+    @property
+    def merit(self) -> float:
+        """The mean validation, with the sign that makes larger values better."""
+        return merit(self.loaded(0).metrics[0], self.validation)
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """What all trials of a sweep have in common."""
+def missing_runs(trials: Sequence[Trial]) -> list[tuple[Trial, int]]:
+    """List the runs without a result, each once, seed by seed."""
+    seeds = trials[0].seeds
+    runs = {(one.folder, seed): (one, seed) for seed in seeds for one in trials}
+    return [(one, seed) for one, seed in runs.values() if not one.result(seed)]
 
-    config: str
-    fixed: tuple[str, ...]
-    out: Path
-    seeds: tuple[int, ...]
-    apps: tuple[Path, ...] = ()  # files with methods of the user's own
 
-    def trial(self, varied: Sequence[str]) -> Trial:
-        trial = Trial(self.config, self.fixed, tuple(varied), self.out)
-        for seed in self.seeds:
-            trial.loaded(seed)
-        return trial
+def announce(trials: Sequence[Trial], count: int) -> None:
+    """Check the trials, and say how many runs there are and how long they take."""
+    seeds, missing = trials[0].seeds, missing_runs(trials)
+    check_all([trial.loaded(seeds[0]) for trial in trials])
+    runs = count * len(seeds)
+    done = len({trial.folder for trial in trials}) * len(seeds) - len(missing)
+    words = f"{count} settings × {len(seeds)} seed" + "s" * (len(seeds) > 1)
+    say(f"{runs} runs ({words}), {done} done before", to=sys.stderr)
+    if not missing:
+        return
+    start, workers = 0.0, workers_for(missing)
+    results = [result for one in trials for seed in seeds if (result := one.result(seed))]
+    if results:
+        each = fmean(float(one["seconds"]["total"]) for one in results)
+    else:
+        tasks = [missing[0], missing[-1]][: len(missing)]
+        found = [result for _, result, _ in in_parallel(try_run, tasks, trials[0].apps)]
+        start, each = max(one for one, _ in found), fmean(one for _, one in found)
+    seconds = time_left(start + each * (runs - done) / workers)
+    ends = "at most about" if missing[0][0].loaded(missing[0][1]).patience else "about"
+    say(f"{ends} {seconds}, {workers} runs at a time, in {trials[0].out}", to=sys.stderr)
 
-    def announce(self, trials: Sequence[Trial], count: int) -> None:
-        jobs = [Job(self.config, [], trial.loaded(self.seeds[0]), trial.folder) for trial in trials]
-        check_all(jobs)
-        runs, missing = count * len(self.seeds), self.missing(trials)
-        done = len({trial.folder for trial in trials}) * len(self.seeds) - len(missing)
-        seeds = f"{len(self.seeds)} seed" + "s" * (len(self.seeds) > 1)
-        say(f"{runs} runs ({count} settings × {seeds}), {done} done before", to=sys.stderr)
-        if missing:
-            workers = workers_for(missing)
-            start, each = self._seconds(trials, missing)
-            seconds = time_left(start + each * (runs - done) / workers)
-            ends = "at most about" if missing[0][0].loaded(missing[0][1]).patience else "about"
-            say(f"{ends} {seconds}, {workers} runs at a time, in {self.out}", to=sys.stderr)
 
-    def missing(self, trials: Sequence[Trial]) -> list[tuple[Trial, int]]:
-        runs = {one.run_folder(seed): (one, seed) for seed in self.seeds for one in trials}
-        return [(one, seed) for one, seed in runs.values() if not one.result(seed)]
-
-    def do(self, trials: Sequence[Trial]) -> None:
-        missing = self.missing(trials)
-        done = in_parallel(do_run, missing, self.apps)
-        for number, ((trial, seed), words, left) in enumerate(done, 1):
-            end = f"; {time_left(left)} left" if number < len(missing) else ""
-            say(f"{number}/{len(missing)}  {trial.words}, seed {seed}: {words}{end}", to=sys.stderr)
-
-    def _seconds(
-        self, trials: Sequence[Trial], missing: Sequence[tuple[Trial, int]]
-    ) -> tuple[float, float]:
-        results = [one.result(seed) for one in trials for seed in self.seeds]
-        if done := [float(one["seconds"]["total"]) for one in results if one]:
-            return 0.0, fmean(done)
-        tried = [missing[0], missing[-1]][: len(missing)]
-        found = [result for _, result, _ in in_parallel(try_run, tried, self.apps)]
-        starts, runs = zip(*found, strict=True)
-        return max(starts), fmean(runs)
+def do(trials: Sequence[Trial]) -> None:
+    """Do the missing runs."""
+    missing = missing_runs(trials)
+    done = in_parallel(do_run, missing, trials[0].apps)
+    for number, ((trial, seed), words, left) in enumerate(done, 1):
+        end = f"; {time_left(left)} left" if number < len(missing) else ""
+        say(f"{number}/{len(missing)}  {trial.words}, seed {seed}: {words}{end}", to=sys.stderr)
 
 
 def try_run(trial: Trial, seed: int) -> tuple[float, float]:
@@ -168,7 +159,7 @@ def tried(config: RunConfig) -> tuple[float, float]:
 
 def do_run(trial: Trial, seed: int) -> str:
     """Do one run, and return a line about its result."""
-    out, config = trial.run_folder(seed), trial.loaded(seed)
+    out, config = trial.folder / f"seed-{seed}", trial.loaded(seed)
     # Of a run that was killed only checkpoints are of use
     resume = any((out / CHECKPOINTS).glob("round-*/server.safetensors"))
     if not resume:
@@ -186,7 +177,7 @@ def do_run(trial: Trial, seed: int) -> str:
 # Optuna
 
 
-def search(sweep: Sweep, varied: Mapping[str, Sequence[str]], count: int) -> list[Trial]:
+def search(sweep: Trial, varied: Mapping[str, Sequence[str]], count: int) -> list[Trial]:
     """Try this many proposals of Optuna, each informed by the trials before it."""
     try:
         import optuna
@@ -199,16 +190,15 @@ def search(sweep: Sweep, varied: Mapping[str, Sequence[str]], count: int) -> lis
     while len(trials) < count:
         asked = [study.ask() for _ in range(min(BATCH, count - len(trials)))]
         batch = [
-            sweep.trial([propose(one, key, values) for key, values in varied.items()])
+            sweep.vary([propose(one, key, values) for key, values in varied.items()])
             for one in asked
         ]
         if not trials:
-            sweep.announce(batch, count)
-        sweep.do(batch)
+            announce(batch, count)
+        do(batch)
         for one, trial in zip(asked, batch, strict=True):
-            value = trial.merit(sweep.seeds)
-            failed = optuna.trial.TrialState.FAIL
-            study.tell(one, *((value,) if math.isfinite(value) else (None, failed)))
+            is_known, failed = math.isfinite(trial.merit), optuna.trial.TrialState.FAIL
+            study.tell(one, *((trial.merit,) if is_known else (None, failed)))
         trials += batch
     return trials
 
@@ -248,17 +238,18 @@ def sweep_command(args: argparse.Namespace) -> int:
         raise ConfigError(f"--optuna {args.optuna}: name a number of trials, and what varies")
     stem = Path(args.config).stem if is_file_name(args.config) else args.config.replace("/", "-")
     out = named(args.out or Path("runs") / f"sweep-{stem}")
-    sweep = Sweep(args.config, tuple(fixed), out, tuple(seeds), tuple(args.app or ()))
+    sweep = Trial(args.config, tuple(fixed), out, tuple(seeds), tuple(args.app or ()))
     with new_folder(out, may_exist=True):
         lock = FolderLock(out)
         try:
             if args.optuna is None:
-                trials = [sweep.trial(one) for one in product(*varied.values())]
-                sweep.announce(trials, len({trial.folder for trial in trials}))
-                sweep.do(trials)
+                trials = [sweep.vary(one) for one in product(*varied.values())]
+                announce(trials, len({trial.folder for trial in trials}))
+                do(trials)
             else:
                 trials = search(sweep, varied, args.optuna)
-            return finish(trials, sweep)
+            finish(trials)
+            return 0
         except KeyboardInterrupt:
             say("interrupted; the same command goes on", to=sys.stderr)
             return 130
@@ -300,28 +291,25 @@ def split(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def finish(trials: Sequence[Trial], sweep: Sweep) -> int:
+def finish(trials: Sequence[Trial]) -> None:
     """Print the comparison, and write it and the best settings."""
-    seeds, apps = sweep.seeds, "".join(f" --app {file}" for file in sweep.apps)
-    figures = {one.folder: (one.merit(seeds), one) for one in trials}
-    whole = {f: made for f, made in figures.items() if math.isfinite(made[0])}
+    figures = {one.folder: (one.merit, one) for one in trials}
+    whole = {folder: one for folder, one in figures.items() if math.isfinite(one[0])}
     if not whole:
         raise OutputError("no run of any setting has a validation figure: there is no best one")
-    for folder in whole:
-        summarise(folder, [whole[folder][1].result(seed) for seed in seeds])
+    for folder, (_, trial) in whole.items():
+        summarise(folder, [trial.result(seed) for seed in trial.seeds])
     best = max(whole.values(), key=lambda one: one[0])[1]
-    value = best.validation(seeds)
     compared = compare(*sorted(whole, key=lambda folder: -whole[folder][0]))
     say(compared.to_text())
     write_text(best.out / "table.csv", compared.to_csv())
-    write_best(
-        best, f"best validation, {value:.4f} on average over seeds {', '.join(map(str, seeds))}"
-    )
+    seeds = ", ".join(map(str, best.seeds))
+    write_best(best, f"best validation, {best.validation:.4f} on average over seeds {seeds}")
     for folder in figures.keys() - whole.keys():
         say(f"left out: {folder.name}: not all seeds have a validation figure", to=sys.stderr)
-    say(f"\nbest by validation ({value:.3f}): {best.words or 'as it is'}")
+    say(f"\nbest by validation ({best.validation:.3f}): {best.words or 'as it is'}")
+    apps = "".join(f" --app {file}" for file in best.apps)
     say(f"  flower-graph run {os.path.relpath(best.out / BEST)}{apps}")
-    return 0
 
 
 def write_best(best: Trial, why: str) -> None:

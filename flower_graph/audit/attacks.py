@@ -10,9 +10,10 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.audit.deviating import Deviation
-from flower_graph.audit.scores import Finding
+from flower_graph.audit.scores import Finding, Floats, ranking
 from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError
+from flower_graph.ops.peers import cosine_similarities
 from flower_graph.rng import derive_seed
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.arrays import decode_array
@@ -23,20 +24,10 @@ NO_NOISE = "privacy.epsilon=null"
 
 
 class Exchange(NamedTuple):
-    """One message and its reply.
+    """One message and its reply."""
 
-    Attributes
-    ----------
-    kind : str
-        Flower's message type, such as ``train`` or ``query``.
-    node : int
-        Id of the SuperNode.
-    request, reply : RecordDict
-        The message to the client, and its reply.
-    """
-
-    kind: str
-    node: int
+    kind: str  # Flower's message type, such as ``train`` or ``query``
+    node: int  # Id of the SuperNode
     request: RecordDict
     reply: RecordDict
 
@@ -55,15 +46,12 @@ class RecordingGrid(InProcessGrid):
         sent: list[str] = []
         for message in messages:
             # One at a time: strategies may hand over a generator that makes messages as they go.
-            ids = super().push_messages([message])
-            replies = [self._replies[message_id] for message_id in ids]
-            kind, node = message.metadata.message_type, message.metadata.dst_node_id
-            self.exchanges += [
-                Exchange(kind, node, message.content, reply.content)
-                for reply in replies
-                if not reply.has_error()
-            ]
-            sent += ids
+            (number,) = super().push_messages([message])
+            reply, to = self._replies[number], message.metadata
+            if not reply.has_error():
+                one = Exchange(to.message_type, to.dst_node_id, message.content, reply.content)
+                self.exchanges.append(one)
+            sent.append(number)
         return sent
 
 
@@ -87,24 +75,20 @@ def array_of(content: RecordDict, record: str, key: str) -> NDArray[Any]:
     return decode_array(f"{record}/{key}", arrays[key])
 
 
+def alike(attack: str, rows: Floats, truth: NDArray[np.bool_]) -> Finding:
+    """Guess the pairs of rows for which something holds by their cosines."""
+    # rows [n, d]; truth: of each pair, as ``np.triu_indices(n, 1)`` has them
+    pairs = np.triu_indices(len(rows), 1)
+    return ranking(attack, cosine_similarities(rows)[pairs], truth)
+
+
 # Any: an attack knows its method
 class Audit(Generic[C]):
-    """The attacks on one method; a method overrides the defaults.
+    """The attacks on one method; a method overrides the defaults."""
 
-    Attributes
-    ----------
-    rounds : int
-        Default number of recorded rounds: enough for the attacks; more rounds add time and hardly
-        anything else.
-    notes : sequence of str
-        What an attacker needs besides the messages, and further notes for readers.
-    audited : sequence of str
-        Names of the strategies whose messages the attacks read; empty: all of them.
-    """
-
-    rounds = 5
-    notes: Sequence[str] = ()
-    audited: Sequence[str] = ()
+    rounds = 5  # that are recorded: enough for the attacks; more add time and hardly anything else
+    notes: Sequence[str] = ()  # what an attacker needs besides the messages, and others for readers
+    audited: Sequence[str] = ()  # strategies whose messages the attacks read; empty: all of them
 
     def refuse(self, config: C) -> None:
         """Raise ``ConfigError`` for settings whose messages no attack here reads."""

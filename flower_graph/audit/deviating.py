@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from flower_graph.audit.scores import Finding, guesses, ranking
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.blinded import KEY_HOLDERS, MOST_SKIPPED
+from flower_graph.secure.align.server import BLINDED
 from flower_graph.secure.channel import rows_of
 from flower_graph.secure.parties.proofs import public_of
 from flower_graph.secure.sum.messages import (
@@ -39,30 +40,24 @@ NOTES = (
 
 
 class Deviation:
-    """One way to lie."""
+    """One way to lie: ``patch`` the strategy, and say in ``finding`` what that opened."""
 
     # Left open: lies change what is inside a server, for which there is no interface
 
     name: str
     told = 0  # lies that clients were told
-
-    def patch(self, strategy: object) -> None:
-        raise NotImplementedError
-
-    def findings(self) -> list[Finding]:
-        """Report what it opened, after the run, however it ended."""
-        raise NotImplementedError
+    patch: Callable[[Any], None]
+    finding: Callable[[], Finding]  # after the run, however it ended
 
 
 class DeviatingGrid(InProcessGrid):
-    """The in-process grid of a server that begins to lie before it asks any client."""
+    """The in-process grid of a server that begins to lie at its first look for clients."""
 
     patch: Callable[[], None] | None = None
 
     def get_node_ids(self) -> list[int]:
-        """Make the server lie at its first look for clients: it has all its parts by then."""
-        if self.patch is not None:
-            patch, self.patch = self.patch, None
+        patch, self.patch = self.patch, None
+        if patch is not None:  # the server has all its parts by then
             patch()
         return super().get_node_ids()
 
@@ -122,9 +117,10 @@ class SumDeviation(Deviation):
     """Lies about dropouts of a secure sum: in the list that parties sign, and after it."""
 
     def __init__(
-        self, name: str, server_of: ServerOf, story: Story, *, threshold: int | None
+        self, what: str, server_of: ServerOf, story: Story, threshold: int | None = None
     ) -> None:
-        self.name, self.server_of, self.story, self.threshold = name, server_of, story, threshold
+        self.name = f"deviating server: {what}: vectors opened"
+        self.server_of, self.story, self.threshold = server_of, story, threshold
         self.rounds: dict[int, Opened] = {}
         self.clients = 0
 
@@ -181,13 +177,13 @@ class SumDeviation(Deviation):
         columns: NDArray[np.int64] = np.flatnonzero(local.signed[local.partners[row]])
         return UnmaskRequest(*told, columns, local.lists[local.partners[row, columns]])
 
-    def findings(self) -> list[Finding]:
+    def finding(self) -> Finding:
         right = list[bool]()
         for opened in self.rounds.values():
             sent = np.flatnonzero(opened.round.contributed).tolist()
             targets = sent[:1] if self.story is only_one_survived else sent  # that it is to open
             right += map(opened.is_open, targets)
-        return [guesses(self.name, right or [False] * max(1, self.clients), 0.0)]
+        return guesses(self.name, right or [False] * max(1, self.clients), 0.0)
 
 
 class OwnAnswers(Deviation):
@@ -227,33 +223,28 @@ class OwnAnswers(Deviation):
         if not clients:
             return request
         self.told += len(clients)
-        keys = [[self._key(c)] if holders is None else self._shares() for c in clients]
-        blocks = [self.blinded[client] for client in clients]
-        places = range(1 if holders is None else len(holders))
         answers = [
-            np.concatenate([ids.multiply(b, k[place]) for b, k in zip(blocks, keys, strict=True)])
-            for place in places
+            np.concatenate([ids.multiply(self.blinded[c], self._keys(c)[place]) for c in clients])
+            for place in range(1 if holders is None else len(holders))
         ]
         request = replace(request, points=np.stack(answers))
         if holders is None:
             return request
-        public = [public_of(share) for share in self._shares()]
-        return replace(request, keys=rows_of(public[: len(holders)], -1, ids.POINT))
+        public = map(public_of, self._keys(clients[0])[: len(holders)])
+        return replace(request, keys=rows_of(public, -1, ids.POINT))
 
     def named(self, points: ids.Bytes2D, client: int) -> ids.Bytes2D:
         """Name candidates as a client would that believed the server."""
-        keys = [self._key(client)] if self._aligner._registry is None else self._shares()
-        total = ids.add([ids.multiply(points, key) for key in keys])
+        total = ids.add([ids.multiply(points, key) for key in self._keys(client)])
         assert total is not None
         return total
 
-    def _key(self, number: int) -> bytes:
-        return ids.scalar(b"the server's own", b"key", number)
+    def _keys(self, client: int) -> list[bytes]:
+        """Return the server's key for a client; of parties, the shares of one for all."""
+        of = [client] if self._aligner._registry is None else range(KEY_HOLDERS)
+        return [ids.scalar(b"the server's own", b"key", number) for number in of]
 
-    def _shares(self) -> list[bytes]:
-        return [self._key(place) for place in range(KEY_HOLDERS)]
-
-    def findings(self) -> list[Finding]:
+    def finding(self) -> Finding:
         sets = [set(ids.canonical(local, "a client")) for local in self._held]
         candidates = sorted(set().union(*sets))
         points = rows_of([ids.hash_to_group(self._run, one) for one in candidates], -1, ids.POINT)
@@ -263,7 +254,7 @@ class OwnAnswers(Deviation):
                 token = ids.names(self._run, candidates[place], point.tobytes())[0]
                 is_named[client, place] = token in self._tokens
         truth = [[text in local for text in candidates] for local in sets]
-        return [ranking(self.name, is_named, truth)]
+        return ranking(self.name, is_named, truth)
 
 
 class ChosenHolders(Deviation):
@@ -280,7 +271,7 @@ class ChosenHolders(Deviation):
         takes = aligner._take
 
         def choose(count: int) -> list[int]:
-            free = sorted(aligner._blinded.keys() - aligner._dropped - set(aligner._holders))
+            free = sorted(set(aligner._at(BLINDED)) - aligner._dropped - set(aligner._holders))
             lies = set(free)
             if aligner._registry is None:
                 self._share = min(1.0, len(self.chosen | set(free[-count:])) / len(aligner._node))
@@ -299,9 +290,9 @@ class ChosenHolders(Deviation):
 
         aligner._choose, aligner._take = choose, take
 
-    def findings(self) -> list[Finding]:
+    def finding(self) -> Finding:
         right = [client in self.answered for client in sorted(self.chosen)] or [False]
-        return [guesses(self.name, right, self._share)]
+        return guesses(self.name, right, self._share)
 
 
 def all_notes(notes: Sequence[str], names: Iterable[str]) -> list[str]:
@@ -310,19 +301,12 @@ def all_notes(notes: Sequence[str], names: Iterable[str]) -> list[str]:
     return [*notes, *(NOTES if tried else ())]
 
 
-# Lies about dropouts: what is told, the story, the threshold
-STORIES: tuple[tuple[str, Story, int | None], ...] = (
-    ("only one client survived", only_one_survived, None),
-    ("different stories about who dropped out", two_stories, None),
-    ("a threshold of 1, and different stories", two_stories, 1),
-)
-
-
 def of_sums(server_of: ServerOf) -> list[Deviation]:
     """Return the lies to clients of a secure sum, or to parties that distrust the server."""
     return [
-        SumDeviation(f"deviating server: {what}: vectors opened", server_of, story, threshold=least)
-        for what, story, least in STORIES
+        SumDeviation("only one client survived", server_of, only_one_survived),
+        SumDeviation("different stories about who dropped out", server_of, two_stories),
+        SumDeviation("a threshold of 1, and different stories", server_of, two_stories, 1),
     ]
 
 

@@ -51,6 +51,22 @@ def guesses(attack: str, right: ArrayLike, chance: float, **detail: float) -> Fi
     return Finding(attack, PRECISION, float(hits.mean()), chance, hits.size, 0, detail)
 
 
+def retrieved(
+    attack: str, truth: NDArray[np.bool_], scores: Sequence[Floats], rng: np.random.Generator
+) -> Finding:
+    """Judge each case's highest scores, as many as it has true entries; ties are drawn."""
+    # truth [n, f], scores n times [f]
+    right = []
+    for hits, local in zip(truth, scores, strict=True):
+        order = rng.permutation(hits.size)
+        right.append(hits[order][top(local[order], int(hits.sum()))])
+    counts = truth.sum(1)
+    # A case with many true entries has many guesses, of which many are right by chance.
+    chance = float((counts**2).sum() / (truth.shape[1] * counts.sum()))
+    wholly = float(np.mean([one.all() for one in right]))
+    return guesses(attack, np.concatenate(right), chance, wholly=wholly)
+
+
 def auc(scores: ArrayLike, truth: ArrayLike) -> float:
     """Return the area under the ROC curve; ties count half."""
     from sklearn.metrics import roc_auc_score
@@ -59,11 +75,6 @@ def auc(scores: ArrayLike, truth: ArrayLike) -> float:
     if hits.all() or not hits.any():
         raise ValueError(f"{hits.sum()} of {hits.size} cases are true: must be some, and not all")
     return float(roc_auc_score(hits, np.asarray(scores, float).ravel()))
-
-
-def auc_deviation(positive: int, negative: int) -> float:
-    """Return the standard deviation of a guess's AUC, if cases are independent of each other."""
-    return math.sqrt((positive + negative + 1) / (12 * positive * negative))
 
 
 def top(scores: ArrayLike, count: int) -> NDArray[np.int64]:
@@ -86,7 +97,7 @@ def _joined(setting: str, same: Sequence[Finding]) -> dict[str, object]:
     values = [one.success for one in same]
     mean, chance = float(np.mean(values)), float(np.mean([one.chance for one in same]))
     # Two standard deviations of a guess's mean, as if cases were independent
-    slack = 2 * math.sqrt(sum(_guess_variance(one) for one in same)) / len(same)
+    slack = 2 * math.sqrt(sum(guess_variance(one) for one in same)) / len(same)
     return {
         "setting": setting,
         "attack": same[0].attack,
@@ -102,9 +113,10 @@ def _joined(setting: str, same: Sequence[Finding]) -> dict[str, object]:
     }
 
 
-def _guess_variance(one: Finding) -> float:
+def guess_variance(one: Finding) -> float:
+    """Return the variance of a guess's success, if cases are independent of each other."""
     if one.measure == AUC:
-        return auc_deviation(one.true, one.n - one.true) ** 2
+        return (one.n + 1) / (12 * one.true * (one.n - one.true))
     return one.chance * (1 - one.chance) / one.n
 
 
@@ -133,12 +145,12 @@ def page(record: Tree, notes: Sequence[str], *, level: int = 1) -> str:
 
 def _noise(settings: Sequence[Tree]) -> list[str]:
     budgets = [one["config"]["privacy"] for one in settings]
-    noisy = [budget for budget in budgets if budget["epsilon"] is not None][:1]
     return [
         "Noise: each client's own, for the budget of the recorded rounds alone, at "
         f"`privacy.delta={one['delta']:g} privacy.clipping_norm={one['clipping_norm']:g}`.\n"
-        for one in noisy
-    ]
+        for one in budgets
+        if one["epsilon"] is not None
+    ][:1]
 
 
 def _line(finding: Tree) -> str:

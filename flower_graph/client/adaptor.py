@@ -21,7 +21,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from flower_graph import __version__
-from flower_graph.errors import RefusedError, StateLostError
+from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.flower_compat import (
     ClientAppCallable,
     Mod,
@@ -34,6 +34,7 @@ from flower_graph.outputs.client import ClientOutputs, KeepReply, KeepRequest, c
 from flower_graph.storage import checkpoint
 from flower_graph.storage.files import node_name, own_folder, own_place, state_key
 from flower_graph.storage.writing import remove, remove_empty
+from flower_graph.wire import keys
 from flower_graph.wire.arrays import (
     arrays_of,
     config_of,
@@ -43,19 +44,7 @@ from flower_graph.wire.arrays import (
     plain_value,
     reply_slots,
 )
-from flower_graph.wire.averaging import Rows
 from flower_graph.wire.client_errors import boundary, lost_reply
-from flower_graph.wire.keys import (
-    ARRAY_NAMES,
-    ARRAYS,
-    CONFIG,
-    FORMAT,
-    LOSS,
-    MESSAGE_FORMAT,
-    NUM_EXAMPLES,
-    ROW_EACH,
-    VERSION,
-)
 
 if TYPE_CHECKING:
     from flower_graph.storage.sealed import StateKey
@@ -98,13 +87,26 @@ def make_client_app(
     """
     # Outermost except for the time, so that the state is saved after all other mods.
     app = _ActingClientApp(mods=[servers_time, keep_state, count_traffic, *(mods or [])])
-    app.act = lambda action: app.train(action, mods=train_mods)(
-        _handler(client_fn, partial(_act, action))
+
+    def handler(answer: Callable[[NumPyClient, Message], Message]) -> ClientAppCallable:
+        def handle(message: Message, context: Context) -> Message:
+            client = client_fn(context)
+            if not isinstance(client, NumPyClient):
+                raise TypeError(f"client_fn: {type(client).__name__}, must be a NumPyClient")
+            _refuse_less(client, context)
+            return answer(client, message)
+
+        return handle
+
+    app.act = lambda action: app.train(action, mods=train_mods)(handler(partial(_train, action)))
+    app.train(mods=train_mods)(handler(partial(_train, "")))
+    app.evaluate()(handler(_evaluate))
+    app.query()(
+        handler(
+            lambda client, message: _properties(client.get_properties(config_of(message)), message)
+        )
     )
-    app.train(mods=train_mods)(_handler(client_fn, partial(_train, "fit")))
-    app.evaluate()(_handler(client_fn, _evaluate))
-    app.query()(_handler(client_fn, _query))
-    app.query("keep")(_handler(client_fn, _keep))
+    app.query("keep")(handler(_keep))
     return app
 
 
@@ -116,9 +118,7 @@ class _ActingClientApp(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         kind, _, action = message.metadata.message_type.partition(".")
         if kind == "train" and action:
-            with suppress(
-                ValueError
-            ):  # it is registered, or it is not a name: Flower raises the error
+            with suppress(ValueError):  # registered, or no name: Flower raises the error
                 self.act(action)
         state = own_records(context.state)
         try:
@@ -129,19 +129,6 @@ class _ActingClientApp(ClientApp):
             LOG.exception("node %d: its clients have lost their state", context.node_id)
             context.state = state
             return lost_reply(error, message)
-
-
-def _handler(
-    client_fn: Callable[[Context], NumPyClient], answer: Callable[[NumPyClient, Message], Message]
-) -> ClientAppCallable:
-    def handle(message: Message, context: Context) -> Message:
-        client = client_fn(context)
-        if not isinstance(client, NumPyClient):
-            raise TypeError(f"client_fn: {type(client).__name__}, must be a NumPyClient")
-        _refuse_less(client, context)
-        return answer(client, message)
-
-    return handle
 
 
 def _refuse_less(client: NumPyClient, context: Context) -> None:
@@ -164,48 +151,36 @@ def _refuse_less(client: NumPyClient, context: Context) -> None:
     raise RefusedError("identity-key: this SuperNode joins no run whose clients trust the server")
 
 
-def _train(method: str, client: NumPyClient, message: Message) -> Message:
+def _train(action: str, client: NumPyClient, message: Message) -> Message:
+    """Call ``fit``, or an action that the client names: the server cannot call other methods."""
+    if action and action not in getattr(client, "actions", ()):
+        raise ValueError(f"{type(client).__name__} does not name {action!r} in its actions")
     slots, parameters = arrays_of(message)
     config = config_of(message)
-    if method == "fit" and config.get(ROW_EACH):
-        fit_each = getattr(client, "fit_each", None)
-        if fit_each is None:
-            raise TypeError(f"{ROW_EACH}: {type(client).__name__} has no fit_each to answer it")
-        rows: Rows = fit_each(parameters, config)
-        return Message(rows.to_record(slots), reply_to=message)
-    result = getattr(client, method)(parameters, config)
-    arrays, num_examples, metrics = _checked_result(method, "list of ndarrays", result)
-    if not isinstance(arrays, list):
-        raise TypeError(f"{method} must return a list of arrays, got {type(arrays).__name__}")
-    metrics = dict(metrics)
-    names = metrics.pop(ARRAY_NAMES, None)
+    method = action or "fit"
+    if action or not config.get(keys.ROW_EACH):
+        result = getattr(client, method)(parameters, config)
+        arrays, weight, given = _checked_result(method, result, (list,))
+    elif (fit_each := getattr(client, "fit_each", None)) is None:
+        raise TypeError(f"{keys.ROW_EACH}: {type(client).__name__} has no fit_each to answer it")
+    else:
+        arrays, weight, given = fit_each(parameters, config).joined()
+    metrics = dict(given)
+    names = metrics.pop(keys.ARRAY_NAMES, None)
     records: dict[str, Any] = {}
     for (record, key), values in zip(reply_slots(names, slots, len(arrays)), arrays, strict=True):
         records.setdefault(record, ArrayRecord())[key] = encode_array(f"{record}/{key}", values)
-    records = records or {ARRAYS: ArrayRecord()}
-    records |= metric_records({NUM_EXAMPLES: num_examples}, metrics)
+    records = records or {keys.ARRAYS: ArrayRecord()}
+    records |= metric_records({keys.NUM_EXAMPLES: weight}, metrics)
     return Message(RecordDict(records), reply_to=message)
-
-
-def _act(action: str, client: NumPyClient, message: Message) -> Message:
-    """Answer a named action; the server cannot call the client's other methods."""
-    if action not in getattr(client, "actions", ()):
-        raise ValueError(f"{type(client).__name__} does not name {action!r} in its actions")
-    return _train(action, client, message)
 
 
 def _evaluate(client: NumPyClient, message: Message) -> Message:
     _, parameters = arrays_of(message)
     result = client.evaluate(parameters, config_of(message))
-    loss, num_examples, metrics = _checked_result("evaluate", "loss", result)
-    if isinstance(loss, bool) or not isinstance(loss, (int, float, np.number)):
-        raise TypeError(f"evaluate must return a number as loss, got {type(loss).__name__}")
-    content = metric_records({LOSS: float(loss), NUM_EXAMPLES: num_examples}, metrics)
+    loss, num_examples, metrics = _checked_result("evaluate", result, (float, int, np.number))
+    content = metric_records({keys.LOSS: float(loss), keys.NUM_EXAMPLES: num_examples}, metrics)
     return Message(RecordDict(content), reply_to=message)
-
-
-def _query(client: NumPyClient, message: Message) -> Message:
-    return _properties(client.get_properties(config_of(message)), message)
 
 
 def _keep(client: NumPyClient, message: Message) -> Message:
@@ -217,23 +192,23 @@ def _keep(client: NumPyClient, message: Message) -> Message:
 
 
 def _properties(properties: Mapping[str, object], message: Message) -> Message:
-    stamp: dict[str, Any] = {VERSION: __version__, MESSAGE_FORMAT: FORMAT}
+    stamp: dict[str, Any] = {keys.VERSION: __version__, keys.MESSAGE_FORMAT: keys.FORMAT}
     plain = {key: plain_value(key, value) for key, value in properties.items()}
     record = ConfigRecord(stamp | plain)
-    return Message(RecordDict({CONFIG: record}), reply_to=message)
+    return Message(RecordDict({keys.CONFIG: record}), reply_to=message)
 
 
 def _checked_result(
-    method: str, first: str, result: object
-) -> tuple[object, int, Mapping[str, object]]:
-    wanted = f"{method} must return ({first}, num_examples, metrics)"
-    if not (isinstance(result, (tuple, list)) and len(result) == 3):
-        raise TypeError(f"{wanted}, got {type(result).__name__}")
-    value, count, metrics = result
-    if not isinstance(count, (int, np.integer)) or isinstance(count, bool) or count < 0:
-        raise TypeError(f"{wanted}: num_examples is {count!r}, must be an int of 0 or more")
-    if not isinstance(metrics, Mapping):
-        raise TypeError(f"{wanted}: metrics is a {type(metrics).__name__}, not a dict")
+    method: str, result: Any, kinds: tuple[type, ...]
+) -> tuple[Any, int, Mapping[str, object]]:
+    """Check what a client's method returned; its first part is of one of some kinds."""
+    is_triple = isinstance(result, tuple | list) and len(result) == 3
+    value, count, metrics = result if is_triple else (None, -1, None)
+    is_count = isinstance(count, int | np.integer) and not isinstance(count, bool) and count >= 0
+    is_kind = isinstance(value, kinds) and not isinstance(value, bool)
+    if not (is_kind and is_count and isinstance(metrics, Mapping)):
+        wanted = f"({kinds[0].__name__}, num_examples of 0 or more, metrics)"
+        raise TypeError(f"{method} must return {wanted}, got {brief(result)}")
     return value, int(count), metrics
 
 
@@ -250,15 +225,12 @@ def servers_time(message: Message, context: Context, call_next: ClientAppCallabl
 
 # A context that outlasts the SuperNode -----------------------------------------------------------
 
-# Flower holds a SuperNode's contexts in memory: with the SuperNode they are gone, keys, optimisers
-# and graph learners with them. If the node's config names a folder (``state-dir``, or the
-# ``state`` folder of its ``data-folder``), ``keep_state`` writes the context's state there after
-# each message, before the reply leaves: a restarted client knows of every reply that the server has
-# seen, so no mask is used twice. The file, ``run-<run id>/context-<name>.state``, is its owner's
-# alone (mode 600),
-# as it holds keys. It has the number of messages handled, and is used if that is higher than in
-# Flower's state. Larger tensors are in separate files beside it
-# (``flower_graph.client.state``).
+# Flower holds a SuperNode's contexts in memory: with the SuperNode they are gone. If the node's
+# config names a folder (``state-dir``, or the ``state`` folder of its ``data-folder``),
+# ``keep_state`` writes the context's state there after each message, before the reply leaves: a
+# restarted client knows of every reply that the server has seen, so no mask is used twice. The file
+# has the number of messages handled, and is used if that is higher than in Flower's state. Larger
+# tensors are in files beside it (``flower_graph.client.state``).
 
 
 def keep_state(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -268,7 +240,7 @@ def keep_state(message: Message, context: Context, call_next: ClientAppCallable)
         return call_next(message, context)
     _take_over(file, context, key)
     reply = call_next(message, context)
-    handled = messages_handled(context) + 1
+    handled = _handled(context) + 1
     context.state.pop(RECORD, None)
     if not context.state:  # no state yet, or the run is over
         remove(file)
@@ -287,8 +259,7 @@ def state_file(context: Context) -> Path | None:
     return folder / f"run-{context.run_id}" / f"context-{node_name(context)}.state"
 
 
-def messages_handled(context: Context) -> int:
-    """Return how many messages were handled before the context was last saved."""
+def _handled(context: Context) -> int:
     record = context.state.config_records.get(RECORD)
     return 0 if record is None else int(record[HANDLED])  # type: ignore[arg-type]
 
@@ -309,17 +280,17 @@ def read_state(file: Path, key: StateKey | None = None) -> tuple[RecordDict, int
 
 
 def _take_over(file: Path, context: Context, key: StateKey | None) -> None:
-    in_memory = messages_handled(context)
-    if not file.exists():
-        if in_memory:
-            LOG.warning("%s is gone; going on with what Flower has in memory", file)
-        return
+    in_memory = _handled(context)
     try:
+        if not file.exists():
+            raise FileNotFoundError(f"{file} is gone")
         state, handled = read_state(file, key)
     except Exception as error:  # any error that damaged bytes cause
         if in_memory:
             LOG.warning("%s; going on with what Flower has in memory", error)
-            return
-        raise StateLostError(f"client {node_name(context)}: its state is lost: {error}") from error
+        elif file.exists():
+            who = f"client {node_name(context)}"
+            raise StateLostError(f"{who}: its state is lost: {error}") from error
+        return
     if handled > in_memory:
         context.state = state

@@ -39,7 +39,6 @@ from flower_graph.outputs.files import (
     Snapshot,
     SparseRows,
     predictions_from,
-    values_from,
 )
 from flower_graph.rng import generator, seeded
 from flower_graph.wire.counts import added, counted
@@ -210,7 +209,8 @@ class ValueTask(NodeTask):
         return Errors.of(apart, judged.masks)
 
     def predictions(self, seen: Seen, classes: Sequence[str] | None) -> Predictions:
-        return values_from(seen.local, self.scale.undo(seen.judged.logits[:, 0].double()))
+        values = self.scale.undo(seen.judged.logits[:, 0].double())
+        return predictions_from([seen.local], values)
 
 
 @dataclass

@@ -68,6 +68,7 @@ PROXIMAL = "proximal-mu"  # the key of Flower's FedProx
 NO_EXAMPLE, NOT_FINITE = "no example to train on", "weights are not finite"
 LOGITS = "logits"
 ONE_BY_ONE = ("steps", "prepare", "arrays")  # hooks of a client alone
+ALONE = "clients train client by client, not as one group: their module cannot be grouped"
 LOG = logging.getLogger(__name__)
 
 
@@ -167,7 +168,7 @@ class ModuleClient(NumPyClient):
         task: NodeTask = NODES,
     ) -> None:
         self.settings, self.how, self.task = settings, how, task
-        self.graphs = check_graphs(graphs, all_train=False)
+        self.graphs = check_graphs(graphs)
         self._graph_of = {graph.client: graph for graph in self.graphs}
         self.device, self._make_module = resolve_device(device), make_module
         self.received: dict[str, Tensor] = {}
@@ -199,6 +200,9 @@ class ModuleClient(NumPyClient):
     def prepare(self, learner: Learner) -> None:
         """Prepare a client before it trains or measures; by default nothing."""
 
+    def begin(self, learner: Learner, server_round: int) -> None:
+        """Prepare a client, or several as a group, before its first step; by default nothing."""
+
     def finish(self, learner: Learner) -> None:
         """Change a client, or several as a group, after its last step; by default nothing."""
 
@@ -228,6 +232,10 @@ class ModuleClient(NumPyClient):
         """Return further arrays to send, as the server's ``extras`` declares them."""
         return {}
 
+    def measured(self, clients: Sequence[int], weight: int) -> dict[str, float]:
+        """Return further numbers of an answer to ``train``, such as ``wire.averaging.sums``."""
+        return {}
+
     def examples(self, graph: LocalGraph) -> int:
         """Return a client's weight: the number of its training examples."""
         return self.task.weight(graph)
@@ -246,37 +254,50 @@ class ModuleClient(NumPyClient):
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train the clients that are asked. Send their mean, without clients that diverged."""
-        cohort, clients = self._trained(parameters, config)
-        # Outside the block: clients keep their state even if nobody is left to average.
-        left_out = dict[int, str]()
+        cohort, clients, left_out = self._trained(parameters, config)
         add_up = self._added_each if self._sends_its_own else self._added
         weight, arrays = add_up(cohort, clients, left_out)
         means = {name: values / weight for name, values in arrays.items()}
         trained = Trained(clients=len(clients), left_out=left_out)
-        return _answered(means, weight, parameters, trained)
+        return _answered(means, weight, parameters, trained, self.measured(clients, weight))
 
     def fit_each(self, parameters: Parameters, config: Config) -> Rows:
-        cohort, clients = self._trained(parameters, config)
-        left_out = dict[int, str]()
+        cohort, clients, left_out = self._trained(parameters, config)
         rows = {
-            client: _answered(sent, examples, parameters, Trained(clients=1))
+            client: _answered(
+                sent, examples, parameters, Trained(clients=1), self.measured([client], examples)
+            )
             for client, examples, sent in self._sent_by(cohort, clients, left_out)
         }
         return Rows(rows, left_out)
 
-    def _trained(self, parameters: Parameters, config: Config) -> tuple[Cohort, list[int]]:
-        """Train the clients that are asked and have examples; return all that are asked."""
+    def _trained(
+        self, parameters: Parameters, config: Config
+    ) -> tuple[Cohort, list[int], dict[int, str]]:
+        """Train clients; return all that are asked, and the clients that send nothing, and why.
+
+        A client whose numbers are no longer finite begins anew in the next round.
+        """
         request = RoundRequest.from_config(config)
         begun = Asked.from_config(config).arrays_for(parameters, self._clients)
         chosen = [client for client in begun if self._examples_of(client)]
         proximal = float(config.get(PROXIMAL, 0))
-        with self._opened() as cohort, cohort.learners(chosen) as learners:
-            for learner in learners:
-                self._take_over(cohort, learner, begun)
-                with _fitting(learner.graph):
-                    self.prepare(learner)
-                    self._train(learner, request.server_round, proximal)
-        return cohort, list(begun)
+        with self._opened() as cohort:
+            with cohort.learners(chosen) as learners:
+                for learner in learners:
+                    self._take_over(cohort, learner, begun)
+                    with _fitting(learner.graph):
+                        self.prepare(learner)
+                        self._train(learner, request.server_round, proximal)
+            finite = cohort.finite(filter(self.settings.is_shared, cohort.names))
+            cohort.restart([client for client in chosen if client not in finite], self._start)
+        left_out = {
+            client: NOT_FINITE if client in chosen else NO_EXAMPLE
+            for client in begun
+            if client not in chosen or client not in finite
+        }
+        _refuse_if_all(left_out, [*begun])
+        return cohort, list(begun), left_out
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         request, judged = RoundRequest.from_config(config), list[Judged]()
@@ -356,6 +377,7 @@ class ModuleClient(NumPyClient):
         if not self.settings.keep_optimiser:
             learner.optimiser.state.clear()
         with self._drawing(learner.graph, server_round):
+            self.begin(learner, server_round)
             for part in self.steps(learner.graph, server_round):
                 learner.optimiser.zero_grad()
                 loss = self.loss(learner.module, part)
@@ -390,17 +412,9 @@ class ModuleClient(NumPyClient):
     def _added(
         self, cohort: Cohort, clients: Sequence[int], left_out: dict[int, str]
     ) -> tuple[int, dict[str, NDArray[Any]]]:
-        """Add up the clients' arrays by weight; record clients that send nothing, and why."""
-        names = [*filter(self.settings.is_shared, cohort.names)]
-        weights = {one: self._examples_of(one) for one in clients}
-        finite = cohort.finite(names)
-        left_out |= {
-            one: NOT_FINITE if weight else NO_EXAMPLE
-            for one, weight in weights.items()
-            if not weight or one not in finite
-        }
-        _refuse_if_all(left_out, clients)
-        good = {one: weight for one, weight in weights.items() if one not in left_out}
+        """Add up the clients' arrays by weight."""
+        names = filter(self.settings.is_shared, cohort.names)
+        good = {one: self._examples_of(one) for one in clients if one not in left_out}
         sums = {name: value.numpy() for name, value in cohort.sums(names, good).items()}
         return sum(good.values()), sums
 
@@ -418,14 +432,10 @@ class ModuleClient(NumPyClient):
         self, cohort: Cohort, clients: Sequence[int], left_out: dict[int, str]
     ) -> Iterator[tuple[int, int, dict[str, NDArray[np.generic]]]]:
         """Yield client, weight and arrays; record clients that send nothing, and why."""
-        finite = cohort.finite()
-        for client in clients:
-            if not (examples := self._examples_of(client)):
-                left_out[client] = NO_EXAMPLE
-                continue
+        for client in (one for one in clients if one not in left_out):
             sent = self._numbers_of(cohort.alone(client))
-            if client in finite and all(np.isfinite(values).all() for values in sent.values()):
-                yield client, examples, sent
+            if all(np.isfinite(values).all() for values in sent.values()):
+                yield client, self._examples_of(client), sent
             else:
                 left_out[client] = NOT_FINITE
         _refuse_if_all(left_out, clients)
@@ -471,6 +481,8 @@ class ModuleClient(NumPyClient):
         is_grouped = bool(self.first_layers) or self._can_group(module, graphs)
         if is_grouped:
             placed = {name: laid_out(stack) for name, stack in placed.items()}
+        elif len(graphs) > 1:
+            LOG.info(ALONE)
         by_rows = self.first_layers
         return Cohort(module, graphs, placed, self.optimiser, is_grouped, by_rows), placed
 
@@ -526,12 +538,15 @@ def _is_elementwise(optimiser: Any) -> bool:
 def _refuse_if_all(left_out: Mapping[int, str], clients: Sequence[int]) -> None:
     if len(left_out) == len(clients):
         why = " and ".join(sorted(set(left_out.values())))
-        kind = RefusedError if why == NO_EXAMPLE else ValueError
-        raise kind(f"clients {brief(sorted(left_out), 60)}: {why}; nobody is left")
+        raise RefusedError(f"clients {brief(sorted(left_out), 60)}: {why}; nobody is left")
 
 
 def _answered(
-    sent: Mapping[str, NDArray[np.generic]], weight: int, came: Parameters, trained: Trained
+    sent: Mapping[str, NDArray[np.generic]],
+    weight: int,
+    came: Parameters,
+    trained: Trained,
+    measured: Mapping[str, float],
 ) -> Answer:
     """Write an answer in the types of the server's arrays: a mean of integers is no integer."""
     dtypes = [values.dtype for values in came]
@@ -540,7 +555,7 @@ def _answered(
         np.asarray(np.rint(values) if dtype.kind in "iu" else values, dtype)
         for values, dtype in zip(sent.values(), dtypes, strict=True)
     ]
-    return arrays, weight, {ARRAY_NAMES: list(sent)} | trained.to_config()
+    return arrays, weight, {ARRAY_NAMES: list(sent), **trained.to_config(), **measured}
 
 
 @contextmanager

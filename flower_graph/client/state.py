@@ -4,7 +4,7 @@ Flower keeps state in ``Context.state``, but sends a context with every message:
 and from the process that runs the ClientApp. So the place depends on size and node config:
 
 * up to 1 MiB (a deployment's client with one user): in ``Context.state`` itself, which
-  ``flower_graph.client.adaptor`` saves if the SuperNode has a folder of its own;
+  ``keep_state`` saves if the SuperNode has a folder of its own;
 * larger: in a file that is replaced as a whole after each message, in the SuperNode's folder
   (``state-dir`` or ``data-folder``) or else in shared memory;
 * ``state-dir = ":memory:"`` (the in-process engine): in this process.
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context
 from torch import Tensor
 
 from flower_graph.data.description import check_clients
@@ -41,14 +42,12 @@ from flower_graph.storage.files import (
     state_key,
 )
 from flower_graph.storage.writing import remove, remove_empty, remove_folder
-from flower_graph.wire.arrays import Config, Measurements
+from flower_graph.wire.arrays import Config, Measurements, encode_array
 from flower_graph.wire.client_errors import AT_HOME
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 
 if TYPE_CHECKING:
-    from flwr.app import Context
-
     from flower_graph.data.partition.client_graphs import ClientGraph
     from flower_graph.data.partition.ego_networks import EgoNetwork
 
@@ -93,19 +92,16 @@ class StateStore:
 
     def is_due(self, resume: Resume) -> bool:
         # A client that is asked again under another node id has loaded it before.
-        record = self._context.state.config_records.get(f"{self._name}-resumed")
-        loaded = None if record is None else dict(record)
-        return bool(resume.server_round) and loaded != resume.to_config()
+        loaded = self._context.state.config_records.get(f"{self._name}-resumed")
+        return bool(resume.server_round) and dict(loaded or {}) != resume.to_config()
 
     def note(self, resume: Resume) -> None:
-        from flwr.app import ConfigRecord
-
         self._context.state[f"{self._name}-resumed"] = ConfigRecord(resume.to_config())
 
     # Any: what is kept is of the class that ``build`` makes, in this process or an earlier call
     def load(self, build: Callable[[Tensors], object]) -> Any:
         """Return the live object, rebuilt from its tensors if this process does not have it."""
-        record = self._context.state.config_records[self._name]
+        record, who = self._context.state.config_records[self._name], f"client {self._key[1]}"
         kind, mark = str(record["kind"]), str(record["token"])
         if kind == SAVED:
             mark = self._mark()
@@ -115,13 +111,20 @@ class StateStore:
             self._found = version
             return live
         if kind == PROCESS:
-            raise StateLostError(f"client {self._key[1]}: its state is gone, or half changed")
+            raise StateLostError(f"{who}: its state is gone, or half changed")
         if kind == CONTEXT:
-            self._found = self.version
             arrays = self._context.state.array_records[f"{self._name}-tensors"]
             tensors = {k: torch.from_numpy(v.numpy().copy()) for k, v in arrays.items()}
+            self._found = self.version
         else:
-            tensors = self._saved()
+            try:
+                tensors = checkpoint.load_client(self._file, str(self._key[0]), self._sealed)
+            except CheckpointError as error:
+                raise StateLostError(f"{who}: its state is lost: {error}") from error
+            self._found = int(tensors.pop(VERSION, torch.tensor(-1)))
+            if self._found < self.version:
+                versions = f"has version {self._found}, expected version {self.version}"
+                raise StateLostError(f"{who}: {self._file} {versions}")
         live = build(tensors)
         _LIVE[self._key] = (self._found, live, mark)
         return live
@@ -145,19 +148,14 @@ class StateStore:
             raise
 
     def commit(self, live: object, tensors: Tensors) -> None:
-        from flwr.app import ArrayRecord, ConfigRecord
-
-        from flower_graph.wire.arrays import encode_array
-
         version, mark = max(self._found, self.version) + 1, secrets.token_hex(8)
         size = sum(t.numel() * t.element_size() for t in tensors.values())
         kind = PROCESS if self._in_process else CONTEXT if size <= SMALL_BYTES else SAVED
         record = ConfigRecord({"version": version, "kind": kind, "token": mark})
         if kind == SAVED:
             own_folder(self._folder)
-            number = {VERSION: torch.tensor(version)}
-            run = str(self._key[0])
-            checkpoint.save_client(self._file, tensors | number, run, self._sealed)
+            numbered = tensors | {VERSION: torch.tensor(version)}
+            checkpoint.save_client(self._file, numbered, str(self._key[0]), self._sealed)
             mark = self._mark()
         elif kind == CONTEXT:
             small = {n: encode_array(n, t.detach().cpu().numpy()) for n, t in tensors.items()}
@@ -179,17 +177,6 @@ class StateStore:
             result = self._file.stat()
             return f"{result.st_ino} {result.st_mtime_ns}"
         return ""
-
-    def _saved(self) -> Tensors:
-        try:
-            tensors = checkpoint.load_client(self._file, str(self._key[0]), self._sealed)
-        except CheckpointError as error:
-            raise StateLostError(f"client {self._key[1]}: its state is lost: {error}") from error
-        self._found = int(tensors.pop(VERSION, torch.tensor(-1)))
-        if self._found < self.version:
-            versions = f"has version {self._found}, expected version {self.version}"
-            raise StateLostError(f"client {self._key[1]}: {self._file} {versions}")
-        return tensors
 
 
 def forget_run(run_id: int) -> None:
@@ -229,6 +216,7 @@ class CohortState(Generic[T]):
         copies: bool = True,
     ) -> None:
         self.store = StateStore(context, name)
+        self.drop = self.store.drop
         self._checkpoints = ClientCheckpoints(context, folder)
         self._numbers = torch.as_tensor(numbers, dtype=torch.int64)
         self._copies = copies
@@ -283,20 +271,26 @@ class CohortState(Generic[T]):
         # A resumed server names one; a client loads it once.
         if not self.store.is_due(resume):
             return None
-        tensors = self._checkpoints.load(resume.server_round, resume.run)
         path = self._checkpoints.path(resume.server_round, resume.run)
+        tensors = self._checkpoints.load(resume.server_round, resume.run)
+
+        def refused(detail: str, why: str = "") -> CheckpointError:
+            return told(CheckpointError(f"{path}: {detail}"), f"its checkpoint: {why or detail}")
+
         if (numbers := tensors.pop(NUMBERS, None)) is None:
-            why = "its checkpoint: of another version"
-            raise told(CheckpointError(f"{path}: {why}"), why)
+            raise refused("of another version")
         kept = {name: tensors.pop(name) for name in [*tensors] if not name.startswith(BESIDE)}
         beside = {name.removeprefix(BESIDE): tensor for name, tensor in tensors.items()}
         if not torch.equal(numbers, self._numbers):
             if adopt is None or (adopted := adopt(kept, numbers, beside)) is None:
-                why = "other clients; resume with the same, on as many SuperNodes as before"
-                raise told(CheckpointError(f"{path}: {why}"), f"its checkpoint: {why}")
+                raise refused("other clients; resume with the same, on as many SuperNodes")
             kept = adopted
         if self._copies:
-            _check_forms(path, kept, makers.start())
+            found, expected = forms_of(kept), forms_of(makers.start())
+            for name in expected | found:
+                if found.get(name) != expected.get(name):
+                    forms = f"{name} is {found.get(name)}, expected {expected.get(name)}"
+                    raise refused(forms, "made with other data or settings")
         built = makers.build(kept)
         self.store.commit((*built, {}), built[1])
         self.store.note(resume)
@@ -305,7 +299,7 @@ class CohortState(Generic[T]):
     def begin(self, resume: Resume) -> None:
         """Start fresh in a resumed run: the clients joined after its checkpoint."""
         if self.store.is_due(resume):
-            self.store.drop()
+            self.drop()
             self.store.note(resume)
 
     def processed(self, makers: Makers[T]) -> int:
@@ -314,11 +308,8 @@ class CohortState(Generic[T]):
                 self._open(makers)
         except StateLostError as error:
             LOG.warning("%s: its clients begin anew", error)
-            self.store.drop()
+            self.drop()
         return self.store.version
-
-    def drop(self) -> None:
-        self.store.drop()
 
     def _collect(self, live: T, tensors: Tensors) -> None:
         """Write the object's changes into the tensors, unless it works on them in place."""
@@ -335,23 +326,13 @@ class CohortState(Generic[T]):
 def _copied(tensors: Tensors, spare: Tensors) -> Tensors:
     """Copy tensors into those of an earlier copy: fresh memory costs more than the copy."""
 
-    def form(one: Tensor) -> object:
-        return one.shape, one.stride(), one.dtype, one.device
+    def form(one: Tensor | None) -> object:
+        return None if one is None else (one.shape, one.stride(), one.dtype, one.device)
 
-    result: Tensors = {}
-    for name, tensor in tensors.items():
-        is_fit = name in spare and form(spare[name]) == form(tensor)
-        result[name] = spare[name].copy_(tensor) if is_fit else tensor.clone()
-    return result
-
-
-def _check_forms(path: Path, loaded: Tensors, wanted: Tensors) -> None:
-    """Refuse tensors made with other data or settings; the error names the tensor."""
-    found, expected = forms_of(loaded), forms_of(wanted)
-    for name in expected | found:
-        if found.get(name) != expected.get(name):
-            forms = f"{path}: {name} is {found.get(name)}, expected {expected.get(name)}"
-            raise told(CheckpointError(forms), "its checkpoint: made with other data or settings")
+    return {
+        name: spare[name].copy_(one) if form(spare.get(name)) == form(one) else one.clone()
+        for name, one in tensors.items()
+    }
 
 
 def forms_of(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -359,16 +340,13 @@ def forms_of(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], torch.dtype]]
     return {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}
 
 
-def check_graphs(graphs: Sequence[G], *, all_train: bool = True) -> list[G]:
-    """Refuse graphs that cannot train, if all must; the error names the client."""
+def check_graphs(graphs: Sequence[G]) -> list[G]:
+    """Refuse no graphs, and two of one client; return them in the order of the clients."""
     if not graphs:
         raise ValueError("graphs: none is given; a SuperNode hosts at least one client")
     numbers = [graph.client for graph in graphs]
     if len(set(numbers)) != len(numbers):
         raise ValueError(f"graphs: client numbers {numbers!s:.60} are not all different")
-    for graph in graphs:
-        if all_train and not graph.train_mask.any():
-            raise ValueError(f"client {graph.client} has no training node: it cannot train")
     check_clients(graphs)
     return sorted(graphs, key=lambda graph: graph.client)
 
@@ -389,7 +367,14 @@ class ClientCheckpoints:
         self._file_name = f"client-{node_name(context)}.safetensors"
 
     def path(self, server_round: int, run: str) -> Path:
-        return checkpoint.round_folder(self._folder(run), server_round) / self._file_name
+        if self._own is None and self._shared is None:
+            why = "no place for a checkpoint: set checkpoint_dir, state-dir or data-folder"
+            raise told(CheckpointError(why), why)
+        # The token comes with a message: it must not lead out of the SuperNode's folder.
+        if self._own is not None and not re.fullmatch(r"[0-9a-f]{32}", run):
+            raise CheckpointError(f"run token: {brief(run)} is not 32 hexadecimal digits")
+        folder = self._shared if self._own is None else self._own / "checkpoints" / run
+        return checkpoint.round_folder(cast(Path, folder), server_round) / self._file_name
 
     def save(self, server_round: int, tensors: dict[str, Tensor], run: str) -> str:
         path = self.path(server_round, run)
@@ -403,7 +388,7 @@ class ClientCheckpoints:
             why = os.strerror(error.errno) if error.errno else AT_HOME
             return f"its checkpoint cannot be written: {why}"
         if self._own is not None:
-            files = self._folder(run).glob(f"round-*/{self._file_name}")
+            files = path.parent.parent.glob(f"round-*/{self._file_name}")
             for old in checkpoint.rounds_of(file.parent for file in files)[:-KEPT_AT_CLIENT]:
                 remove(self.path(old, run))
                 remove_empty(self.path(old, run).parent)  # unless others have files there
@@ -411,14 +396,3 @@ class ClientCheckpoints:
 
     def load(self, server_round: int, run: str) -> dict[str, Tensor]:
         return checkpoint.load_client(self.path(server_round, run), run, self._sealed)
-
-    def _folder(self, run: str) -> Path:
-        if self._own is not None:
-            # The token comes with a message: it must not lead out of this folder.
-            if not re.fullmatch(r"[0-9a-f]{32}", run):
-                raise CheckpointError(f"run token: {brief(run)} is not 32 hexadecimal digits")
-            return self._own / "checkpoints" / run
-        if self._shared is None:
-            why = "no place for a checkpoint: set checkpoint_dir, state-dir or data-folder"
-            raise told(CheckpointError(why), why)
-        return self._shared

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from flower_graph.config.partition import PartitionSection
 from flower_graph.config.rules import (
@@ -41,15 +41,12 @@ from flower_graph.wire.keys import (
 # What a run saves, and of which round
 ALL, ONLY_PREDICTIONS, NOTHING = SAVE = ("all", "predictions", "none")
 LAST, BEST = KEEP = ("last", "best")
-SPLITS = ("auto", "public", "geom-gcn", "random")
 AUTO, AUTO_DENSE, AS_IS, ROW, PRESENCE, STANDARDISE = FEATURES = (
     "auto", "auto-dense", "as-is", "row", "presence", "standardise",
 )  # fmt: skip
 REFUSE, MEAN, ONE_HOT = "refuse", "mean", "one-hot"
 POINT, COMMA = "point", "comma"
 NAME = Rule("a name, of a data set, a file or a column", lambda name: bool(name.strip()))
-NO_FEATURES = (REFUSE, "degree", ONE_HOT)
-DEVICES = ("auto", "cpu", "cuda")
 LOCAL_FORM, CENTRAL_FORM = FORMS = ("local", "central")
 WITHHOLD, REPORT = MEASUREMENTS = ("withhold", "report")
 NO_DEFENCE, KRUM, TRIMMED_MEAN, MEDIAN = ROBUST = ("none", "krum", "trimmed-mean", "median")
@@ -71,13 +68,6 @@ def some_of(allowed: Sequence[str], *, least: int) -> Rule:
 NODES, LINKS, VALUES = TASKS = ("nodes", "links", "values")
 
 SOME_METRICS = some_of(SCORES, least=1)
-METRICS_HELP = (
-    "what is reported of predictions; the first decides which round is the best. All but the "
-    "accuracy are those of all clients' predictions together: `flower-graph docs outputs#metrics`"
-)
-WITHHELD = (
-    "clients withhold what they measure; set metrics=[accuracy] or privacy.measurements=report"
-)
 
 
 def counting_of(metrics: Sequence[str]) -> str:
@@ -98,89 +88,53 @@ class DataConfig:
         "features=presence-row": "save features of 0 and 1, and take row",
     }
 
-    name: str = setting(
-        "cora-linqs",
-        NAME,
-        help="a known set, `Class/name` of PyG, `csbm`, or a path: `flower-graph docs own-data`",
-    )
-    root: str | None = setting(
-        None, help="folder of the raw data; null: `$FLOWER_GRAPH_DATA`, else a download"
-    )
-    split: str = setting(
-        "public",
-        choice(*SPLITS),
-        help="the whole graph's split; `auto`: the graph's own masks, else drawn by `ratios`, by "
-        "default 0.6, 0.2, 0.2, of the labelled nodes",
-    )
-    split_seed: int | None = setting(
-        0, SEED, help="of a random split and of `csbm`'s graph; null: the run's"
-    )
-    train_per_class: int = setting(
-        20, at_least(1), help="training nodes of each class; `random` only"
-    )
+    name: str = setting("cora-linqs", NAME)
+    """a known set, `Class/name` of PyG, `csbm`, or a path: `flower-graph docs own-data`"""
+    root: str | None = setting(None)
+    """folder of the raw data; null: `$FLOWER_GRAPH_DATA`, else a download"""
+    split: str = setting("public", choice("auto", "public", "geom-gcn", "random"))
+    """the whole graph's split; `auto`: the graph's own masks, else drawn by `ratios`, by default
+    0.6, 0.2, 0.2, of the labelled nodes"""
+    split_seed: int | None = setting(0, SEED)
+    """of a random split and of `csbm`'s graph; null: the run's"""
+    train_per_class: int = setting(20, at_least(1))
+    """training nodes of each class; `random` only"""
     num_val: int = setting(500, at_least(0), help="validation nodes; `random` only")
     num_test: int = setting(1000, at_least(0), help="test nodes; `random` only")
-    ratios: list[float] | None = setting(
-        None, RATIOS, help="shares of a random split; they replace the counts"
-    )
-    features: str = setting(
-        ROW,
-        choice(*FEATURES),
-        help="`row`: each node's sum to one; `presence`: those that are not 0 become 1; "
-        "`standardise`: each has mean 0 and deviation 1 over all nodes; `auto`: `as-is` for 0/1, "
-        "`presence` for sparse ones without negative, else `standardise`, also where a node has "
-        "more than 64 that are not 0 in the mean and the graph at most 50 million numbers; "
-        "`auto-dense`: `auto`, but `standardise` for all but 0/1 in such graphs",
-    )
-    feature_noise: float = setting(
-        0.0,
-        FRACTION,
-        help="chance of each of a node's features that is not 0 to move to another one, drawn by "
-        "`data.split_seed`; not of clients' own graphs",
-    )
-    no_features: str = setting(
-        "refuse",
-        choice(*NO_FEATURES),
-        help="what stands for features that a graph lacks: its nodes' degrees, or their numbers",
-    )
-    missing: str = setting(
-        REFUSE,
-        choice(REFUSE, MEAN),
-        help="what stands for a number that a node lacks (an empty cell of a table, NaN in `x`): "
-        "the feature's mean over all nodes of all clients that have it",
-    )
-    categories: str = setting(
-        REFUSE,
-        choice(REFUSE, ONE_HOT),
-        help="what stands for the words of a column of a table, GraphML or JSON: a feature for "
-        "each word, 1 at the nodes that have it",
-    )
-    label: str | None = setting(
-        None,
-        NAME,
-        help="column or attribute with a node's class; null: `label`, in saved graphs `y`",
-    )
-    weight: str | None = setting(
-        None,
-        NAME,
-        help="column or attribute with an edge's weight; null: `weight`, in saved graphs "
-        "`edge_weight`",
-    )
-    decimal: str = setting(
-        POINT, choice(POINT, COMMA), help="decimal sign of the numbers in tables, GraphML and JSON"
-    )
+    ratios: list[float] | None = setting(None, RATIOS)
+    """shares of a random split; they replace the counts"""
+    features: str = setting(ROW, choice(*FEATURES))
+    """`row`: each node's sum to one; `presence`: those that are not 0 become 1; `standardise`: each
+    has mean 0 and deviation 1 over all nodes; `auto`: `as-is` for 0/1, `presence` for sparse ones
+    without negative, else `standardise`, also where a node has more than 64 that are not 0 in the
+    mean and the graph at most 50 million numbers; `auto-dense`: `auto`, but `standardise` for all
+    but 0/1 in such graphs"""
+    feature_noise: float = setting(0.0, FRACTION)
+    """chance of each of a node's features that is not 0 to move to another one, drawn by
+    `data.split_seed`; not of clients' own graphs"""
+    no_features: str = setting(REFUSE, choice(REFUSE, "degree", ONE_HOT))
+    """what stands for features that a graph lacks: its nodes' degrees, or their numbers"""
+    missing: str = setting(REFUSE, choice(REFUSE, MEAN))
+    """what stands for a number that a node lacks (an empty cell of a table, NaN in `x`): the
+    feature's mean over all nodes of all clients that have it"""
+    categories: str = setting(REFUSE, choice(REFUSE, ONE_HOT))
+    """what stands for the words of a column of a table, GraphML or JSON: a feature for each word, 1
+    at the nodes that have it"""
+    label: str | None = setting(None, NAME)
+    """column or attribute with a node's class; null: `label`, in saved graphs `y`"""
+    weight: str | None = setting(None, NAME)
+    """column or attribute with an edge's weight; null: `weight`, in saved graphs `edge_weight`"""
+    decimal: str = setting(POINT, choice(POINT, COMMA))
+    """decimal sign of the numbers in tables, GraphML and JSON"""
     nodes: int = setting(10000, help="`csbm`: number of nodes, at least one for each class")
     classes: int = setting(7, at_least(2), help="`csbm`: number of classes")
     degree: float = setting(10.0, ABOVE_ZERO, help="`csbm`: mean number of neighbours")
     num_features: int = setting(512, help="`csbm`: number of features, at least `data.active`")
     active: int = setting(32, at_least(1), help="`csbm`: features of a node that are not 0")
     homophily: float = setting(0.8, FRACTION, help="`csbm`: share of the edges inside a class")
-    signal: float = setting(
-        0.1,
-        FRACTION,
-        help="`csbm`: how much features tell: the chance of each of a node's to be the one that "
-        "its class prefers",
-    )
+    signal: float = setting(0.1, FRACTION)
+    """`csbm`: how much features tell: the chance of each of a node's to be the one that its class
+    prefers"""
 
     def draws(self, seed: int) -> int:
         """Return the seed of splits and graphs in a run with this seed."""
@@ -199,33 +153,17 @@ class DataConfig:
 class PrivacyConfig:
     """Differential privacy of what clients send, by Flower's functions and accountant."""
 
-    epsilon: float | None = setting(
-        None,
-        ABOVE_ZERO,
-        help="budget of the whole run, for all data of a client; null: no noise",
-    )
-    delta: float = setting(
-        1e-5,
-        Rule("above 0 and below 1", lambda delta: 0 < delta < 1),
-        help="chance, over the whole run, that the promise of epsilon fails",
-    )
-    clipping_norm: float = setting(
-        10.0,
-        ABOVE_ZERO,
-        help="longest vector that a client sends in a round: a user's latent vector, an "
-        "ego-network's shared embeddings together, the change of a client's weights or of its "
-        "public embeddings",
-    )
-    form: str = setting(
-        LOCAL_FORM,
-        choice(*FORMS),
-        help="`local`: clients add noise; `central`: the server does, to averaged weights",
-    )
-    measurements: str = setting(
-        WITHHOLD,
-        choice(*MEASUREMENTS),
-        help="whether clients send what they measure on their own data, without noise",
-    )
+    epsilon: float | None = setting(None, ABOVE_ZERO)
+    """budget of the whole run, for all data of a client; null: no noise"""
+    delta: float = setting(1e-5, Rule("above 0 and below 1", lambda delta: 0 < delta < 1))
+    """chance, over the whole run, that the promise of epsilon fails"""
+    clipping_norm: float = setting(10.0, ABOVE_ZERO)
+    """longest vector that a client sends in a round: a user's latent vector, an ego-network's
+    shared embeddings together, the change of a client's weights or of its public embeddings"""
+    form: str = setting(LOCAL_FORM, choice(*FORMS))
+    """`local`: clients add noise; `central`: the server does, to averaged weights"""
+    measurements: str = setting(WITHHOLD, choice(*MEASUREMENTS))
+    """whether clients send what they measure on their own data, without noise"""
 
     @property
     def is_on(self) -> bool:
@@ -260,15 +198,11 @@ class PrivacyConfig:
 class RobustSection:
     """The section ``strategy`` of methods that average clients' weights."""
 
-    robust: str = setting(
-        NO_DEFENCE, choice(*ROBUST), help="what stands for the mean of the clients' weights"
-    )
+    robust: str = setting(NO_DEFENCE, choice(*ROBUST))
+    """what stands for the mean of the clients' weights"""
     num_malicious: int = setting(1, at_least(0), help="clients that may be hostile; `krum` only")
-    beta: float = setting(
-        0.2,
-        Rule("at least 0 and less than 0.5", lambda beta: 0 <= beta < 0.5),
-        help="share of the clients cut off at each end; `trimmed-mean` only",
-    )
+    beta: float = setting(0.2, Rule("at least 0 and less than 0.5", lambda beta: 0 <= beta < 0.5))
+    """share of the clients cut off at each end; `trimmed-mean` only"""
 
     def refuse_robust(self, method: str, not_with: Mapping[str, str]) -> None:
         """Refuse an average other than the mean for methods that it does not fit."""
@@ -291,16 +225,12 @@ class StrategySection:
     participation: float = setting(1.0, SHARE, help="share of the clients asked each round")
     timeout: float = setting(600.0, ABOVE_ZERO, help="seconds that an exchange may take")
     min_nodes: int = setting(1, at_least(1), help="SuperNodes to wait for before the first round")
-    most_supernodes: int | None = setting(
-        None, at_least(1), help="SuperNodes that may enrol; null: any number"
-    )
+    most_supernodes: int | None = setting(None, at_least(1))
+    """SuperNodes that may enrol; null: any number"""
 
     @property
     def distrusts(self) -> bool:
         return False
-
-    def with_registry(self, make: Callable[[], Path]) -> Self:
-        return self
 
 
 @dataclass
@@ -310,41 +240,26 @@ class RunConfig:
     app: str = setting("", help="the method, which decides what keys there are")
     seed: int = setting(0, SEED, help="of weights, dropout, sampling and splits")
     rounds: int = setting(200, at_least(1), help="rounds of training")
-    device: str = setting(
-        "auto",
-        choice(*DEVICES, also="cuda:N", pattern=r"cuda:\d+"),
-        help="where tensors live; `auto`: on a GPU if there is one",
-    )
-    checkpoint_every: int = setting(
-        0, at_least(0), help="rounds between checkpoints, of which the last two are kept; 0: none"
-    )
-    patience: int = setting(
-        0,
-        at_least(0),
-        help="rounds without a better validation after which the run ends; 0: never",
-    )
-    metrics: list[str] = setting([ACCURACY], SOME_METRICS, help=METRICS_HELP)
-    save: str = setting(
-        ALL,
-        choice(*SAVE),
-        help="what clients and server keep, each where it lives, to be used after the run: "
-        "predictions, models and figures of each client; `predictions`: without models",
-    )
-    keep: str = setting(
-        LAST,
-        choice(*KEEP),
-        help="the round that predictions and models are of; `best`: that of the best validation, "
-        "for which each keeps one more on its disk",
-    )
-    every: int = setting(
-        0, at_least(0), help="rounds between points of each client's curves; 0: none are written"
-    )
-    track: list[str] = setting(
-        [],
-        some_of(TRACKERS, least=0),
-        help="trackers that the server shows each round to, of `tensorboard`, `mlflow`, `wandb`, "
-        "each an extra of this name: `flower-graph docs using-a-run#trackers`",
-    )
+    device: str = setting("auto", choice("auto", "cpu", "cuda", also="cuda:N", pattern=r"cuda:\d+"))
+    """where tensors live; `auto`: on a GPU if there is one"""
+    checkpoint_every: int = setting(0, at_least(0))
+    """rounds between checkpoints, of which the last two are kept; 0: none"""
+    patience: int = setting(0, at_least(0))
+    """rounds without a better validation after which the run ends; 0: never"""
+    metrics: list[str] = setting([ACCURACY], SOME_METRICS)
+    """what is reported of predictions; the first decides which round is the best. All but the
+    accuracy are those of all clients' predictions together: `flower-graph docs outputs#metrics`"""
+    save: str = setting(ALL, choice(*SAVE))
+    """what clients and server keep, each where it lives, to be used after the run: predictions,
+    models and figures of each client; `predictions`: without models"""
+    keep: str = setting(LAST, choice(*KEEP))
+    """the round that predictions and models are of; `best`: that of the best validation, for which
+    each keeps one more on its disk"""
+    every: int = setting(0, at_least(0))
+    """rounds between points of each client's curves; 0: none are written"""
+    track: list[str] = setting([], some_of(TRACKERS, least=0))
+    """trackers that the server shows each round to, of `tensorboard`, `mlflow`, `wandb`, each an
+    extra of this name: `flower-graph docs using-a-run#trackers`"""
     data: DataConfig = section(DataConfig)
     privacy: PrivacyConfig = section(PrivacyConfig)
     strategy: StrategySection = section(StrategySection)  # shown last
@@ -403,7 +318,9 @@ class RunConfig:
             require(name in allowed, "metrics", name, words)
         counts = counting_of(self.metrics) and not self.server_measures
         if counts and self.privacy.withholds:
-            self.privacy.refuse_with(f"metrics={self.metrics}", WITHHELD)
+            remedy = "set metrics=[accuracy] or privacy.measurements=report"
+            why = f"clients withhold what they measure; {remedy}"
+            self.privacy.refuse_with(f"metrics={self.metrics}", why)
 
 
 @dataclass

@@ -41,21 +41,13 @@ def seed_folders(folder: Path) -> dict[int, Path]:
 
 @dataclass(frozen=True)
 class Trust:
-    """Whether a run's files may name code that the user does not have.
-
-    Attributes
-    ----------
-    code : bool
-        Whether they may.
-    say : callable
-        Called with a message before each import.
-    reads : bool
-        Whether the settings are only read: no data are then loaded by them.
-    """
+    """Whether a run's files may name code that the user does not have."""
 
     code: bool = False
     say: Callable[[str], None] = LOG.warning
+    """Called with a message before each import."""
     reads: bool = False
+    """Whether the settings are only read: no data are then loaded by them."""
 
     def admit(self, name: str, refusal: Exception) -> None:
         """Announce an import, or refuse it if the folder is not trusted."""
@@ -129,9 +121,8 @@ def announced() -> dict[str, str]:
 
 def has_method(app: str) -> bool:
     """Return whether the user has a method, so that importing it runs no foreign code."""
-    if app in SHIPPED or app in GIVEN or app in announced():
-        return True
-    return "METHOD" in vars(sys.modules.get(app) or ModuleType(app))  # imported already
+    is_imported = hasattr(sys.modules.get(app), "METHOD")
+    return app in SHIPPED or app in GIVEN or app in announced() or is_imported
 
 
 def code_of_methods(module: str) -> ModuleType | None:

@@ -29,33 +29,24 @@ PUBLIC = ("random", "degree", "cover")
 class EgoSection:
     """The clients' ego-networks, and the whole of which training nodes are a share."""
 
-    hops: int = setting(
-        2, at_least(1), help="distance from the ego up to which nodes belong to its network"
-    )
+    hops: int = setting(2, at_least(1))
+    """distance from the ego up to which nodes belong to its network"""
     min_nodes: int = setting(15, at_least(1), help="nodes that an ego-network has at least")
-    split: str = setting(
-        PER_CLIENT,
-        choice(*EGO_SPLITS),
-        help="`global`: a node has one role at all its clients; ego-networks only",
-    )
+    split: str = setting(PER_CLIENT, choice(*EGO_SPLITS))
+    """`global`: a node has one role at all its clients; ego-networks only"""
 
 
 @dataclass
 class OverlapSection:
     """The nodes that all clients hold, and the number of each client's own."""
 
-    public: str = setting(
-        "random", choice(*PUBLIC), help="how nodes are chosen that all clients hold"
-    )
-    public_share: float = setting(
-        0.4, SHARE, help="share of all nodes that every client holds, where clients overlap"
-    )
-    private_share: float = setting(
-        0.15,
-        FRACTION,
-        help="share of all nodes that each client holds alone; with the public share at most 1 "
-        "over all clients",
-    )
+    public: str = setting("random", choice(*PUBLIC))
+    """how nodes are chosen that all clients hold"""
+    public_share: float = setting(0.4, SHARE)
+    """share of all nodes that every client holds, where clients overlap"""
+    private_share: float = setting(0.15, FRACTION)
+    """share of all nodes that each client holds alone; with the public share at most 1 over all
+    clients"""
 
     def refuse_shares(self, clients: int) -> None:
         whole = self.public_share + clients * self.private_share
@@ -74,46 +65,30 @@ class CutSection:
     }
 
     method: str = setting(LOUVAIN, choice(*PARTITIONS), help="how the graph is cut")
-    clients: int = setting(
-        8,
-        at_least(1),
-        help="the largest communities (`louvain`), parts of the whole graph, or nodes that are "
-        "drawn (`ego-networks`)",
-    )
-    resolution: float | None = setting(
-        1.0,
-        ABOVE_ZERO,
-        help="above 1 gives smaller communities; null: 1, doubled until there are enough; "
-        "`louvain` only",
-    )
-    every_node: bool = setting(
-        False, help="smaller communities too, each to the smallest client; `louvain` only"
-    )
-    alpha: float = setting(
-        0.5, ABOVE_ZERO, help="the smaller, the fewer classes has a client; `dirichlet` only"
-    )
-    draws: int = setting(
-        5,
-        at_least(1),
-        help="clients of each METIS part, of which `partition.clients` is a multiple; "
-        "`metis-overlapping` only",
-    )
+    clients: int = setting(8, at_least(1))
+    """the largest communities (`louvain`), parts of the whole graph, or nodes that are drawn
+    (`ego-networks`)"""
+    resolution: float | None = setting(1.0, ABOVE_ZERO)
+    """above 1 gives smaller communities; null: 1, doubled until there are enough; `louvain` only"""
+    every_node: bool = setting(False)
+    """smaller communities too, each to the smallest client; `louvain` only"""
+    alpha: float = setting(0.5, ABOVE_ZERO)
+    """the smaller, the fewer classes has a client; `dirichlet` only"""
+    draws: int = setting(5, at_least(1))
+    """clients of each METIS part, of which `partition.clients` is a multiple; `metis-overlapping`
+    only"""
 
 
 @dataclass
 class PartitionSection(OverlapSection, EgoSection, CutSection):
     """How one graph is cut into clients, in any way, and which of a client's nodes train."""
 
-    seed: int | None = setting(
-        None, SEED, help="of the cut, the graphless clients and the splits; null: the run's"
-    )
+    seed: int | None = setting(None, SEED)
+    """of the cut, the graphless clients and the splits; null: the run's"""
     ratios: list[float] = setting([0.6, 0.2, 0.2], RATIOS, help="shares of train, val and test")
-    train_share: float | None = setting(
-        None,
-        SHARE,
-        help="share of a client's labelled nodes that train, whoever validates and tests; null: "
-        "all that `partition.ratios` gives",
-    )
+    train_share: float | None = setting(None, SHARE)
+    """share of a client's labelled nodes that train, whoever validates and tests; null: all that
+    `partition.ratios` gives"""
 
     def validate(self) -> None:
         if self.train_share is not None:

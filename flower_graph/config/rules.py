@@ -30,30 +30,22 @@ class Rule:
     admits : callable
         Whether a value of the setting's type is allowed. It must test for good values, not bad
         ones, so that NaN fails.
+    allowed : tuple of str
+        All words, if the setting is one of several; a refusal names the nearest.
     """
 
     words: str
     admits: Callable[[Any], bool]  # Left open: each rule takes values of its settings' type
+    allowed: tuple[str, ...] = ()
 
     def check(self, key: str, value: object) -> None:
-        require(self.admits(value), key, value, self.words)
+        if not self.admits(value):
+            close = nearest(str(value), self.allowed)
+            hint = f"; did you mean {close}?" if close else ""
+            require(False, key, value, f"{self.words}{hint}")
 
 
-@dataclass(frozen=True)
-class Choice(Rule):
-    """One of several words; a refusal names the nearest."""
-
-    allowed: tuple[str, ...]
-
-    def check(self, key: str, value: object) -> None:
-        if self.admits(value):
-            return
-        close = nearest(str(value), self.allowed)
-        hint = f"; did you mean {close}?" if close else ""
-        raise ConfigError(f"{key}: {value!r} is not one of {self.words}{hint}", key=key)
-
-
-def choice(*allowed: str, also: str = "", pattern: str = "") -> Choice:
+def choice(*allowed: str, also: str = "", pattern: str = "") -> Rule:
     """Make the rule of a setting that is one of several words.
 
     ``also`` and ``pattern`` are further allowed values, in words and as a regular expression.
@@ -62,7 +54,7 @@ def choice(*allowed: str, also: str = "", pattern: str = "") -> Choice:
     def admits(value: str) -> bool:
         return value in allowed or bool(pattern and re.fullmatch(pattern, value))
 
-    return Choice(", ".join(allowed) + (f" or {also}" if also else ""), admits, allowed)
+    return Rule(f"one of {', '.join(allowed)}" + f" or {also}" * bool(also), admits, allowed)
 
 
 def at_least(least: int) -> Rule:
@@ -74,8 +66,7 @@ ABOVE_ZERO = Rule("above 0 and finite", lambda value: 0 < value < math.inf)
 NOT_NEGATIVE = Rule("at least 0 and finite", lambda value: 0 <= value < math.inf)
 # What PyTorch's generators take
 SEED = Rule("at least 0 and below 2^63", lambda value: 0 <= value < 2**63)
-# A share above 0; a share that may be 0; a share below 1,
-# such as a dropout
+# A share above 0; a share that may be 0; a share below 1, such as a dropout
 SHARE = Rule("above 0 and at most 1", lambda value: 0 < value <= 1)
 FRACTION = Rule("at least 0 and at most 1", lambda value: 0 <= value <= 1)
 BELOW_ONE = Rule("at least 0 and below 1", lambda value: 0 <= value < 1)

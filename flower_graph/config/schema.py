@@ -5,7 +5,8 @@ A method's schema is a ``RunConfig`` with sections of its own, each a dataclass:
     @dataclass
     class ModelConfig:
         hidden: int = setting(16, at_least(1), help="numbers in the hidden layer")
-        name: str = setting("gcn", choice("gcn", "gat"), help="what embeds the nodes")
+        name: str = setting("gcn", choice("gcn", "gat"))
+        "what embeds the nodes: a string beneath a field is its ``help``"
 
     @dataclass
     class MyConfig(RunConfig):
@@ -25,11 +26,15 @@ A key that earlier versions had is in ``GONE`` of its section or of the schema, 
 
 from __future__ import annotations
 
+import ast
+import inspect
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache, partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from flower_graph.config.rules import Rule
@@ -37,7 +42,6 @@ from flower_graph.config.rules import Rule
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_RULES, _HELP = "rules", "help"
 LAST = "strategy"  # the section that is shown last
 # What a message calls the type that a key wants.
 _WANTED = {
@@ -61,7 +65,7 @@ class Setting:
 
 
 # Left open: dataclasses' fields are typed as what they hold
-def setting(default: object, *rules: Rule, help: str) -> Any:
+def setting(default: object, *rules: Rule, help: str = "") -> Any:
     """Declare a field of a schema.
 
     Parameters
@@ -72,9 +76,10 @@ def setting(default: object, *rules: Rule, help: str) -> Any:
         The rules, in the order of the checks. ``None`` passes all of them if the field's type has
         it.
     help : str
-        The setting's meaning in a few words: a line of the documentation's table.
+        The setting's meaning in a few words: a line of the documentation's table. By default the
+        string beneath the field.
     """
-    about = {_RULES: rules, _HELP: help}
+    about = {"rules": rules, "help": help}
     if isinstance(default, list):
         return field(default_factory=partial(deepcopy, default), metadata=about)
     return field(default=default, metadata=about)
@@ -103,42 +108,61 @@ def check_settings(settings: DataclassInstance, prefix: str = "") -> None:
             if validate is not None:
                 validate()
         elif value is not None or not _is_optional(hint):
-            for rule in about.get(_RULES, ()):
+            for rule in about.get("rules", ()):
                 rule.check(prefix + name, value)
 
 
 def known_keys(schema: type) -> dict[str, str]:
     """Return every dotted key of a schema with its value's type in words."""
-    return {result.key: result.wanted for result in settings_of(schema)}
+    return {prefix + name: _words(hint) for prefix, _, name, hint, _ in _leaves(schema(), "")}
 
 
 def gone_keys(schema: type) -> dict[str, str]:
     """Return what to do instead of every key, or ``key=value``, that earlier versions had."""
-    return dict(_gone(schema(), ""))
-
-
-def _gone(settings: object, prefix: str) -> Iterator[tuple[str, str]]:
-    for kind in type(settings).__mro__:
-        for name, advice in vars(kind).get("GONE", {}).items():
-            yield prefix + name, advice
-    for name, *_ in _fields(type(settings)):  # type: ignore[arg-type]
-        if is_dataclass(value := getattr(settings, name)):
-            yield from _gone(value, f"{prefix}{name}.")
+    sections = {prefix: type(section) for prefix, section, *_ in _leaves(schema(), "")}
+    return {
+        prefix + name: advice
+        for prefix, section in sections.items()
+        for kind in section.__mro__
+        for name, advice in vars(kind).get("GONE", {}).items()
+    }
 
 
 def settings_of(schema: type) -> list[Setting]:
     """Return a schema's settings, in the order of its fields."""
-    return list(_leaves(schema(), ""))
+    result = []
+    for prefix, section, name, hint, about in _leaves(schema(), ""):
+        kinds = type(section).__mro__
+        beneath = (_beneath(kind.__module__).get((kind.__name__, name)) for kind in kinds)
+        help = about.get("help") or next(filter(None, beneath), "")
+        rules, default = about.get("rules", ()), getattr(section, name)
+        result.append(Setting(prefix + name, _words(hint), default, rules, help))
+    return result
 
 
-def _leaves(settings: object, prefix: str) -> Iterator[Setting]:
+def _leaves(settings: object, prefix: str) -> Iterator[tuple[str, object, *_Field]]:
     # mypy asks for a hash of instances where classes are hashed
-    for name, hint, about in _fields(type(settings)):  # type: ignore[arg-type]
-        key, default = prefix + name, getattr(settings, name)
-        if is_dataclass(default):
-            yield from _leaves(default, f"{key}.")
+    for one in _fields(type(settings)):  # type: ignore[arg-type]
+        if is_dataclass(value := getattr(settings, one[0])):
+            yield from _leaves(value, f"{prefix}{one[0]}.")
         else:
-            yield Setting(key, _words(hint), default, about.get(_RULES, ()), about.get(_HELP, ""))
+            yield prefix, settings, *one
+
+
+@cache
+def _beneath(module: str) -> dict[tuple[str, str], str]:
+    """Read the strings beneath fields, by class and field; a notebook has no source to read."""
+    try:
+        kinds = ast.parse(inspect.getsource(sys.modules[module])).body
+    except (OSError, TypeError):
+        kinds = []
+    return {
+        (kind.name, ast.unparse(one.target)): " ".join(ast.literal_eval(below.value).split())
+        for kind in kinds
+        if isinstance(kind, ast.ClassDef)
+        for one, below in pairwise(kind.body)
+        if isinstance(one, ast.AnnAssign) and isinstance(below, ast.Expr)
+    }
 
 
 def flatten(tree: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
@@ -151,9 +175,12 @@ def flatten(tree: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str,
             yield key, value
 
 
+_Field = tuple[str, object, Mapping[str, Any]]  # name, type, and what `setting` was told
+
+
 # Cached: resolving the types takes longer than all else, and a table loads hundreds of configs.
 @cache
-def _fields(schema: type) -> list[tuple[str, object, Mapping[str, Any]]]:
+def _fields(schema: type) -> list[_Field]:
     hints = get_type_hints(schema)
     # The common part declares `strategy` early; it is shown after a method's other sections.
     names = sorted((one.name for one in fields(schema)), key=lambda name: name == LAST)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flower_graph.data.graph import ClientGraph, Graph, Scale, take_rows
+from flower_graph.data.graph import ClientGraph, Graph, Scale, joined_edges, take_rows
 from flower_graph.ops.counts import Errors
 from flower_graph.ops.graph import csr_tensor, gcn_adjacency, pointers
 from flower_graph.ops.links import (
@@ -57,38 +57,78 @@ Figures = dict[str, Tree]
 ALONE = 0.6
 
 
-class Labelled(NamedTuple):
-    """One client's nodes, or the whole graph's."""
+class Pool(NamedTuple):
+    """All clients' nodes together, or the whole graph's."""
 
-    x: Tensor  # [n, f], dense or CSR
+    x: list[Tensor]  # [n, f] of each client, dense or CSR
+    owner: Tensor  # [n] the client of each node
     y: Tensor  # [n] true classes
     train_y: Tensor  # [n] classes to train on: wrong ones under label noise
     masks: dict[str, Tensor]  # bool [n] by role, of labelled nodes only
-    names: Sequence[int | str] | None  # identities, the same at all clients; None: of its own
+    names: list[int | str] | None  # identities, the same at all clients; None: of its own
     edge_index: Tensor  # [2, e]; none of a client that is without a graph
 
     @classmethod
-    def of(cls, graph: Graph | ClientGraph) -> Labelled:
-        y, masks = graph.y, {}
-        for role in ROLES:
-            mask = getattr(graph, f"{role}_mask", None)
-            masks[role] = torch.zeros_like(y, dtype=torch.bool) if mask is None else mask & (y >= 0)
-        train_y = getattr(graph, "train_y", y)
-        edges = getattr(graph, "edge_index", None)
-        if edges is None or getattr(graph, "is_graphless", False):
-            edges = torch.empty(2, 0, dtype=torch.int64)
-        return cls(graph.x, y, train_y, masks, getattr(graph, "identities", None), edges)
+    def of(cls, graphs: Sequence[Graph | ClientGraph]) -> Pool:
+        sizes = [graph.y.numel() for graph in graphs]
+        edges = [None if getattr(one, "is_graphless", False) else one.edge_index for one in graphs]
+        y = torch.cat([graph.y for graph in graphs])
+        own = {role: torch.cat([getattr(one, f"{role}_mask") for one in graphs]) for role in ROLES}
+        names = [getattr(graph, "identities", None) for graph in graphs]
+        every = [name for own in names for name in own or ()]
+        return cls(
+            [graph.x for graph in graphs],
+            torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)),
+            y,
+            torch.cat([getattr(graph, "train_y", graph.y) for graph in graphs]),
+            {role: mask & (y >= 0) for role, mask in own.items()},
+            None if None in names else every,
+            joined_edges(graphs, edges),
+        )
+
+    def guess(self, role: str, *, is_own: bool) -> Tensor | None:
+        """Guess the commonest class for all nodes ``[n]``: that of all, or first the client's own.
+
+        None if no node in this role has a label.
+        """
+        known, y = self.masks[role], self.train_y if role == "train" else self.y
+        if not known.any():
+            return None
+        size = 1 + int(y[known].max())
+        whole = y[known].bincount(minlength=size).argmax()
+        cells = (self.owner * size + y)[known]
+        counts = cells.bincount(minlength=len(self.x) * size).view(-1, size)
+        own = torch.where(counts.any(1), counts.argmax(1), whole)
+        return own[self.owner] if is_own else whole.expand(len(y))
+
+    def accuracies(self, guess: Tensor | None) -> dict[str, float]:
+        """Judge a guess ``[n]`` of all nodes by role: the mean over clients, NaN without any."""
+        result = dict.fromkeys(JUDGED, math.nan)
+        for role in JUDGED if guess is not None else ():
+            tested = self.masks[role]
+            nodes = self.owner[tested].bincount(minlength=len(self.x))
+            right = self.owner[tested & (self.y == guess)].bincount(minlength=len(self.x))
+            result[role] = float((right / nodes.double())[nodes > 0].mean())
+        return result
+
+    def best(self, guesses: Sequence[Tensor]) -> Tree:
+        """Return the accuracies of the guesses ``[n]`` that are best by validation."""
+        each = [self.accuracies(guess) for guess in guesses]
+        return max(each, key=lambda one: -1.0 if math.isnan(one["val"]) else one["val"])
 
 
 def client_baselines(graphs: Sequence[Graph | ClientGraph]) -> Figures:
     """Return the four baselines of a run whose clients hold graphs, by name and by role."""
-    parts = [Labelled.of(graph) for graph in graphs]
-    return {
-        MAJORITY: _majority(parts, is_own=False),
-        OWN_MAJORITY: _majority(parts, is_own=True),
-        REGRESSION: _regression(parts),
-        PROPAGATION: _propagation(parts),
-    }
+    pool = Pool.of(graphs)
+    result: Figures = {}
+    for name, is_own in ((MAJORITY, False), (OWN_MAJORITY, True)):
+        # If nobody trains on labels, classifiers are trained on the tested nodes.
+        trained = pool.guess("train", is_own=is_own)
+        result[name] = {}
+        for role in JUDGED:
+            guess = pool.guess(role, is_own=is_own) if trained is None else trained
+            result[name][role] = pool.accuracies(guess)[role]
+    return {**result, REGRESSION: _regression(pool), PROPAGATION: _propagation(pool)}
 
 
 def graph_baselines(graph: Graph | ClientGraph) -> Figures:
@@ -99,10 +139,10 @@ def graph_baselines(graph: Graph | ClientGraph) -> Figures:
 
 def propagate_all_labels(graph: Graph | ClientGraph) -> dict[str, float]:
     """Spread validation labels too; ``val`` uses training labels alone, which chose the share."""
-    part = Labelled.of(graph)
-    known = part._replace(masks=part.masks | {"train": part.masks["train"] | part.masks["val"]})
+    pool = Pool.of([graph])
+    known = pool._replace(masks=pool.masks | {"train": pool.masks["train"] | pool.masks["val"]})
     of_training, of_all = (
-        [_accuracies([part], guess) for guess in _propagated([spread])] for spread in (part, known)
+        [pool.accuracies(guess) for guess in _propagated(spread)] for spread in (pool, known)
     )
     best = max(zip(of_training, of_all, strict=True), key=lambda pair: pair[0]["val"])
     return {"val": best[0]["val"], "test": best[1]["test"]}
@@ -121,83 +161,80 @@ def says_one_class(baselines: Figures) -> str:
 
 def own_baselines(graphs: Sequence[ClientGraph]) -> Figures:
     """Return each client's baselines on its own data, as means over the clients here."""
-    each = [graph_baselines(graph) for graph in graphs]
-    return {
-        name: {role: _mean([one[name][role] for one in each]) for role in JUDGED}
-        for name in (MAJORITY, REGRESSION)
-    }
+    each, result = [graph_baselines(graph) for graph in graphs], dict[str, Tree]()
+    for name in (MAJORITY, REGRESSION):
+        figures = torch.tensor([[one[name][role] for role in JUDGED] for one in each]).double()
+        result[name] = dict(zip(JUDGED, figures.nanmean(0).tolist(), strict=True))
+    return result
 
 
-def _majority(parts: Sequence[Labelled], *, is_own: bool) -> dict[str, float]:
-    # If nobody trains on labels, classifiers are trained on the tested nodes.
-    nobody = _commonest(parts, "train") is None
-    guesses = {role: _guess(parts, role if nobody else "train", is_own) for role in JUDGED}
-    return {role: _accuracies(parts, guess)[role] for role, guess in guesses.items()}
+def _skipped(why: str) -> Tree:
+    return {**dict.fromkeys(JUDGED, math.nan), SKIPPED: why}
 
 
-def _guess(parts: Sequence[Labelled], role: str, is_own: bool) -> Tensor:
-    """Guess the commonest class for all nodes ``[n]``: that of all, or first the client's own."""
-    whole, guesses = _commonest(parts, role), []
-    for part in parts:
-        own = _commonest([part], role) if is_own else None
-        guess = whole if own is None else own
-        guesses.append(torch.full_like(part.y, -1 if guess is None else guess))
-    return torch.cat(guesses)
-
-
-def _commonest(parts: Sequence[Labelled], role: str) -> int | None:
-    y = torch.cat([(p.train_y if role == "train" else p.y)[p.masks[role]] for p in parts])
-    return int(y.bincount().argmax()) if y.numel() else None
-
-
-def _regression(parts: Sequence[Labelled]) -> Tree:
+def _regression(pool: Pool) -> Tree:
     """Fit the regressions; choose the better of two strengths by validation."""
-    train = torch.cat([part.masks["train"] for part in parts])
-    y = torch.cat([part.train_y for part in parts])
-    names = y[train].unique()
-    if not names.numel():
+    train, sampled = pool.masks["train"], dict[str, object]()
+    classes, fold = pool.train_y[train].unique(), _folds(pool)
+    if not classes.numel():
         return _skipped("nobody has training nodes")
-    fold = _folds(parts)
-    used = sum(_used(part.x, part.masks["train"]) for part in parts)
-    work, sampled = used * names.numel() * (1 + int(fold.max())), dict[str, object]()
+    folds, whole = 1 + int(fold.max()), int(train.sum())
+    masks = train.split([len(x) for x in pool.x])
+    used = sum(_used(x, mask) for x, mask in zip(pool.x, masks, strict=True))
+    work = used * classes.numel() * folds
     if work > LARGEST:
-        whole = int(train.sum())
         count = whole * LARGEST // work
-        if count < FEWEST * names.numel():
-            why = f"{used:,} non-zero features of training nodes and {names.numel()} classes"
+        if count < FEWEST * classes.numel():
+            why = f"{used:,} non-zero features of training nodes and {classes.numel()} classes"
             return _skipped(f"too large: {why}")
-        train, sampled = _sample(train, count), {SAMPLE: count, TRAINING: whole}
-    x = _pooled([part.x for part in parts])
-    guesses = _predicted(x, torch.searchsorted(names, y), train, fold, names.numel())
-    return _best(parts, [names[guess] for guess in guesses]) | sampled
+        drawn = torch.randperm(whole, generator=generator(0, "regression-sample"))[:count]
+        chosen = train.nonzero().flatten()[drawn]
+        train, sampled = torch.zeros_like(train), {SAMPLE: count, TRAINING: whole}
+        train[chosen] = True
+    x, y = _scaled_rows(pool.x), torch.searchsorted(classes, pool.train_y)
+    guesses = [torch.zeros_like(y) for _ in STRENGTHS]
+    for number in range(folds):  # the nodes of a fold are predicted by a fit to the others
+        weights, due = None, fold == number
+        trained = (train & ~due if folds > 1 else train).nonzero().flatten()
+        rows = take_rows(x, trained)
+        for guess, strength in zip(guesses, STRENGTHS, strict=True):
+            if trained.numel():
+                weights = fit(rows, y[trained], classes.numel(), strength, start=weights)
+                guess[due] = scores(x, weights).argmax(1)[due]
+    return pool.best([classes[guess] for guess in guesses]) | sampled
 
 
-def _sample(mask: Tensor, count: int) -> Tensor:
-    among = mask.nonzero().flatten()
-    drawn = torch.randperm(among.numel(), generator=generator(0, "regression-sample"))[:count]
-    return torch.zeros_like(mask).index_fill_(0, among[drawn], True)
+def _folds(pool: Pool) -> Tensor:
+    """Return the fold of each node; all 0 if no node trains at one client and is tested at another.
+
+    The first node by name in the order of the clients goes to fold 0, the next to 1, and so on.
+    """
+    if pool.names is None:
+        return torch.zeros_like(pool.owner)
+    numbers: dict[int | str, int] = {}
+    node = torch.tensor([numbers.setdefault(name, len(numbers)) for name in pool.names])
+    tested = pool.masks["test"] | pool.masks["val"]
+    is_leaking = bool(torch.isin(node[pool.masks["train"]], node[tested]).any())
+    return node % FOLDS if is_leaking else torch.zeros_like(node)
 
 
-def _propagation(parts: Sequence[Labelled]) -> Tree:
-    if _commonest(parts, "train") is None:
+def _propagation(pool: Pool) -> Tree:
+    train = pool.masks["train"]
+    if not train.any():
         return dict.fromkeys(JUDGED, math.nan)
-    y = torch.cat([part.train_y[part.masks["train"]] for part in parts])
-    classes, count = 1 + int(y.max()), sum(part.edge_index.shape[1] for part in parts)
+    classes, count = 1 + int(pool.train_y[train].max()), pool.edge_index.shape[1]
     if count * classes > LARGEST:
         return _skipped(f"too large: {count:,} edges and {classes} classes")
-    return _best(parts, _propagated(parts))
+    return pool.best(_propagated(pool))
 
 
-def _propagated(parts: Sequence[Labelled]) -> list[Tensor]:
+def _propagated(pool: Pool) -> list[Tensor]:
     """Predict all nodes, once with each share of ``KEPT``."""
-    fallback = _guess(parts, "train", is_own=True)
-    train = torch.cat([part.masks["train"] for part in parts])
-    y = torch.cat([part.train_y for part in parts])
+    fallback, train, y = pool.guess("train", is_own=True), pool.masks["train"], pool.train_y
+    assert fallback is not None
     start = torch.zeros(y.numel(), 1 + int(y[train].max()))
     start[train, y[train]] = 1
-    first = torch.tensor([0, *(part.y.numel() for part in parts)]).cumsum(0).tolist()
-    edges = torch.cat([one.edge_index + at for one, at in zip(parts, first, strict=False)], 1)
-    matrix, result = gcn_adjacency(edges, y.numel()).matrix, []
+    matrix, result = gcn_adjacency(pool.edge_index, y.numel()).matrix, []
     for kept in KEPT:
         rows = start  # [n, k]
         for _ in range(STEPS):
@@ -206,64 +243,24 @@ def _propagated(parts: Sequence[Labelled]) -> list[Tensor]:
     return result
 
 
-def _best(parts: Sequence[Labelled], guesses: Sequence[Tensor]) -> Tree:
-    """Return the accuracies of the guesses ``[n]`` that are best by validation."""
-    each = [_accuracies(parts, guess) for guess in guesses]
-    return max(each, key=lambda one: -1.0 if math.isnan(one["val"]) else one["val"])
-
-
-def _skipped(why: str) -> Tree:
-    return {**dict.fromkeys(JUDGED, math.nan), SKIPPED: why}
-
-
-def _predicted(x: Tensor, y: Tensor, train: Tensor, fold: Tensor, classes: int) -> list[Tensor]:
-    """Predict all nodes, once with each strength; those of a fold by a fit to the others."""
-    result = [torch.zeros_like(y) for _ in STRENGTHS]
-    folds = 1 + int(fold.max())
-    for number in range(folds):
-        weights = None
-        trained = (train & (fold != number) if folds > 1 else train).nonzero().flatten()
-        rows, due = take_rows(x, trained), fold == number
-        for guess, strength in zip(result, STRENGTHS, strict=True):
-            if trained.numel():
-                weights = fit(rows, y[trained], classes, strength, start=weights)
-                guess[due] = scores(x, weights).argmax(1)[due]
-    return result
-
-
-def _folds(parts: Sequence[Labelled]) -> Tensor:
-    # The first by name in the order of the clients goes to fold 0, the next to 1, and so on.
-    numbers: dict[int | str, int] = {}
-    sizes = [part.y.numel() for part in parts]
-    if any(part.names is None for part in parts):
-        return torch.zeros(sum(sizes), dtype=torch.int64)
-    for part in parts:
-        for name in part.names or ():
-            numbers.setdefault(name, len(numbers))
-    node = torch.tensor([numbers[name] for part in parts for name in part.names or ()])
-    train, *tested = (torch.cat([p.masks[role] for p in parts]) for role in ("train", *JUDGED))
-    is_leaking = bool(torch.isin(node[train], node[tested[0] | tested[1]]).any())
-    return node % FOLDS if is_leaking else torch.zeros_like(node)
-
-
-def _pooled(matrices: Sequence[Tensor]) -> Tensor:
+def _scaled_rows(matrices: Sequence[Tensor]) -> Tensor:
     """Return all rows as one matrix whose features have variance 1 together, CSR if sparse."""
     rows, columns = sum(x.size(0) for x in matrices), matrices[0].size(1)
-    used = sum(_used(x) for x in matrices)
-    if 3 * used > rows * columns and all(x.layout == torch.strided for x in matrices):
-        whole = torch.cat(list(matrices)).float()
-        return whole / _deviation(whole, whole.mean(0), rows)
-    entries = torch.cat([x.to_sparse_coo() for x in matrices]).coalesce()
-    (row, column), values = entries.indices(), entries.values().float()
-    mean = torch.zeros(columns).index_add_(0, column, values) / rows
-    values = values / _deviation(values, mean, rows)
-    return csr_tensor(pointers(row, rows), column.to(torch.int32), values, (rows, columns))
-
-
-def _deviation(values: Tensor, mean: Tensor, rows: int) -> float:
+    is_dense = all(x.layout == torch.strided for x in matrices)
+    if is_dense and 3 * sum(map(_used, matrices)) > rows * columns:
+        values = torch.cat(list(matrices)).float()
+        mean = values.mean(0)
+    else:
+        is_dense = False
+        entries = torch.cat([x.to_sparse_coo() for x in matrices]).coalesce()
+        (row, column), values = entries.indices(), entries.values().float()
+        mean = torch.zeros(columns).index_add_(0, column, values) / rows
     square = float(values.double().square().sum()) / rows
     variance = square - float(mean.double().square().sum())
-    return math.sqrt(variance) if variance > 1e-9 * square else 1.0
+    values = values / (math.sqrt(variance) if variance > 1e-9 * square else 1.0)
+    if is_dense:
+        return values
+    return csr_tensor(pointers(row, rows), column.to(torch.int32), values, (rows, columns))
 
 
 def _used(x: Tensor, mask: Tensor | None = None) -> int:
@@ -271,22 +268,6 @@ def _used(x: Tensor, mask: Tensor | None = None) -> int:
         return int((x if mask is None else x[mask]).count_nonzero())
     used = x.crow_indices().diff()
     return int((used if mask is None else used[mask]).sum())
-
-
-def _accuracies(parts: Sequence[Labelled], guess: Tensor) -> dict[str, float]:
-    """Judge a guess ``[n]`` of all clients' nodes, by role."""
-    each = guess.split([part.y.numel() for part in parts])
-    right = [part.y == local for part, local in zip(parts, each, strict=True)]
-    result = {}
-    for role in JUDGED:
-        tested = [one[part.masks[role]] for one, part in zip(right, parts, strict=True)]
-        result[role] = _mean([float(one.double().mean()) for one in tested])
-    return result
-
-
-def _mean(values: Sequence[float]) -> float:
-    numbers = [value for value in values if not math.isnan(value)]
-    return sum(numbers) / len(numbers) if numbers else math.nan
 
 
 # Numbers ----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -28,10 +28,16 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.common import MEAN, REFUSE
-from flower_graph.data.features import NO_GAPS, PLAIN, Columns, Gaps, Uses, align
-from flower_graph.data.graph import PARTS, ClientGraph, Graph, check_dense_size, to_undirected
+from flower_graph.data.features import PLAIN, Columns, ReadOptions, align
+from flower_graph.data.graph import (
+    PARTS,
+    ClientGraph,
+    Graph,
+    Masks,
+    check_dense_size,
+    to_undirected,
+)
 from flower_graph.errors import DataError, FractionalLabelsError
-from flower_graph.ops.graph import values_at
 from flower_graph.wire.keys import MAX_CLASSES
 
 LOG = logging.getLogger("flower_graph.data")
@@ -54,11 +60,21 @@ class Described:
     edge_index: Tensor | None
     labels: Tensor | list[str | None]  # of each node; below 0 or None without one
     masks: dict[str, Tensor | None]  # of each part, boolean [n] or [n, k]
-    names: tuple[str, ...] | None = None  # of the nodes
-    notes: list[str] = field(default_factory=list)  # what was done to the data
-    columns: Columns | None = None  # of the features, where these have names
-    targets: Tensor | None = None  # numbers to learn, float32 [n]; labels mark the nodes with one
-    edge_weight: Tensor | None = None  # of the edges, float32 [e]
+    names: tuple[str, ...] | None  # of the nodes
+    notes: list[str]  # what was done to the data
+    columns: Columns | None  # of the features, where these have names
+    targets: Tensor | None  # numbers to learn, float32 [n]; labels mark the nodes with one
+    edge_weight: Tensor | None  # of the edges, float32 [e]
+
+    @property
+    def has_masks(self) -> bool:
+        return any(mask is not None for mask in self.masks.values())
+
+    def as_client(self, client: int, x: Tensor, y: Tensor) -> ClientGraph:
+        """Make a client's graph with treated features and numbers of classes."""
+        masks = check_masks(self.masks, y, self.names, may_lack=True)
+        own = self.names, self.targets, self.edge_weight
+        return ClientGraph(client, torch.arange(len(y)), x, y, self.edge_index, None, *masks, *own)
 
 
 @contextmanager
@@ -124,23 +140,21 @@ def as_graph(
     DataError
         If anything is missing or cannot be understood; names index, value and remedy.
     """
-    uses = Uses(targets, weights)
-    graph = read_graph(data, num_classes=num_classes, gaps=Gaps(no_features), uses=uses)
+    how = ReadOptions(no_features, targets=targets, weights=weights)
+    graph = read_graph(data, how, num_classes=num_classes)
     return replace(graph, x=graph.x.float())
 
 
-def read_graph(
-    data: object, *, num_classes: int | None = None, gaps: Gaps, uses: Uses = PLAIN
-) -> Graph:
+def read_graph(data: object, how: ReadOptions, *, num_classes: int | None = None) -> Graph:
     """As :func:`as_graph`, with untreated features: float64 perhaps, NaN where missing."""
-    found = describe_graph(data, gaps=gaps, uses=uses)
+    found = describe_graph(data, how)
     declared = getattr(data, "num_classes", None) if num_classes is None else num_classes
     named = getattr(data, "classes", None)
-    if uses.targets:
+    if how.targets:
         declared, named = 1, None
     labels = number_classes([found.labels], declared, named)
-    assert found.edge_index is not None
     train, val, test = found.masks.values()
+    assert found.edge_index is not None
     return Graph(
         found.x,
         found.edge_index,
@@ -149,9 +163,9 @@ def read_graph(
         train,
         val,
         test,
-        classes=labels.classes,
-        names=found.names,
-        notes=(*getattr(data, "notes", ()), *found.notes, *labels.notes),
+        labels.classes,
+        found.names,
+        (*getattr(data, "notes", ()), *found.notes, *labels.notes),
         columns=found.columns,
         targets=found.targets,
         edge_weight=found.edge_weight,
@@ -164,30 +178,37 @@ def check_data(data: object) -> None:
     ``DataError`` if something is missing or cannot be understood, or if one of the three masks
     ``[n]`` is empty, has a node without a label, or overlaps with another.
     """
-    check_masks(as_graph(data))
+    graph = as_graph(data)
+    check_masks(graph.masks, graph.y, graph.names)
 
 
-def check_masks(graph: Graph) -> None:
-    """Check that the three masks exist, have labelled nodes only, and do not overlap."""
-    masks = {part: getattr(graph, part) for part in PARTS}
-    for part, mask in masks.items():
+def check_masks(
+    masks: Mapping[str, Tensor | None],
+    y: Tensor,
+    names: Sequence[str] | None = None,
+    *,
+    may_lack: bool = False,
+) -> Masks:
+    """Check that masks ``[n]`` have labelled nodes only, and do not overlap.
+
+    Each of the three has a node, or with ``may_lack`` a missing one is empty.
+    """
+    result = dict[str, Tensor]()
+    for part, given in masks.items():
+        mask = torch.zeros_like(y, dtype=torch.bool) if given is None and may_lack else given
         if mask is None or mask.dim() != 1:
-            kind = "missing" if mask is None else f"of {mask.size(1)} splits"
-            raise DataError(f"{part} is {kind}: must be bool [{graph.num_nodes}]")
-        if not mask.any():
+            kind = "missing" if mask is None else str([*mask.shape])
+            raise DataError(f"{part} is {kind}: must be bool [{len(y)}]")
+        if not may_lack and not mask.any():
             raise DataError(f"{part}: no node is in it; each needs one, or leave all three out")
-    check_parts(masks, graph.y, graph.names)
-
-
-def check_parts(masks: Mapping[str, Tensor], y: Tensor, names: Sequence[str] | None = None) -> None:
-    """Check that all nodes of masks have a label, and that none is in two masks."""
-    for part, mask in masks.items():
         if (nodes := (mask & (y < 0)).nonzero().flatten().tolist()) != []:
             name = f"{nodes[0]} ({names[nodes[0]]})" if names else nodes[0]
             raise DataError(f"{part}: node {name} has no label, as {len(nodes)} of its nodes")
-    for (first, left), (second, right) in combinations(masks.items(), 2):
+        result[part] = mask
+    for (first, left), (second, right) in combinations(result.items(), 2):
         if (nodes := (left & right).nonzero().flatten().tolist()) != []:
             raise DataError(f"{first} and {second} overlap in {len(nodes)} nodes, as {nodes[0]}")
+    return Masks(*result.values())
 
 
 def check_kind(data: object) -> None:
@@ -198,60 +219,47 @@ def check_kind(data: object) -> None:
         raise DataError("is a Batch: save each graph of to_data_list() in a folder of clients")
 
 
-def describe_graph(
-    data: object,
-    *,
-    gaps: Gaps = NO_GAPS,
-    needs_edges: bool = True,
-    needs_labels: bool = True,
-    uses: Uses = PLAIN,
-) -> Described:
+def describe_graph(data: object, how: ReadOptions = PLAIN) -> Described:
     """Bring features, edges, labels and masks into canonical form, without numbering classes."""
     notes: list[str] = []
     check_kind(data)
     data = with_edges(data)
-    given: dict[str, Any] = {key: getattr(data, key, None) for key in (*_READ, *PARTS)}
-    y, x = given["y"], given["x"]
-    if y is None and needs_labels:
-        raise DataError("the graph has no y: give each node a class, or -1 if it has none")
+    x, y, edges, names, columns = (
+        getattr(data, key, None) for key in ("x", "y", "edge_index", "names", "columns")
+    )
     if isinstance(x, Tensor) and x.dim() == 2 and x.size(1) == 0:
         x = None
+    for key, is_lacking, form in (
+        ("y", y is None and how.needs_labels, "each node a class, or -1 if it has none"),
+        ("x", x is None and y is None, "it features [nodes, features] as the run has"),
+        (
+            "edge_index",
+            edges is None and how.needs_edges,
+            "it pairs of nodes, whole numbers [2, E]",
+        ),
+    ):
+        if is_lacking:
+            raise DataError(f"the graph has no {key}: give {form}")
     if x is not None:
         # Numbers of a text have no type, which a note could name
-        is_text = isinstance(given["columns"], Columns)
-        x = read_features(x, [] if is_text else notes, gaps.missing)
-    elif y is None:
-        raise DataError("the graph has no x: give it features [nodes, features] as the run has")
-    n = None if x is None else x.size(0)
-    targets = read_targets(y, n) if uses.targets and y is not None else None
-    if targets is not None:
-        labels: Tensor | list[str | None] = targets.isnan().long().neg()
+        x = read_features(x, [] if isinstance(columns, Columns) else notes, how.missing)
+    n, targets = None if x is None else len(x), None
+    labels: Tensor | list[str | None]
+    if how.targets and y is not None:
+        targets = read_targets(y, n)
+        labels = targets.isnan().long().neg()
     else:
         labels = read_labels(torch.full((n or 0,), -1) if y is None else y, n, notes)
-    n = len(labels)
-    if n == 0:
+    if (n := len(labels)) == 0:
         raise DataError("the graph has no nodes")
-    edges, weight = None, None
-    if given["edge_index"] is not None:
-        edges = read_edges(given["edge_index"], n, notes)
-        weight = read_weights(data, edges, n, notes, wanted=uses.weights)
-    elif needs_edges:
-        raise DataError("the graph has no edge_index: give it pairs of nodes, whole numbers [2, E]")
-    x = _made_features(gaps.no_features, n, edges, notes) if x is None else x
-    return Described(
-        x=x,
-        edge_index=edges,
-        labels=labels,
-        masks={part: read_mask(part, given[part], n, notes) for part in PARTS},
-        names=_names(given["names"], n),
-        notes=notes,
-        columns=Columns.of(given["columns"], x.size(1)),
-        targets=targets,
-        edge_weight=weight,
-    )
-
-
-_READ = ("x", "y", "edge_index", "names", "columns")
+    weight = None
+    if edges is not None:
+        edges = read_edges(edges, n, notes)
+        weight = read_weights(data, edges, n, notes, wanted=how.weights)
+    x = _made_features(how.no_features, n, edges, notes) if x is None else x
+    masks = {part: read_mask(part, getattr(data, part, None), n, notes) for part in PARTS}
+    named = Columns.of(columns, x.size(1))
+    return Described(x, edges, labels, masks, _names(names, n), notes, named, targets, weight)
 
 
 def read_features(x: object, notes: list[str], missing: str = REFUSE) -> Tensor:
@@ -260,26 +268,23 @@ def read_features(x: object, notes: list[str], missing: str = REFUSE) -> Tensor:
     Numbers that may have more digits stay float64 until they are treated.
     """
     given = as_tensor("x", x)
-    if given.dim() != 2:
-        raise DataError(f"x has shape {list(given.shape)}: must be [nodes, features]")
-    if given.is_complex():
-        raise DataError(f"x has dtype {given.dtype}: must be real numbers")
+    if given.dim() != 2 or given.is_complex():
+        shown = f"dtype {given.dtype}" if given.is_complex() else f"shape {list(given.shape)}"
+        raise DataError(f"x has {shown}: must be real numbers [nodes, features]")
     if given.layout != torch.strided:
         check_dense_size(given.size(0), given.size(1), DENSE)
         notes.append(f"{str(given.layout).removeprefix('torch.')} features made dense")
         given = given.to_dense()
     if given.dtype != torch.float32:
         notes.append(f"features of {kind_of(given)} taken as float32")
-    wide = given.double() if given.dtype in WIDE else None
     result = given.to(torch.float32)
-    if torch.isfinite(result.sum()):  # then every term is, and no second matrix is needed
-        return result if wide is None else wide
-    wrong = torch.isinf(result) if missing == MEAN else ~torch.isfinite(result)
-    if wrong.any():
-        place = wrong.nonzero()[0].tolist()
-        value = given[*place].item()
-        raise DataError(f"x{place} is {value}: must be finite, below 3e38{if_nan(value)}")
-    return result if wide is None else wide
+    if not torch.isfinite(result.sum()):  # if it is, every term is, and takes no second matrix
+        wrong = torch.isinf(result) if missing == MEAN else ~torch.isfinite(result)
+        if wrong.any():
+            place = wrong.nonzero()[0].tolist()
+            value = given[*place].item()
+            raise DataError(f"x{place} is {value}: must be finite, below 3e38{if_nan(value)}")
+    return given.double() if given.dtype in WIDE else result
 
 
 def if_nan(value: float) -> str:
@@ -311,19 +316,14 @@ def read_edges(edge_index: object, num_nodes: int, notes: list[str]) -> Tensor:
 
 def check_edges(edge_index: Tensor, num_nodes: int) -> None:
     """Check that edges are pairs of existing nodes."""
-    shape = list(edge_index.shape)
-    if (
-        edge_index.layout != torch.strided
-        or edge_index.dim() != 2
-        or shape[0] != 2
-        or not is_whole(edge_index)
-    ):
+    shape, is_dense = list(edge_index.shape), edge_index.layout == torch.strided
+    is_whole = not edge_index.is_floating_point() and not edge_index.is_complex()
+    is_whole = is_whole and edge_index.dtype != torch.bool
+    if not (is_dense and is_whole and len(shape) == 2 and shape[0] == 2):
         raise DataError(f"edge_index is {edge_index.dtype} {shape}: must be int64 [2, E]")
-    if edge_index.numel() == 0:
-        return
-    low, high = (int(one) for one in torch.aminmax(edge_index))
-    if low < 0 or high >= num_nodes:
-        place = ((edge_index < 0) | (edge_index >= num_nodes)).nonzero()[0].tolist()
+    wrong = (edge_index < 0) | (edge_index >= num_nodes)
+    if wrong.any():
+        place = wrong.nonzero()[0].tolist()
         raise DataError(f"edge_index{place} is {int(edge_index[*place])}: not below {num_nodes}")
 
 
@@ -340,19 +340,6 @@ def read_mask(part: str, mask: object, n: int, notes: list[str]) -> Tensor | Non
         raise DataError(f"{part} has {int(given[wrong][0])}: must be bool [{n}], or 0 and 1")
     notes.append(f"{part} of {kind_of(given)} taken as true and false")
     return given.bool()
-
-
-def filled_masks(
-    masks: Mapping[str, Tensor | None], y: Tensor, names: Sequence[str] | None = None
-) -> dict[str, Tensor]:
-    """Return one split's checked masks ``[n]``, empty where there is none."""
-    result = {}
-    for part, mask in masks.items():
-        result[part] = torch.zeros_like(y, dtype=torch.bool) if mask is None else mask
-        if result[part].dim() != 1:
-            raise DataError(f"{part} is {list(result[part].shape)}: must be bool [{len(y)}]")
-    check_parts(result, y, names)
-    return result
 
 
 def _made_features(how: str, n: int, edges: Tensor | None, notes: list[str]) -> Tensor:
@@ -426,45 +413,33 @@ def read_weights(
     on for each edge.
     """
     pairs = as_tensor("edge_index", getattr(data, "edge_index", None)).long()
-    given, weights = of_edges(data, pairs.size(1)), None
+    given, weights, count = of_edges(data, pairs.size(1)), None, pairs.size(1)
     for key, value in [*given.items()] if wanted else ():
-        column = column_of(key, value)
-        if why := _why_unfit(column, pairs.size(1)):
-            if key != ATTRIBUTES:
-                raise DataError(f"{key} {why}")
-            continue  # attributes may be anything
-        weights, differ = _by_edge(pairs, column.to(torch.float32), edges, n)
-        if differ:
-            notes.append(f"{key}: {differ} edges have several weights, and their mean counts")
+        column, why = column_of(key, value), ""
+        if column.dim() != 1 or column.numel() != count or column.is_complex():
+            why = f"is {column.dtype} {list(column.shape)}: must be one number for each edge"
+        elif (wrong := ~(column.double().isfinite() & (column >= 0))).any():
+            place = int(wrong.nonzero()[0])
+            why = f"has {column[place].item()} at edge {place}: must be finite, 0 or more"
+        if why and key == ATTRIBUTES:
+            continue  # these may be anything
+        if why:
+            raise DataError(f"{key} {why}")
+        # Each edge's mean over its directions and copies
+        keys, place = (pairs.amin(0) * n + pairs.amax(0)).unique(return_inverse=True)
+        means = torch.zeros(len(keys), dtype=torch.float64)
+        column = column.float()
+        means.scatter_reduce_(0, place, column.double(), "mean", include_self=False)
+        differ = place[(column - means[place]).abs() > 1e-6 * means[place].abs()].unique()
+        weights = means.float()[torch.searchsorted(keys, edges.amin(0) * n + edges.amax(0))]
+        if differ.numel():
+            notes.append(f"{key}: {differ.numel()} edges have several weights, their mean counts")
         del given[key]
         break
     if given:
         why = "all edges count the same (`flower-graph docs own-data` says where weights count)"
         notes.append(Caution(f"{', '.join(given)} of the edges is ignored: {why}"))
     return weights
-
-
-def _why_unfit(column: Tensor, count: int) -> str:
-    if column.dim() != 1 or column.numel() != count or column.is_complex():
-        form = f"{column.dtype} {list(column.shape)}"
-        return f"is {form}: must be one number for each edge, [{count}]"
-    wrong = ~(column.double().isfinite() & (column >= 0))
-    if wrong.any():
-        place = int(wrong.nonzero()[0])
-        return f"has {column[place].item()} at edge {place}: must be finite, 0 or more"
-    return ""
-
-
-def _by_edge(given: Tensor, weight: Tensor, edges: Tensor, n: int) -> tuple[Tensor, int]:
-    """Return each edge's mean weight over its directions, and how many of these differ."""
-    keys = given.amin(0) * n + given.amax(0)
-    pairs, place = keys.unique(return_inverse=True)
-    means = torch.zeros(len(pairs), dtype=torch.float64)
-    means.scatter_reduce_(0, place, weight.double(), "mean", include_self=False)
-    differ = place[(weight - means[place]).abs() > 1e-6 * means[place].abs()].unique()
-    known = torch.stack([pairs // max(n, 1), pairs % max(n, 1)])
-    ends = torch.stack([edges.amin(0), edges.amax(0)])
-    return values_at(ends, known, means.float(), n), differ.numel()
 
 
 # Checks of data that constructors are given -------------------------------------------------------
@@ -474,17 +449,11 @@ LAYOUTS = (torch.strided, torch.sparse_csr)
 _fit: WeakKeyDictionary[ClientGraph, list[int]] = WeakKeyDictionary()
 
 
-class ServerGraph(NamedTuple):
-    """A server's graph without features."""
+def server_graph(data: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return a graph's edges ``[2, e]``, labels ``[n]`` and masks ``[n]`` in canonical form.
 
-    edge_index: Tensor  # int64 [2, e], both directions, sorted
-    y: Tensor  # int64 [n], -1 without a label
-    masks: dict[str, Tensor]  # boolean [n] each, by the part's first word
-
-
-# Any: an object with the attributes of a `Data`, each of which is checked
-def server_graph(data: Any) -> ServerGraph:
-    """Bring edges, labels and masks of a graph into canonical form; missing masks are empty."""
+    Edges go both ways, labels are -1 for none, missing masks are empty.
+    """
     notes: list[str] = []
     for key in ("y", "edge_index"):
         if getattr(data, key, None) is None:
@@ -494,26 +463,34 @@ def server_graph(data: Any) -> ServerGraph:
         raise DataError("y has words: flower_graph.data.as_graph(data) turns them into classes")
     y = y.clamp(min=-1)
     check_labels(y)
-    changes: list[str] = []
-    edges = read_edges(data.edge_index, y.numel(), changes)
-    if not changes:  # their order is the caller's
-        edges = as_tensor("edge_index", data.edge_index).long()
-    notes += changes
+    edges = read_edges(data.edge_index, y.numel(), notes)
     given = {part: read_mask(part, getattr(data, part, None), y.numel(), notes) for part in PARTS}
-    masks = filled_masks(given, y)
+    masks = check_masks(given, y, may_lack=True)
     tell("data", notes)
-    return ServerGraph(edges, y, {part.partition("_")[0]: mask for part, mask in masks.items()})
+    return edges, y, masks._asdict()
 
 
 def check_clients(graphs: Iterable[ClientGraph]) -> None:
     """Check clients' graphs without converting them; ``DataError`` names the client."""
     for graph in graphs:
         written = [one._version for one in vars(graph).values() if isinstance(one, Tensor)]
-        if _fit.get(graph) != written:
-            with saying(f"client {graph.client}"):
-                check_rows(graph.x)
-                _check_client(graph)
-            _fit[graph] = written
+        if _fit.get(graph) == written:
+            continue
+        with saying(f"client {graph.client}"):
+            check_rows(graph.x)
+            n, notes = len(graph.x), list[str]()
+            for name in ("y", *PARTS):
+                value, kind = getattr(graph, name), torch.int64 if name == "y" else torch.bool
+                if value.dtype != kind or value.shape != (n,):
+                    found = f"{value.dtype} {list(value.shape)}"
+                    raise DataError(f"{name} is {found}: must be {kind} [{n}]")
+            check_labels(graph.y)
+            if graph.edge_index is not None:
+                read_edges(graph.edge_index, n, notes)
+                if notes or graph.edge_index.dtype != torch.int64:
+                    raise DataError("edge_index must have every edge once in each direction, int64")
+            check_masks(graph.masks, graph.y, may_lack=True)
+        _fit[graph] = written
 
 
 def check_rows(x: Tensor) -> None:
@@ -526,23 +503,6 @@ def check_rows(x: Tensor) -> None:
         dense = x.to_dense()
         place = (~torch.isfinite(dense)).nonzero()[0].tolist()
         raise DataError(f"x{place} is {dense[*place].item()}: must be finite")
-
-
-def _check_client(graph: ClientGraph) -> None:
-    n, masks = len(graph.x), {part: getattr(graph, part) for part in PARTS}
-    for name, value, kind in (
-        ("y", graph.y, torch.int64),
-        *((part, mask, torch.bool) for part, mask in masks.items()),
-    ):
-        if value.dtype != kind or value.shape != (n,):
-            raise DataError(f"{name} is {value.dtype} {list(value.shape)}: must be {kind} [{n}]")
-    check_labels(graph.y)
-    if graph.edge_index is not None:
-        notes: list[str] = []
-        read_edges(graph.edge_index, n, notes)
-        if notes or graph.edge_index.dtype != torch.int64:
-            raise DataError("edge_index must have every edge once in each direction, int64")
-    check_parts(masks, graph.y)
 
 
 # Labels of nodes, and values of cells -------------------------------------------------------------
@@ -571,60 +531,66 @@ def number_classes(
     labels: Sequence[Tensor | list[str | None]],
     declared: object = None,
     classes: Sequence[str] | None = None,
+    *,
+    may_lack: bool = False,
 ) -> Labels:
-    """Turn labels into numbers of classes, for one graph or for all clients together."""
-    # `declared`: how many classes there are, if known; labels are then numbers below it.
+    """Turn labels into numbers of classes, for one graph or for all clients together.
+
+    ``declared`` says how many classes there are, if it is known; labels are then numbers below it,
+    or names in ``classes``. With ``may_lack`` there may be no label at all.
+    """
     if classes is not None:
         classes = tuple(str(name) for name in listed("classes", classes))
         declared = len(classes)
     declared = declared_classes(declared)
-    if all(isinstance(one, Tensor) for one in labels):
+    if are_numbers := all(isinstance(one, Tensor) for one in labels):
         y = [one.clamp(min=-1) for one in labels if isinstance(one, Tensor)]
         every = torch.cat(y)
         numbers, labelled = every[every >= 0].unique(), int((every >= 0).sum())
-        _check_number(len(numbers), labelled, declared)
-        if declared is not None and int(numbers[-1]) >= declared:
+        names = [str(value) for value in numbers.tolist()]
+    else:
+        words = [words_of(one) for one in labels]
+        known = [word for each in words for word in each if word is not None]
+        names, labelled = sorted({*known}), len(known)
+    if not labelled and not may_lack:
+        raise DataError("y: no node has a label")
+    if declared is None and len(names) > MOST_CLASSES:
+        why = f"above {MOST_CLASSES}: task=values learns numbers"
+        raise DataError(f"y has {len(names)} labels, {why}")
+    if declared is None and len(names) == labelled > CAPTIONS:
+        why = "all different: data.label names the classes"
+        raise DataError(f"y has {len(names)} labels, {why}")
+    if are_numbers:
+        if declared is not None and labelled and int(numbers[-1]) >= declared:
             one = next(one for one in y if (one >= declared).any())
             node = int((one >= declared).nonzero()[0])
             raise DataError(f"y[{node}] is {one[node]}: not below num_classes = {declared}")
         if declared is not None or int(numbers[-1]) == len(numbers) - 1:
             return Labels(y, declared or len(numbers), classes, _unlabelled(y))
-        names = [str(value) for value in numbers.tolist()]
         y = [torch.where(one < 0, -1, torch.searchsorted(numbers, one)) for one in y]
     else:
-        words = [
-            [None if one < 0 else str(one) for one in each.tolist()]
-            if isinstance(each, Tensor)
-            else each
-            for each in labels
-        ]
-        known = [word for each in words for word in each if word is not None]
-        names = sorted({*known})
         if classes is not None:
             if other := [name for name in names if name not in classes]:
                 raise DataError(f"y has {other[0]!r}: must be one of {_shown(classes)}")
             names = list(classes)
         if declared is not None and len(names) > declared:
             raise DataError(f"y has {len(names)} different names, but num_classes is {declared}")
-        _check_number(len(names), len(known), declared)
         number = {name: index for index, name in enumerate(names)} | {None: -1}
         y = [torch.tensor([number[word] for word in each]) for each in words]
     note = f"labels {_shown(names)} taken as {len(names)} classes"
     return Labels(y, len(names), tuple(names), [note, *_unlabelled(y)])
 
 
+def words_of(labels: Tensor | list[str | None]) -> list[str | None]:
+    """Return labels as words, None for none."""
+    if isinstance(labels, Tensor):
+        return [None if one < 0 else str(one) for one in labels.tolist()]
+    return labels
+
+
 def _unlabelled(y: Sequence[Tensor]) -> list[str]:
     every, without = sum(one.numel() for one in y), sum(int((one < 0).sum()) for one in y)
     return [f"{without} of {every} nodes without a label"] if without else []
-
-
-def _check_number(count: int, labelled: int, declared: int | None = None) -> None:
-    if not labelled:
-        raise DataError("y: no node has a label")
-    if count > MOST_CLASSES and declared is None:
-        raise DataError(f"y has {count} labels, above {MOST_CLASSES}: task=values learns numbers")
-    if count == labelled > CAPTIONS and declared is None:
-        raise DataError(f"y has {count} labels, all different: data.label names the classes")
 
 
 def declared_classes(count: object) -> int | None:
@@ -645,6 +611,7 @@ def check_labels(y: Tensor) -> None:
 
 def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str | None]:
     """Return labels as whole numbers (below 0: none) or as words (None: none)."""
+    fraction = "a class must be a whole number; task=values learns such numbers"
     if not isinstance(y, Tensor):
         every, words = listed("y", y), list[str | None]()
         for node, one in enumerate(every):
@@ -652,11 +619,19 @@ def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str
                 words.append(word_of(one))
             except DataError as error:
                 raise DataError(f"y[{node}]: {error}; of one-hot rows y.argmax(1)") from error
-        if any(isinstance(one, str) and words[node] for node, one in enumerate(every)):
+        if not any(isinstance(one, str) and words[node] for node, one in enumerate(every)):
+            y = [-1 if word is None else one for word, one in zip(words, every, strict=True)]
+        else:
             words = [None if one == UNLABELLED else one for one in words]
             _check_length(words, n)
-            return _numbered(words)
-        y = [-1 if word is None else one for word, one in zip(words, every, strict=True)]
+            if all(word is None or WHOLE.fullmatch(word) for word in words):
+                with suppress(RuntimeError):  # one has more digits than int64
+                    return torch.tensor([-1 if word is None else int(word) for word in words])
+            values = [number_of(word) for word in words]
+            for node, value in enumerate([] if None in values else values):
+                if value is not None and math.isfinite(value) and not value.is_integer():
+                    raise FractionalLabelsError(f"y[{node}] is {value}: {fraction}")
+            return words
     numbers = column_of("y", y)
     _check_length(numbers, n)
     if numbers.is_complex():
@@ -666,26 +641,9 @@ def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str
     wrong = ~numbers.isnan() & ((numbers != numbers.round()) | (numbers.abs() >= EXACT))
     if wrong.any():
         node = int(wrong.nonzero()[0])
-        raise _fractional(node, numbers[node].item())
+        raise FractionalLabelsError(f"y[{node}] is {numbers[node].item()}: {fraction}")
     notes.append(f"labels of {kind_of(numbers)} taken as whole numbers")
     return torch.where(numbers.isnan(), -1, numbers.double()).long()
-
-
-def _numbered(words: list[str | None]) -> Tensor | list[str | None]:
-    if all(word is None or WHOLE.fullmatch(word) for word in words):
-        with suppress(RuntimeError):  # one has more digits than int64
-            return torch.tensor([-1 if word is None else int(word) for word in words])
-    numbers = [number_of(word) for word in words]
-    if None not in numbers:
-        for node, number in enumerate(numbers):
-            if number is not None and math.isfinite(number) and not number.is_integer():
-                raise _fractional(node, number)
-    return words
-
-
-def _fractional(node: int, value: object) -> FractionalLabelsError:
-    why = "a class must be a whole number; task=values learns such numbers"
-    return FractionalLabelsError(f"y[{node}] is {value}: {why}")
 
 
 def read_targets(y: object, n: int | None) -> Tensor:
@@ -755,11 +713,6 @@ def column_of(key: str, value: object) -> Tensor:
     """Turn numbers into a tensor as ``as_tensor`` does; one column becomes a vector."""
     result = as_tensor(key, value)
     return result.flatten() if result.dim() == 2 and result.size(1) == 1 else result
-
-
-def is_whole(value: Tensor) -> bool:
-    """Return whether a tensor has whole numbers."""
-    return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
 
 
 def kind_of(value: Tensor) -> str:

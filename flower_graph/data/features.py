@@ -31,31 +31,15 @@ from flower_graph.config.common import (
     RunConfig,
 )
 from flower_graph.errors import DataError
-from flower_graph.ops.graph import csr_tensor, pointers
+from flower_graph.ops.graph import csr_tensor, entries_of, pointers
 from flower_graph.rng import chances
 from flower_graph.storage.reading import Tree
 
 MOST_CATEGORIES = 1000  # different ones of a column; with more it is taken for names or free text
 
 
-class Uses(NamedTuple):
-    """Which parts of a graph a run reads besides features, edges and classes."""
-
-    targets: bool = False  # labels are numbers to learn
-    weights: bool = False  # weights of edges count
-    sparse: bool = False  # features of a generated graph may be CSR, if too many to be dense
-
-    @classmethod
-    def of(cls, config: RunConfig) -> Uses:
-        learns_values = getattr(config, "task", None) == VALUES
-        return cls(learns_values, config.takes_edge_weights, config.takes_sparse)
-
-
-PLAIN = Uses()
-
-
-class Gaps(NamedTuple):
-    """How files are read: settings of the section ``data``."""
+class ReadOptions(NamedTuple):
+    """How graphs are read: settings of the section ``data``, and which parts of a graph count."""
 
     no_features: str = REFUSE  # stands for all features of a graph that has none
     missing: str = REFUSE  # stands for a number that a node lacks
@@ -63,17 +47,27 @@ class Gaps(NamedTuple):
     label: str | None = None  # column of nodes' classes; None: `label`
     weight: str | None = None  # column of edges' weights; None: `weight`
     decimal: str = POINT  # sign in numbers that are written as words
+    features: str = AS_IS  # what is done to them
+    targets: bool = False  # labels are numbers to learn
+    weights: bool = False  # weights of edges count
+    sparse: bool = False  # features of a generated graph may be CSR, if too many to be dense
+    needs_labels: bool = True
+    needs_edges: bool = True
 
     @classmethod
-    def of(cls, config: DataConfig) -> Gaps:
-        return cls(**{name: getattr(config, name) for name in cls._fields})
+    def of(cls, config: RunConfig | DataConfig) -> ReadOptions:
+        if isinstance(config, DataConfig):
+            return cls(*(getattr(config, name) for name in cls._fields[:7]))
+        learns_values = getattr(config, "task", None) == VALUES
+        parts = learns_values, config.takes_edge_weights, config.takes_sparse
+        return cls(*cls.of(config.data)[:7], *parts)
 
     @property
     def has_comma(self) -> bool:
         return self.decimal == COMMA
 
 
-NO_GAPS = Gaps()  # all are refused
+PLAIN = ReadOptions()
 
 
 class Columns(NamedTuple):
@@ -162,26 +156,6 @@ def align(x: Tensor, own: Columns, common: Columns) -> Tensor:
     return torch.stack(found, 1)
 
 
-def missing_means(features: Sequence[Tensor], columns: Columns | None) -> tuple[Tensor, int]:
-    """Return each feature's mean over all nodes of all clients, ``[f]``, and how many are missing.
-
-    The means are float64, and stand for missing values.
-    """
-    nothing = [torch.isnan(x) for x in features]
-    total = sum((x.double().nansum(0) for x in features), torch.zeros(1).double())
-    known = sum(((~each).sum(0) for each in nothing), torch.zeros(1, dtype=torch.int64))
-    if (known == 0).any():
-        column = int((known == 0).nonzero()[0])
-        name = f"x[:, {column}]" if columns is None else columns.names[column]
-        raise DataError(f"{name}: no node has a number there; leave it out")
-    return total / known, sum(int(each.sum()) for each in nothing)
-
-
-def fill_gaps(x: Tensor, fill: Tensor) -> Tensor:
-    """Replace NaN by the feature's fill value."""
-    return torch.where(torch.isnan(x), fill.to(x.dtype), x)
-
-
 # The choices of ``data.features`` ----------------------------------------------------------------
 
 # What is done to the features, in words
@@ -213,27 +187,22 @@ class Treatment(NamedTuple):
         if x.size(1) != self.width:
             raise DataError(f"x has {x.size(1)} features: must be the {self.width} of the run")
         if self.fill is not None:
-            x = fill_gaps(x, self.fill)
-        if self.how != STANDARDISE:
-            x = x.float()
+            x = torch.where(torch.isnan(x), self.fill.to(x.dtype), x)
+        if self.mean is not None and self.scale is not None:
+            return ((x.double() - self.mean) / self.scale).float()
+        x = x.float()
         if self.how == PRESENCE:
-            x = (x != 0).to(x.dtype)
-        if self.how == ROW:
-            x = normalize_rows(x)
-        if self.how == STANDARDISE:
-            assert self.mean is not None and self.scale is not None
-            x = ((x.double() - self.mean) / self.scale).float()
-        return x
+            return (x != 0).to(x.dtype)
+        return normalize_rows(x) if self.how == ROW else x
 
     def to_json(self) -> dict[str, object]:
         """Return the treatment as JSON; the scale of a constant feature is ``null``."""
-        record: dict[str, object] = {"features": self.how, "width": self.width}
-        for name in _VECTORS:
-            if (vector := getattr(self, name)) is not None:
-                record[name] = [None if value == inf else value for value in vector.tolist()]
-        if self.columns is not None:
-            record["columns"] = self.columns.to_json()
-        return record
+        given = {name: one for name in _VECTORS if (one := getattr(self, name)) is not None}
+        vectors = {
+            name: [None if v == inf else v for v in one.tolist()] for name, one in given.items()
+        }
+        columns = {} if self.columns is None else {"columns": self.columns.to_json()}
+        return {"features": self.how, "width": self.width, **vectors, **columns}
 
     @classmethod
     def from_json(cls, record: Tree) -> Treatment:
@@ -243,10 +212,9 @@ class Treatment(NamedTuple):
             for name in _VECTORS
             if record.get(name) is not None
         }
-        if how == STANDARDISE and not {"mean", "scale"} <= vectors.keys():
-            raise ValueError("mean and scale are missing")
-        named = record.get("columns")
-        columns = None if named is None else Columns.from_json(named)
+        if ({"mean", "scale"} <= vectors.keys()) != (how == STANDARDISE):
+            raise ValueError("mean and scale are missing, or are not of these features")
+        columns = Columns.from_json(record["columns"]) if record.get("columns") else None
         sizes = [*map(len, vectors.values()), *([] if columns is None else [len(columns.names)])]
         if any(size != width for size in sizes):
             raise ValueError(f"mean, scale, fill and columns are not those of {width} features")
@@ -256,51 +224,84 @@ class Treatment(NamedTuple):
 _VECTORS = ("mean", "scale", "fill")
 
 
-class Prepared(NamedTuple):
-    """Features after their treatment."""
-
-    features: list[Tensor]
-    notes: tuple[str, ...]  # one for each change
-    treatment: Treatment  # the treatment, for features of other nodes
-
-
 def prepare_features(
     features: Sequence[Tensor],
     how: str,
     missing: str = REFUSE,
     columns: Columns | None = None,
     moved: tuple[float, torch.Generator] | None = None,
-) -> Prepared:
+) -> tuple[list[Tensor], tuple[str, ...], Treatment]:
     """Transform the features of a graph, or of all clients together, as ``data.features`` says.
 
     ``missing`` says what stands for missing numbers, ``moved`` the arguments of ``move_features``.
+    Returns the features, a note for each change, and the treatment for features of other nodes.
     """
     if how not in FEATURES:
         raise DataError(f"data.features = {how!r}: must be one of {', '.join(FEATURES)}")
-    features, notes, fill, constant = list(features), list[str](), None, 0
+    features, notes, also = list(features), list[str](), ""
+    treatment, none = Treatment(how, features[0].size(1), columns=columns), torch.zeros(1).double()
     if missing == MEAN and all(x.layout == torch.strided for x in features):
-        fill, count = missing_means(features, columns)
-        features = [fill_gaps(x, fill) for x in features]
-        notes += [f"{count} missing numbers: each feature's mean stands for them"] * bool(count)
+        known = sum(((~torch.isnan(x)).sum(0) for x in features), none.long())
+        if (known == 0).any():
+            column = int((known == 0).nonzero()[0])
+            name = f"x[:, {column}]" if columns is None else columns.names[column]
+            raise DataError(f"{name}: no node has a number there; leave it out")
+        fill = sum((x.double().nansum(0) for x in features), none) / known
+        if count := sum(x.numel() for x in features) - int(known.sum()):
+            notes.append(f"{count} missing numbers: each feature's mean stands for them")
+        features = [torch.where(torch.isnan(x), fill.to(x.dtype), x) for x in features]
+        treatment = treatment._replace(fill=fill)
     if moved is not None:
         features = [move_features(x, *moved) for x in features]
         notes.append(f"{moved[0]:.0%} of the features moved (data.feature_noise)")
-    look = None if how == AS_IS else _Look(features)
-    if look is not None and how in (AUTO, AUTO_DENSE):
-        given, (how, why) = how, look.choice(is_dense=how == AUTO_DENSE)
-        notes.append(f"data.features={given} chose {how}: {why}")
-    treatment = Treatment(how, features[0].size(1), columns=columns)
-    if look is not None and how == PRESENCE:
-        why = "negative" if look.least < 0 else "dense"
-        if look.least < 0 or (look.share > SPARSE and not look.is_binary):
+    if how != AS_IS:
+        entries = sum(x.numel() for x in features)
+        share = sum(int(x.count_nonzero()) for x in features) / entries
+        limits = [torch.aminmax(x) for x in features]
+        least, most = min(float(one.min) for one in limits), max(float(one.max) for one in limits)
+        is_binary = least >= 0 and most <= 1 and all(map(_has_bits, features))
+        shown = f"{100 * share:.0f}" if share >= 0.01 or share == 0 else f"{100 * share:.2g}"
+        lowest = f"smallest value {least:.3g}, " if least < 0 else ""
+        look = f"{lowest}largest value {most:.3g}, {shown} % of the entries non-zero"
+        if how in (AUTO, AUTO_DENSE):  # docs/results/own-graph.md has the measurements
+            words, is_small = entries * share / sum(map(len, features)), entries <= MOST_DENSE
+            chosen, why = PRESENCE, "no entry is negative, and at most a third are not 0"
+            if words > MOST_WORDS and (share > SPARSE or is_small):
+                chosen, why = STANDARDISE, f"a node has {words:.0f} that are not 0, in the mean"
+            elif is_binary:
+                chosen, why = AS_IS, "all entries are 0 or 1"
+            elif least < 0:
+                chosen, why = STANDARDISE, "some entries are negative"
+            elif share > SPARSE:
+                chosen, why = STANDARDISE, "more than a third of the entries are not 0"
+            elif how == AUTO_DENSE and is_small:
+                chosen, why = STANDARDISE, f"{why}; all {entries:,} are kept"
+            notes.append(f"data.features={how} chose {chosen}: {why}")
+            treatment = treatment._replace(how=chosen)
+        if how == PRESENCE and (least < 0 or (share > SPARSE and not is_binary)):
+            kind = "negative" if least < 0 else "dense"
             advice = "set data.features=as-is or auto"
-            raise DataError(f"data.features=presence: features are {why} ({look}); {advice}")
-    if how == STANDARDISE:
-        treatment, constant = _standardised(treatment, features)
-    also = f"; {constant} constant" if constant else ""
-    notes += [f"features {CHANGES[how]}; before: {look}{also}"] if how in CHANGES else []
-    prepared = [treatment.apply(x) for x in features]
-    return Prepared(prepared, tuple(notes), treatment._replace(fill=fill))
+            raise DataError(f"data.features=presence: features are {kind} ({look}); {advice}")
+        if treatment.how == STANDARDISE:
+            # In float64, so that a large mean does not hide a small deviation.
+            count = sum(map(len, features))
+            mean = sum((x.double().sum(0) for x in features), none) / count
+            squares = sum((((x.double() - mean) ** 2).sum(0) for x in features), none)
+            deviation = (squares / count).sqrt()
+            rounded = EXACT if all(x.dtype == torch.float64 for x in features) else ROUNDED
+            constant = deviation <= rounded * mean.abs()
+            scale = torch.where(constant, torch.inf, deviation)
+            treatment = treatment._replace(mean=mean, scale=scale)
+            also = f"; {int(constant.sum())} constant" if constant.any() else ""
+        if treatment.how in CHANGES:
+            notes.append(f"features {CHANGES[treatment.how]}; before: {look}{also}")
+    filled = treatment._replace(fill=None)  # these are
+    return [filled.apply(x) for x in features], tuple(notes), treatment
+
+
+def _has_bits(x: Tensor) -> bool:
+    """Whether all entries are 0 or 1."""
+    return all(bool(((part == 0) | (part == 1)).all()) for part in x.split(ROWS))
 
 
 def move_features(x: Tensor, chance: float, generator: torch.Generator) -> Tensor:
@@ -312,12 +313,7 @@ def move_features(x: Tensor, chance: float, generator: torch.Generator) -> Tenso
     n, f = x.shape
     if f < 2:
         raise DataError(f"data.feature_noise = {chance:g}: the graph has {f} features, not two")
-    if x.layout == torch.strided:
-        row, col = x.nonzero(as_tuple=True)
-        value = x[row, col]
-    else:
-        row = torch.arange(n).repeat_interleave(x.crow_indices().diff())
-        col, value = x.col_indices().long(), x.values()
+    row, col, value = entries_of(x)
     moves = torch.rand(col.numel(), generator=generator) < chance
     steps = torch.randint(1, f, (col.numel(),), generator=generator)  # never round to itself
     key, order = (row * f + torch.where(moves, (col + steps) % f, col)).sort(stable=True)
@@ -329,58 +325,6 @@ def move_features(x: Tensor, chance: float, generator: torch.Generator) -> Tenso
     return csr_tensor(pointers(row, n), col.to(x.col_indices().dtype), value, (n, f))
 
 
-class _Look:
-    def __init__(self, features: Sequence[Tensor]) -> None:
-        self.entries = sum(x.numel() for x in features)
-        self.share = sum(int(x.count_nonzero()) for x in features) / self.entries
-        limits = [torch.aminmax(x) for x in features]
-        self.least = min(float(each.min) for each in limits)
-        self.most = max(float(each.max) for each in limits)
-        self._features = features
-
-    def __str__(self) -> str:
-        percent = 100 * self.share
-        shown = f"{percent:.0f}" if percent >= 1 or percent == 0 else f"{percent:.2g}"
-        lowest = f"smallest value {self.least:.3g}, " if self.least < 0 else ""
-        return f"{lowest}largest value {self.most:.3g}, {shown} % of the entries non-zero"
-
-    @property
-    def is_binary(self) -> bool:
-        if self.least < 0 or self.most > 1:
-            return False
-        parts = (part for x in self._features for part in x.split(ROWS))
-        return all(bool(((part == 0) | (part == 1)).all()) for part in parts)
-
-    def choice(self, *, is_dense: bool) -> tuple[str, str]:
-        """Choose a treatment, and say why; docs/results/own-graph.md has the measurements."""
-        words = self.entries * self.share / sum(x.size(0) for x in self._features)
-        if words > MOST_WORDS and (self.share > SPARSE or self.entries <= MOST_DENSE):
-            return STANDARDISE, f"a node has {words:.0f} that are not 0, in the mean"
-        if self.is_binary:
-            return AS_IS, "all entries are 0 or 1"
-        if self.least < 0:
-            return STANDARDISE, "some entries are negative"
-        if self.share > SPARSE:
-            return STANDARDISE, "more than a third of the entries are not 0"
-        why = "no entry is negative, and at most a third are not 0"
-        if is_dense and self.entries <= MOST_DENSE:
-            return STANDARDISE, f"{why}; all {self.entries:,} are kept"
-        return PRESENCE, why
-
-
-def _standardised(treatment: Treatment, features: Sequence[Tensor]) -> tuple[Treatment, int]:
-    """Compute mean and deviation of each feature over all rows; count the constant ones."""
-    # In float64, so that a large mean does not hide a small deviation.
-    count = sum(x.size(0) for x in features)
-    mean = sum((x.double().sum(0) for x in features), torch.zeros(1).double()) / count
-    squares = (((x.double() - mean) ** 2).sum(0) for x in features)
-    deviation = (sum(squares, torch.zeros(1).double()) / count).sqrt()
-    rounded = EXACT if all(x.dtype == torch.float64 for x in features) else ROUNDED
-    constant = deviation <= rounded * mean.abs()
-    scale = torch.where(constant, torch.inf, deviation)
-    return treatment._replace(mean=mean, scale=scale), int(constant.sum())
-
-
 def sketched(x: Tensor, buckets: int, seed: int) -> Tensor:
     """Add up features ``[n, f]``, dense or CSR, by signed buckets, to dense ``[n, buckets]``.
 
@@ -389,14 +333,10 @@ def sketched(x: Tensor, buckets: int, seed: int) -> Tensor:
     number = torch.arange(x.shape[1])
     bucket = (chances(number, seed, "sketch-bucket") * buckets).long()
     sign = 1 - 2 * (chances(number, seed, "sketch-sign") < 0.5).to(x.dtype)
-    result = torch.zeros(x.shape[0], buckets, dtype=x.dtype)
-    if x.layout == torch.strided:
-        return result.index_add_(1, bucket, x * sign)
-    feature = x.col_indices().long()
-    row = torch.repeat_interleave(torch.arange(x.shape[0]), x.crow_indices().diff())
-    place = row * buckets + bucket[feature]
-    result.view(-1).index_add_(0, place, x.values() * sign[feature])
-    return result
+    row, feature, value = entries_of(x)
+    result = torch.zeros(len(x) * buckets, dtype=x.dtype)
+    result.index_add_(0, row * buckets + bucket[feature], value * sign[feature])
+    return result.view(len(x), buckets)
 
 
 def normalize_rows(x: Tensor) -> Tensor:

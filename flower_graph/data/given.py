@@ -75,16 +75,13 @@ def _listed(graph: Any) -> dict[str, object] | None:
     graph = graph.to_networkx() if library == "igraph" and hasattr(graph, "vs") else graph
     if library not in ("igraph", "networkx") or not hasattr(graph, "nodes"):
         return None
+    # A node that is no number, such as a grid position, is a word
+    ids = {node: node if isinstance(node, int | float) else str(node) for node in graph}
     edges = graph.edges(data=True)
     return {
-        "nodes": [{**own, "id": _id(node)} for node, own in graph.nodes(data=True)],
-        "links": [{**own, "source": _id(one), "target": _id(two)} for one, two, own in edges],
+        "nodes": [{**own, "id": ids[node]} for node, own in graph.nodes(data=True)],
+        "links": [{**own, "source": ids[one], "target": ids[two]} for one, two, own in edges],
     }
-
-
-def _id(node: object) -> object:
-    """Return a node as a JSON value; a tuple, such as a grid position, as a word."""
-    return node if isinstance(node, int | float) else str(node)
 
 
 def _as_read(data: BaseData, label: object) -> dict[str, object]:
@@ -97,7 +94,12 @@ def _as_read(data: BaseData, label: object) -> dict[str, object]:
     n, e = data.num_nodes, values.get("edge_index", torch.empty(2, 0)).size(-1)
     if "y" not in values and "label" in values and label is None:
         values["y"] = values.pop("label")
-    columns = {key: one for key, one in values.items() if key != label and _is_column(key, one, n)}
+    columns = {
+        key: one
+        for key, one in values.items()
+        if isinstance(one, Tensor) and one.dim() in (1, 2) and one.size(0) == n
+        if key not in {label, *NO_FEATURES, *EDGE_VALUES} and not key.startswith("edge_")
+    }
     if "x" not in values and columns:
         if n == e:
             raise DataError(f"has no x, and as many edges as nodes: whose is {', '.join(columns)}?")
@@ -114,9 +116,3 @@ def _as_read(data: BaseData, label: object) -> dict[str, object]:
             f"has no y and no label; data.label names one of {', '.join(sorted(values))}"
         )
     return values
-
-
-def _is_column(key: str, value: object, n: int | None) -> bool:
-    is_rows = isinstance(value, Tensor) and value.dim() in (1, 2) and value.size(0) == n
-    is_edges = key in EDGE_VALUES or key.startswith("edge_")
-    return is_rows and key not in NO_FEATURES and not is_edges

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +18,25 @@ if TYPE_CHECKING:
 
 PARTS = ("train_mask", "val_mask", "test_mask")
 DENSE_LIMIT = 2_000_000_000  # most bytes of a dense feature matrix
+
+
+class Masks(NamedTuple):
+    """Which nodes are for training, validation and test: boolean ``[n]`` each."""
+
+    train: Tensor
+    val: Tensor
+    test: Tensor
+
+
+class Masked:
+    """A graph whose fields ``PARTS`` say which of its nodes train, validate and test."""
+
+    @property
+    def masks(self) -> dict[str, Any]:
+        return {part: getattr(self, part) for part in PARTS}
+
+    def with_masks(self, masks: Iterable[Tensor]) -> Self:
+        return replace(self, **dict(zip(PARTS, masks, strict=True)))  # type: ignore[type-var]
 
 
 class Scale(NamedTuple):
@@ -42,7 +61,7 @@ class Scale(NamedTuple):
 
 
 @dataclass
-class Graph:
+class Graph(Masked):
     """One graph whose nodes are classified or valued, without PyTorch Geometric.
 
     Parameters
@@ -97,11 +116,10 @@ class Graph:
         # Imported here, because it takes seconds and not every process needs it.
         from torch_geometric.data import Data
 
-        always = {"train_mask", "val_mask", "test_mask"}
         values = vars(self) | {"notes": None, "treatment": None}
         if self.columns is not None:
             values["columns"] = self.columns.to_json()
-        return Data(**{key: v for key, v in values.items() if v is not None or key in always})
+        return Data(**{key: v for key, v in values.items() if v is not None or key in PARTS})
 
 
 class WholeGraph(Protocol):
@@ -113,7 +131,7 @@ class WholeGraph(Protocol):
 
 
 @dataclass(frozen=True)
-class ClientGraph:
+class ClientGraph(Masked):
     """One client's graph, or its nodes alone.
 
     Parameters
@@ -203,6 +221,15 @@ def called(graphs: Sequence[ClientGraph]) -> Tensor | list[str]:
     return [str(name) for names in own for name in names]
 
 
+def joined_edges(graphs: Sequence[Any], edges: Sequence[Tensor | None]) -> Tensor:
+    """Return all graphs' edges ``[2, e]``, with their nodes numbered one after another."""
+    start, result = 0, [torch.empty(2, 0, dtype=torch.int64)]
+    for graph, own in zip(graphs, edges, strict=True):
+        result += [] if own is None else [own + start]
+        start += graph.y.numel()
+    return torch.cat(result, 1)
+
+
 def to_undirected(edge_index: Tensor, num_nodes: int) -> Tensor:
     """Return every edge in both directions, once, without self-loops, sorted as PyG sorts.
 
@@ -215,26 +242,20 @@ def to_undirected(edge_index: Tensor, num_nodes: int) -> Tensor:
     return torch.stack([keys // max(num_nodes, 1), keys % max(num_nodes, 1)])
 
 
-def take_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """Take rows of a dense or sparse CSR matrix."""
+def take_rows(x: Tensor, rows: Tensor | slice) -> Tensor:
+    """Take rows of a dense or sparse CSR matrix; of a slice, without a copy of its entries."""
     # x [n, f]
     if x.layout == torch.strided:
         return x[rows]
+    if isinstance(rows, slice):
+        start = x.crow_indices()[rows.start : rows.stop + 1]
+        first, last = int(start[0]), int(start[-1])
+        columns, values = x.col_indices()[first:last], x.values()[first:last]
+        return csr_tensor(start - first, columns, values, (rows.stop - rows.start, x.size(1)))
     place, entry = row_entries(x.crow_indices(), rows)
     columns, values = x.col_indices()[entry], x.values()[entry]
     local = pointers(place, rows.numel()).to(columns.dtype)
     return csr_tensor(local, columns, values, (rows.numel(), x.size(1)))
-
-
-def row_range(x: Tensor, rows: slice) -> Tensor:
-    """Take successive rows of a dense or sparse CSR matrix, without a copy of its entries."""
-    # x [n, f]
-    if x.layout == torch.strided:
-        return x[rows]
-    start = x.crow_indices()[rows.start : rows.stop + 1]
-    first, last = int(start[0]), int(start[-1])
-    columns, values = x.col_indices()[first:last], x.values()[first:last]
-    return csr_tensor(start - first, columns, values, (rows.stop - rows.start, x.size(1)))
 
 
 class Neighbours(NamedTuple):
@@ -277,10 +298,10 @@ def cut_out(
     names, neighbours = getattr(data, "names", None), neighbours or Neighbours.of(data)
     graphs = []
     for client, nodes in enumerate(parts):
-        edges, nobody = neighbours.among(nodes), torch.zeros(nodes.numel(), dtype=torch.bool)
+        nobody = torch.zeros(nodes.numel(), dtype=torch.bool)
         own = None if names is None else tuple(names[node] for node in nodes.tolist())
-        held = nodes, take_rows(data.x, nodes), data.y[nodes], edges, None, nobody, nobody, nobody
-        graphs.append(ClientGraph(client, *held, own))
+        held = nodes, take_rows(data.x, nodes), data.y[nodes], neighbours.among(nodes), None
+        graphs.append(ClientGraph(client, *held, nobody, nobody, nobody, own))
     return graphs
 
 

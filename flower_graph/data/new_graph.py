@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import inf, isfinite
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,12 +16,14 @@ from flower_graph.data.description import (
     WHOLE,
     by_columns,
     describe_graph,
+    number_classes,
     read_edges,
     read_features,
     read_weights,
     saying,
+    words_of,
 )
-from flower_graph.data.features import NO_GAPS, Gaps, Treatment, Uses
+from flower_graph.data.features import PLAIN, ReadOptions, Treatment
 from flower_graph.data.graph import Scale
 from flower_graph.data.sources.pyg import read_file
 from flower_graph.errors import DataError
@@ -38,16 +40,21 @@ class DataForm(NamedTuple):
     treatment: Treatment  # the treatment of the features
     num_classes: int
     classes: tuple[str, ...] | None  # the classes' names, if these are not the numbers
-    given: Gaps = NO_GAPS  # how the run's own files were read
+    given: ReadOptions = PLAIN  # how the run's own files were read
     scale: Scale | None = None  # that of numbers that are learnt; None where classes are
     weights: bool = False  # whether the run's edges have weights
 
     @property
-    def gaps(self) -> Gaps:
+    def how(self) -> ReadOptions:
         """How files of new graphs are read: as the run's own, whose words are known."""
-        known = self.given.categories if self.treatment.columns is None else ONE_HOT
-        missing = REFUSE if self.treatment.fill is None else MEAN
-        return self.given._replace(categories=known, missing=missing)
+        return self.given._replace(
+            categories=self.given.categories if self.treatment.columns is None else ONE_HOT,
+            missing=REFUSE if self.treatment.fill is None else MEAN,
+            targets=self.scale is not None,
+            weights=self.weights,
+            needs_labels=False,
+            needs_edges=False,
+        )
 
     def to_json(self) -> dict[str, object]:
         own = {name: getattr(self.given, name) for name in COLUMNS}
@@ -57,7 +64,7 @@ class DataForm(NamedTuple):
             "no-features": self.given.no_features,
             **({} if self.scale is None else {SCALE: [*self.scale]}),
             **({WEIGHTS: True} if self.weights else {}),
-            **{name: one for name, one in own.items() if one != getattr(NO_GAPS, name)},
+            **{name: one for name, one in own.items() if one != getattr(PLAIN, name)},
         }
 
     @classmethod
@@ -67,11 +74,12 @@ class DataForm(NamedTuple):
             scale = Scale(*map(float, scale))
             if not (isfinite(scale.mean) and 0 < scale.deviation < inf):
                 raise ValueError(f"{SCALE}: {[*scale]}: must be finite, the second above 0")
+        own: dict[str, Any] = {key: str(record[key]) for key in COLUMNS if key in record}
         return cls(
             Treatment.from_json(record),
             int(record["num-classes"]),
             None if classes is None else tuple(classes),
-            Gaps(str(record["no-features"]), **{k: str(record[k]) for k in COLUMNS if k in record}),
+            PLAIN._replace(no_features=str(record["no-features"]), **own),
             scale,
             bool(record.get(WEIGHTS)),
         )
@@ -90,7 +98,7 @@ class NewGraph(NamedTuple):
 
 def new_graph(x: object, edge_index: object, of: DataForm, edge_weight: object = None) -> NewGraph:
     """Make a graph from untreated features, and from edges in any direction."""
-    given = read_features(x, [], of.gaps.missing)
+    given = read_features(x, [], of.how.missing)
     n, edges, weight = given.size(0), None, None
     if edge_index is not None:
         data = SimpleNamespace(edge_index=edge_index, edge_weight=edge_weight)
@@ -102,17 +110,11 @@ def new_graph(x: object, edge_index: object, of: DataForm, edge_weight: object =
 
 def read_new_graph(path: Path, of: DataForm) -> NewGraph:
     """Read a file or a folder with tables; ``DataError`` if it does not fit the run's models."""
-    values = read_file(path, of.gaps, needs_labels=False)
+    values = read_file(path, of.how)
     if of.given.no_features == ONE_HOT and values.get("x") is None:
         raise DataError(f"file {path}: has no x, and data.no_features=one-hot stands for none here")
     with saying(f"file {path}"):
-        described = describe_graph(
-            SimpleNamespace(**values),
-            gaps=of.gaps,
-            needs_edges=False,
-            needs_labels=False,
-            uses=Uses(of.scale is not None, of.weights),
-        )
+        described = describe_graph(SimpleNamespace(**values), of.how)
         x, y, columns = described.x, described.targets, of.treatment.columns
         if y is None:
             y = _numbered(described.labels, of)
@@ -123,23 +125,13 @@ def read_new_graph(path: Path, of: DataForm) -> NewGraph:
         return NewGraph(of.treatment.apply(x), edges, y, described.names, values, weight)
 
 
-def _numbered(labels: Tensor | Sequence[str | None], of: DataForm) -> Tensor:
-    classes = of.classes
-    if isinstance(labels, Tensor):
-        words = [None if one < 0 else str(one) for one in labels.tolist()]
+def _numbered(labels: Tensor | list[str | None], of: DataForm) -> Tensor:
+    classes: Sequence[str] | None = of.classes
+    if isinstance(labels, Tensor) and classes is not None:
+        words = words_of(labels)
         # As when labels have gaps, numbers may be names of classes, and not their places
-        are_names = classes is not None and (
-            {*words} <= {*classes, None} or all(WHOLE.fullmatch(one) for one in classes)
-        )
-        if not are_names:
-            if (labels >= of.num_classes).any():
-                raise DataError(f"y has {int(labels.max())}: must be below {of.num_classes}")
-            return labels.clamp(min=-1)
-        labels = words
-    if classes is None:
-        word = next(one for one in labels if one is not None)
-        raise DataError(f"y has {word!r}: the run's classes are 0 to {of.num_classes - 1}")
-    number = {name: index for index, name in enumerate(classes)} | {None: -1}
-    if unknown := [one for one in labels if one not in number]:
-        raise DataError(f"y has {unknown[0]!r}: the run's classes are {', '.join(classes)}")
-    return torch.tensor([number[one] for one in labels])
+        if {*words} <= {*classes, None} or all(WHOLE.fullmatch(one) for one in classes):
+            labels = words
+    elif not isinstance(labels, Tensor) and classes is None:
+        classes = [*map(str, range(of.num_classes))]
+    return number_classes([labels], of.num_classes, classes, may_lack=True).y[0]

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from flower_graph.data.graph import ClientGraph
+from flower_graph.data.graph import Masks
 from flower_graph.errors import DataError
 from flower_graph.storage.formats import read_arrays
 from flower_graph.storage.reading import reading
 from flower_graph.wire.keys import ROLES
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-T = TypeVar("T", bound="DataclassInstance")
 ADVICE = "set data.ratios=[0.6,0.2,0.2]"
 ROLE_WORDS = ("training", "validation", "test")
-
-
-class Masks(NamedTuple):
-    """Which nodes are for training, validation and test: boolean ``[n]`` each."""
-
-    train: Tensor
-    val: Tensor
-    test: Tensor
 
 
 def random_split(
@@ -105,7 +91,7 @@ def cut_by_shares(order: Tensor, shares: Sequence[float], *, first: int = 0) -> 
     return [order[start:end] for start, end in zip([0, *ends[:2]], ends, strict=True)]
 
 
-def check_roles(client: int, masks: Masks, ratios: Sequence[float]) -> None:
+def check_roles(client: int, masks: Iterable[Tensor], ratios: Sequence[float]) -> None:
     """Check that a client has nodes in every role that is to have some."""
     for role, mask, share in zip(ROLE_WORDS, masks, ratios, strict=True):
         if share > 0 and not mask.any():
@@ -145,13 +131,3 @@ def masks_from(num_nodes: int, parts: Sequence[Tensor]) -> Masks:
     for mask, members in zip(masks, parts, strict=True):
         mask[members] = True
     return Masks(*masks)
-
-
-def masks_of(graph: ClientGraph) -> Masks:
-    """Give one client's masks."""
-    return Masks(graph.train_mask, graph.val_mask, graph.test_mask)
-
-
-def with_masks(graph: T, masks: Masks) -> T:
-    """Give one client's graph these masks."""
-    return replace(graph, train_mask=masks.train, val_mask=masks.val, test_mask=masks.test)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.common import AS_IS, RunConfig
-from flower_graph.data.features import Gaps, Uses
+from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import RATIOS, clients_path, load_folder
 from flower_graph.data.graph import Graph, Scale
 from flower_graph.data.partition.statistics import counts
@@ -40,20 +40,18 @@ def survey(config: RunConfig) -> Survey:
 
     Labels that are no classes are described as numbers, even if the run is to learn classes.
     """
-    uses = Uses.of(config)
+    data, path = replace(config.data, features=AS_IS), clients_path(config.data)
+    how = ReadOptions.of(config)._replace(features=AS_IS)
+
+    def read(how: ReadOptions) -> Survey:
+        if path is None:
+            return survey_graph(load_graph(data, seed=config.seed, how=how))
+        return survey_graph(load_folder(path, RATIOS, config.seed, how=how).as_graph())
+
     try:
-        return survey_graph(_read(config, uses))
+        return read(how)
     except FractionalLabelsError:
-        return survey_graph(_read(config, uses._replace(targets=True)))
-
-
-def _read(config: RunConfig, uses: Uses) -> Graph:
-    data = replace(config.data, features=AS_IS)
-    path = clients_path(data)
-    if path is None:
-        return load_graph(data, seed=config.seed, uses=uses)
-    gaps = Gaps.of(data)
-    return load_folder(path, RATIOS, config.seed, gaps=gaps, uses=uses).as_graph()
+        return read(how._replace(targets=True))
 
 
 def survey_graph(graph: Graph) -> Survey:
@@ -69,7 +67,22 @@ def survey_graph(graph: Graph) -> Survey:
     has_classes = graph.targets is None
     both = labelled[source] & labelled[target] & has_classes
     same = (graph.y[source] == graph.y[target])[both]
-    parts = component_sizes(graph.edge_index, n)
+    parts, values = component_sizes(graph.edge_index, n), None
+    pairs = ends(undirected(graph.edge_index, n), n)
+    if (count := pairs.shape[1]) > SOME_EDGES:
+        pairs = pairs[:, torch.arange(SOME_EDGES) * count // SOME_EDGES]
+    shared = common_neighbours(graph.edge_index, n, pairs)
+    if graph.targets is not None:
+        around = graph.targets.double()[graph.edge_index]
+        known = around[:, ~around.isnan().any(0)]
+        similar = float(torch.corrcoef(known)[0, 1]) if known.numel() else math.nan
+        given = graph.targets[labelled].double()
+        values = {
+            "least": float(given.min()),
+            "largest": float(given.max()),
+            **Scale.of([given])._asdict(),
+            "correlation-of-neighbours": similar if math.isfinite(similar) else None,
+        }
     figures = {
         "nodes": n,
         "edges": source.numel() // 2,
@@ -82,9 +95,9 @@ def survey_graph(graph: Graph) -> Survey:
         "least-feature": float(graph.x.min()),
         "largest-feature": float(graph.x.max()),
         "non-zero-share": float(graph.x.count_nonzero()) / graph.x.numel(),
-        "closed-edges": _closed_share(graph.edge_index, n),
+        "closed-edges": float((shared > 0).double().mean()) if len(shared) else 0.0,
         "labelled": int(labelled.sum()),
-        **({} if graph.targets is None else {"values": _of_targets(graph, graph.targets)}),
+        **({} if values is None else {"values": values}),
         "classes": dict(zip(names, sizes.tolist(), strict=True)),
         "homophily": float(same.double().mean()) if same.numel() else None,
         "homophily-by-chance": float(((sizes / sizes.sum()) ** 2).sum()),
@@ -98,31 +111,6 @@ def survey_graph(graph: Graph) -> Survey:
         percent = (100 * alike[around > 0] / around[around > 0]).round().long()
         distributions["neighbours of its own class (%)"] = counts(percent)
     return Survey(figures, distributions, list(graph.notes), list(_warnings(figures, graph.x)))
-
-
-def _of_targets(graph: Graph, targets: Tensor) -> Tree:
-    """Return figures of the numbers that nodes are to learn."""
-    ends_of_edges = targets.double()[graph.edge_index]
-    known = ends_of_edges[:, ~ends_of_edges.isnan().any(0)]
-    alike = float(torch.corrcoef(known)[0, 1]) if known.numel() else math.nan
-    given = targets[graph.y >= 0].double()
-    scale = Scale.of([given])
-    return {
-        "least": float(given.min()),
-        "largest": float(given.max()),
-        "mean": scale.mean,
-        "deviation": scale.deviation,
-        "correlation-of-neighbours": alike if math.isfinite(alike) else None,
-    }
-
-
-def _closed_share(edge_index: Tensor, n: int) -> float:
-    """Return the share of edges whose ends have a common neighbour, of ``SOME_EDGES`` at most."""
-    pairs = ends(undirected(edge_index, n), n)
-    some = torch.arange(min(SOME_EDGES, pairs.shape[1])) * pairs.shape[1] // SOME_EDGES
-    chosen = pairs if pairs.shape[1] <= SOME_EDGES else pairs[:, some]
-    shared = common_neighbours(edge_index, n, chosen)
-    return float((shared > 0).double().mean()) if len(shared) else 0.0
 
 
 def is_heterophilous(figures: Tree) -> bool:
@@ -148,10 +136,11 @@ def component_sizes(edge_index: Tensor, n: int) -> Tensor:
 
 def lines(survey: Survey) -> list[str]:
     """Describe the survey in a few lines."""
-    f = survey.figures
-    isolated, count = f["isolated"], f["components"]
-    none = "1 node has none" if isolated == 1 else f"{isolated:,} nodes have none"
-    parts = f"{count:,} connected components, the largest with {f['largest-component']:,} nodes"
+    f, parts = survey.figures, "all connected"
+    none = "1 node has none" if f["isolated"] == 1 else f"{f['isolated']:,} nodes have none"
+    if f["components"] > 1:
+        largest = f"the largest with {f['largest-component']:,} nodes"
+        parts = f"{f['components']:,} connected components, {largest}"
     if (v := f.get("values")) is not None:
         found = v["correlation-of-neighbours"]
         alike = (
@@ -165,19 +154,15 @@ def lines(survey: Survey) -> list[str]:
     else:
         sizes, total = f["classes"], max(1, f["labelled"])
         shown = [f"{name}: {_percent(size / total)}" for name, size in [*sizes.items()][:8]]
-        more = f", and {len(sizes) - 8} more" if len(sizes) > 8 else ""
-        listed = f"{len(sizes)} classes ({', '.join(shown)}{more})"
-        learnt, alike = (
-            f"{listed} on {f['labelled']:,} labelled nodes",
-            "no edge has two labelled ends",
-        )
+        shown += [f"and {len(sizes) - 8} more"] if len(sizes) > 8 else []
+        learnt = f"{len(sizes)} classes ({', '.join(shown)}) on {f['labelled']:,} labelled nodes"
+        alike = "no edge has two labelled ends"
         if f["homophily"] is not None:
-            chance = _percent(f["homophily-by-chance"])
-            same = _percent(f["homophily"])
+            same, chance = (_percent(f[key]) for key in ("homophily", "homophily-by-chance"))
             alike = f"{same} of the edges join nodes of one class ({chance} by chance)"
     return [
         f"{f['nodes']:,} nodes, {f['edges']:,} edges, {f['neighbours']:.1f} neighbours a node "
-        f"(at most {f['most-neighbours']:,}; {none}), {parts if count > 1 else 'all connected'}",
+        f"(at most {f['most-neighbours']:,}; {none}), {parts}",
         f"{f['features']:,} features from {f['least-feature']:.3g} to {f['largest-feature']:.3g}, "
         f"{_percent(f['non-zero-share'])} of the entries non-zero",
         learnt,
@@ -201,23 +186,20 @@ def _warnings(f: Tree, x: Tensor) -> list[str]:
             f["nodes"] < LEAST
         ),
     }
-    if "values" in f:
-        return [text for text, is_so in warnings.items() if is_so]
-    name, most = max(f["classes"].items(), key=lambda one: one[1])
-    rarest, least = min(f["classes"].items(), key=lambda one: one[1])
-    share, is_far_less = most / max(1, f["labelled"]), is_heterophilous(f)
-    alike, chance = f["homophily"], f["homophily-by-chance"]
-    said_less = f"{_percent(alike or 0.0)} of the edges, {_percent(chance)} by chance"
-    warnings |= {
-        f"class {name} has {_percent(share)} of the labelled nodes: whoever guesses it is as "
-        "often right": share >= DOMINANT,
-        "neighbours are hardly more often of one class than chance: edges may not help": (
-            alike is not None and alike < 1.2 * chance and not is_far_less
-        ),
-        f"neighbours are far less often of one class than chance ({said_less}): the graph is "
-        "heterophilous, and methods that smooth over edges do poorly": is_far_less,
-        f"class {rarest} ({least} labelled nodes) is rare: some clients may have none of it": (
-            least < 10
-        ),
-    }
+    if "values" not in f:
+        sizes, alike, chance = f["classes"], f["homophily"], f["homophily-by-chance"]
+        name, rarest = max(sizes, key=sizes.get), min(sizes, key=sizes.get)
+        share, is_far_less = sizes[name] / max(1, f["labelled"]), is_heterophilous(f)
+        said_less = f"{_percent(alike or 0.0)} of the edges, {_percent(chance)} by chance"
+        warnings |= {
+            f"class {name} has {_percent(share)} of the labelled nodes: whoever guesses it is as "
+            "often right": share >= DOMINANT,
+            "neighbours are hardly more often of one class than chance: edges may not help": (
+                alike is not None and alike < 1.2 * chance and not is_far_less
+            ),
+            f"neighbours are far less often of one class than chance ({said_less}): the graph is "
+            "heterophilous, and methods that smooth over edges do poorly": is_far_less,
+            f"class {rarest} ({sizes[rarest]} labelled nodes) is rare: some clients may have none "
+            "of it": sizes[rarest] < 10,
+        }
     return [text for text, is_so in warnings.items() if is_so]

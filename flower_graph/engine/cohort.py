@@ -267,6 +267,14 @@ class Cohort:
         good: list[bool] = torch.stack([t.isfinite() for t in totals], 1).all(1).tolist()
         return {client for client, is_good in zip(self._graphs, good, strict=True) if is_good}
 
+    def restart(self, clients: Sequence[int], start: Callable[[], Tensors]) -> None:
+        """Let some clients have the tensors again that they began with."""
+        places = [self._places[client] for client in clients]
+        for name, first in start().items() if places else ():
+            if not name.endswith(BEGUN):
+                at = self._index(name, places)
+                self.tensors[name].detach()[at] = first[at].to(self.tensors[name])
+
     def sums(
         self,
         names: Iterable[str],

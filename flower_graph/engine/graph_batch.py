@@ -152,7 +152,6 @@ class DropoutMask(NamedTuple):
 def draw_kept(
     batch: GraphBatch,
     chances: Sequence[torch.Generator],
-    *,
     steps: int,
     hidden: int,
     input_rate: float,

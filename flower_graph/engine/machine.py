@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import math
 import platform
 import re
+import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -80,14 +80,13 @@ def refuse_too_large(least: int, what: str) -> None:
 
 
 def peak_memory() -> float:
-    """Return the peak memory of this process in bytes; NaN if the system does not count it."""
-    # The kernel's own figure for this program alone. ``getrusage`` begins with what the process
-    # that started this one held.
+    """Return the peak memory of this process in bytes."""
+    # Linux has a figure of this program alone. ``getrusage`` begins with what the process that
+    # started this one held.
     status = Path("/proc/self/status")
-    if not status.exists():
-        return math.nan
-    line = re.search(r"^VmHWM:\s*(\d+)", status.read_text(), re.MULTILINE)
-    return 1024.0 * int(line[1]) if line else math.nan
+    if status.exists() and (line := re.search(r"VmHWM:\s*(\d+)", status.read_text())):
+        return 1024.0 * int(line[1])
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # bytes on macOS
 
 
 # Threads and processor ---------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from torch import Tensor
 from flower_graph.client.learner import takes_weights
 from flower_graph.config.common import VALUES, CutRunConfig, RunConfig
 from flower_graph.data.baselines import Figures, client_baselines, graph_baselines, own_baselines
-from flower_graph.data.features import Gaps, Uses
+from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_folder
 from flower_graph.data.folders.party import (
     RunData,
@@ -54,52 +54,34 @@ S = TypeVar("S", bound="RoundLoop")  # its server's half
 
 
 class Partition(NamedTuple):
-    """The output of ``flower-graph partition``.
-
-    Attributes
-    ----------
-    statistics : PartitionStatistics
-        Figures and distributions of the partition.
-    data : RunData
-        The data of each party, for the data folders.
-    baselines : dict
-        As from ``Method.baselines``.
-    note : str
-        A remark about these folders, printed after their number.
-    paper : dict
-        The paper's figures, if the config asks for the paper's partition.
-    """
+    """The output of ``flower-graph partition``."""
 
     statistics: PartitionStatistics
+    """Figures and distributions of the partition."""
     data: RunData
+    """The data of each party, for the data folders."""
     baselines: Figures
+    """As from ``Method.baselines``."""
     note: str = ""
+    """A remark about these folders, printed after their number."""
     paper: Mapping[str, int] = MappingProxyType({})
+    """The paper's figures, if the config asks for the paper's partition."""
 
 
 class FinishedRun(Protocol):
-    """What a method reads of a finished run: a part of ``Run``."""
+    """What a method reads of a finished run: a part of ``flower_graph.method.run.Run``."""
 
     @property
     def config(self) -> RunConfig: ...
-
     @property
     def data(self) -> DataForm: ...
-
     @property
-    def clients(self) -> list[int]:
-        """Clients whose models are here; -1 is the server."""
-
+    def clients(self) -> list[int]: ...
     @property
     def are_own(self) -> bool: ...
-
-    def saved(self, client: int | None = None) -> tuple[SavedModels, int]:
-        """Return the saved models that include the client's, and their client number."""
-
+    def saved(self, client: int | None = None) -> tuple[SavedModels, int]: ...
     def all_saved(self) -> list[SavedModels]: ...
-
     def embeddings(self, client: int | None = None) -> Embeddings: ...
-
     def predictions(self, client: int | None = None) -> Predictions: ...
 
 
@@ -111,38 +93,25 @@ class Method(Generic[C, S]):
     ``build_client``, ``num_clients`` and ``partition`` have no default. ``folder`` is the server's
     data folder, or None if the process loads the run's data itself. With a folder the server reads
     no other data; ``out`` is the output folder, if there is one.
-
-    Attributes
-    ----------
-    name : str
-        The value of ``app`` in a YAML.
-    schema : type[RunConfig]
-        A dataclass with all settings and their defaults.
-    client, clients : str
-        The words for one client and for several in log lines and summaries.
-    measures : bool
-        Whether clients measure anything on their data that a privacy budget withholds.
-    has_true_edges : bool
-        Whether ``flower-graph partition --true-edges`` has an effect.
-    needs_variety : bool
-        Whether clients may do better alone if their nodes are mostly of one class
-        (``docs/results/own-graph.md``); ``flower-graph check`` then warns.
-    heterophily : str
-        A warning about graphs whose neighbours are mostly of other classes, printed if a run has
-        such a graph.
-    tables : sequence of str
-        Names of the method's tables in ``apps/reproduce/papers``, or paths of such files.
     """
 
     name: str
+    """The value of ``app`` in a YAML."""
     schema: type[C]
-    client = "client"
-    clients = "clients"
+    """A dataclass with all settings and their defaults."""
+    client, clients = "client", "clients"
+    """The words for one client and for several in log lines and summaries."""
     measures = True
+    """Whether clients measure anything on their data that a privacy budget withholds."""
     has_true_edges = False
+    """Whether ``flower-graph partition --true-edges`` has an effect."""
     needs_variety = False
+    """Whether clients may do better alone if their nodes are mostly of one class
+    (``docs/results/own-graph.md``); ``flower-graph check`` then warns."""
     heterophily = ""
+    """A warning about graphs whose neighbours are mostly of other classes, printed for such."""
     tables: Sequence[str] = ()
+    """Names of the method's tables in ``apps/reproduce/papers``, or paths of such files."""
 
     def build_strategy(self, config: C, out: Path | None, folder: RunFolder | None = None) -> S:
         raise NotImplementedError
@@ -184,23 +153,15 @@ class Method(Generic[C, S]):
     def predict(self, config: C, run: FinishedRun, graph: NewGraph, client: int | None) -> Tensor:
         """Predict nodes that a run has not seen, by default by the client's or the only model.
 
-        A method whose newcomers need more than a model overrides this.
-
-        Parameters
-        ----------
-        run : FinishedRun
-            Models, embeddings and predictions of the run.
-        graph : NewGraph
-            Features treated as the run's, edges if there are any.
-        client : int or None
-            The client that was asked for; -1 for a server's model.
-
-        Returns
-        -------
-        Tensor
-            Probabilities ``[n, k]``; for a regression numbers ``[n]`` in their own unit.
+        A method whose newcomers need more than a model overrides this. ``graph`` has features
+        treated as the run's, and edges if there are any; ``client`` is the one that was asked for,
+        -1 for a server's model. Returns probabilities ``[n, k]``; for a regression numbers ``[n]``
+        in their own unit.
         """
-        said, scale = called(run, graph, client), run.data.scale
+        module, scale = build_module(*run.saved(client)), run.data.scale
+        takes = graph.edge_weight is not None and takes_weights(module)
+        with torch.no_grad():
+            said = module(graph.x, edges_of(graph), *([graph.edge_weight] if takes else []))
         return said.softmax(1) if scale is None else scale.undo(said[:, 0])
 
     def audit(self) -> Audit[C] | None:
@@ -208,15 +169,10 @@ class Method(Generic[C, S]):
 
 
 class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
-    """A method each of whose clients holds a graph of its own.
-
-    Attributes
-    ----------
-    graph : type
-        The dataclass of a client's graph.
-    """
+    """A method each of whose clients holds a graph of its own."""
 
     graph: type[G]
+    """The dataclass of a client's graph."""
     client, clients = "graph", "graphs"
 
     def load_graphs(self, config: C) -> list[G]:
@@ -243,14 +199,14 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return everyone[share(context, len(everyone))], None
 
     def num_clients(self, config: C, folder: RunFolder | None = None) -> int:
-        return len(self.graphs(config)) if folder is None else folder.manifest.num_clients
+        return len(self.graphs(config)) if folder is None else folder.num_clients
 
     def num_classes(self, config: C, folder: RunFolder | None = None) -> int:
-        return self.data(config).num_classes if folder is None else folder.manifest.classes
+        return self.data(config).num_classes if folder is None else folder.classes
 
     def num_features(self, config: C, folder: RunFolder | None = None) -> int:
         if folder is not None:
-            return folder.manifest.features
+            return folder.features
         return int(self.graphs(config)[0].x.shape[1])
 
     def baselines(self, config: C, folder: RunFolder | None = None) -> Figures:
@@ -292,23 +248,11 @@ class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
             config.seed if how.seed is None else how.seed,
             train_share=how.train_share,
             graphless_ratio=ratio,
-            features=config.data.features,
-            gaps=Gaps.of(config.data),
-            uses=Uses.of(config),
+            how=ReadOptions.of(config),
         )
 
 
-# Of the models of a run, and of its data ----------------------------------------------------------
-
-
-@torch.no_grad()
-def called(run: FinishedRun, graph: NewGraph, client: int | None) -> Tensor:
-    """Call a run's model on a new graph, with weights of edges if the run's had some."""
-    saved, number = run.saved(client)
-    module, edges = build_module(saved, number), edges_of(graph)
-    takes = graph.edge_weight is not None and takes_weights(module)
-    result: Tensor = module(graph.x, edges, *([graph.edge_weight] if takes else []))
-    return result
+# Of a run's data ----------------------------------------------------------------------------------
 
 
 def edges_of(graph: NewGraph) -> Tensor:
@@ -350,7 +294,7 @@ def data_form(config: RunConfig, data: Graph | Clients[Any]) -> DataForm | None:
         data.treatment,
         data.num_classes,
         data.classes,
-        Gaps.of(config.data),
+        ReadOptions.of(config.data),
         weights=any(graph.edge_weight is not None for graph in graphs),
         scale=scale_of(graphs) if getattr(config, "task", "") == VALUES else None,
     )

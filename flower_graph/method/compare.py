@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from flower_graph.config.common import LINKS
@@ -17,7 +18,7 @@ from flower_graph.method.run import METRICS, RESULT, Run
 from flower_graph.outputs.files import Framed, as_text
 from flower_graph.records.rounds import WAYS, figure_text, format_bytes, merit
 from flower_graph.report.result import metrics_of, metrics_shown
-from flower_graph.report.significance import differences, holm, paired
+from flower_graph.report.significance import describe, differences, holm, paired
 from flower_graph.storage.files import plain
 from flower_graph.storage.reading import Tree, reading
 from flower_graph.wire.keys import VALUE_SCORES
@@ -61,25 +62,35 @@ def compare(*runs: Run | Path | str, by: str | None = None) -> Comparison:
     rows, left_out = list[Tree](), list[str]()
     for one in runs:
         read = list(_rows(Path(one).expanduser(), left_out))
-        rows += sorted(read, key=lambda row: -order(row, "val"))
+        rows += sorted(read, key=lambda row: _rank(row, "val"))
     if not rows:
         raise OutputError("; ".join(left_out) or "no run is named, so there is nothing to compare")
-    names = [row["run"] for row in rows]
+    names = Counter(row["run"] for row in rows)
     for row in rows:
-        row["run"] = row["path"] if names.count(row["run"]) > 1 else row["run"]
+        row["run"] = row["path"] if names[row["run"]] > 1 else row["run"]
     _test(rows)
     return Comparison(rows, left_out).sorted(by) if by else Comparison(rows, left_out)
 
 
 def _rows(path: Path, left_out: list[str]) -> Iterator[Tree]:
+    """Read the runs of a folder; runs whose settings differ by the seed alone are one row."""
     if not path.is_dir():
         raise OutputError(f"{path}: no run; there is no such folder")
-    folders = list(_runs_in(path, DEPTH))
+    folders = [*_runs_in(path, DEPTH)]
     if not folders:
         left_out.append(f"{path}: no run is in it")
     found = list[tuple[str, list[Path], dict[int, Tree]]]()
     for folder in folders:
-        if results := _results(folder, left_out):
+        results = dict[int, Tree]()
+        for run in Run(folder).each:
+            try:
+                result: Tree = run.result
+                with reading(run.path / RESULT, OutputError, "not the result of a run"):
+                    _row("", folder, {int(result["seed"]): result})
+                results[int(result["seed"])] = result
+            except OutputError as error:
+                left_out.append(str(error))
+        if results:
             first = next(iter(results.values()))
             settings = json.dumps([_settings(first), first.get("versions", {})], sort_keys=True)
             # What has the same seed twice is two rows
@@ -104,19 +115,6 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
             yield from _runs_in(one, depth - 1)
 
 
-def _results(folder: Path, left_out: list[str]) -> dict[int, Tree]:
-    results = {}
-    for run in Run(folder).each:
-        try:
-            result: Tree = run.result
-            with reading(run.path / RESULT, OutputError, "not the result of a run"):
-                _row("", folder, {int(result["seed"]): result})
-            results[int(result["seed"])] = result
-        except OutputError as error:
-            left_out.append(str(error))
-    return results
-
-
 def _settings(result: Tree) -> dict[str, object]:
     settings = dict(flatten(result["config"]))
     return {key: value for key, value in settings.items() if key not in OTHER}
@@ -124,90 +122,80 @@ def _settings(result: Tree) -> dict[str, object]:
 
 def _row(name: str, path: Path, results: Mapping[int, Tree]) -> Tree:
     results = dict(sorted(results.items()))
-    first = next(iter(results.values()))
+    first, *_ = each = [*results.values()]
     metric = metrics_of(first["config"])[0]
-    row: Tree = {"run": name, "path": str(path), "app": str(first["config"].get("app"))}
-    row |= {"version": str(first.get("versions", {}).get("flower-graph")), "metric": metric}
-    row |= {"seeds": [*results], "settings": _settings(first), "is-reference": False}
-    row["judged-on"] = [result.get("judged-on") for result in results.values()]
-    each = [_figures(result) for result in results.values()]
-    names = dict.fromkeys(key for one in each for key in one)
-    row["figures"] = {key: _joined([one.get(key, math.nan) for one in each]) for key in names}
-    row["baselines"] = _baselines([*results.values()], metric)
-    reached = row["figures"].get(f"test-{metric}", {}).get("mean", math.nan)
+    found = [_figures(result) for result in each]
+    names = dict.fromkeys(key for one in found for key in one)
+    figures = {key: describe([one.get(key, math.nan) for one in found]) for key in names}
+    baselines = {}
+    for key in (given := [result.get("baselines") or {} for result in each])[0]:
+        # Those of an older version have the accuracy alone
+        of_key = [one.get(key, {}) for one in given]
+        values = [one.get("scores", {}).get(metric, one).get("test") for one in of_key]
+        if math.isfinite(mean := fmean(map(_number, values))):
+            baselines[key] = mean
     # Equal means over clients may differ in their last digits.
-    own = merit(metric, reached) - 1e-9
-    row["beaten"] = [key for key, one in row["baselines"].items() if own > merit(metric, one)]
-    return row
+    own = merit(metric, figures.get(f"test-{metric}", {}).get("mean", math.nan)) - 1e-9
+    return {
+        "run": name,
+        "path": str(path),
+        "app": str(first["config"].get("app")),
+        "version": str(first.get("versions", {}).get("flower-graph")),
+        "metric": metric,
+        "seeds": [*results],
+        "settings": _settings(first),
+        "is-reference": False,
+        "judged-on": [result.get("judged-on") for result in each],
+        "figures": figures,
+        "baselines": baselines,
+        "beaten": [key for key, one in baselines.items() if own > merit(metric, one)],
+    }
 
 
 def _figures(result: Tree) -> dict[str, float]:
-    figures = dict[str, float]()
     metrics = metrics_of(result["config"])
-    figures[f"val-{metrics[0]}"] = _number(result.get(f"best-val-{metrics[0]}"))
+    figures = {f"val-{metrics[0]}": _number(result.get(f"best-val-{metrics[0]}"))}
     for name in dict.fromkeys([*metrics, *metrics_shown(result["config"])]):
         figures[f"test-{name}"] = _number(result.get(f"test-{name}-at-best-val"))
     for way in WAYS:
         sent = (result.get("bytes") or {}).get(way, {})
         figures[way] = sum(map(_number, sent.values()))
-    figures[ROUNDS] = _number(result.get("rounds"))
-    figures[SECONDS] = _number((result.get("seconds") or {}).get("total"))
-    return figures
-
-
-def _baselines(results: Sequence[Tree], metric: str) -> dict[str, float]:
-    given = [result.get("baselines") or {} for result in results]
-    means = {}
-    for key in given[0]:
-        # Those of an older version have the accuracy alone
-        each = [one.get(key, {}) for one in given]
-        values = [one.get("scores", {}).get(metric, one).get("test") for one in each]
-        mean = fmean(map(_number, values))
-        if math.isfinite(mean):
-            means[key] = mean
-    return means
+    seconds = (result.get("seconds") or {}).get("total")
+    return figures | {ROUNDS: _number(result.get("rounds")), SECONDS: _number(seconds)}
 
 
 def _number(value: object) -> float:
     return float(value) if type(value) in (int, float) else math.nan  # type: ignore[arg-type]
 
 
-def _joined(values: list[float]) -> Tree:
-    spread = stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
-    return {"mean": fmean(values), "std": spread or 0.0, "values": values}
-
-
 def _test(rows: Sequence[Tree]) -> None:
     """Add to each row but the first the difference from it, on seeds judged on the same nodes."""
-    reference, tested = rows[0], list[Tree]()
-    reference["is-reference"] = True
+    rows[0]["is-reference"] = True
+    reference, tested = _by_seed(rows[0]), list[Tree]()
     for row in rows[1:]:
-        own, others = _judged(row), _judged(reference)
-        apart = differences(_by_seed(row), _by_seed(reference))
-        apart = {seed: value for seed, value in apart.items() if own[seed] == others[seed]}
+        own = {k: v for k, v in _by_seed(row).items() if k in reference}
+        same = {seed: value for seed, (value, on) in own.items() if on == reference[seed][1]}
+        apart = differences(same, {seed: value for seed, (value, _) in reference.items()})
         if apart:
             values = [*apart.values()]
-            row["difference"] = _joined(values) | {"seeds": [*apart]} | paired(values)
+            row["difference"] = describe(values) | {"seeds": [*apart]} | paired(values)
             tested.append(row["difference"])
     for one, chance in zip(tested, holm([one["p"] for one in tested]), strict=True):
         one["holm"] = chance
 
 
-def _judged(row: Tree) -> dict[int, object]:
-    settings = row["settings"]
+def _by_seed(row: Tree) -> dict[int, tuple[float, object]]:
+    """Return the test metric of each seed that has one, and what says on which nodes it is."""
+    settings, result = row["settings"], dict[int, tuple[float, object]]()
     sections = ("links.",) if settings.get("task") == LINKS else ()
-    result = dict[int, object]()
-    for seed, digest in zip(row["seeds"], row["judged-on"], strict=True):
+    values = row["figures"][f"test-{row['metric']}"]["values"]
+    for seed, digest, value in zip(row["seeds"], row["judged-on"], values, strict=True):
         # In a deployment nobody knows all nodes: what says how they are drawn must be the same
         deciding = sections if digest else (*sections, "data.", "partition.")
         how = {key: one for key, one in settings.items() if key.startswith(deciding)}
-        result[seed] = row["metric"], settings.get("data.name"), digest, how
+        if math.isfinite(value):
+            result[seed] = value, (row["metric"], settings.get("data.name"), digest, how)
     return result
-
-
-def _by_seed(row: Tree) -> dict[int, float]:
-    values = row["figures"][f"test-{row['metric']}"]["values"]
-    return {s: v for s, v in zip(row["seeds"], values, strict=True) if math.isfinite(v)}
 
 
 class Comparison(Framed):
@@ -232,8 +220,11 @@ class Comparison(Framed):
     @property
     def differing(self) -> list[str]:
         keys = dict.fromkeys(key for row in self.rows for key in row["settings"])
-        values = {key: {_word(row["settings"].get(key, ...)) for row in self.rows} for key in keys}
-        return [key for key, given in values.items() if len(given - {_word(...)}) > 1]
+        return [
+            key
+            for key in keys
+            if len({_word(row["settings"][key]) for row in self.rows if key in row["settings"]}) > 1
+        ]
 
     @property
     def figures(self) -> list[str]:
@@ -243,15 +234,10 @@ class Comparison(Framed):
 
     def sorted(self, by: str) -> Comparison:
         """Return a copy with rows in another order."""
-        words = ("run", "app", *self.differing)
-        if by not in ("test", "val", *self.figures, *words):
-            refuse_key(by, ["test", "val", *self.figures, *words], " (to sort by)")
-        if by in words:
-            ordered = sorted(self.rows, key=lambda row: _place(row["settings"] | row, by))
-        else:
-            sign = 1 if by in COSTS else -1
-            ordered = sorted(self.rows, key=lambda row: sign * order(row, by, sign * math.inf))
-        return Comparison(ordered, self.left_out)
+        known = ["test", "val", *self.figures, "run", "app", *self.differing]
+        if by not in known:
+            refuse_key(by, known, " (to sort by)")
+        return Comparison(sorted(self.rows, key=lambda row: _rank(row, by)), self.left_out)
 
     def __repr__(self) -> str:
         return self.to_text()
@@ -263,12 +249,29 @@ class Comparison(Framed):
 
     def table(self, *, all_settings: bool = False) -> list[tuple[str, ...]]:
         """Make a head and a line for each run, without columns that are empty."""
-        most = MOST_SETTINGS if self.is_wide and not all_settings else None
-        lines = [self._cells(row, self.differing[:most]) for row in self.rows]
+        settings = self.differing[: MOST_SETTINGS if self.is_wide and not all_settings else None]
+        several = len(self.rows) > 1
+        alike = [k for k in ("app", "version") if several and len({r[k] for r in self.rows}) == 1]
+        minus = "difference" if self.is_wide else f"minus {self.rows[0]['run']}"
+        lines = []
+        for row in self.rows:
+            difference, given = row.get("difference"), row["settings"]
+            chance = (difference or {}).get("holm")
+            lines.append(
+                {
+                    "run": row["run"],
+                    **{key: NONE if key in alike else row[key] for key in ("app", "version")},
+                    **{key: _short(given[key]) if key in given else NONE for key in settings},
+                    "seeds": ", ".join(map(str, row["seeds"])),
+                    **{name: _shown(name, row["figures"].get(name)) for name in self.figures},
+                    "beats": _beaten(row),
+                    minus: _shown(f"test-{row['metric']}", difference, "+"),
+                    "p": NONE if chance is None else f"{chance:.2g}",
+                }
+            )
         # Files of others may hold characters that move a terminal's cursor
         columns = [(name, *(one_line(one[name]) for one in lines)) for name in lines[0]]
-        kept = [column for column in columns if {*column[1:]} != {NONE}]
-        return [*zip(*kept, strict=True)]
+        return [*zip(*(one for one in columns if {*one[1:]} != {NONE}), strict=True)]
 
     def to_text(self, *, all_settings: bool = False) -> str:
         """Return a table: a column for each run, or, from four runs on, a line for each.
@@ -278,24 +281,34 @@ class Comparison(Framed):
         table = self.table(all_settings=all_settings)
         lines = table if self.is_wide else [*zip(*table, strict=True)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        text = ["  ".join(f"{c:{w}}" for c, w in zip(line, widths, strict=True)) for line in lines]
+        text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         words = self.about(all_settings=all_settings)
-        return "\n".join([*(line.rstrip() for line in text), *([""] if words else []), *words])
+        return "\n".join([*text, *([""] if words else []), *words])
 
     def to_json(self) -> str:
         whole = {"differing": self.differing, "runs": self.rows, "left-out": self.left_out}
         return json.dumps(plain(whole), indent=2, allow_nan=False)
 
     def to_csv(self) -> str:
-        def cell(value: object) -> object:
-            return as_text(value) if isinstance(value, str) else value
-
-        return str(self.to_pandas().map(cell).to_csv(index=False, lineterminator="\r\n"))
+        frame = self.to_pandas().map(lambda one: as_text(one) if isinstance(one, str) else one)
+        return str(frame.to_csv(index=False, lineterminator="\r\n"))
 
     def to_pandas(self) -> Any:  # a data frame
         import pandas as pd
 
-        return pd.DataFrame([self._flat(row) for row in self.rows], dtype=object)
+        lines = []
+        for row in self.rows:
+            line = {key: row[key] for key in ("run", "path", "app", "version")}
+            line |= {"seeds": " ".join(map(str, row["seeds"]))}
+            line |= {key: row["settings"].get(key) for key in self.differing}
+            for name in self.figures:
+                one = row["figures"].get(name, {})
+                line |= {name: one.get("mean"), f"{name} std": one.get("std")}
+            line["beaten"] = f"{len(row['beaten'])} of {len(row['baselines'])}"
+            for name, key in {"difference": "mean", "p": "p", "p (Holm)": "holm"}.items():
+                line[name] = row.get("difference", {}).get(key)
+            lines.append(line)
+        return pd.DataFrame(lines, dtype=object)
 
     def save_picture(self, path: Path | str) -> None:
         from flower_graph.report.plots import Interval, plot_intervals
@@ -308,26 +321,8 @@ class Comparison(Framed):
             if one and math.isfinite(one["mean"]):
                 title = f"{_short(row['settings'].get('data.name'))}, {row['metric']}"
                 panels.setdefault(title, {})[row["run"]] = Interval(one["mean"], one["std"], None)
-        if not panels:
+        if not plot_intervals(Path(path), panels, label="test, at the best validation"):
             raise OutputError(f"{path}: no run has a test metric, so there is nothing to draw")
-        plot_intervals(Path(path), panels, label="test, at the best validation")
-
-    def _cells(self, row: Tree, settings: Sequence[str]) -> dict[str, str]:
-        difference, several = row.get("difference"), len(self.rows) > 1
-        alike = [key for key in ("app", "version") if len({one[key] for one in self.rows}) == 1]
-        chance = (difference or {}).get("holm")
-        first = "difference" if self.is_wide else f"minus {self.rows[0]['run']}"
-        given = row["settings"]
-        return {
-            "run": row["run"],
-            **{k: NONE if several and k in alike else row[k] for k in ("app", "version")},
-            **{key: _short(given[key]) if key in given else NONE for key in settings},
-            "seeds": ", ".join(map(str, row["seeds"])),
-            **{name: _shown(name, row["figures"].get(name)) for name in self.figures},
-            "beats": _beaten(row),
-            first: _shown(f"test-{row['metric']}", difference, "+"),
-            "p": NONE if chance is None else f"{chance:.2g}",
-        }
 
     def about(self, *, all_settings: bool = False) -> list[str]:
         """Explain what the table leaves out, and `difference` and `p`; nothing of one run."""
@@ -360,34 +355,21 @@ class Comparison(Framed):
             )
         return lines
 
-    def _flat(self, row: Tree) -> dict[str, object]:
-        difference, figures = row.get("difference", {}), row["figures"]
-        flat = {key: row[key] for key in ("run", "path", "app", "version")}
-        flat |= {"seeds": " ".join(map(str, row["seeds"]))}
-        flat |= {key: row["settings"].get(key) for key in self.differing}
-        for name in self.figures:
-            one = figures.get(name, {})
-            flat |= {name: one.get("mean"), f"{name} std": one.get("std")}
-        flat["beaten"] = f"{len(row['beaten'])} of {len(row['baselines'])}"
-        names = {"difference": "mean", "p": "p", "p (Holm)": "holm"}
-        return flat | {name: difference.get(key) for name, key in names.items()}
 
-
-def order(row: Tree, by: str, otherwise: float = -math.inf) -> float:
-    """Return a row's sort key by a figure, or by the deciding metric; of errors less is more."""
+def _rank(row: Tree, by: str) -> tuple[bool, bool, Any]:
+    """Return a sort key: the best, or cheapest, first; what is not known is last."""
     name = f"{by}-{row['metric']}" if by in ("test", "val") else by
-    mean = row["figures"].get(name, {}).get("mean", math.nan)
-    return merit(name.partition("-")[2], mean) if math.isfinite(mean) else otherwise
-
-
-def _place(values: Tree, key: str) -> tuple[bool, bool, object]:
-    value = values.get(key)
+    value = (row["settings"] | row).get(by)
+    if name in row["figures"]:
+        mean = row["figures"][name]["mean"]
+        value = mean if name in COSTS else -merit(name.partition("-")[2], mean)
     is_number = isinstance(value, int | float)
-    return value is None, not is_number, value if is_number else _word(value)
+    is_known = math.isfinite(value) if is_number else value is not None
+    return not is_known, not is_number, value if is_number else _word(value)
 
 
 def _word(value: object) -> str:
-    return "..." if value is ... else json.dumps(value, sort_keys=True)
+    return json.dumps(value, sort_keys=True)
 
 
 def _short(value: object) -> str:

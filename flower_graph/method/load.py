@@ -87,24 +87,42 @@ def load_config(
     ConfigError
         If a config, key or value is unknown, of the wrong type or impossible.
     """
-    layers = [(_located(settings, source), source) for source, settings in read_chain(name_or_path)]
-    given = [(_located(read_override(override), ""), "") for override in overrides]
-    runs = {one for _, one in layers if is_of_run(one) or (of_run and one == name_or_path)}
-    if not environment:
-        for settings, source in (*layers, *given):
-            if source not in runs:
-                _refuse_interpolation(settings, f" (in {source})" * bool(source))
-    layers = [*_foreign(layers, runs, given, trust), *given]
-    app = next((settings["app"] for settings, _ in layers[::-1] if "app" in settings), DEFAULT)
+    layers = read_chain(name_or_path) + [("", read_override(one)) for one in overrides]
+    layers = [(source, _located(settings, source)) for source, settings in layers]
+    for number, (source, settings) in enumerate(layers):
+        where = f" (in {source})" * bool(source)
+        if source and (is_of_run(source) or (of_run and source == name_or_path)):
+            # The file's author may be anybody: it is text, and imports no code
+            if number:
+                raise ConfigError(f"{PARENT}: the config of a run may not name another{where}")
+            later = {key for _, other in layers[1:] for key in other}
+            trust.admit_settings({k: v for k, v in settings.items() if k not in later}, where)
+            layers[0] = source, as_text(settings)
+        elif not environment:
+            _refuse_interpolation(settings, where)
+    app = next((settings["app"] for _, settings in layers[::-1] if "app" in settings), DEFAULT)
     if not isinstance(app, str):
         raise ConfigError(f"app: {show(app)} is not text")
     schema = schema_of(app, allowed)
-    layers = _with_task(layers, schema)
     # mypy asks for a hash of instances where classes are hashed
     tree = deepcopy(_defaults(schema))  # type: ignore[arg-type]
     known, gone = known_keys(schema), gone_keys(schema)
-    for settings, where in layers:
-        _lay_over(tree, settings, known, gone, where)
+    for source, settings in _with_task(layers, schema):
+        where = f" (in {source})" * bool(source)
+        for key, value in settings.items():
+            names = key.partition(".")[0], key, f"{key}=" + show(value).strip("'")
+            if name := next((one for one in names if one in gone), None):
+                raise ConfigError(f"{name} is gone: {gone[name]}{where}", key=key)
+            if key == "task" and key not in known:
+                words = "this method learns the classes of nodes alone, and has no such key"
+                raise ConfigError(f"{key}: {words}{where}", key=key)
+            if key not in known:
+                refuse_key(key, list(known), where)
+            try:
+                OmegaConf.update(tree, key, value)
+            except OmegaConfBaseException as error:
+                words = f"{key}: {show(value)} is not {known[key]}{where}"
+                raise ConfigError(words, key=key) from error
     try:
         config = OmegaConf.to_object(tree)
     except OmegaConfBaseException as error:  # an interpolation `${...}` that leads nowhere
@@ -145,24 +163,7 @@ def _refuse_interpolation(settings: dict[str, object], where: str) -> None:
             )
 
 
-Layer = tuple[dict[str, object], str]  # settings by dotted key, and their source
-
-
-def _foreign(
-    layers: Sequence[Layer], runs: Collection[str], given: Sequence[Layer], trust: Trust
-) -> list[Layer]:
-    """Return the origin of each layer; treat a run's file as text of its author."""
-    result: list[Layer] = []
-    for number, (settings, source) in enumerate(layers):
-        where = f" (in {source})"
-        if source in runs:
-            if number:
-                raise ConfigError(f"{PARENT}: the config of a run may not name another{where}")
-            later = {key for other, _ in (*layers[1:], *given) for key in other}
-            trust.admit_settings({k: v for k, v in settings.items() if k not in later}, where)
-            settings = as_text(settings)
-        result.append((settings, where))
-    return result
+Layer = tuple[str, dict[str, object]]  # a source, "" for an override; settings by dotted key
 
 
 def _located(settings: Tree, source: str) -> dict[str, object]:
@@ -177,36 +178,14 @@ def _located(settings: Tree, source: str) -> dict[str, object]:
 
 
 def _with_task(layers: Sequence[Layer], schema: type[RunConfig]) -> list[Layer]:
-    place = max((n for n, (settings, _) in enumerate(layers) if "task" in settings), default=None)
+    """Put the settings that come with a task under the layer that names it."""
+    place = max((n for n, (_, settings) in enumerate(layers) if "task" in settings), default=None)
     if place is None:
         return [*layers]
-    task = layers[place][0]["task"]
-    while place and not layers[place][1] and not layers[place - 1][1]:  # overrides are one layer
+    task = layers[place][1]["task"]
+    while place and not layers[place][0] and not layers[place - 1][0]:  # overrides are one layer
         place -= 1
-    return [*layers[:place], (dict(schema.of_task.get(str(task), {})), ""), *layers[place:]]
-
-
-def _lay_over(
-    tree: DictConfig,
-    settings: dict[str, object],
-    known: dict[str, str],
-    gone: dict[str, str],
-    where: str,
-) -> None:
-    for key, value in settings.items():
-        names = key.partition(".")[0], key, f"{key}=" + show(value).strip("'")
-        if name := next((one for one in names if one in gone), None):
-            raise ConfigError(f"{name} is gone: {gone[name]}{where}", key=key)
-        if key == "task" and key not in known:
-            words = "this method learns the classes of nodes alone, and has no such key"
-            raise ConfigError(f"{key}: {words}{where}", key=key)
-        if key not in known:
-            refuse_key(key, list(known), where)
-        try:
-            OmegaConf.update(tree, key, value)
-        except OmegaConfBaseException as error:
-            words = f"{key}: {show(value)} is not {known[key]}{where}"
-            raise ConfigError(words, key=key) from error
+    return [*layers[:place], ("", dict(schema.of_task.get(str(task), {}))), *layers[place:]]
 
 
 def list_configs() -> list[str]:
@@ -217,7 +196,7 @@ def list_configs() -> list[str]:
 
 def describe_config(name: str) -> str:
     """Return the first sentence of a shipped config's comment, which says what it is for."""
-    lines = read_text(_shipped(name), MOST_SETTINGS).splitlines()
+    lines = read_text(_shipped(f"{name}.yaml"), MOST_SETTINGS).splitlines()
     comment = (line.lstrip("# ") for line in takewhile(lambda line: line.strip("# "), lines))
     return re.split(r"(?<=\.)\s", " ".join(comment))[0]
 
@@ -237,7 +216,7 @@ def data_name_of(name: str) -> str:
 @cache
 def _quickly_read(name: str) -> Tree:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    tree: Tree = yaml.load(read_text(_shipped(name), MOST_SETTINGS), Loader=loader)
+    tree: Tree = yaml.load(read_text(_shipped(f"{name}.yaml"), MOST_SETTINGS), Loader=loader)
     return tree
 
 
@@ -259,9 +238,9 @@ def is_file_name(name_or_path: str) -> bool:
     return name_or_path.endswith((".yaml", ".yml"))
 
 
-def read_chain(name_or_path: str) -> list[tuple[str, dict[str, object]]]:
+def read_chain(name_or_path: str) -> list[Layer]:
     """Read a config and its parents."""
-    chain: list[tuple[str, dict[str, object]]] = []
+    chain: list[Layer] = []
     name: str | None = name_or_path
     while name is not None:
         if any(name == source for source, _ in chain):
@@ -330,7 +309,7 @@ def _read_text(name: str) -> str:
         raise ConfigError(
             f"config {name!r}: unknown; {hint} (a file of your own must end in .yaml or .yml)"
         )
-    return read_text(_shipped(name), MOST_SETTINGS)
+    return read_text(_shipped(f"{name}.yaml"), MOST_SETTINGS)
 
 
 def _plain(parse: Callable[..., object], given: object, what: str) -> Any:
@@ -343,7 +322,6 @@ def _plain(parse: Callable[..., object], given: object, what: str) -> Any:
         raise ConfigError(f"{what}: malformed YAML: {message_of(error)}") from error
 
 
-def _shipped(name: str = "") -> Path:
+def _shipped(file: str = "") -> Path:
     # A bundle may lack `__init__.py`, so the folder may be a namespace package
-    folder = Path(next(iter(import_module("flower_graph.conf").__path__)))
-    return folder / f"{name}.yaml" if name else folder
+    return Path(next(iter(import_module("flower_graph.conf").__path__))) / file

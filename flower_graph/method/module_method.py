@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
-from flwr.serverapp import Grid
+from flwr.app import ArrayRecord, Context, MetricRecord
 from torch import nn
 
 from flower_graph.client.learner import NODES, LinkTask, NodeTask, ValueTask
-from flower_graph.client.module_client import PROXIMAL, ModuleClient, ModuleSettings, first_module
+from flower_graph.client.module_client import ModuleClient, ModuleSettings, first_module
 from flower_graph.config.common import CHECKPOINTS, LINKS, VALUES, checkpoint_settings
+from flower_graph.config.module import GCN as GCN_NAME
 from flower_graph.config.module import MLP, ModuleRunConfig, TrainingSection
 from flower_graph.data.baselines import Figures, link_baselines, value_baselines
 from flower_graph.data.folders.party import DATA_FORM, RunFolder, graphs_of
@@ -22,7 +22,7 @@ from flower_graph.data.graph import Scale
 from flower_graph.data.new_graph import DataForm
 from flower_graph.errors import DataError
 from flower_graph.method.base import GraphMethod, class_names, scale_of
-from flower_graph.models import GCN, GCNPairs
+from flower_graph.models import GCN, GCNPairs, PyGNetwork
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
@@ -44,10 +44,11 @@ class ModuleFedAvg(ReportedFedAvg):
         node (the classes, if classes are learnt).
     kinds
         Number of measured classes, if it differs: two for pairs of nodes.
-    participation, min_nodes, checkpoint_dir, checkpoint_every
+    **more
         As for ``ReportedFedAvg``; the seed is the settings'.
     """
 
+    # Any: arguments of the parent
     def __init__(
         self,
         make_module: Callable[[], nn.Module],
@@ -56,33 +57,11 @@ class ModuleFedAvg(ReportedFedAvg):
         how: TrainingSection | None = None,
         classes: int = 0,
         kinds: int = 0,
-        participation: float = 1.0,
-        min_nodes: int = 1,
-        checkpoint_dir: Path | None = None,
-        checkpoint_every: int = 0,
+        **more: Any,
     ) -> None:
-        super().__init__(
-            participation=participation,
-            min_nodes=min_nodes,
-            seed=settings.seed,
-            checkpoint_dir=checkpoint_dir,
-            checkpoint_every=checkpoint_every,
-        )
+        super().__init__(seed=settings.seed, **more)
         self.make_module, self.settings = make_module, settings
         self.how, self.classes, self.num_classes = how, classes, kinds or classes
-
-    @property
-    def proximal(self) -> float:
-        """The weight of the distance to what came, of FedProx; 0: there is no such term."""
-        return 0.0
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Say ``proximal`` to the clients, as Flower's FedProx does."""
-        if self.proximal:
-            config[PROXIMAL] = self.proximal
-        return super().configure_train(server_round, arrays, config, grid)
 
     def first_arrays(self) -> ArrayRecord:
         state = first_module(self.make_module, self.settings.seed).state_dict()
@@ -121,10 +100,14 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
     client_class: type[ModuleClient] = ModuleClient
 
     def module(self, config: M, features: int, classes: int) -> Callable[[], nn.Module]:
-        """Return a function that makes a module, by default a two-layer GCN."""
+        """Return a function that makes a module, by default the network of ``model.name``."""
         how = config.model
+        sizes = features, how.hidden, classes, how.dropout, how.input_dropout
+        name = getattr(how, "name", GCN_NAME)  # FedGLS's clients have no choice
+        if name != GCN_NAME:
+            return partial(PyGNetwork, name, *sizes)
         kind = GCNPairs if config.task == LINKS and config.links.decoder == MLP else GCN
-        return partial(kind, features, how.hidden, classes, how.dropout, how.input_dropout)
+        return partial(kind, *sizes)
 
     def local(self, config: M) -> tuple[str, ...]:
         """Return patterns of the module's entries that never leave a client."""

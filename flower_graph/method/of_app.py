@@ -36,10 +36,8 @@ def configured(
     """
     config, folder = _settings(context, allowed), str(context.run_config.get("output-dir", ""))
     if config.checkpoint_every and not folder:
-        raise ConfigError(
-            f"checkpoint_every: {config.checkpoint_every} needs output-dir in the run config, "
-            "where clients save their part"
-        )
+        needed = "needs output-dir in the run config, where clients save their part"
+        raise ConfigError(f"checkpoint_every: {config.checkpoint_every} {needed}")
     return config, named(folder) if folder else None
 
 
@@ -64,9 +62,8 @@ def configured_client(context: Context) -> tuple[RunConfig, Path | None]:
         return config, out
     if is_file_name(str(context.run_config.get("config", ""))):
         raise _no_path("config", "name a config that ships, or one in the app's conf/")
-    config = _settings(context, allowed)
+    config, root = _settings(context, allowed), context.node_config.get(DATA_ROOT)
     permits.check(config)
-    root = context.node_config.get(DATA_ROOT)
     if DATA_FOLDER not in context.node_config:
         _refuse_paths(config, permits, named_here=root is not None)
     own = None if root is None else str(root)
@@ -84,19 +81,14 @@ def _refuse_paths(config: RunConfig, permits: Permits, *, named_here: bool) -> N
     data, how = config.data, f"its node config has {DATA_FOLDER}, {DATA_ROOT}, or {DATA}"
     if data.root is not None and not named_here:
         raise _no_path("data.root", how)
-    added = getattr(data, "add", None)
-    if permits.data is not None:
-        asked = {"data.name": data.name} | ({"data.add": added} if added else {})
-        for key, name in asked.items():
-            if not permits.allows_data(name):
-                words = "is not among the data that this SuperNode may read"
-                raise RefusedError(f"{key}: {words}")
-        return
-    # A name that no data set has is refused as a path is, so that whether a file has it stays here
-    if not NAMED.fullmatch(data.name) or not is_known(data.name):
-        raise _no_path("data.name", how)
-    if added:
-        raise _no_path("data.add", how)
+    asked = {"data.name": data.name, "data.add": getattr(data, "add", None)}
+    for key, name in asked.items():
+        if name and permits.data is not None and not permits.allows_data(name):
+            raise RefusedError(f"{key}: is not among the data that this SuperNode may read")
+        # A name that no data set has is refused as a path is, so that whether a file has it stays
+        is_set = key == "data.name" and NAMED.fullmatch(data.name) and is_known(data.name)
+        if name and permits.data is None and not is_set:
+            raise _no_path(key, how)
 
 
 def _no_path(key: str, instead: str) -> ConfigError:
@@ -111,13 +103,9 @@ def allowed_methods(context: Context) -> frozenset[str] | None:
     # clients are actors of Ray, on the machine of the person that started the run.
     given = context.node_config.get(METHODS, "")
     if not isinstance(given, str):
-        raise ConfigError(
-            f"node-config {METHODS}: {brief(given)} is no text; write "
-            f"--node-config '{METHODS}=\"package.module\"'"
-        )
-    if on_ray():
-        return None
-    return frozenset(name.strip() for name in given.split(",") if name.strip())
+        how = f"--node-config '{METHODS}=\"package.module\"'"
+        raise ConfigError(f"node-config {METHODS}: {brief(given)} is no text; write {how}")
+    return None if on_ray() else frozenset(filter(None, map(str.strip, given.split(","))))
 
 
 @lru_cache(maxsize=4)

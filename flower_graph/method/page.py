@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+import jinja2
+
 from flower_graph.config.foreign import has_method
 from flower_graph.config.schema import settings_of
 from flower_graph.errors import OutputError
@@ -22,6 +24,8 @@ from flower_graph.records.rounds import (
     format_bytes,
     read_reports,
 )
+from flower_graph.report import plots
+from flower_graph.report.plots import curves_panel, drawn
 from flower_graph.report.result import BASELINES
 from flower_graph.report.trackers import visible
 from flower_graph.storage.reading import Tree, reading
@@ -39,11 +43,8 @@ def page(*runs: Run | Path | str, title: str = "") -> str:
     title is the runs' names. ``OutputError`` if there is no finished run, or a file of one is
     damaged.
     """
-    import jinja2
-
     compared = compare(*runs)
     names = [row["run"] for row in compared.rows]
-    heading = title or ", ".join(names[:3]) + (f" and {len(names) - 3} more" * (len(names) > 3))
     with reading("runs", OutputError, "cannot be shown beside each other"):
         comparison = _comparison(compared) if len(names) > 1 else None
     sections = list[Tree]()
@@ -56,7 +57,7 @@ def page(*runs: Run | Path | str, title: str = "") -> str:
         left_out.append("/".join(Path(path).parts[-2:]) + colon + words)
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     return environment.from_string(TEMPLATE).render(
-        heading=heading,
+        heading=title or ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3),
         comparison=comparison,
         sections=sections,
         more=len(names) - SECTIONS,
@@ -64,22 +65,17 @@ def page(*runs: Run | Path | str, title: str = "") -> str:
     )
 
 
-# Several runs ------------------------------------------------------------------------------------
-
-
 def _comparison(compared: Comparison) -> Tree:
-    from flower_graph.report.plots import curves_panel, intervals_panel
-
     by_metric = dict[str, dict[str, tuple[float, float]]]()
     for row in compared.rows:
         figure = row["figures"][f"test-{row['metric']}"]
         by_metric.setdefault(row["metric"], {})[row["run"]] = (figure["mean"], figure["std"])
     curves = {
-        row["run"]: _of_seeds(_reports(row), row["metric"], "test")
+        row["run"]: _of_seeds(_read(row)[1], row["metric"], "test")
         for row in compared.rows[:SECTIONS]
     }
     pictures = {
-        f"Test {metric} at the best validation": intervals_panel("mean ± deviation", figures)
+        f"Test {metric} at the best validation": plots.intervals_panel("mean ± deviation", figures)
         for metric, figures in by_metric.items()
     }
     return {
@@ -98,50 +94,46 @@ def _beside(compared: Comparison, *, all_settings: bool = False) -> list[tuple[s
     return [*zip(*columns, strict=True)] if compared.is_wide else columns
 
 
-# One run -----------------------------------------------------------------------------------------
+def _read(row: Tree) -> tuple[list[Run], list[list[RoundReport]]]:
+    """Return the finished runs of a row, one a seed, and the reports of each."""
+    runs = [one for one in Run(row["path"]).each if (one.path / RESULT).is_file()]
+    return runs, [read_reports(one.path / METRICS) for one in runs]
+
+
+def _of_seeds(seeds: Seeds, metric: str, role: str) -> list[list[float]]:
+    return [[one.score(metric, role) for one in reports] for reports in seeds]
 
 
 def _section(row: Tree) -> Tree:
     """Return what the template shows of a run; of several seeds some parts are of the first."""
-    result: Tree = _finished(row)[0].result
-    seeds, config = _reports(row), result["config"]
+    runs, seeds = _read(row)
+    result: Tree = runs[0].result
+    config, metric, figures = result["config"], row["metric"], row["figures"]
+    data = visible({"name": config.get("data", {}).get("name")})["name"]
+    versions = ", ".join(f"{name} {one}" for name, one in result.get("versions", {}).items() if one)
+    named = f"seed{'s' * (len(row['seeds']) > 1)} {', '.join(map(str, row['seeds']))}"
+    engine = result.get("engine", "unknown")
     privacy = [[key, _word(value)] for key, value in (result.get("privacy") or {}).items()]
     return {
         "name": row["run"],
-        "about": _about(row, result),
-        "tiles": _tiles(row, result),
+        "about": f"{row['app']} on {data}, {named}, engine {engine}. {versions}.",
+        "tiles": {
+            f"test {metric} at the best validation": _mean(figures[f"test-{metric}"], metric),
+            f"best validation {metric}": _mean(figures[f"val-{metric}"], metric),
+            "rounds": f"{figures[ROUNDS]['mean']:.0f}",
+            "clients": f"{result['clients']:,}" if "clients" in result else "unknown",
+            "payload up, down": ", ".join(_bytes(figures[way]["mean"]) for way in WAYS),
+            "seconds": f"{figures[SECONDS]['mean']:.1f}",
+            "memory at most": _bytes(result.get("peak-memory-bytes") or 0),
+        },
         "curves": _curves(row, seeds),
         "baselines": _baselines(row),
         "of_first": f", seed {row['seeds'][0]}" if len(row["seeds"]) > 1 else "",
         **_took_part(seeds[0]),
-        "by_client": _by_client(row, result),
+        "by_client": _by_client(runs[0].path / CLIENTS, result),
         "structure": _structure(seeds),
         "privacy": privacy and [["privacy budget", ""], *privacy],
         **_settings(config),
-    }
-
-
-def _about(row: Tree, result: Tree) -> str:
-    config, seeds = result["config"], row["seeds"]
-    data = visible({"name": config.get("data", {}).get("name")})["name"]
-    versions = ", ".join(f"{name} {one}" for name, one in result.get("versions", {}).items() if one)
-    named = "seed" if len(seeds) == 1 else "seeds"
-    return (
-        f"{row['app']} on {data}, {named} {', '.join(map(str, seeds))}, engine "
-        f"{result.get('engine', 'unknown')}. {versions}."
-    )
-
-
-def _tiles(row: Tree, result: Tree) -> dict[str, str]:
-    metric, figures = row["metric"], row["figures"]
-    return {
-        f"test {metric} at the best validation": _mean(figures[f"test-{metric}"], metric),
-        f"best validation {metric}": _mean(figures[f"val-{metric}"], metric),
-        "rounds": f"{figures[ROUNDS]['mean']:.0f}",
-        "clients": f"{result['clients']:,}" if "clients" in result else "unknown",
-        "payload up, down": ", ".join(_bytes(figures[way]["mean"]) for way in WAYS),
-        "seconds": f"{figures[SECONDS]['mean']:.1f}",
-        "memory at most": _bytes(result.get("peak-memory-bytes") or 0),
     }
 
 
@@ -154,24 +146,16 @@ def _mean(figure: Tree, metric: str) -> str:
 
 
 def _curves(row: Tree, seeds: Seeds) -> dict[str, str]:
-    from flower_graph.report.plots import bytes_of, bytes_panel, curves_panel, losses_of
-
     levels = {BASELINES.get(key, key): value for key, value in row["baselines"].items()}
-    pictures = {"Loss": curves_panel("loss", losses_of(seeds))}
+    pictures = {"Loss": curves_panel("loss", plots.losses_of(seeds))}
     for metric in [key[5:] for key in row["figures"] if key.startswith("test-")]:
         curves = {role: _of_seeds(seeds, metric, role) for role in ROLES}
         shown = levels if metric == row["metric"] else {}
         pictures[metric.capitalize()] = curves_panel(metric, curves, shown)
-    return pictures | {"Bytes of all clients": bytes_panel(bytes_of(seeds))}
-
-
-def _of_seeds(seeds: Seeds, metric: str, role: str) -> list[list[float]]:
-    return [[one.score(metric, role) for one in reports] for reports in seeds]
+    return pictures | {"Bytes of all clients": plots.bytes_panel(plots.bytes_of(seeds))}
 
 
 def _baselines(row: Tree) -> list[list[str]]:
-    if not row["baselines"]:
-        return []
     words = {True: "beaten", False: "not beaten"}
     if not math.isfinite(row["figures"][f"test-{row['metric']}"]["mean"]):
         words = {False: "not known: clients withhold what they measure"}
@@ -179,12 +163,10 @@ def _baselines(row: Tree) -> list[list[str]]:
         [BASELINES.get(key, key), figure_text(row["metric"], value), words[key in row["beaten"]]]
         for key, value in row["baselines"].items()
     ]
-    return [["baseline", "test", ""], *lines]
+    return lines and [["baseline", "test", ""], *lines]
 
 
 def _took_part(reports: Sequence[RoundReport]) -> Tree:
-    from flower_graph.report.plots import curves_panel, draw_participation, drawn
-
     counts = {
         name: [[float(getattr(one, name)) for one in reports]] for name in ("asked", "answered")
     }
@@ -198,7 +180,7 @@ def _took_part(reports: Sequence[RoundReport]) -> Tree:
     return {
         "participation": {
             "How many": curves_panel("clients", counts, from_zero=True),
-            "Who": drawn(draw_participation, reports) if is_known else "",
+            "Who": drawn(plots.draw_participation, reports) if is_known else "",
         },
         "refused": sum(len(one.rejected) for one in reports),
         "skipped": sum(bool(one.skipped) for one in reports),
@@ -206,16 +188,8 @@ def _took_part(reports: Sequence[RoundReport]) -> Tree:
     }
 
 
-def _by_client(row: Tree, result: Tree) -> dict[str, str]:
-    from flower_graph.report.plots import (
-        clients_panel,
-        draw_classes,
-        draw_confusion,
-        drawn,
-        is_drawn,
-    )
-
-    path, shown = Run(row["path"]).each[0].path / CLIENTS, dict[str, str]()
+def _by_client(path: Path, result: Tree) -> dict[str, str]:
+    shown = dict[str, str]()
     if path.is_file():
         table = read_table(path, ["client", "at", "test-accuracy"])
         table = table[~table["client"].str.startswith("-")]
@@ -223,46 +197,38 @@ def _by_client(row: Tree, result: Tree) -> dict[str, str]:
             rows = table[table["at"] == at]
             shares = rows["test-accuracy"].replace("", "nan").astype(float)
             values = dict(zip(rows["client"].astype(int), shares, strict=True))
-            if picture := clients_panel("accuracy", values):
+            if picture := plots.clients_panel("accuracy", values):
                 shown[f"Test accuracy of each client, the {at} round"] = picture
                 break
     classes, counts = result.get("classes"), result.get("class-counts", [])
-    if is_drawn(counts):
-        shown["Nodes of each class at each client"] = drawn(draw_classes, counts, classes)
+    if plots.is_drawn(counts):
+        shown["Nodes of each class at each client"] = drawn(plots.draw_classes, counts, classes)
     if confusion := result.get("test-confusion-at-best-val") or result.get("test-confusion"):
-        picture = drawn(draw_confusion, confusion, classes, height=3.8)
+        picture = drawn(plots.draw_confusion, confusion, classes, height=3.8)
         shown["Share of each class that was taken for which (%)"] = picture
     return shown
 
 
 def _structure(seeds: Seeds) -> dict[str, str]:
-    from flower_graph.report.plots import curves_panel
-
     pictures = {}
     for words, key in (
         ("Learnt graphs against true ones", "structure"),
         ("Alignment", "alignment"),
     ):
         names = dict.fromkeys(n for reports in seeds for one in reports for n in getattr(one, key))
-        curves = {
-            name: [[getattr(one, key).get(name, math.nan) for one in reports] for reports in seeds]
-            for name in names
-        }
-        # Counts beside shares would flatten these
-        shares = {
-            name: rows
-            for name, rows in curves.items()
-            if all(abs(value) <= 1 for row in rows for value in row if math.isfinite(value))
-        }
-        rest = {name: rows for name, rows in curves.items() if name not in shares}
+        shares, rest = dict[str, list[list[float]]](), dict[str, list[list[float]]]()
+        for name in names:
+            curves = [[getattr(one, key).get(name, math.nan) for one in rows] for rows in seeds]
+            # Counts beside shares would flatten these
+            is_share = not any(abs(value) > 1 for row in curves for value in row)
+            (shares if is_share else rest)[name] = curves
         pictures[words] = curves_panel("0 to 1", shares)
         pictures[f"{words}: {', '.join(rest)}"] = curves_panel("", rest)
     return {name: picture for name, picture in pictures.items() if picture}
 
 
 def _settings(config: Tree) -> Tree:
-    settings = visible(config)
-    app = str(config.get("app", ""))
+    settings, app = visible(config), str(config.get("app", ""))
     defaults = dict[str, object]()
     if has_method(app):  # another one's code would have to be imported
         defaults = {one.key: one.default for one in settings_of(schema_of(app, allowed=()))}
@@ -282,14 +248,6 @@ def _word(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(_word, value)) or "none"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _finished(row: Tree) -> list[Run]:
-    return [one for one in Run(row["path"]).each if (one.path / RESULT).is_file()]
-
-
-def _reports(row: Tree) -> list[list[RoundReport]]:
-    return [read_reports(one.path / METRICS) for one in _finished(row)]
 
 
 TEMPLATE = """\

@@ -43,9 +43,7 @@ def describe_app(app: str) -> str:
     folder = Path(str(import_module("flower_graph.strategies").__file__)).parent
     path = folder / SHIPPED[app].partition(":")[0].partition(".")[0]
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    with file.open(encoding="utf-8") as lines:
-        first = lines.readline().strip().strip('"')
-    return first
+    return file.read_text(encoding="utf-8").partition("\n")[0].strip('"')
 
 
 def schema_of(app: str, allowed: Collection[str] | None = None) -> type[RunConfig]:
@@ -72,12 +70,22 @@ def method_of(config: RunConfig) -> Method[RunConfig, RoundLoop]:
 def method_named(app: str) -> Method[RunConfig, RoundLoop]:
     """Import a method; ``ConfigError`` if there is none or it cannot be used."""
     if app in SHIPPED:
-        module = _shipped(app)[0].replace(".config", ".method")
-        return cast("Method[RunConfig, RoundLoop]", import_module(module).METHOD)
+        module = import_module(_shipped(app)[0].replace(".config", ".method"))
+        return cast("Method[RunConfig, RoundLoop]", module.METHOD)
     if app in GIVEN:
         return cast("Method[RunConfig, RoundLoop]", GIVEN[app].METHOD)
     name = announced().get(app, app)
-    return _method_in(_import(app, name, is_announced=name != app), app)
+    is_module = name != app or all(part.isidentifier() for part in name.split("."))
+    try:
+        if not is_module:
+            raise ModuleNotFoundError(name=name)
+        module = import_module(name)
+    except Exception as error:  # any error of the foreign module
+        missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+        if missing and name == app and f"{name}.".startswith(f"{missing}."):
+            raise _none_of(app) from error
+        raise _broken(app, name, error) from error
+    return _method_in(module, app)
 
 
 def give_file(path: Path) -> str:
@@ -85,11 +93,11 @@ def give_file(path: Path) -> str:
     spec = spec_from_file_location(path.stem, path) if path.suffix == ".py" else None
     if spec is None or spec.loader is None or not path.is_file():
         raise ConfigError(f"--app {path}: not a Python file (.py) that is there")
-    if path.stem in sys.modules:  # a file such as json.py, or a second one of this name
-        imported = sys.modules[path.stem]
-        if str(getattr(imported, "__file__", None)) != str(path.absolute()):
-            raise ConfigError(f"--app {path}: a module {path.stem} is there already; rename it")
-    module = sys.modules.get(path.stem) or module_from_spec(spec)
+    module = sys.modules.get(path.stem)
+    # A file such as json.py, or a second one of this name
+    if module is not None and str(getattr(module, "__file__", None)) != str(path.absolute()):
+        raise ConfigError(f"--app {path}: a module {path.stem} is there already; rename it")
+    module = module or module_from_spec(spec)
     sys.modules[path.stem] = module  # where dataclasses look up their annotations
     try:
         spec.loader.exec_module(module)
@@ -118,20 +126,6 @@ def _method_in(module: ModuleType, app: str) -> Method[RunConfig, RoundLoop]:
         what = f"the module {module.__name__} has METHOD = {result!r:.60}"
         raise ConfigError(f"app: {show(app)}: {what}; it must be a flower_graph.method.Method")
     return result
-
-
-def _import(app: str, name: str, *, is_announced: bool) -> ModuleType:
-    if not is_announced and not all(part.isidentifier() for part in name.split(".")):
-        raise _none_of(app)
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if not is_announced and (name == missing or name.startswith(f"{missing}.")):
-            raise _none_of(app) from error
-        raise _broken(app, name, error) from error
-    except Exception as error:  # any error of the foreign module
-        raise _broken(app, name, error) from error
 
 
 def _broken(app: str, name: str, error: Exception) -> ConfigError:

@@ -81,14 +81,13 @@ class Run:
     @cached_property
     def result(self) -> dict[str, object]:
         """The content of ``result.json``; for several seeds of ``summary.json``."""
-        name = SUMMARY if self._several else RESULT
         hint = "the run is not complete (`flower-graph run --resume` goes on with it)"
-        return _read_json(self.path / name, hint)
+        return _read_json(self.path / (SUMMARY if self._several else RESULT), hint)
 
     @cached_property
     def config(self) -> RunConfig:
         """The run's settings; for several seeds those of the first."""
-        file = next(iter(self._several.values()), self).path / CONFIG
+        file = self.each[0].path / CONFIG
         if not file.is_file():
             raise OutputError(f"{file}: there is no such file, so the settings are not known")
         return load_config(str(file), of_run=True, trust=replace(self._trust, reads=True))
@@ -97,8 +96,6 @@ class Run:
     def metrics(self) -> Rounds:
         """The figures of each round, by the keys of ``metrics.jsonl``."""
         return Rounds(read_records(self._one().path / METRICS))
-
-    # What it left
 
     def predictions(self, client: int | None = None) -> Predictions:
         """Return the predictions for the nodes, a row for each node of each client.
@@ -124,8 +121,7 @@ class Run:
         ``model(x, edge_index)``, with features as the run treated them
         (``run.data.treatment.apply(x)``). ``OutputError`` as of ``predictions``.
         """
-        saved, client = self.saved(client)
-        return build_module(saved, client)
+        return build_module(*self.saved(client))
 
     def embeddings(self, client: int | None = None) -> Embeddings:
         """Return the embeddings of nodes in their clients' spaces, if the method has embeddings.
@@ -178,8 +174,7 @@ class Run:
 
     def predict_graph(self, graph: NewGraph, client: int | None = None) -> Tensor:
         """Predict the nodes of a graph that ``read_new_graph`` read, as ``predict`` does."""
-        result: Tensor = method_of(self.config).predict(self.config, self, graph, client)
-        return result
+        return method_of(self.config).predict(self.config, self, graph, client)
 
     @cached_property
     def data(self) -> DataForm:
@@ -188,8 +183,6 @@ class Run:
         record = _read_json(path, f"the form of new graphs is not known{self._why_none()}")
         with reading(path, OutputError, "damaged"):
             return DataForm.from_json(record)
-
-    # Helpers
 
     def _one(self) -> Run:
         if self._several:
@@ -201,20 +194,19 @@ class Run:
         what = kind.FILE.partition(".")[0]
         parts = [part for part in map(kind.read, self._places) if part is not None]
         if not parts:
-            has_others = any((one / Predictions.FILE).is_file() for one in self._places)
-            makes_none = f": {self.config.app} makes none to keep"
-            why = makes_none if kind is Embeddings and has_others else self._why_none()
+            why = self._why_none()
+            if kind is Embeddings and any(
+                (one / Predictions.FILE).is_file() for one in self._places
+            ):
+                why = f": {self.config.app} makes none to keep"
             raise OutputError(f"{self.path}: no {what}{why}")
         joined: T = kind.join(parts)
-        if client is None:
-            return joined
-        if client not in joined.client:
+        if client is not None and client not in joined.client:
             clients: set[int] = {*joined.client.tolist()} - {NO_CLIENT}
             whose = listed([*clients]) or "the server, of all nodes: name no client"
-            raise OutputError(
-                f"client {client}: no {what} of it in {self.path}; there are those of {whose}"
-            )
-        return joined.of_client(client)
+            words = f"no {what} of it in {self.path}; there are those of {whose}"
+            raise OutputError(f"client {client}: {words}")
+        return joined if client is None else joined.of_client(client)
 
     @cached_property
     def _places(self) -> list[Path]:
@@ -224,8 +216,8 @@ class Run:
 
     @cached_property
     def _models(self) -> list[SavedModels]:
-        models = (one for folder in self._places for one in read_models(folder))
-        return [replace(one, trust=self._trust) for one in models]
+        found = [one for folder in self._places for one in read_models(folder)]
+        return [replace(one, trust=self._trust) for one in found]
 
     def all_saved(self) -> list[SavedModels]:
         """Return the models of all clients; ``OutputError`` if there are none."""
@@ -249,9 +241,8 @@ class Run:
         for one in forms:
             if client in one.clients:
                 return one, client
-        raise OutputError(
-            f"client {client}: no model of it in {self.path}; there are those of {listed(clients)}"
-        )
+        words = f"no model of it in {self.path}; there are those of {listed(clients)}"
+        raise OutputError(f"client {client}: {words}")
 
     @property
     def clients(self) -> list[int]:
@@ -260,12 +251,11 @@ class Run:
     @property
     def are_own(self) -> bool:
         """Whether several clients here have models of their own, and the server has none."""
-        return len(self.clients) > 1 and NO_CLIENT not in self.clients and not self._is_one_model
-
-    @property
-    def _is_one_model(self) -> bool:
-        alone = all(not one.own and one.rows is None for one in self._models)
-        return alone and all(one.is_like(self._models[0]) for one in self._models)
+        is_one_model = all(
+            not one.own and one.rows is None and one.is_like(self._models[0])
+            for one in self._models
+        )
+        return len(self.clients) > 1 and NO_CLIENT not in self.clients and not is_one_model
 
     def _why_none(self) -> str:
         try:

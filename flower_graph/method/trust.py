@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Self
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from flower_graph.config.common import StrategySection
 from flower_graph.config.rules import at_least, choice, refuse_with
@@ -24,17 +22,12 @@ from flower_graph.secure.node_config import (
 class TrustSection(StrategySection):
     """The section ``strategy`` of methods whose clients send masked sums."""
 
-    trust: str = setting(
-        SEMI_HONEST,
-        choice(*TRUST),
-        help="whether the server is taken to follow the protocol; `malicious-server`: it may not, "
-        "from five SuperNodes on, each with a registered key (`flower-graph docs secure-sum`)",
-    )
-    registry: str | None = setting(
-        None,
-        help="file of the registered keys at the server, `malicious-server` only; null: throw-away "
-        "keys, for SuperNodes on the server's own machine",
-    )
+    trust: str = setting(SEMI_HONEST, choice(*TRUST))
+    """whether the server is taken to follow the protocol; `malicious-server`: it may not, from five
+    SuperNodes on, each with a registered key (`flower-graph docs secure-sum`)"""
+    registry: str | None = setting(None)
+    """file of the registered keys at the server, `malicious-server` only; null: throw-away keys,
+    for SuperNodes on the server's own machine"""
 
     @property
     def distrusts(self) -> bool:
@@ -45,12 +38,6 @@ class TrustSection(StrategySection):
     def fewest_nodes(self) -> int:
         """SuperNodes to wait for before the first round."""
         return max(self.min_nodes, FEWEST_PARTIES) if self.distrusts else self.min_nodes
-
-    def with_registry(self, make: Callable[[], Path]) -> Self:
-        """Set a registry of throw-away keys if one is needed and none is named."""
-        if not self.distrusts or self.registry is not None:
-            return self
-        return replace(self, registry=str(make()))
 
     def refuse_trust(self, readable: Mapping[str, str]) -> None:
         """Refuse settings with which a deviating server could read clients' data."""
@@ -66,18 +53,11 @@ class TrustSection(StrategySection):
 class OpenedSums(TrustSection):
     """The section for methods whose server opens the sums, and so could compare two of them."""
 
-    least_holders: int = setting(
-        LEAST_HOLDERS,
-        at_least(LEAST_HOLDERS),
-        help="clients that must hold a node whose embeddings are summed; of two each learns the "
-        "other's",
-    )
-    differ_by: int = setting(
-        USUAL_DIFFERENCE,
-        at_least(1),
-        help="SuperNodes that two sums differ by at least, `malicious-server` only; no SuperNode "
-        "takes less than its node config's `differ-by`",
-    )
+    least_holders: int = setting(LEAST_HOLDERS, at_least(LEAST_HOLDERS))
+    """clients that must hold a node whose embeddings are summed; of two each learns the other's"""
+    differ_by: int = setting(USUAL_DIFFERENCE, at_least(1))
+    """SuperNodes that two sums differ by at least, `malicious-server` only; no SuperNode takes less
+    than its node config's `differ-by`"""
 
     def refuse_trust(self, readable: Mapping[str, str]) -> None:
         super().refuse_trust(readable)

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flower_graph.ops.context import Saved
-from flower_graph.ops.graph import csr_tensor, pointers, sampled_products, with_self_loops
+from flower_graph.ops.graph import Saved, csr_tensor, pointers, sampled_products, with_self_loops
 
 SLOPE = 0.2  # of the LeakyReLU below 0, as in the paper
 

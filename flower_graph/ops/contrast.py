@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flower_graph.ops.context import Saved
+from flower_graph.ops.graph import Saved
 from flower_graph.ops.grouped import group_sizes, grouped_linear, one_thread
 
 # Similarities held at a time: few enough to stay in cache. Below some rows a product is slow.

@@ -25,22 +25,13 @@ MOST_ODDS, FINEST = 30.0, 0.01
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of predictions in ``r`` roles (training, validation, test) and ``k`` classes.
+    """Counts of predictions in ``r`` roles (training, validation, test) and ``k`` classes."""
 
-    Attributes
-    ----------
-    confusion : Tensor
-        ``[r, k, k]`` int64, nodes by role, label and predicted class.
-    histograms : Tensor or None
-        ``[r, k, 2, BINS]`` int64, nodes by role, class, whether the label is another or this one,
-        and bin of the probability of this class.
-    ranks : Tensor or None
-        ``[r, 4]`` int64, for pairs of nodes: the output of ``ops.links.rank_counts``.
-    """
-
-    confusion: Tensor
+    confusion: Tensor  # [r, k, k] int64, nodes by role, label and predicted class
+    # [r, k, 2, BINS] int64, nodes by role, class, whether the label is another or this one, and bin
+    # of the probability of this class
     histograms: Tensor | None = None
-    ranks: Tensor | None = None
+    ranks: Tensor | None = None  # [r, 4] int64, for pairs: the output of ``ops.links.rank_counts``
 
     @property
     def parts(self) -> list[Tensor]:
@@ -75,15 +66,9 @@ class Counts:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of predicted numbers, in ``r`` roles.
+    """Errors of predicted numbers, in ``r`` roles."""
 
-    Attributes
-    ----------
-    sums : Tensor
-        ``[r, 3]`` float64: nodes, sum of absolute errors, sum of squared errors.
-    """
-
-    sums: Tensor
+    sums: Tensor  # [r, 3] float64: nodes, sum of absolute errors, sum of squared errors
 
     def __add__(self, other: Errors) -> Errors:
         return Errors(self.sums + other.sums)
@@ -136,34 +121,22 @@ def count_size(classes: int, *, histograms: bool, ranks: bool = False) -> int:
 def count(
     logits: Tensor, y: Tensor, masks: Mapping[str, Tensor], *, histograms: bool, ranks: bool = False
 ) -> Counts:
-    """Count predictions.
-
-    Parameters
-    ----------
-    logits : Tensor
-        ``[n, k]``.
-    y : Tensor
-        ``[n]`` labels; nodes without a label are below 0 and not counted.
-    masks : mapping
-        ``[n]`` bool, the nodes of each role, in the order of the roles.
-    histograms, ranks : bool
-        Whether to add the histograms for the AUC, and the ranks of edges (class 1) for pairs.
-
-    Returns
-    -------
-    Counts
-        On the CPU.
-    """
+    """Count predictions, on the CPU; perhaps with histograms for the AUC and ranks of edges."""
+    # logits [n, k]; y [n], below 0 for nodes that do not count; masks [n] in the order of the
+    # roles; edges are of class 1
     logits, y = logits.detach().cpu(), y.cpu()
     chosen = [(mask.cpu() & (y >= 0)).nonzero().flatten() for mask in masks.values()]
     confusion = confusion_of(logits.argmax(1), y, chosen, logits.shape[1])
     if not histograms:
         return Counts(confusion)
-    bins = bins_of(logits)
-    shares = torch.stack([_histograms(bins[rows], y[rows]) for rows in chosen])
+    bins, k = bins_of(logits), logits.shape[1]
+    cells = (torch.arange(k) * 2 + (y[:, None] == torch.arange(k))) * BINS + bins  # [n, k]
+    size = k * 2 * BINS
+    shares = [torch.bincount(cells[rows].flatten(), minlength=size) for rows in chosen]
     scores = logits[:, -1] - logits[:, 0]
     ranked = [rank_counts(scores[rows], y[rows] == 1) for rows in chosen if ranks]
-    return Counts(confusion, shares, torch.stack(ranked) if ranks else None)
+    histogram = torch.stack(shares).view(-1, k, 2, BINS)
+    return Counts(confusion, histogram, torch.stack(ranked) if ranks else None)
 
 
 def confusion_of(predicted: Tensor, y: Tensor, chosen: Sequence[Tensor], classes: int) -> Tensor:
@@ -183,23 +156,9 @@ def bins_of(logits: Tensor) -> Tensor:
     return ((scaled + 1) / 2 * BINS).long().clamp(0, BINS - 1)
 
 
-def _histograms(bins: Tensor, y: Tensor) -> Tensor:
-    """Count nodes by class, whether it is their label, and bin, ``[k, 2, BINS]``."""
-    # bins [n, k], y [n]
-    classes = bins.shape[1]
-    cell = (torch.arange(classes) * 2 + (y[:, None] == torch.arange(classes))) * BINS + bins
-    return torch.bincount(cell.flatten(), minlength=classes * 2 * BINS).view(classes, 2, BINS)
-
-
 def macro_f1(confusion: Tensor) -> float:
-    """Return the mean over classes of F1, as scikit-learn has it; NaN without any node.
-
-    Parameters
-    ----------
-    confusion : Tensor
-        ``[k, k]`` nodes by label and prediction. Classes without a label or prediction are left
-        out.
-    """
+    """Return the mean over classes of F1, as scikit-learn has it; NaN without any node."""
+    # confusion [k, k]; classes without a label or prediction are left out
     right = confusion.diagonal().double()
     either = (confusion.sum(0) + confusion.sum(1)).double()
     return _mean_where(2 * right / either, either > 0)
@@ -213,14 +172,8 @@ def balanced_accuracy(confusion: Tensor) -> float:
 
 
 def auc(histograms: Tensor) -> float:
-    """Return the mean over classes of the area under the ROC curve, one class against the rest.
-
-    Parameters
-    ----------
-    histograms : Tensor
-        ``[k, 2, BINS]`` nodes by class, whether the label is another or this one, and bin of this
-        class's probability. Nodes of one bin are tied. A class with one kind of nodes is left out.
-    """
+    """Return the mean over classes of the area under the ROC curve, one class against the rest."""
+    # histograms [k, 2, BINS]; nodes of one bin are tied, a class with one kind of nodes left out
     others, own = histograms.double().unbind(1)  # [k, BINS] each
     areas = area_of(own, others)
     return _mean_where(areas, ~areas.isnan())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from flower_graph.ops.context import Saved
+from flower_graph.ops.graph import Saved
 
 
 def dropout(x: Tensor, rate: float, *, training: bool) -> Tensor:

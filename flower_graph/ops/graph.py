@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import NamedTuple
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.nn.functional import embedding_bag
-
-from flower_graph.ops.context import Saved
 
 # Numbers of a row from which on a CPU adds up an embedding's rows in half the time of MKL's sparse
 # product or less; the order of a row's sum is another.
@@ -21,11 +22,32 @@ NODES_AT_A_TIME = 1 << 20
 FEW, SMALL = 8, 1 << 17
 
 
+class Saved(FunctionCtx):
+    """PyTorch's context; it has whatever the forward pass leaves for the backward pass."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: object) -> None: ...
+
+
 class Adjacency(NamedTuple):
     """A sparse matrix and its transpose, both in CSR form, ``[n, n]``."""
 
     matrix: Tensor
     transpose: Tensor
+
+    def blocks(self, ptr: list[int]) -> list[Adjacency]:
+        """Cut a block-diagonal graph into the graphs of the nodes between two bounds."""
+        ends = [one.crow_indices()[ptr].tolist() for one in self]
+        return [
+            Adjacency(*(_cut(one, at, end[i : i + 2]) for one, end in zip(self, ends, strict=True)))
+            for i, at in enumerate(pairwise(ptr))
+        ]
 
 
 class SortedEdges(NamedTuple):
@@ -99,6 +121,15 @@ def row_entries(ptr: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     # Counts up within each row, from its first entry.
     first -= count.cumsum(0) - count
     return place, torch.arange(place.numel(), device=rows.device) + first[place]
+
+
+def entries_of(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """List the entries of a dense or CSR matrix that are not 0: rows, columns and values."""
+    if x.layout == torch.strided:
+        row, column = x.nonzero(as_tuple=True)
+        return row, column, x[row, column]
+    row = torch.arange(len(x)).repeat_interleave(x.crow_indices().diff())
+    return row, x.col_indices().long(), x.values()
 
 
 def csr_tensor(ptr: Tensor, col: Tensor, value: Tensor, size: tuple[int, int]) -> Tensor:
@@ -175,34 +206,29 @@ def _sorted_gcn_adjacency(edges: SortedEdges) -> Adjacency:
     return Adjacency(matrix, matrix)
 
 
-def replace_block(graph: Adjacency, first: int, block: Adjacency) -> Adjacency:
-    """Put another graph in the place of one block of a block-diagonal graph."""
-    # graph [n, n], block [m, m]
-    return Adjacency(*(_replace(old, first, new) for old, new in zip(graph, block, strict=True)))
+def block_diagonal(graphs: Sequence[Adjacency]) -> Adjacency:
+    """Join graphs to one in which no edge joins two of them."""
+    return Adjacency(*map(_block_diagonal, zip(*graphs, strict=True)))
 
 
-def _replace(matrix: Tensor, first: int, block: Tensor) -> Tensor:
-    ptr, inner, last = matrix.crow_indices(), block.crow_indices(), first + block.shape[0]
-    begin, end = int(ptr[first]), int(ptr[last])
-    shift = begin + int(inner[-1]) - end
-    col, value = matrix.col_indices(), matrix.values()
+def _block_diagonal(matrices: Sequence[Tensor]) -> Tensor:
+    starts = list(accumulate((one.shape[0] for one in matrices), initial=0))
+    entries = list(accumulate((one.values().numel() for one in matrices), initial=0))
+    parts = list(zip(matrices, starts, entries, strict=False))
+    ptr = [one.crow_indices()[:-1] + before for one, _, before in parts]
     return csr_tensor(
-        torch.cat([ptr[:first], inner + begin, ptr[last + 1 :] + shift]),
-        torch.cat([col[:begin], block.col_indices() + first, col[end:]]),
-        torch.cat([value[:begin], block.values(), value[end:]]),
-        (matrix.shape[0], matrix.shape[1]),
+        torch.cat([*ptr, ptr[0].new_full((1,), entries[-1])]),
+        torch.cat([one.col_indices() + start for one, start, _ in parts]),
+        torch.cat([one.values() for one in matrices]),
+        (starts[-1], starts[-1]),
     )
 
 
-def leading_block(graph: Adjacency, n: int) -> Adjacency:
-    """Return the first block, of ``n`` nodes, of a block-diagonal graph."""
-
-    def cut(matrix: Tensor) -> Tensor:
-        ptr = matrix.crow_indices()[: n + 1]
-        end = int(ptr[-1])
-        return csr_tensor(ptr, matrix.col_indices()[:end], matrix.values()[:end], (n, n))
-
-    return Adjacency(*(cut(matrix) for matrix in graph))
+def _cut(matrix: Tensor, nodes: tuple[int, int], entries: list[int]) -> Tensor:
+    (first, last), (begin, end) = nodes, entries
+    ptr, col = matrix.crow_indices()[first : last + 1], matrix.col_indices()[begin:end]
+    size = last - first, last - first
+    return csr_tensor(ptr - begin, col - first, matrix.values()[begin:end], size)
 
 
 def mean_adjacency(edge_index: Tensor, n: int) -> Adjacency:

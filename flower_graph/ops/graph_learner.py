@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flower_graph.ops.context import Saved
-from flower_graph.ops.graph import Adjacency, csr_tensor, propagate, sampled_products
+from flower_graph.ops.graph import Adjacency, Saved, csr_tensor, propagate, sampled_products
 from flower_graph.ops.grouped import group_sizes, grouped_linear
 from flower_graph.ops.links import contains
 from flower_graph.ops.similarity import SparseRows, ordered

@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from flower_graph.ops.context import Saved
+from flower_graph.ops.graph import Saved
 
 
 @contextmanager

@@ -22,28 +22,13 @@ TRIES = 50  # draws of pairs, each of as many as are missing
 
 @dataclass(frozen=True)
 class LinkSplit:
-    """A graph's edges as examples, as PyG's ``RandomLinkSplit`` makes them.
+    """A graph's edges as examples, as PyG's ``RandomLinkSplit`` makes them."""
 
-    Attributes
-    ----------
-    messages : Tensor
-        ``[2, e]`` the training edges in both directions: the network's edges for training and
-        validation.
-    later : Tensor
-        ``[2, e']`` training and validation edges: the network's edges for the test.
-    pairs : Tensor
-        ``[2, m]`` edges, and as many pairs without an edge, of each role.
-    is_edge : Tensor
-        ``[m]`` bool.
-    role : Tensor
-        ``[m]`` 0 to 2.
-    """
-
-    messages: Tensor
-    later: Tensor
-    pairs: Tensor
-    is_edge: Tensor
-    role: Tensor
+    messages: Tensor  # [2, e] training edges both ways: the network's for training and validation
+    later: Tensor  # [2, e'] training and validation edges: the network's for the test
+    pairs: Tensor  # [2, m] edges, and as many pairs without an edge, of each role
+    is_edge: Tensor  # [m] bool
+    role: Tensor  # [m] 0 to 2
 
 
 def split_links(
@@ -51,44 +36,28 @@ def split_links(
 ) -> LinkSplit:
     """Hold out shares of a graph's edges, and draw a pair without an edge for each edge.
 
-    Parameters
-    ----------
-    edge_index : Tensor
-        ``[2, e]`` edges in one direction or both; self-loops are ignored.
-    num_nodes : int
-        Nodes, ``n``.
-    val, test : float
-        Shares of the undirected edges, rounded down; the rest is for training.
-    rng : Generator
-        Draws edges and pairs.
-
-    Returns
-    -------
-    LinkSplit
-        The network never uses an edge that is held out for the role it predicts.
+    Shares are rounded down; the rest is for training. The network never uses an edge that is held
+    out for the role it predicts.
     """
+    # edge_index [2, e], in one direction or both; self-loops are ignored
     edges = undirected(edge_index, num_nodes)  # [e]
     order = edges[torch.randperm(len(edges), generator=rng)]
     held = int(val * len(edges)), int(test * len(edges))
     sizes = [len(edges) - sum(held), *held]
-    parts = [ends(part, num_nodes) for part in order.split(sizes)]
     absent = draw_absent(edges, num_nodes, len(edges), rng)
-    negatives = [ends(part, num_nodes) for part in _shares(absent, sizes)]
-    both = [*parts, *negatives]
+    # Divided as edges are; a dense graph has fewer pairs without an edge
+    cuts = [size * len(absent) // max(len(edges), 1) for size in sizes[1:]]
+    shares = absent.split([len(absent) - sum(cuts), *cuts])
+    both = [ends(part, num_nodes) for part in (*order.split(sizes), *shares)]
+    counts = torch.tensor([part.shape[1] for part in both])
+    number = torch.arange(2 * ROLES).repeat_interleave(counts)
     return LinkSplit(
-        messages=both_directions(parts[0]),
-        later=both_directions(torch.cat(parts[:2], 1)),
+        messages=both_directions(both[0]),
+        later=both_directions(torch.cat(both[:2], 1)),
         pairs=torch.cat(both, 1),
-        is_edge=torch.cat([torch.full((one.shape[1],), i < ROLES) for i, one in enumerate(both)]),
-        role=torch.cat([torch.full((one.shape[1],), i % ROLES) for i, one in enumerate(both)]),
+        is_edge=number < ROLES,
+        role=number % ROLES,
     )
-
-
-def _shares(absent: Tensor, sizes: list[int]) -> list[Tensor]:
-    """Divide pairs as edges are divided; a dense graph has fewer pairs without an edge."""
-    total = sum(sizes)
-    cuts = [size * len(absent) // total if total else 0 for size in sizes[1:]]
-    return list(absent.split([len(absent) - sum(cuts), *cuts]))
 
 
 def undirected(edge_index: Tensor, num_nodes: int) -> Tensor:
@@ -111,20 +80,9 @@ def both_directions(pairs: Tensor) -> Tensor:
 def draw_absent(edges: Tensor, num_nodes: int, count: int, rng: torch.Generator | None) -> Tensor:
     """Draw different pairs of different nodes that have no edge; fewer if there are not enough.
 
-    Parameters
-    ----------
-    edges : Tensor
-        ``[e]`` numbers of the undirected edges, ascending.
-    num_nodes, count : int
-        Nodes, and pairs to draw.
-    rng : Generator or None
-        None: PyTorch's own.
-
-    Returns
-    -------
-    Tensor
-        ``[count]`` numbers of pairs, in the order of the draws.
+    Returns numbers of pairs in the order of the draws; ``rng`` None: PyTorch's own.
     """
+    # edges [e] numbers of the undirected edges, ascending
     found = edges.new_zeros(0)
     there = num_nodes * (num_nodes - 1) // 2 - len(edges)
     for _ in range(TRIES):
@@ -134,16 +92,12 @@ def draw_absent(edges: Tensor, num_nodes: int, count: int, rng: torch.Generator 
         drawn = torch.randint(num_nodes, (2, 2 * missing + 8), generator=rng)
         low, high = drawn.min(0).values, drawn.max(0).values
         numbers = (low * num_nodes + high)[low != high]
-        found = _distinct(torch.cat([found, numbers[~contains(edges, numbers)]]))[:count]
+        numbers = torch.cat([found, numbers[~contains(edges, numbers)]])
+        ordered, place = numbers.sort(stable=True)  # the first of equal numbers stays
+        first = torch.ones_like(ordered, dtype=torch.bool)
+        first[1:] = ordered[1:] != ordered[:-1]
+        found = numbers[place[first].sort().values][:count]
     return found
-
-
-def _distinct(numbers: Tensor) -> Tensor:
-    """Keep the first of equal numbers; the order stays."""
-    ordered, place = numbers.sort(stable=True)
-    first = torch.ones_like(ordered, dtype=torch.bool)
-    first[1:] = ordered[1:] != ordered[:-1]
-    return numbers[place[first].sort().values]
 
 
 def contains(ascending: Tensor, numbers: Tensor) -> Tensor:

@@ -42,7 +42,16 @@ def fit(
     for _ in range(steps):
         if float(gradient.abs().max()) <= tolerance:
             break
-        direction = -_scaled(gradient, pairs)
+        direction, factors = -gradient, []  # times the inverse Hessian, by the two-loop recursion
+        for step, change in reversed(pairs):
+            factors.append((step * direction).sum() / (step * change).sum())
+            direction = direction - factors[-1] * change
+        if pairs:
+            step, change = pairs[-1]
+            direction = direction * ((step * change).sum() / change.square().sum())
+        for (step, change), factor in zip(pairs, reversed(factors), strict=True):
+            along = (change * direction).sum() / (step * change).sum()
+            direction = direction + (factor - along) * step
         slope = float((gradient * direction).sum())
         size = 1.0 if pairs else min(1.0, 1 / float(gradient.abs().sum()))
         after, slopes = loss(weights + size * direction)
@@ -62,19 +71,3 @@ def scores(x: Tensor, weights: Tensor) -> Tensor:
     """Give every row's score for every class, ``[n, k]``."""
     result: Tensor = x @ weights[:-1]
     return result + weights[-1]
-
-
-def _scaled(gradient: Tensor, pairs: deque[tuple[Tensor, Tensor]]) -> Tensor:
-    """Multiply a gradient by L-BFGS's inverse Hessian (two-loop recursion)."""
-    if not pairs:
-        return gradient
-    result, factors = gradient, []
-    for step, change in reversed(pairs):
-        factor = (step * result).sum() / (step * change).sum()
-        result = result - factor * change
-        factors.append(factor)
-    step, change = pairs[-1]
-    result = result * ((step * change).sum() / change.square().sum())
-    for (step, change), factor in zip(pairs, reversed(factors), strict=True):
-        result = result + (factor - (change * result).sum() / (step * change).sum()) * step
-    return result

@@ -59,7 +59,14 @@ def orthogonal_procrustes(
         large as ``LIMIT``.
     """
     x, y = as_tensor("source", source), as_tensor("target", target)
-    _check_both(x, y)
+    try:
+        torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+        is_fit = (x.shape[-2:], x.dtype) == (y.shape[-2:], y.dtype)
+    except RuntimeError:
+        is_fit = False
+    if not is_fit:
+        forms = f"source {x.dtype} {tuple(x.shape)} and target {y.dtype} {tuple(y.shape)}"
+        raise ValueError(f"{forms}: one dtype and [..., p, d] are needed, and axes that broadcast")
     for name, values in (("source", x), ("target", y)):
         check_numbers(name, values)
     relative = rank_tolerance(x)
@@ -117,26 +124,22 @@ def _by_singular_vectors(product: Tensor, tolerance: Tensor, rotations_only: boo
     # product [m, d, d], tolerance [m]
     left, values, right = torch.linalg.svd(product)
     unknown = values <= tolerance[:, None]
-    lacking = unknown.any(-1)
-    if lacking.any():
-        left[lacking], right[lacking] = _completed(left[lacking], unknown[lacking], right[lacking])
+    if (lacking := unknown.any(-1)).any():
+        # The singular vectors of unknown directions are turned so that ``left @ right`` is near
+        # ``I``. With ``U_0`` and ``V_0`` for those vectors, ``trace(U_0 Q V_0^T)`` is largest for
+        # the orthogonal factor ``Q`` of ``U_0^T V_0``. All other directions have 2 on the diagonal,
+        # more than any singular value of ``U_0^T V_0``: they stay, and the unknown ones come last.
+        both = unknown[lacking, :, None] & unknown[lacking, None, :]
+        block = left[lacking].mT @ right[lacking].mT
+        turn, _, back = torch.linalg.svd(
+            torch.where(both, block, 2 * torch.eye(len(left[0])).to(left))
+        )
+        left[lacking], right[lacking] = left[lacking] @ turn, back @ right[lacking]
     if rotations_only:
         # The last direction has the smallest singular value: turning it round costs least.
         mirrored = torch.linalg.det(left) * torch.linalg.det(right) < 0
         left[..., -1] = torch.where(mirrored[:, None], -left[..., -1], left[..., -1])
     return torch.matmul(left, right)
-
-
-def _completed(left: Tensor, unknown: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate the singular vectors of unknown directions so that ``left @ right`` is near ``I``."""
-    # With ``U_0`` and ``V_0`` for those vectors, ``trace(U_0 Q V_0^T)`` is largest for the
-    # orthogonal factor ``Q`` of ``U_0^T V_0``. All other directions have 2 on the diagonal, more
-    # than any singular value of ``U_0^T V_0``: they stay as they are, and the unknown ones come
-    # last.
-    both = unknown[..., :, None] & unknown[..., None, :]
-    block = torch.where(both, left.mT @ right.mT, 2 * torch.eye(left.shape[-1]).to(left))
-    turn, _, back = torch.linalg.svd(block)
-    return left @ turn, back @ right
 
 
 def as_tensor(name: str, x: NDArray[np.generic] | Tensor) -> Tensor:
@@ -166,18 +169,6 @@ def check_numbers(name: str, x: Tensor) -> None:
         place = tuple((~(x.abs() < LIMIT)).nonzero()[0].tolist())
         text = f"{name}[{', '.join(map(str, place))}] = {float(x[place])}"
         raise ValueError(f"{text}: finite numbers below {LIMIT:g} in size are allowed")
-
-
-def _check_both(x: Tensor, y: Tensor) -> None:
-    shapes = f"source {tuple(x.shape)} and target {tuple(y.shape)}"
-    if x.shape[-2:] != y.shape[-2:]:
-        raise ValueError(f"{shapes}: the same nodes and dimensions, [..., p, d], are needed")
-    if x.dtype != y.dtype:
-        raise ValueError(f"source {x.dtype} and target {y.dtype}: one dtype is needed")
-    try:
-        torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
-    except RuntimeError:
-        raise ValueError(f"{shapes}: leading axes that broadcast are needed") from None
 
 
 @torch.no_grad()
@@ -317,14 +308,55 @@ class Consensus(NamedTuple, Generic[Embeddings]):
     change: float
 
 
-class _Clients(NamedTuple):
-    side: Tensor  # [u, m * d] as ``columns`` gives it
-    given: Tensor  # the same in the dtype of what was given
-    held: Tensor  # [m, u] float64
-    shared: Tensor  # [u, 1] 1 for nodes that several clients hold, 0 for others
-    size: Tensor  # [m] length of each client's embeddings of shared nodes
-    relative: float
-    rotations_only: bool
+class _Clients:
+    """Clients that are brought to one reference ``[u, d]``."""
+
+    def __init__(self, values: Tensor, mask: Tensor, rotations_only: bool) -> None:
+        self.side = columns(values, mask)  # [u, m * d]
+        self.given = self.side.to(values.dtype)
+        self.held, self.only = mask.double(), rotations_only  # [m, u]
+        # [u, 1] 1 for nodes that several clients hold, 0 for others
+        self.shared = (mask.sum(0) > 1).double()[:, None]
+        # [m] length of each client's embeddings of shared nodes, and its part that is rounding
+        size = (squares(self.side, len(values)) * self.shared).sum(0).sqrt()
+        self.tolerance = rank_tolerance(values) * size
+
+    def products(self, reference: Tensor, side: Tensor) -> Tensor:
+        """Multiply every client's embeddings of shared nodes with the reference; ``[m, d, d]``."""
+        # Few rows times many columns: BLAS takes twice as long for many rows times few columns.
+        product = (reference * self.shared).T.to(side.dtype) @ side
+        return product.double().view(len(product), -1, len(product)).permute(1, 2, 0)
+
+    def maps(self, reference: Tensor, product: Tensor) -> Tensor:
+        """Map every client to the reference; ``product`` is of all clients and it."""
+        square = (reference * self.shared).square().sum(1)
+        tolerance = self.tolerance * (self.held @ square).sqrt()
+        return nearest_orthogonal(product, tolerance, rotations_only=self.only)
+
+    def mean(self, maps: Tensor, side: Tensor, joined: Tensor) -> Tensor:
+        """Average the mapped embeddings over each node's holders, ``[u, d]``."""
+        # ``joined`` ``[m]`` float64 has 0 for clients that are not counted.
+        stack = (maps * joined[:, None, None]).flatten(0, 1)
+        total = stack.T.to(side.dtype) @ side.T  # [d, u], for the same reason as the products
+        return (total / (joined @ self.held).clamp(min=1)).T
+
+    def first(self) -> Tensor:
+        """Build a reference from one client, then those that share nodes with it, and so on."""
+        held, side = self.held, self.side.view(self.side.shape[0], len(self.held), -1)
+        maps = torch.eye(side.shape[2]).to(held).repeat(len(held), 1, 1)
+        joined, nodes = held.new_zeros(len(held)), held.sum(1)
+        reference = held.new_zeros(held.shape[1], side.shape[2])
+        while not joined.all():
+            near = (held @ (joined @ held) > 0) & (joined == 0)
+            if near.any():
+                maps[near] = self.maps(reference, self.products(reference, self.side))[near]
+                joined[near] = 1
+                reference = self.mean(maps, self.side, joined)
+            else:  # at the beginning, and if no client is left that shares a node
+                first = int((nodes * (1 - joined)).argmax())
+                joined[first] = 1
+                reference = reference + side[:, first]
+        return reference
 
 
 @torch.no_grad()
@@ -370,87 +402,29 @@ def consensus(
     if iterations < 1 or not tolerance >= 0:
         raise ValueError(f"iterations = {iterations}, tolerance = {tolerance}: 1 and 0 at least")
     values, mask = checked_clients(x, held)
-    side, shared = columns(values, mask), (mask.sum(0) > 1).double()[:, None]
-    size = (squares(side, len(values)) * shared).sum(0).sqrt()
-    given, relative = side.to(values.dtype), rank_tolerance(values)
-    clients = _Clients(side, given, mask.double(), shared, size, relative, rotations_only)
-    reference, maps, change = _settled(clients, iterations, tolerance)
+    clients = _Clients(values, mask, rotations_only)
+    everyone = clients.held.new_ones(len(values))
+    before = clients.first()
+    product = clients.products(before, clients.side)
+    maps = clients.maps(before, product)
+    reference = clients.mean(maps, clients.side, everyone)
+    for step in range(iterations):
+        both = reference - before, reference
+        moved, size = (float((part * clients.shared).norm()) for part in both)
+        if moved <= tolerance * size or step == iterations - 1:
+            break
+        # Only what moved is multiplied, in the precision of what was given: its rounding is as
+        # small beside the whole as the move is.
+        product += clients.products(reference - before, clients.given)
+        turned = clients.maps(reference, product)
+        move = clients.mean(turned - maps, clients.given, everyone)
+        before, reference, maps = reference, reference + move, turned
     stack = maps.flatten(0, 1).T.contiguous()  # back into each client's space, [d, m * d]
     torch.mm(reference, stack, out=clients.side)
     back = clients.side.view(len(reference), len(maps), -1).transpose(0, 1)
     aligned = values.new_empty(values.shape).copy_(back.masked_fill_(~mask[:, :, None], 0))
+    change = moved / size if size else 0.0
     return Consensus(as_given(reference, x), as_given(maps, x), as_given(aligned, x), change)
-
-
-def _settled(clients: _Clients, iterations: int, tolerance: float) -> tuple[Tensor, Tensor, float]:
-    """Iterate until the reference settles; return it, the maps to it, and its last change."""
-    before = _first_reference(clients)
-    product = _reference_products(before, clients, clients.side)
-    maps = _maps_to(before, product, clients)
-    reference = _mean(maps, clients, clients.side)
-    moved, size = _lengths(reference - before, reference, clients)
-    for _ in range(iterations - 1):
-        if moved <= tolerance * size:
-            break
-        # Only what moved is multiplied, in the precision of what was given: its rounding is as
-        # small beside the whole as the move is.
-        product += _reference_products(reference - before, clients, clients.given)
-        turned = _maps_to(reference, product, clients)
-        before, reference = reference, reference + _mean(turned - maps, clients, clients.given)
-        maps = turned
-        moved, size = _lengths(reference - before, reference, clients)
-    return reference, maps, moved / size if size else 0.0
-
-
-def _lengths(move: Tensor, reference: Tensor, clients: _Clients) -> tuple[float, float]:
-    """Return the move and the length of the reference, over the shared nodes."""
-    moved, size = (float((part * clients.shared).norm()) for part in (move, reference))
-    return moved, size
-
-
-def _reference_products(reference: Tensor, clients: _Clients, side: Tensor) -> Tensor:
-    """Multiply every client's embeddings of shared nodes with ``[u, d]``; ``[m, d, d]``."""
-    # Few rows times many columns: BLAS takes twice as long for many rows times few columns.
-    product = (reference * clients.shared).T.to(side.dtype) @ side
-    return product.double().view(len(product), -1, len(product)).permute(1, 2, 0)
-
-
-def _maps_to(reference: Tensor, product: Tensor, clients: _Clients) -> Tensor:
-    """Map every client to the reference ``[u, d]``; ``product`` is of all clients and it."""
-    square = (reference * clients.shared).square().sum(1)
-    size = clients.size * (clients.held @ square).sqrt()
-    only = clients.rotations_only
-    return nearest_orthogonal(product, clients.relative * size, rotations_only=only)
-
-
-def _mean(maps: Tensor, clients: _Clients, side: Tensor, joined: Tensor | None = None) -> Tensor:
-    """Average the mapped embeddings over each node's holders, ``[u, d]``."""
-    # ``joined`` ``[m]`` float64 has 0 for clients that are not counted.
-    if joined is None:
-        joined = clients.size.new_ones(len(maps))
-    stack = (maps * joined[:, None, None]).flatten(0, 1)
-    total = stack.T.to(side.dtype) @ side.T  # [d, u], for the same reason as the products
-    return (total / (joined @ clients.held).clamp(min=1)).T
-
-
-def _first_reference(clients: _Clients) -> Tensor:
-    """Build a reference from one client, then the clients that share nodes with it, and so on."""
-    held, dimension = clients.held, clients.side.shape[1] // len(clients.held)
-    maps = torch.eye(dimension).to(held).repeat(len(held), 1, 1)
-    joined, nodes = held.new_zeros(len(held)), held.sum(1)
-    reference = held.new_zeros(held.shape[1], dimension)
-    while not joined.all():
-        near = (held @ (joined @ held) > 0) & (joined == 0)
-        if near.any():
-            product = _reference_products(reference, clients, clients.side)
-            maps[near] = _maps_to(reference, product, clients)[near]
-            joined[near] = 1
-            reference = _mean(maps, clients, clients.side, joined)
-        else:  # at the beginning, and if no client is left that shares a node
-            first = int((nodes * (1 - joined)).argmax())
-            joined[first] = 1
-            reference = reference + clients.side.view(len(reference), -1, dimension)[:, first]
-    return reference
 
 
 # Quality ----------------------------------------------------------------------------------------
@@ -493,21 +467,17 @@ def alignment_precision(
         check_numbers(name, values)
     if min(ks, default=1) < 1:
         raise ValueError(f"k = {min(ks)}: at least 1 is needed")
-    nearer, equal = _ranks(x @ w, y)
-    return {k: float(((k - nearer).double() / equal).clamp(0, 1).mean()) for k in ks}
-
-
-def _ranks(query: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the rows nearer to each query than its own, and those as near, its own included."""
-    block = max(1, BLOCK_DISTANCES // len(rows))
-    lengths = rows.square().sum(1)
-    nearer, equal = [], []
-    for begin in range(0, len(rows), block):
-        part = slice(begin, begin + block)
-        distance = lengths - 2 * query[part] @ rows.T  # and the query's own length, for all alike
+    # How many rows are nearer to each mapped row than its own, and as near, its own included
+    query, lengths = x @ w, y.square().sum(1)
+    block, shares = max(1, BLOCK_DISTANCES // len(y)), dict.fromkeys(ks, 0.0)
+    for begin in range(0, len(y), block):
+        part = query[begin : begin + block]
+        distance = lengths - 2 * part @ y.T  # and the query's own length, for all alike
         local = distance.diagonal(begin)[:, None]
         # Equal rows may differ by the rounding of the product.
-        same = SAME * (query[part].square().sum(1)[:, None] + lengths)
-        nearer.append((distance < local - same).sum(1))
-        equal.append(((distance - local).abs() <= same).sum(1))
-    return torch.cat(nearer), torch.cat(equal)
+        same = SAME * (part.square().sum(1)[:, None] + lengths)
+        nearer = (distance < local - same).sum(1)
+        equal = ((distance - local).abs() <= same).sum(1)
+        for k in ks:
+            shares[k] += float(((k - nearer).double() / equal).clamp(0, 1).sum())
+    return {k: share / len(y) for k, share in shares.items()}

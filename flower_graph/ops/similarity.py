@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flower_graph.ops.context import Saved
 from flower_graph.ops.graph import (
     Adjacency,
+    Saved,
     csr,
     csr_tensor,
     pointers,

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from flower_graph.config.foreign import OTHERWISE, code_of_methods
-from flower_graph.config.rules import Rule
+from flower_graph.config.module import NETWORKS
+from flower_graph.config.rules import Rule, choice
 from flower_graph.errors import OutputError
-from flower_graph.models import GCN, GCNPairs
+from flower_graph.models import GCN, GCNPairs, PyGNetwork
 from flower_graph.outputs.files import SavedModels
 from flower_graph.storage.reading import reason
 
@@ -79,6 +80,7 @@ def built_with(**rules: Rule) -> Callable[[type[T]], type[T]]:
 for network in (GCN, GCNPairs):
     sizes = dict.fromkeys(("features", "hidden", "classes"), WIDTH)
     built_with(**sizes, dropout=SHARE, input_dropout=SHARE)(network)
+built_with(name=choice(*NETWORKS), **sizes, dropout=SHARE, input_dropout=SHARE)(PyGNetwork)
 
 # Saving ------------------------------------------------------------------------------------------
 
@@ -113,8 +115,8 @@ def build_module(saved: SavedModels, client: int | None = None) -> nn.Module:
     """
     if not saved.clients:
         raise OutputError(f"no client has a model among those of {saved.module}")
-    client = saved.clients[0] if client is None else client
-    kind, state = _class_of(saved), saved.state_dict(client)
+    kind = _class_of(saved)
+    state = saved.state_dict(saved.clients[0] if client is None else client)
     try:
         rule = DECLARED.get(kind)
         if rule is not None and not rule.admits(saved.arguments):

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -40,48 +40,29 @@ BEGIN, SNAPSHOT, FINISH = ACTIONS = ("begin", "snapshot", "finish")
 TYPE = "query.keep"
 
 
-@dataclass
 class KeepRequest(Message, down=TYPE):
     """The outputs that clients are to keep on their machines."""
 
-    run: Annotated[str, Word(RUN_TOKEN, "of the run")]
-    server_round: Annotated[
-        int, Whole(SERVER_ROUND, "the last round that was measured; 0 at first", least=0)
-    ]
-    best_round: Annotated[
-        int,
-        Whole("best-round", "of the best validation so far; 0: none yet", least=0),
-    ]
-    action: Annotated[
-        str,
-        Word(
-            "keep-action",
-            "`begin`: note what is measured; `snapshot`: hold predictions and models as of this "
-            "round; `finish`: write what stays",
-        ),
-    ]
-    save: Annotated[str, Word("save", "`all`, or `predictions` without models")] = ALL
-    keep: Annotated[str, Word("keep", "of which round: the `last` or the `best`")] = LAST
-    every: Annotated[int, Whole("keep-every", "rounds between points of curves; 0: none")] = 0
-    protected: Annotated[
-        list[int],
-        Numbers(
-            "protected-rounds",
-            "rounds whose snapshots a resumed run may need",
-            whole=True,
-            optional=True,
-            shape="p",
-        ),
-    ] = field(default_factory=list)
+    run: Annotated[str, Word(RUN_TOKEN)]  # of the run
+    # the last round that was measured; 0 at first
+    server_round: Annotated[int, Whole(SERVER_ROUND, least=0)]
+    best_round: Annotated[int, Whole(least=0)]  # of the best validation so far; 0: none yet
+    # `begin`: note what is measured; `snapshot`: hold predictions and models as of this round;
+    # `finish`: write what stays
+    action: Annotated[str, Word("keep-action")]
+    save: Annotated[str, Word()] = ALL  # `all`, or `predictions` without models
+    keep: Annotated[str, Word()] = LAST  # of which round: the `last` or the `best`
+    every: Annotated[int, Whole("keep-every")] = 0  # rounds between points of curves; 0: none
+    # rounds whose snapshots a resumed run may need
+    protected: Annotated[list[int], Numbers("protected-rounds", whole=True, shape="p")] = field(
+        default_factory=list
+    )
 
 
-@dataclass
 class KeepReply(Message, up=TYPE):
     """The answer to a ``KeepRequest``."""
 
-    not_kept: Annotated[
-        str, Said("not-kept", "why it could not be done; left out if it could", optional=True)
-    ] = ""
+    not_kept: Annotated[str, Said()] = ""  # why it could not be done; left out if it could
 
 
 LOG = logging.getLogger(__name__)
@@ -98,7 +79,7 @@ class KeptFolder:
 
     def __init__(self, folder: Path, save: str) -> None:
         self.folder, self._save = folder, save
-        self.log = FigureLog(folder / LOG_FILE)
+        self._snapshots, self.log = folder / SNAPSHOTS, FigureLog(folder / LOG_FILE)
 
     def begin(self, server_round: int) -> None:
         """Make the folder; remove a stopped run's files after a round."""
@@ -107,40 +88,39 @@ class KeptFolder:
 
     def candidate(self, server_round: int, take: Take) -> None:
         """Keep a snapshot that the server may call the best; only the newest such."""
-        snapshots = self.folder / SNAPSHOTS
-        for old in snapshots.glob(f"{CANDIDATE}-*"):
+        for old in self._snapshots.glob(f"{CANDIDATE}-*"):
             remove_folder(old)
-        self._write(snapshots / f"{CANDIDATE}-{server_round}", take())
+        self._write(self._snapshots / f"{CANDIDATE}-{server_round}", take())
 
     def hold(self, request: KeepRequest, take: Take) -> None:
         """Keep the snapshots of the best round so far and of protected rounds."""
-        snapshots, number = self.folder / SNAPSHOTS, request.server_round
-        target, candidate = round_folder(snapshots, number), snapshots / f"{CANDIDATE}-{number}"
+        number = request.server_round
+        target = round_folder(self._snapshots, number)
+        candidate = self._snapshots / f"{CANDIDATE}-{number}"
         remove_folder(target)
         if candidate.is_dir():
             move(candidate, target)
         else:
             self._write(target, take())
-        for old in rounds_of(snapshots.glob("round-*")):
+        for old in rounds_of(self._snapshots.glob("round-*")):
             if old not in (number, *request.protected):
-                remove_folder(round_folder(snapshots, old))
+                remove_folder(round_folder(self._snapshots, old))
 
-    def figures(self, request: KeepRequest, traffic: dict[str, float]) -> None:
+    def figures(self, request: KeepRequest, traffic: dict[str, int]) -> None:
         """Write the measurements; ``traffic``: all clients' bytes since the last ones."""
         rows = self.log.read(request.server_round)
-        if not rows.size:
-            return
-        is_last = rows["round"] == rows["round"].max()
-        for way, count in traffic.items():
-            rows[f"bytes-{way}"][is_last] += count / is_last.sum()
-        at = {"last": request.server_round, "best": request.best_round}
-        write_figures(self.folder, rows, at, request.every)
+        if rows.size:
+            is_last = rows["round"] == rows["round"].max()
+            for way, count in traffic.items():
+                rows[f"bytes-{way}"][is_last] += count / is_last.sum()
+            at = {"last": request.server_round, "best": request.best_round}
+            write_figures(self.folder, rows, at, request.every)
 
     def finish(self, request: KeepRequest, take: Take) -> str:
         """Write the final files; return the differences from the request, or nothing."""
         last, missing = request.server_round, ""
         wanted = request.best_round or last if request.keep == BEST else last
-        held = round_folder(self.folder / SNAPSHOTS, wanted)
+        held = round_folder(self._snapshots, wanted)
         if held.is_dir() and request.keep == BEST:
             for path in held.iterdir():
                 copy_file(path, self.folder / path.name)
@@ -154,7 +134,7 @@ class KeptFolder:
         with replaced(self.folder / SAID) as stream:
             stream.write(f"{json.dumps(about, indent=1)}\n".encode())
         if not request.protected:  # otherwise the run may be resumed
-            remove_folder(self.folder / SNAPSHOTS)
+            remove_folder(self._snapshots)
             remove(self.folder / LOG_FILE)
         return missing
 
@@ -200,58 +180,48 @@ class ClientOutputs:
         nodes : array
             ``[c]`` numbers of nodes.
         """
-        if self._said("run"):
-            count = len(np.asarray(accuracy))
-            traffic = self._count(UP) / count, self._count(DOWN) / count
-            self._context.state.config_records[NAME].update({UP: 0, DOWN: 0})
+        record, count = self._record, len(np.asarray(accuracy))
+        if record:
+            traffic = int(record[UP]) / count, int(record[DOWN]) / count
+            record.update({UP: 0, DOWN: 0})
             figures = {"loss": loss, "accuracy": accuracy, "nodes": nodes}
-            self._kept.log.add(server_round, clients, **figures, traffic=traffic)
+            self._kept().log.add(server_round, clients, **figures, traffic=traffic)
 
     def candidate(self, server_round: int, snapshot: Callable[[], Snapshot]) -> None:
         """Keep a snapshot of the round that was just measured, if the run keeps its best round.
 
         Clients that measure and train in one message call this between the two.
         """
-        if self._said("keep") == BEST:
-            self._kept.candidate(server_round, snapshot)
+        if self._record.get("keep") == BEST:
+            self._kept().candidate(server_round, snapshot)
 
     def keep(self, request: KeepRequest, snapshot: Callable[[], Snapshot]) -> str:
         """Carry out the server's request; return why it failed, or an empty string."""
+        about = {"run": request.run, "keep": request.keep, "save": request.save}
         if request.action == BEGIN:
-            self._begin(request)
-        elif self._said("run") != request.run:
+            from flwr.app import ConfigRecord
+
+            self._kept(about).begin(request.server_round)
+            self._context.state[NAME] = ConfigRecord({**about, UP: 0, DOWN: 0})
+        elif self._record.get("run") != request.run:
             raise StateLostError("the unfinished outputs of this run are gone")
         elif request.action == SNAPSHOT:
-            self._kept.hold(request, snapshot)
+            self._kept().hold(request, snapshot)
         else:
             # Figures first, since they need no model
-            self._kept.figures(request, {way: self._count(way) for way in (UP, DOWN)})
-            missing = self._kept.finish(request, snapshot)
+            traffic = {way: int(self._record[way]) for way in (UP, DOWN)}
+            self._kept().figures(request, traffic)
+            missing = self._kept().finish(request, snapshot)
             self._context.state.pop(NAME)
             return missing
         return ""
 
-    def _begin(self, request: KeepRequest) -> None:
-        from flwr.app import ConfigRecord
-
-        self._folder(request.run, request.save).begin(request.server_round)
-        settings = {"run": request.run, "keep": request.keep, "save": request.save}
-        self._context.state[NAME] = ConfigRecord({**settings, UP: 0, DOWN: 0})
-
-    # Helpers
-
-    def _said(self, name: str) -> str:
-        record = self._context.state.config_records.get(NAME)
-        return "" if record is None else str(record[name])
-
-    def _count(self, way: str) -> int:
-        return int(self._context.state.config_records[NAME][way])  # type: ignore[arg-type]
-
     @property
-    def _kept(self) -> KeptFolder:
-        return self._folder(self._said("run"), self._said("save"))
+    def _record(self) -> Any:  # what began; empty if nothing did
+        return self._context.state.config_records.get(NAME, {})
 
-    def _folder(self, run: str, save: str) -> KeptFolder:
+    def _kept(self, about: Mapping[str, str] | None = None) -> KeptFolder:
+        run, save = ((about or self._record)[name] for name in ("run", "save"))
         folder = own_outputs(self._context, run)
         if folder is None:
             if self._shared is None:

@@ -147,7 +147,7 @@ class Predictions(Rows, Framed):
     @classmethod
     def of(
         cls,
-        logits: Tensor,
+        outputs: Tensor,
         clients: object,
         nodes: object,
         role: object,
@@ -155,33 +155,20 @@ class Predictions(Rows, Framed):
         classes: Sequence[str] | None = None,
         fold: object = None,
     ) -> Predictions:
-        """Make predictions from logits ``[n, k]`` and tensors, arrays or lists ``[n]``."""
-        logits = logits.detach().cpu()
-        label = np.asarray(label, np.int64)
+        """Make predictions from logits ``[n, k]`` or numbers ``[n]``; all else is ``[n]``."""
+        outputs, are_values = outputs.detach().cpu(), outputs.dim() == 1
+        label = np.asarray(label, np.float64 if are_values else np.int64)
         return cls(
-            np.broadcast_to(np.asarray(clients, np.int64), (len(logits),)).copy(),
+            np.broadcast_to(np.asarray(clients, np.int64), (len(outputs),)).copy(),
             _names(nodes),
-            logits.argmax(1).numpy(),
-            logits.softmax(1).amax(1).float().numpy(),
+            outputs.double().numpy() if are_values else outputs.argmax(1).numpy(),
+            np.full(len(outputs), np.nan, np.float32)
+            if are_values
+            else outputs.softmax(1).amax(1).float().numpy(),
             np.asarray(role, np.int8),
-            np.where(label < 0, -1, label),
+            label if are_values else np.where(label < 0, -1, label),
             None if classes is None else tuple(classes),
             None if fold is None else np.asarray(fold, np.int64),
-        )
-
-    @classmethod
-    def of_values(
-        cls, values: Tensor, client: int, nodes: object, role: Numbers, targets: Tensor
-    ) -> Predictions:
-        """Make predictions of one client from numbers ``[n]`` and the true ones, NaN for none."""
-        n = len(values)
-        return cls(
-            np.full(n, client, np.int64),
-            _names(nodes),
-            values.detach().double().cpu().numpy(),
-            np.full(n, np.nan, np.float32),
-            np.asarray(role, np.int8),
-            targets.detach().double().cpu().numpy(),
         )
 
     @property
@@ -275,29 +262,23 @@ class KnownLinks(Rows):
 
 def predictions_from(
     graphs: Sequence[ClientGraph],
-    logits: Tensor,
-    classes: Sequence[str] | None,
+    outputs: Tensor,
+    classes: Sequence[str] | None = None,
     nodes: object = None,
 ) -> Predictions:
-    """Make the clients' predictions for all their nodes, concatenated.
+    """Make the clients' predictions for all their nodes, concatenated; see ``Predictions.of``.
 
     ``nodes``: the nodes' names, if they differ from the graphs'.
     """
+    truths = [graph.y if outputs.dim() > 1 else graph.targets for graph in graphs]
     return Predictions.of(
-        logits,
+        outputs,
         np.repeat([graph.client for graph in graphs], [graph.y.numel() for graph in graphs]),
         called(graphs) if nodes is None else nodes,
         np.concatenate([role_of(g.train_mask, g.val_mask, g.test_mask) for g in graphs]),
-        torch.cat([graph.y for graph in graphs]).cpu(),
+        torch.cat([truth for truth in truths if truth is not None]).cpu(),
         classes,
     )
-
-
-def values_from(graph: ClientGraph, values: Tensor) -> Predictions:
-    """Make one client's predictions of numbers ``[n]``, in their own unit."""
-    assert graph.targets is not None
-    role = role_of(graph.train_mask, graph.val_mask, graph.test_mask)
-    return Predictions.of_values(values, graph.client, called([graph]), role, graph.targets)
 
 
 def listed(clients: Sequence[int]) -> str:
@@ -355,27 +336,13 @@ KINDS = ("shared", "own", "rows")  # of the tensors' names if models have severa
 
 
 class SparseRows(NamedTuple):
-    """The rows of one weight matrix in which clients differ: those of their features.
+    """The rows of one weight matrix in which clients differ: those of their features."""
 
-    Attributes
-    ----------
-    name : str
-        The weight's name in the ``state_dict``.
-    values : Tensor
-        ``[R, h]`` the rows of all clients, concatenated.
-    feature : Tensor
-        ``[R]`` int64, which feature each row is of.
-    ptr : Tensor
-        ``[c + 1]`` int64, where each client's rows begin.
-    transposed : bool
-        Whether the weight has features in columns, ``[h, f]``, as a ``Linear`` has.
-    """
-
-    name: str
-    values: Tensor
-    feature: Tensor
-    ptr: Tensor
-    transposed: bool = False
+    name: str  # of the weight in the ``state_dict``
+    values: Tensor  # [R, h] the rows of all clients, concatenated
+    feature: Tensor  # [R] int64, the feature of each row
+    ptr: Tensor  # [c + 1] int64, where each client's rows begin
+    transposed: bool = False  # whether features are columns, [h, f], as a ``Linear`` has them
 
     def check(self, shared: Mapping[str, Tensor], count: int) -> None:
         matrix, whole = shared[self.name], (torch.int64, torch.int32)
@@ -404,33 +371,15 @@ class SparseRows(NamedTuple):
 
 @dataclass
 class SavedModels:
-    """Models of one form, of some clients.
+    """Models of one form, of some clients."""
 
-    Attributes
-    ----------
-    module : str
-        The dotted name of the module's class.
-    arguments : dict
-        The module's arguments, which JSON can hold.
-    clients : list of int
-        The clients' numbers; -1 for a server's.
-    shared : dict of str to Tensor
-        Entries of the ``state_dict`` that all clients share.
-    own : dict of str to Tensor
-        The others, stacked: ``[c, ...]``.
-    rows : SparseRows or None
-        The rows of ``shared[rows.name]`` in which each client differs.
-    trust : Trust
-        Whether the class may be one that the user does not have.
-    """
-
-    module: str
-    arguments: Tree
-    clients: list[int]
-    shared: dict[str, Tensor]
-    own: dict[str, Tensor]
-    rows: SparseRows | None = None
-    trust: Trust = NOBODY
+    module: str  # dotted name of the module's class
+    arguments: Tree  # of the class, as JSON can hold them
+    clients: list[int]  # -1: the server
+    shared: dict[str, Tensor]  # entries of the ``state_dict`` that all clients share
+    own: dict[str, Tensor]  # the others, stacked: [c, ...]
+    rows: SparseRows | None = None  # of ``shared[rows.name]``, in which each client differs
+    trust: Trust = NOBODY  # whether the class may be one that the user does not have
 
     def check(self) -> None:
         if type(self.module) is not str or type(self.arguments) is not dict:
@@ -467,25 +416,25 @@ class SavedModels:
         """Join models of one form that share the same weights, which are stored once."""
         groups: list[list[SavedModels]] = []
         for one in parts:
-            same = next((group for group in groups if group[0].is_like(one)), None)
-            if same is None:
-                groups.append([one])
-            else:
+            if same := next((group for group in groups if group[0].is_like(one)), None):
                 same.append(one)
-        return [cls._joined(group) for group in groups]
-
-    @classmethod
-    def _joined(cls, parts: Sequence[SavedModels]) -> SavedModels:
-        own = {name: torch.cat([one.own[name] for one in parts]) for name in parts[0].own}
-        alike = {name: value[0] for name, value in own.items() if bool((value == value[0]).all())}
-        rows = [one.rows for one in parts if one.rows is not None]
-        return replace(
-            parts[0],
-            clients=[client for one in parts for client in one.clients],
-            shared=parts[0].shared | alike,
-            own={name: value for name, value in own.items() if name not in alike},
-            rows=SparseRows.join(rows) if rows else None,
-        )
+            else:
+                groups.append([one])
+        joined = []
+        for group in groups:
+            own = {name: torch.cat([one.own[name] for one in group]) for name in group[0].own}
+            alike = {n: value[0] for n, value in own.items() if bool((value == value[0]).all())}
+            rows = [one.rows for one in group if one.rows is not None]
+            joined.append(
+                replace(
+                    group[0],
+                    clients=[client for one in group for client in one.clients],
+                    shared=group[0].shared | alike,
+                    own={name: value for name, value in own.items() if name not in alike},
+                    rows=SparseRows.join(rows) if rows else None,
+                )
+            )
+        return joined
 
     def is_like(self, other: SavedModels) -> bool:
         """Whether the two differ only in clients, their own entries and rows."""
@@ -506,21 +455,11 @@ FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # how what a spreadsheet computes b
 
 
 class Snapshot(NamedTuple):
-    """The outputs of some clients, or of a server, at one moment.
+    """The outputs of some clients, or of a server, at one moment."""
 
-    Attributes
-    ----------
-    predictions : Predictions or None
-        Predictions for their nodes.
-    models : list of SavedModels
-        Their models.
-    embeddings : Embeddings or None
-        Embeddings, if the method's result is embeddings.
-    """
-
-    predictions: Predictions | None
+    predictions: Predictions | None  # for their nodes
     models: list[SavedModels]
-    embeddings: Embeddings | None = None
+    embeddings: Embeddings | None = None  # where the method's result is embeddings
     links: KnownLinks | None = None  # where links are learnt
 
 
@@ -551,21 +490,21 @@ def write_outputs(
 
 def table_of(predictions: Predictions) -> Any:  # a data frame of text
     """Return predictions as the table that spreadsheets read."""
+
+    def cell(value: object) -> str:
+        if isinstance(value, str):
+            return as_text(value)
+        if isinstance(value, float):  # -1.0 is a value, -1 no class
+            return "" if math.isnan(value) else f"{value:.6g}"
+        return "" if value is None or value == -1 else str(value)
+
     table = predictions.to_pandas()
     table["client"] = table["client"].astype(object).replace(NO_CLIENT, SERVER)
     names = {"predicted": "class"}
     if predictions.are_values:
         del table["probability"]
         names = {"predicted": "value", "label": "target"}
-    return table.rename(columns=names).map(_cell)
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, str):
-        return as_text(value)
-    if isinstance(value, float):  # -1.0 is a value, -1 no class
-        return "" if math.isnan(value) else f"{value:.6g}"
-    return "" if value is None or value == -1 else str(value)
+    return table.rename(columns=names).map(cell)
 
 
 def write_table(path: Path, table: Any) -> None:
@@ -639,21 +578,15 @@ def read_models(folder: Path) -> list[SavedModels]:
         if stem == ONE:
             tensors = {f"0/shared/{name}": value for name, value in tensors.items()}
             entries = [{**entries, "clients": [entries["client"]]}]
-        models = _of_several(entries, tensors)
-        for one in models:
-            one.check()
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            number, kind, key = name.split("/", 2)
+            parts.setdefault(f"{number}/{kind}", {})[key] = tensor
+        models = []
+        for index, entry in enumerate(entries):
+            shared, own, in_rows = (parts.get(f"{index}/{kind}", {}) for kind in KINDS)
+            rows = None if entry.get("rows") is None else SparseRows(**{**entry["rows"], **in_rows})
+            about = entry["module"], entry["arguments"], entry["clients"]
+            models.append(SavedModels(*about, shared, own, rows))
+            models[-1].check()
         return models
-
-
-def _of_several(entries: list[Tree], tensors: dict[str, Tensor]) -> list[SavedModels]:
-    parts: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        number, kind, key = name.split("/", 2)
-        parts.setdefault(f"{number}/{kind}", {})[key] = tensor
-    models = []
-    for index, entry in enumerate(entries):
-        shared, own, in_rows = (parts.get(f"{index}/{kind}", {}) for kind in KINDS)
-        rows = None if entry.get("rows") is None else SparseRows(**{**entry["rows"], **in_rows})
-        about = entry["module"], entry["arguments"], entry["clients"]
-        models.append(SavedModels(*about, shared, own, rows))
-    return models

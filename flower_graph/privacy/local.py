@@ -1,17 +1,14 @@
 """Local differential privacy of what leaves a client, as mods around a ClientApp.
 
-``PrivateReplies`` is Flower's ``LocalDpMod`` for replies of one client: weights, or embeddings next
-to the means that the client was given. ``PrivateRows`` is for replies with one row a client: the
-latent vectors of nFedGNN. In both a client sends what was known before, plus a vector of length at
-most ``clipping_norm`` C and Gaussian noise. Other data give another vector of at most that length,
-so the sensitivity is 2 C.
+A client sends what was known before, plus a vector of length at most ``clipping_norm`` C and
+Gaussian noise. Other data give another vector of at most that length, so the sensitivity is 2 C.
+``PrivateReplies`` is for replies of one client: weights, or embeddings next to the means that the
+client was given; the vector is the change. ``PrivateRows`` is for replies with one row a client:
+the latent vectors of nFedGNN.
 
-Flower's own formula, from the mod's epsilon to the noise, is proven for an epsilon below 1 only,
-and for one round. So the noise is chosen from the budget of the whole run (``privacy_account``),
-and the mod is given the epsilon with which its formula gives that noise.
-
-``LocalDpMod`` treats a reply as one client's. Where a SuperNode hosts many clients, ``ClientNoise``
-clips each client's vector and adds noise to it, with the functions that the mod calls.
+Clipping and noise are the functions of Flower's ``LocalDpMod``. That mod's formula, from its
+epsilon to the noise, is proven for an epsilon below 1 only, and for one round; so the noise is
+chosen from the budget of the whole run (``accountant.py``).
 
 NumPy draws the noise, as in Flower. The operating system seeds its generator afresh before each
 draw: the server knows the run's seed, and must not know the noise.
@@ -21,8 +18,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +31,6 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from flwr.clientapp.mod import LocalDpMod
 from numpy.typing import NDArray
 
 from flower_graph.config.common import PrivacyConfig
@@ -64,6 +59,7 @@ PROTECTED = "train"  # the kind of message whose reply has the arrays
 KEPT = {NUM_EXAMPLES, CLIENTS, SERVER_ROUND, WITH_TARGETS}
 RELEASES = "private-releases"  # in Context.state: how often clients have sent something
 SEED_WORDS = 8  # of 32 bits, for NumPy's generator
+ONE_EACH = "give each client a SuperNode of its own"
 
 
 @dataclass(frozen=True)
@@ -76,23 +72,43 @@ class ClientNoise:
     withholds: bool = True  # Whether clients send no measurements
 
     def protect(self, vectors: NDArray[np.generic]) -> NDArray[np.generic]:
-        # vectors [p, ...]
-        refuse_infinite(vectors)
-        result = np.array(vectors, order="C")  # a copy: it is clipped in place
-        rows = result.reshape(result.shape[0], -1)
-        # Flower's function takes one client at a time, and cannot divide by a length of 0. It
-        # leaves short vectors as they are, so only the others are worth a call.
-        lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
-        for row in np.flatnonzero(lengths > self.clipping_norm):
-            clip_inputs_inplace([rows[row]], self.clipping_norm)
-        with fresh_noise():
-            add_gaussian_noise_inplace([rows], self.deviation)
+        """Clip each client's vector ``[p, ...]``, and add the noise."""
+        result = clipped(vectors, self.clipping_norm)
+        add_fresh_noise(result, self.deviation)
         return result
 
     def count(self, state: RecordDict) -> None:
         """Count one more reply of the clients here; ``RefusedError`` once the budget is spent."""
         # Counted before sending: a reply that is lost on its way counts too.
-        count_release(state, self.releases)
+        sent = state.config_records.get(RELEASES, ConfigRecord()).get(RELEASES, 0)
+        assert isinstance(sent, int)
+        if sent >= self.releases:
+            raise RefusedError(f"the privacy budget is spent: {sent} of {self.releases} replies")
+        state[RELEASES] = ConfigRecord({RELEASES: sent + 1})
+
+
+def clipped(vectors: NDArray[np.generic], norm: float) -> NDArray[np.generic]:
+    """Return a copy of vectors ``[p, ...]``, none longer than ``norm``."""
+    if not np.isfinite(vectors).all():
+        raise RefusedError("its numbers are not finite: they cannot be clipped")
+    result = np.array(vectors, order="C")
+    rows = result.reshape(result.shape[0], -1)
+    # Flower's function takes one client at a time, and cannot divide by a length of 0. It leaves
+    # short vectors as they are, so only the others are worth a call.
+    lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
+    for row in np.flatnonzero(lengths > norm):
+        clip_inputs_inplace([rows[row]], norm)
+    return result
+
+
+def add_fresh_noise(values: NDArray[np.generic], deviation: float) -> None:
+    """Add Gaussian noise in place, by a seed of the operating system's."""
+    before = np.random.get_state()
+    np.random.seed(np.frombuffer(os.urandom(4 * SEED_WORDS), np.uint32))
+    try:
+        add_gaussian_noise_inplace([values], deviation)
+    finally:
+        np.random.set_state(before)
 
 
 def client_noise(privacy: PrivacyConfig, rounds: int) -> ClientNoise | None:
@@ -103,98 +119,43 @@ def client_noise(privacy: PrivacyConfig, rounds: int) -> ClientNoise | None:
     return ClientNoise(privacy.clipping_norm, deviation, rounds, privacy.withholds)
 
 
-@contextmanager
-def fresh_noise() -> Iterator[None]:
-    """Seed NumPy's generator by the operating system in this block; restore it afterwards."""
-    before = np.random.get_state()
-    np.random.seed(np.frombuffer(os.urandom(4 * SEED_WORDS), np.uint32))
-    try:
-        yield
-    finally:
-        np.random.set_state(before)
-
-
-def count_release(state: RecordDict, releases: int) -> None:
-    """Count a reply in a ``Context.state``; ``RefusedError`` once the budget is spent."""
-    kept = state.config_records.get(RELEASES, ConfigRecord())
-    sent = kept.get(RELEASES, 0)
-    assert isinstance(sent, int)
-    if sent >= releases:
-        raise RefusedError(f"the privacy budget is spent: {sent} of {releases} replies")
-    state[RELEASES] = ConfigRecord({RELEASES: sent + 1})
-
-
-def refuse_infinite(values: NDArray[np.generic]) -> None:
-    """Refuse numbers that cannot be clipped; ``RefusedError``."""
-    if not np.isfinite(values).all():
-        raise RefusedError("its numbers are not finite: they cannot be clipped")
-
-
-class PrivateReplies:
-    """A Flower mod: ``LocalDpMod`` with the checks that its promise needs."""
-
-    # The noise is drawn anew from the operating system, whatever seeds the run has; an array that
-    # is not finite, which clipping would let through, is refused; so is more than one client behind
-    # one reply, which would be clipped and noised as if they were one; what the client measured is
-    # withheld; and after ``releases`` replies nothing more is sent, whatever the server asks.
-
-    def __init__(
-        self,
-        clipping_norm: float,
-        noise_multiplier: float,
-        delta: float,
-        releases: int,
-        *,
-        withholds: bool = True,
-    ) -> None:
-        self.releases, self.withholds = releases, withholds
-        # The inverse of the mod's formula.
-        epsilon = math.sqrt(2 * math.log(1.25 / delta)) / noise_multiplier
-        self._mod = LocalDpMod(clipping_norm, 2 * clipping_norm, epsilon, delta)
-
-    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        if message.metadata.message_type != PROTECTED:
-            return _without_arrays(message, call_next(message, context))
-        clients = _entry(message, CLIENTS)
-        if isinstance(clients, list) and len(clients) != 1:
-            raise RefusedError(_shared(clients))
-        count_release(context.state, self.releases)
-        with ExitStack() as stack:
-
-            def answer(message: Message, context: Context) -> Message:
-                reply = _checked(message, call_next(message, context))
-                # After the client: it may have seeded NumPy itself, with what the server knows.
-                stack.enter_context(fresh_noise())
-                return reply
-
-            reply = self._mod(message, context, answer)
-        return _silent(reply) if self.withholds else reply
-
-
 class PrivateRows:
-    """A Flower mod for replies with one array, whose rows are of one client each."""
+    """A Flower mod for replies with one array, whose rows are of one client each.
 
-    # What ``PrivateReplies`` does to a reply it does to each row, with Flower's functions, so that
-    # a SuperNode may host any number of clients. A row is clipped as it is, not by its distance to
-    # what the server sent: that is a gradient, and no guess of the row.
+    A SuperNode may host any number of clients. A row is clipped as it is, not by its distance to
+    what the server sent: that is a gradient, and no guess of the row.
+
+    Parameters
+    ----------
+    noise : ClientNoise
+        Length of a vector, noise, and how many replies there may be.
+    """
 
     def __init__(self, noise: ClientNoise) -> None:
         self.noise = noise
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if message.metadata.message_type != PROTECTED:
-            return _without_arrays(message, call_next(message, context))
+            reply = call_next(message, context)
+            if reply.has_content() and _numbers(reply).any():
+                raise RefusedError(f"{message.metadata.message_type}: its arrays have no noise")
+            return reply
+        self.check(message)
+        self.noise.count(context.state)
+        reply = call_next(message, context)
+        if reply.has_content():
+            self.protect(message, reply)
+        return reply
+
+    def check(self, message: Message) -> None:
+        """Refuse a request whose reply could not be protected."""
         users = _entry(message, USERS)
         named = unpack_integers(users, USERS) if isinstance(users, bytes) else np.zeros(0)
         if np.unique(named).size != named.size:
             raise RefusedError("the message names a client twice, which would send two vectors")
-        self.noise.count(context.state)
-        reply = call_next(message, context)
-        if reply.has_content():
-            self._protect(reply)
-        return reply
 
-    def _protect(self, reply: Message) -> None:
+    def protect(self, message: Message, reply: Message) -> None:
+        """Add the noise to a reply."""
         records = reply.content.array_records
         places = [(name, key) for name, record in records.items() for key in record]
         if len(places) != 1:
@@ -202,6 +163,48 @@ class PrivateRows:
         ((name, key),) = places
         rows = self.noise.protect(records[name][key].numpy())
         reply.content[name] = ArrayRecord({key: Array(rows)})
+
+
+class PrivateReplies(PrivateRows):
+    """A Flower mod for replies of one client: noise on how far its arrays are from the server's.
+
+    What the client measured is withheld, if the noise says so. More than one client behind one
+    reply is refused: they would be clipped and get noise as if they were one.
+
+    Parameters
+    ----------
+    noise : ClientNoise
+        As of ``PrivateRows``.
+    """
+
+    def check(self, message: Message) -> None:
+        clients = _entry(message, CLIENTS)
+        if isinstance(clients, list) and len(clients) != 1:
+            raise RefusedError(_shared(clients))
+
+    def protect(self, message: Message, reply: Message) -> None:
+        clients = reply.content.metric_records.get(METRICS, MetricRecord()).get(CLIENTS, 1)
+        if clients != 1:
+            raise RefusedError(f"it speaks for {brief(clients, 20)} clients; {ONE_EACH}")
+        before, after = _numbers(message), _numbers(reply)
+        if before.shape != after.shape:
+            raise RefusedError(f"{after.size} numbers for the {before.size} that came")
+        change = self.noise.protect((after - before)[None])[0]
+        put_numbers(reply, before + change)
+        if self.noise.withholds:
+            _silence(reply)
+
+
+def put_numbers(message: Message, values: NDArray[np.generic]) -> None:
+    """Replace the numbers of all arrays, in their order and types."""
+    done = 0
+    for name, record in list(message.content.array_records.items()):
+        new = ArrayRecord()
+        for key, array in record.items():
+            held = array.numpy()
+            own = values[done : done + held.size].reshape(held.shape)
+            new[key], done = Array(np.asarray(own, held.dtype)), done + held.size
+        message.content[name] = new
 
 
 def withhold_measurements(
@@ -223,11 +226,8 @@ def privacy_mods(privacy: PrivacyConfig, rounds: int) -> list[Mod]:
     """Build the ``train_mods`` of a ClientApp whose replies are of one client each."""
     if privacy.is_central and privacy.withholds:
         return [_withhold_losses]
-    if not privacy.is_local:
-        return []
-    multiplier = multiplier_of(privacy, rounds)
-    norm, withholds = privacy.clipping_norm, privacy.withholds
-    return [PrivateReplies(norm, multiplier, privacy.delta, rounds, withholds=withholds)]
+    noise = client_noise(privacy, rounds)
+    return [] if noise is None else [PrivateReplies(noise)]
 
 
 def require_one_client(privacy: PrivacyConfig, clients: Sequence[int]) -> None:
@@ -238,26 +238,18 @@ def require_one_client(privacy: PrivacyConfig, clients: Sequence[int]) -> None:
 
 def _withhold_losses(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Withhold the measurements of training; the server adds the noise to its arrays."""
-    return _silent(call_next(message, context))
-
-
-def _checked(request: Message, reply: Message) -> Message:
-    """Refuse arrays that the mod cannot scale, or would treat as one client's."""
+    reply = call_next(message, context)
     if reply.has_content():
-        clients = reply.content.metric_records.get(METRICS, MetricRecord()).get(CLIENTS, 1)
-        if clients != 1:
-            raise RefusedError(f"it speaks for {brief(clients, 20)} clients; {_ONE_EACH}")
-        before, after = _numbers(request), _numbers(reply)
-        refuse_infinite(after)
-        if np.array_equal(before, after):
-            raise RefusedError("nothing changed: Flower's mod divides by the length of the change")
+        _silence(reply)
     return reply
 
 
-def _without_arrays(message: Message, reply: Message) -> Message:
-    if reply.has_content() and _numbers(reply).any():
-        raise RefusedError(f"{message.metadata.message_type}: its arrays have no noise")
-    return reply
+def _silence(reply: Message) -> None:
+    _drop_counts(reply)
+    metrics = reply.content.metric_records.get(METRICS, MetricRecord())
+    for key in metrics.keys() - KEPT:
+        value = metrics[key]
+        metrics[key] = [math.nan] * len(value) if isinstance(value, list) else math.nan
 
 
 def _drop_counts(reply: Message) -> None:
@@ -266,28 +258,19 @@ def _drop_counts(reply: Message) -> None:
         record.pop(COUNTED, None)
 
 
-def _silent(reply: Message) -> Message:
-    if reply.has_content():
-        _drop_counts(reply)
-        metrics = reply.content.metric_records.get(METRICS, MetricRecord())
-        for key in metrics.keys() - KEPT:
-            value = metrics[key]
-            metrics[key] = [math.nan] * len(value) if isinstance(value, list) else math.nan
-    return reply
+def _numbers(message: Message) -> NDArray[np.float64]:
+    return flat(array for one in message.content.array_records.values() for array in one.values())
 
 
-def _numbers(message: Message) -> NDArray[np.generic]:
-    records = message.content.array_records.values()
-    result = [array.numpy().ravel() for record in records for array in record.values()]
-    return np.concatenate(result) if result else np.zeros(0)
+def flat(arrays: Iterable[Array]) -> NDArray[np.float64]:
+    """Return the numbers of some arrays as one vector."""
+    result = [np.asarray(array.numpy(), np.float64).ravel() for array in arrays]
+    return np.concatenate([np.zeros(0), *result])
 
 
 def _entry(message: Message, key: str) -> object:
     return message.content.config_records.get(CONFIG, ConfigRecord()).get(key)
 
 
-_ONE_EACH = "give each client a SuperNode of its own"
-
-
 def _shared(clients: Sequence[object]) -> str:
-    return f"clients {list(clients)!s:.60} share a SuperNode; {_ONE_EACH}"
+    return f"clients {list(clients)!s:.60} share a SuperNode; {ONE_EACH}"

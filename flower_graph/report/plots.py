@@ -1,4 +1,4 @@
-"""Pictures: one run over its rounds, methods beside each other, and the panels of a page.
+"""Pictures: curves of runs and of tables, points with intervals, matrices, maps of classes.
 
 Figures are drawn without pyplot: no window system is touched and no global state is left behind.
 """
@@ -43,21 +43,146 @@ DASHES: Sequence[Dashes] = (
     *((0, (5, 2, 1, 2)), (0, (1, 1)), (0, (8, 3))),
 )
 GREY = "#707070"
+GREY_LINE: dict[str, Any] = {"color": "#B0B0B0", "linewidth": 0.9, "label": "_"}
 DPI = 150
+SIZE = (4.6, 3.3)  # of a picture of a page, in inches
+STYLE: Any = {"svg.fonttype": "none", "font.family": "DejaVu Sans"}  # text stays text
+LEAST_ROOM = 0.04  # in accuracy
+ZOOM = 3.0  # room below the marked curves, as a multiple of the range of their ends
 BARS = 30  # most bars of a distribution; smaller ranges have one bar for each number
 NAMED = 12  # most classes whose names are written
 LETTERS = 16  # of a class's name
-
-MOST_ROWS = 200  # most rows; with more clients, neighbours share a row
+LABEL_WIDTH = 42  # most letters of an attack's name in a line
+TITLE_WIDTH = 30  # of a panel's title
+CLIENT_BARS = 40  # most clients that have a bar each
+MOST_CLIENTS = 100  # that have a column of dots each
+LARGEST = 200.0  # of a dot, in points squared
+MOST_ROWS = 200  # most rows of clients; with more clients, neighbours share a row
 COLOUR = {ANSWERED: COLOURS[0], FAILED: COLOURS[1], LEFT_OUT: "#C8C8C8"}
 NAMES = {ANSWERED: "answered", FAILED: "failed", LEFT_OUT: "left out"}
 # By the numbers of the states; unknown states are white.
 PALETTE = np.array([to_rgb("white"), *(to_rgb(COLOUR[state]) for state in sorted(COLOUR))])
 SHARES = LinearSegmentedColormap.from_list("share", [COLOUR[LEFT_OUT], COLOUR[ANSWERED]])
 Curves = Mapping[str, Sequence[Sequence[float]]]  # seeds x rounds, by name
+Counts = Sequence[Sequence[int]]  # clients x classes
 
 
-# A run's pictures --------------------------------------------------------------------------------
+# Curves ------------------------------------------------------------------------------------------
+
+
+class Line(NamedTuple):
+    """One curve: values of several seeds over numbers or words."""
+
+    x: Sequence[float] | Sequence[str]
+    values: Sequence[Sequence[float]]  # seeds x numbers; a run that has ended keeps its last value
+
+    def stacked(self) -> NDArray[np.float64]:
+        """Return the values, ``[seeds, numbers]``."""
+        count = len(self.x)
+        return np.array([[*row, *[row[-1]] * (count - len(row))] for row in self.values], float)
+
+
+class Panel(NamedTuple):
+    """Curves of several methods or settings."""
+
+    lines: Mapping[str, Line]  # by name; in all panels of a picture one name has one colour
+    label: str = ""  # of the values,
+    x_label: str = "round"  # and of what they lie over
+    title: str = ""
+    levels: Mapping[str, float] = MappingProxyType({})  # figures drawn as grey lines across
+    scales: str = ""  # logarithmic axes, such as "x"; a curve that costs nothing is a line across
+    marked: Sequence[
+        str
+    ] = ()  # the curves at stake: others are grey; the panel shows where these end
+    from_zero: bool = False  # whether the values' axis begins at 0
+
+
+def over_rounds(label: str, curves: Curves, **more: Any) -> Panel:
+    """Make a panel of several seeds' curves over the rounds."""
+    lines = {n: Line(range(1, 1 + max(map(len, rows))), rows) for n, rows in curves.items()}
+    return Panel(lines, label, **more)
+
+
+def plot_panels(path: Path, grid: Sequence[Sequence[Panel]], title: str = "") -> bool:
+    """Draw rows of panels, if there are any: curves are means, with bands of one deviation."""
+    if not any(grid):
+        return False
+    names = list(dict.fromkeys(name for row in grid for panel in row for name in panel.lines))
+    are_alike = all(len({panel.label for panel in row}) == 1 for row in grid)
+    same_y: Literal["row", False] = "row" if are_alike else False
+    figure, axes = panels_of(grid[0], (3.6, 3.1), 0.6, rows=len(grid), same_y=same_y)
+    for cells, row in zip(axes, grid, strict=True):
+        for cell, panel in zip(cells, row, strict=False):
+            draw_panel(cell, panel, names)
+    legend_below(figure, [*axes.flat])
+    return save(figure, path, title)
+
+
+def draw_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> None:
+    """Draw one panel of a picture with curves of these names."""
+    rest = [name for name in panel.lines if panel.marked and name not in panel.marked]
+    for name in rest:  # first, so that they lie below
+        axes.plot(panel.lines[name].x, panel.lines[name].stacked().mean(axis=0), **GREY_LINE)
+    words = dict.fromkeys(x for one in panel.lines.values() for x in one.x if isinstance(x, str))
+    places: dict[object, Any] = {word: place for place, word in enumerate(words)}
+    at_stake = {name: line for name, line in panel.lines.items() if name not in rest}
+    for name, line in at_stake.items():
+        values, number = line.stacked(), names.index(name)
+        if "x" in panel.scales and line.x[-1] == 0:  # no point on a logarithmic axis
+            colour, dashes = look(number)
+            axes.axhline(values[:, -1].mean(), color=colour, linestyle=dashes, label=name)
+        else:
+            mean_band(axes, [places.get(x, x) for x in line.x], values, number, name)
+    for place, (name, level) in enumerate(panel.levels.items(), start=len(axes.lines)):
+        dashed: Any = DASHES[place % len(DASHES)]  # other dashes than the curves above
+        axes.axhline(level, color=GREY, linestyle=dashed, linewidth=1.2, zorder=1, label=name)
+    finish(axes, panel.label, panel.x_label)
+    axes.set_title(panel.title, fontsize=11)
+    if panel.from_zero:
+        top = 1.1 * axes.dataLim.y1
+        axes.set_ylim(0, top if 0 < top < np.inf else 1)  # also where nothing is known or sent
+    if words:
+        axes.set_xticks([*places.values()], [*words])
+    for scale in panel.scales:
+        axis = axes.xaxis if scale == "x" else axes.yaxis
+        axes.set(**{f"{scale}scale": "log"})
+        # Plain numbers at 1, 2, 5, 10 ...: a panel may have only one or two powers of ten
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if len(panel.scales) > 1 else (1,)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_locator(NullLocator())
+    if rest:
+        axes.plot([], [], **{**GREY_LINE, "label": "others (the table names them)"})
+        # The panel shows the values that curves end with, and a few times their range below
+        stacked = [line.stacked() for line in at_stake.values()]
+        ends = [values[:, -1].mean() for values in stacked]
+        highest = max((values.mean(axis=0) + values.std(axis=0)).max() for values in stacked)
+        room = max(LEAST_ROOM, ZOOM * (max(ends) - min(ends)))
+        axes.set_ylim(min(ends) - room, highest + LEAST_ROOM / 4)
+
+
+def mean_band(
+    axes: Axes, spent: Sequence[float], values: NDArray[np.float64], place: int, name: str
+) -> None:
+    """Draw a mean over seeds against a cost, with a band of one deviation."""
+    mean = values.mean(axis=0)  # of [seeds, rounds]
+    known = np.isfinite(mean)  # rounds that some seed leaves out are drawn through
+    spent, mean = np.asarray(spent)[known], mean[known]
+    colour, dashes = look(place)
+    marker = "o" if len(spent) == 1 else ""  # a single round has no line
+    axes.plot(spent, mean, color=colour, linestyle=dashes, marker=marker, linewidth=1.4, label=name)
+    if len(values) > 1:
+        spread = values[:, known].std(axis=0, ddof=1)
+        if marker:
+            axes.errorbar(spent, mean, spread, fmt="none", ecolor=colour, capsize=3)
+        axes.fill_between(
+            spent, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0
+        )
+
+
+def look(place: int) -> tuple[str, Dashes]:
+    """Return the colour and the dashes of a curve, distinct for up to 36 curves."""
+    shift = place // len(COLOURS)
+    return COLOURS[place % len(COLOURS)], DASHES[(place + shift) % len(DASHES)]
 
 
 def save_curves(
@@ -68,25 +193,19 @@ def save_curves(
     baselines: Mapping[str, float] | None = None,
 ) -> None:
     """Draw a run: loss, accuracies beside grey lines for its baselines, bytes, over the rounds."""
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
-    loss, accuracy, traffic = figure.subplots(1, 3)
     # Errors have units of their own: the first, by which the best round is chosen, is drawn alone
     errors = [name for name in reports[-1].scores if name in VALUE_SCORES]
     first = errors[0] if errors else ACCURACY
     scores = {"validation": (first, "val"), "test": (first, "test")}
     scores |= {} if errors else {f"test {name}": (name, "test") for name in reports[-1].scores}
     curves = {name: [[r.score(*one) for r in reports]] for name, one in scores.items()}
-    draw_curves(loss, losses_of([reports]))
-    draw_curves(accuracy, curves, baselines)
-    label, sent = in_unit(bytes_of([reports]))
-    draw_curves(traffic, sent)
-    finish(loss, "loss", legend=True)
-    finish(accuracy, "metrics" if reports[-1].scores and not errors else first, legend=True)
-    finish(traffic, label, legend=True)
-    accuracy.set_ylim(0, None if errors else 1)
-    loss.set_ylim(bottom=0)
-    traffic.set_ylim(bottom=0)
-    save(figure, path, title)
+    name = "metrics" if reports[-1].scores and not errors else first
+    panels = [
+        over_rounds("loss", losses_of([reports]), from_zero=True),
+        over_rounds(name, curves, levels=baselines or {}, from_zero=True),
+        over_rounds(*in_unit(bytes_of([reports])), from_zero=True),
+    ]
+    plot_panels(path, [panels], title)
 
 
 def losses_of(seeds: Sequence[Sequence[RoundReport]]) -> dict[str, list[list[float]]]:
@@ -112,11 +231,199 @@ def in_unit(curves: Curves) -> tuple[str, dict[str, list[list[float]]]]:
     return f"payload so far ({UNITS[power]})", scaled
 
 
-def save_confusion(path: Path, report: RoundReport, *, title: str) -> None:
-    """Draw a confusion matrix of test nodes in one round, as shares of each class."""
-    figure = Figure(figsize=(5.2, 4.4), layout="constrained")
-    draw_confusion(figure.subplots(), report.confusion)
-    save(figure, path, f"{title} · test, round {report.round}")
+def curves_panel(
+    label: str,
+    curves: Curves,
+    levels: Mapping[str, float] = MappingProxyType({}),
+    *,
+    from_zero: bool = False,
+) -> str:
+    """Draw curves over the rounds, as an SVG element; empty if no curve has a number."""
+    known = {name: rows for name, rows in curves.items() if np.isfinite([*chain(*rows)]).any()}
+    if not known:
+        return ""
+    figure, axes = panel()
+    draw_panel(axes, over_rounds(label, known, levels=levels, from_zero=from_zero), [*known])
+    figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8)
+    return svg(figure)
+
+
+def bytes_panel(curves: Curves) -> str:
+    """Draw bytes over the rounds, in the unit that fits."""
+    return curves_panel(*in_unit(curves), from_zero=True)
+
+
+# Participants ------------------------------------------------------------------------------------
+
+
+def save_participation(path: Path, reports: Sequence[RoundReport], *, title: str) -> None:
+    """Draw which clients, and how many, answered, failed or were left out in each round."""
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    who, how_many = figure.subplots(1, 2, width_ratios=(2, 1))
+    rounds = [report.round for report in reports]
+    counts = draw_participation(who, reports)
+    lines = {name: Line(rounds, [counts[:, state].tolist()]) for state, name in NAMES.items()}
+    draw_panel(how_many, Panel(lines, "clients", from_zero=True), [*lines])
+    for line, state in zip(how_many.lines, NAMES, strict=True):
+        line.set_color(COLOUR[state])
+    legend_above(how_many, ncols=2)
+    save(figure, path, title)
+
+
+def draw_participation(axes: Axes, reports: Sequence[RoundReport]) -> NDArray[np.float64]:
+    """Draw each client's state in each round; return the clients by state, ``[rounds, 4]``."""
+    # A cell is a state, or, if clients share rows, the share of them that answered; NaN in a
+    # round that does not say.
+    clients = known_clients(report.participation for report in reports)
+    rows = min(clients.size, MOST_ROWS)
+    starts = np.arange(rows) * clients.size // rows
+    width = np.diff([*starts, clients.size])
+    cells, counts = np.full((rows, len(reports)), np.nan), np.full((len(reports), 4), np.nan)
+    records = [report.participation for report in reports]
+    for index, (record, result) in enumerate(zip(records, states(records, clients), strict=True)):
+        if not record:
+            continue
+        counts[index] = np.bincount(result, minlength=4)
+        shared = np.add.reduceat(result == ANSWERED, starts, dtype=np.int64) / width
+        cells[:, index] = result if rows == clients.size else shared
+
+    def number(at: float, _: object) -> str:
+        return str(clients[int(at)]) if 0 <= at < clients.size else ""
+
+    edges = (reports[0].round - 0.5, reports[-1].round + 0.5, clients.size - 0.5, -0.5)
+    if len(cells) == clients.size:
+        colours = PALETTE[np.nan_to_num(cells).astype(int)]
+        axes.imshow(colours, aspect="auto", extent=edges)
+        handles = [Patch(color=COLOUR[state], label=name) for state, name in NAMES.items()]
+        legend_above(axes, handles=handles, ncols=3)
+    else:
+        image = axes.imshow(cells, SHARES, aspect="auto", extent=edges, vmin=0, vmax=1)
+        axes.figure.colorbar(image, ax=axes, label="share that answered (0 to 1)")
+    finish(axes, "client")
+    axes.grid(visible=False)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.yaxis.set_major_formatter(FuncFormatter(number))
+    return counts
+
+
+# Figures beside each other -----------------------------------------------------------------------
+
+
+class Interval(NamedTuple):
+    """One method's figure: mean and deviation, and another figure to mark, if there is one."""
+
+    mean: float
+    std: float
+    mark: float | None
+
+
+def plot_intervals(
+    path: Path,
+    panels: Mapping[str, Mapping[str, Interval]],
+    *,
+    label: str,
+    mark: str = "paper",
+    title: str = "",
+) -> bool:
+    """Draw points with intervals by method, a panel for each data set; diamonds are the marks."""
+    if not panels:
+        return False
+    names = list(dict.fromkeys(name for figures in panels.values() for name in figures))
+    lines = len(names) + sum(name.count("\n") for name in names)
+    figure, (row,) = panels_of(panels, (3.2, 0.32 * lines + 1.6), 1.6, same_y=True)
+    row[0].set_yticks(range(len(names)), names, fontsize=9)
+    row[0].invert_yaxis()
+    for cell, (data, figures) in zip(row, panels.items(), strict=True):
+        draw_intervals(cell, names, figures, mark)
+        cell.set_title(data, fontsize=11)
+        cell.set_xlabel(label)
+    legend_below(figure, row)
+    return save(figure, path, title)
+
+
+def draw_intervals(
+    axes: Axes, names: Sequence[str], figures: Mapping[str, Interval], mark: str
+) -> None:
+    """Draw a point with its interval for each name, and a diamond where there is a mark."""
+    # Not bars: their lengths mislead on an axis that does not begin at 0.
+    places = [names.index(name) for name in figures]
+    how: Any = {"fmt": "o", "color": COLOURS[0], "capsize": 3, "label": "mean ± deviation"}
+    ours = [one.mean for one in figures.values()]
+    axes.errorbar(ours, places, xerr=[one.std for one in figures.values()], markersize=5, **how)
+    marks = {at: one.mark for at, one in zip(places, figures.values(), strict=True)}
+    if known := {at: value for at, value in marks.items() if value is not None}:
+        others = [*known.values()], [*known]
+        axes.plot(*others, "D", color=COLOURS[1], markersize=5, label=mark)
+    axes.locator_params(axis="x", nbins=5)  # more labels would touch each other
+    open_grid(axes)
+
+
+def save_audit(path: Path, findings: Sequence[Tree], *, title: str) -> None:
+    """Draw the success of each attack beside that of a guess, a panel for each setting."""
+    panels: dict[str, dict[str, Interval]] = {}
+    for one in findings:
+        interval = Interval(one["mean"], one["std"] or 0.0, one["chance"])
+        name = textwrap.fill(one["attack"], LABEL_WIDTH)
+        panels.setdefault(one["setting"], {})[name] = interval
+    label = "success (AUC or precision)"
+    plot_intervals(path, panels, label=label, mark="a guess", title=title)
+
+
+def plot_matrices(
+    path: Path,
+    panels: Mapping[str, Sequence[Sequence[float]]],
+    *,
+    rows: tuple[str, Sequence[float]],
+    columns: tuple[str, Sequence[float]],
+    label: str,
+) -> bool:
+    """Draw numbers by two settings as coloured cells; gains and losses have different colours."""
+    if not panels:
+        return False
+    size = 0.75 * len(columns[1]) + 1.2, 0.6 * len(rows[1]) + 1.6
+    figure, (axes,) = panels_of(panels, size, 1.0, same_y=True)
+    every = np.array([*panels.values()], dtype=np.float64)
+    low, high, colours = np.nanmin(every), np.nanmax(every), "Blues"
+    if low < 0:  # white is 0
+        high, colours = np.nanmax(np.abs(every)), "RdBu"
+        low = -high
+    for cell, (name, values) in zip(axes, zip(panels, every, strict=True), strict=True):
+        image = cell.imshow(values, cmap=colours, vmin=low, vmax=high, aspect="auto")
+        is_dark = np.abs(values) > 0.6 * high if low < 0 else values > (low + high) / 2
+        annotate(cell, values, is_dark, "{:.3f}", 9)
+        cell.set_xticks(range(len(columns[1])), [f"{v:g}" for v in columns[1]])
+        cell.set_yticks(range(len(rows[1])), [f"{v:g}" for v in rows[1]])
+        cell.set_xlabel(columns[0])
+        cell.set_title(textwrap.fill(name, TITLE_WIDTH), fontsize=10)
+    axes[0].set_ylabel(rows[0])
+    figure.colorbar(image, ax=list(axes), label=label)
+    return save(figure, path)
+
+
+# Classes and clients -----------------------------------------------------------------------------
+
+
+def plot_counts(path: Path, panels: Mapping[str, Mapping[int, int]], *, title: str) -> None:
+    """Draw distributions of whole numbers beside each other."""
+    figure, axes = panels_of(panels, (3.2, 3.0))
+    for index, (cell, (name, counts)) in enumerate(zip(axes[0], panels.items(), strict=True)):
+        values = list(counts)
+        low, high = min(values, default=0), max(values, default=0)
+        # Every bar covers the same number of whole numbers, else heights would jitter.
+        width = -(-(high - low + 1) // BARS)
+        edges = np.arange(low, high + width + 1, width) - 0.5
+        cell.hist(
+            values,
+            bins=edges.tolist(),
+            weights=list(counts.values()),
+            color=COLOURS[index % len(COLOURS)],
+            edgecolor="white",  # keeps neighbouring bars of one height apart
+            linewidth=0.5,
+        )
+        cell.set_axisbelow(True)  # the grid goes behind the bars
+        cell.yaxis.set_major_locator(MaxNLocator(integer=True))
+        finish(cell, "how many" if index == 0 else "", name)
+    save(figure, path, title)
 
 
 def draw_confusion(
@@ -151,439 +458,28 @@ def annotate(
             axes.text(column, row, form.format(value), **how)
 
 
-def save_participation(path: Path, reports: Sequence[RoundReport], *, title: str) -> None:
-    """Draw which clients, and how many, answered, failed or were left out in each round."""
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
-    who, how_many = figure.subplots(1, 2, width_ratios=(2, 1))
-    rounds = [report.round for report in reports]
-    counts = draw_participation(who, reports)
-    for state, name in NAMES.items():
-        line(how_many, rounds, counts[:, state].tolist(), name)
-        how_many.lines[-1].set_color(COLOUR[state])
-    finish(how_many, "clients", legend=True)
-    how_many.set_ylim(0, 1.05 * np.nanmax(counts.sum(1)))
-    save(figure, path, title)
-
-
-def draw_participation(axes: Axes, reports: Sequence[RoundReport]) -> NDArray[np.float64]:
-    """Draw each client's state in each round; return the clients by state, ``[rounds, 4]``."""
-    # A cell is a state, or, if clients share rows, the share of them that answered; NaN in a
-    # round that does not say.
-    clients = known_clients(report.participation for report in reports)
-    rows = min(clients.size, MOST_ROWS)
-    starts = np.arange(rows) * clients.size // rows
-    width = np.diff([*starts, clients.size])
-    cells, counts = np.full((rows, len(reports)), np.nan), np.full((len(reports), 4), np.nan)
-    records = [report.participation for report in reports]
-    for index, (record, result) in enumerate(zip(records, states(records, clients), strict=True)):
-        if not record:
-            continue
-        counts[index] = np.bincount(result, minlength=4)
-        shared = np.add.reduceat(result == ANSWERED, starts, dtype=np.int64) / width
-        cells[:, index] = result if rows == clients.size else shared
-
-    def number(at: float, _: object) -> str:
-        return str(clients[int(at)]) if 0 <= at < clients.size else ""
-
-    edges = (reports[0].round - 0.5, reports[-1].round + 0.5, clients.size - 0.5, -0.5)
-    if len(cells) == clients.size:
-        colours = PALETTE[np.nan_to_num(cells).astype(int)]
-        axes.imshow(colours, aspect="auto", extent=edges)
-        handles = [Patch(color=COLOUR[state], label=name) for state, name in NAMES.items()]
-        legend_above(axes, handles=handles, ncols=3)
-    else:
-        image = axes.imshow(cells, SHARES, aspect="auto", extent=edges, vmin=0, vmax=1)
-        axes.figure.colorbar(image, ax=axes, label="share that answered (0 to 1)")
-    finish(axes, "client", legend=False)
-    axes.grid(visible=False)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    axes.yaxis.set_major_formatter(FuncFormatter(number))
-    return counts
-
-
-# Figures beside each other -----------------------------------------------------------------------
-
-
-class Line(NamedTuple):
-    """One curve: values of several seeds over numbers or words."""
-
-    x: Sequence[float] | Sequence[str]
-    values: Sequence[Sequence[float]]  # seeds x numbers; a run that has ended keeps its last value
-
-    def stacked(self) -> NDArray[np.float64]:
-        """Return the values, ``[seeds, numbers]``."""
-        return staying(self.values, len(self.x))
-
-
-class Panel(NamedTuple):
-    """Curves of several methods or settings.
-
-    Attributes
-    ----------
-    lines : Mapping of str to Line
-        The curves by name; in all panels of a picture one name has one colour.
-    label, x_label, title : str
-        Words for the values, for what they lie over, and above the panel.
-    levels : Mapping of str to float
-        Figures that are drawn as grey lines across.
-    scales : str
-        The axes that are logarithmic, such as ``"x"``. A curve that costs nothing is a line across.
-    marked : sequence of str
-        The curves at stake: the others are grey, and the panel shows where these end.
-    """
-
-    lines: Mapping[str, Line]
-    label: str = ""
-    x_label: str = "round"
-    title: str = ""
-    levels: Mapping[str, float] = MappingProxyType({})
-    scales: str = ""
-    marked: Sequence[str] = ()
-
-
-def plot_panels(path: Path, grid: Sequence[Sequence[Panel]]) -> None:
-    """Draw rows of panels: each curve is a mean over seeds, with a band of one deviation."""
-    names = list(dict.fromkeys(name for row in grid for panel in row for name in panel.lines))
-    figure, axes = panels_of(grid[0], (3.6, 3.1), 0.6, rows=len(grid), same_y="row")
-    for cells, row in zip(axes, grid, strict=True):
-        for cell, panel in zip(cells, row, strict=False):
-            draw_panel(cell, panel, names)
-    legend_below(figure, [*axes.flat])
-    save(figure, path)
-
-
-def draw_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> None:
-    """Draw one panel of a picture with curves of these names."""
-    rest = [name for name in panel.lines if panel.marked and name not in panel.marked]
-    for name in rest:  # first, so that they lie below
-        axes.plot(panel.lines[name].x, panel.lines[name].stacked().mean(axis=0), **GREY_LINE)
-    words = dict.fromkeys(x for one in panel.lines.values() for x in one.x if isinstance(x, str))
-    places: dict[object, int] = {word: place for place, word in enumerate(words)}
-    at_stake = {name: line for name, line in panel.lines.items() if name not in rest}
-    for name, (xs, _) in at_stake.items():
-        values, number = at_stake[name].stacked(), names.index(name)
-        if "x" in panel.scales and xs[-1] == 0:  # no point on a logarithmic axis
-            colour, dashes = look(number)
-            axes.axhline(values[:, -1].mean(), color=colour, linestyle=dashes, label=name)
-        else:
-            mean_band(axes, [places.get(x, x) for x in xs], values, number, name)  # type: ignore[arg-type]
-    draw_levels(axes, panel.levels)
-    finish(axes, panel.label, legend=False, x_label=panel.x_label)
-    axes.set_title(panel.title, fontsize=11)
-    if words:
-        axes.set_xticks([*places.values()], [*words])
-    for scale in panel.scales:
-        axis = axes.xaxis if scale == "x" else axes.yaxis
-        axes.set(**{f"{scale}scale": "log"})
-        # Plain numbers at 1, 2, 5, 10 ...: a panel may have only one or two powers of ten
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if len(panel.scales) > 1 else (1,)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_locator(NullLocator())
-    if rest:
-        axes.plot([], [], **{**GREY_LINE, "label": "others (the table names them)"})
-        # The panel shows the values that curves end with, and a few times their range below
-        stacked = [line.stacked() for line in at_stake.values()]
-        ends = [values[:, -1].mean() for values in stacked]
-        highest = max((values.mean(axis=0) + values.std(axis=0)).max() for values in stacked)
-        room = max(LEAST_ROOM, ZOOM * (max(ends) - min(ends)))
-        axes.set_ylim(min(ends) - room, highest + LEAST_ROOM / 4)
-
-
-def plot_counts(path: Path, panels: Mapping[str, Mapping[int, int]], *, title: str) -> None:
-    """Draw distributions of whole numbers beside each other."""
-    figure, axes = panels_of(panels, (3.2, 3.0))
-    for index, (cell, (name, counts)) in enumerate(zip(axes[0], panels.items(), strict=True)):
-        values = list(counts)
-        low, high = min(values, default=0), max(values, default=0)
-        # Every bar covers the same number of whole numbers, else heights would jitter.
-        width = -(-(high - low + 1) // BARS)
-        edges = np.arange(low, high + width + 1, width) - 0.5
-        cell.hist(
-            values,
-            bins=edges.tolist(),
-            weights=list(counts.values()),
-            color=COLOURS[index % len(COLOURS)],
-            edgecolor="white",  # keeps neighbouring bars of one height apart
-            linewidth=0.5,
-        )
-        cell.set_axisbelow(True)  # the grid goes behind the bars
-        cell.yaxis.set_major_locator(MaxNLocator(integer=True))
-        finish(cell, "how many" if index == 0 else "", legend=False, x_label=name)
-    save(figure, path, title)
-
-
-def panels_of(
-    columns: Collection[object],
-    size: tuple[float, float],
-    margin: float = 0.0,
-    *,
-    rows: int = 1,
-    same_y: bool | Literal["row"] = False,
-) -> tuple[Figure, Any]:
-    """Make a figure with a column for each entry, ``[rows, columns]`` axes of a size in inches."""
-    width, height = size
-    figure = Figure((width * len(columns) + margin, height * rows), layout="constrained")
-    return figure, figure.subplots(rows, len(columns), squeeze=False, sharey=same_y)
-
-
-# Parts of pictures -------------------------------------------------------------------------------
-
-
-def band(axes: Axes, rows: Sequence[Sequence[float]], place: int, name: str) -> None:
-    """Draw several seeds' curves as their mean, with a band of one deviation."""
-    rounds = max(map(len, rows))
-    mean_band(axes, range(1, rounds + 1), staying(rows, rounds), place, name)
-
-
-def look(place: int) -> tuple[str, Dashes]:
-    """Return the colour and the dashes of a curve, distinct for up to 36 curves."""
-    shift = place // len(COLOURS)
-    return COLOURS[place % len(COLOURS)], DASHES[(place + shift) % len(DASHES)]
-
-
-def line(axes: Axes, rounds: Sequence[int], values: Sequence[float], name: str) -> None:
-    """Draw the next curve of a panel, in a colour and with dashes of its own."""
-    mean_band(axes, rounds, np.array([values], np.float64), len(axes.lines), name)
-
-
-def mean_band(
-    axes: Axes, spent: Sequence[float], values: NDArray[np.float64], place: int, name: str
-) -> None:
-    """Draw a mean over seeds against a cost, with a band of one deviation."""
-    mean = values.mean(axis=0)  # of [seeds, rounds]
-    known = np.isfinite(mean)  # rounds that some seed leaves out are drawn through
-    spent, mean = np.asarray(spent)[known], mean[known]
-    colour, dashes = look(place)
-    marker = "o" if len(spent) == 1 else ""  # a single round has no line
-    axes.plot(spent, mean, color=colour, linestyle=dashes, marker=marker, linewidth=1.4, label=name)
-    if len(values) > 1:
-        spread = values[:, known].std(axis=0, ddof=1)
-        if marker:
-            axes.errorbar(spent, mean, spread, fmt="none", ecolor=colour, capsize=3)
-        axes.fill_between(
-            spent, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0
-        )
-
-
-def draw_curves(axes: Axes, curves: Curves, levels: Mapping[str, float] | None = None) -> None:
-    """Draw curves over the rounds, and figures without rounds as grey lines with other dashes."""
-    for place, (name, rows) in enumerate(curves.items()):
-        band(axes, rows, place, name)
-    draw_levels(axes, levels or {})
-
-
-def draw_levels(axes: Axes, levels: Mapping[str, float]) -> None:
-    """Draw figures as grey lines across, with other dashes than the curves above them."""
-    for place, (name, level) in enumerate(levels.items(), start=len(axes.lines)):
-        dashes: Any = DASHES[place % len(DASHES)]
-        axes.axhline(level, color=GREY, linestyle=dashes, linewidth=1.2, zorder=1, label=name)
-
-
-def staying(rows: Sequence[Sequence[float]], rounds: int) -> NDArray[np.float64]:
-    """Stack the seeds' curves, ``[seeds, rounds]``; a run that has ended keeps its last value."""
-    return np.array([[*row, *[row[-1]] * (rounds - len(row))] for row in rows], dtype=np.float64)
-
-
-def finish(axes: Axes, label: str, *, legend: bool, x_label: str = "round") -> None:
-    """Name the axes, draw a grid and, above the axes, a legend."""
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(label)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    open_grid(axes)
-    if legend:
-        legend_above(axes, ncols=2)
-
-
-def open_grid(axes: Axes, axis: Literal["both", "x"] = "both") -> None:
-    """Draw a pale grid, and no frame above and to the right."""
-    axes.grid(visible=True, axis=axis, color="#E0E0E0", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def legend_above(axes: Axes, **more: Any) -> None:
-    """Put a legend above the axes, where it hides no curve."""
-    anchor = (0.0, 1.0)
-    axes.legend(loc="lower left", bbox_to_anchor=anchor, frameon=False, fontsize=9, **more)
-
-
-def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
-    """Put one legend for all columns below them."""
-    handles: dict[str, Artist] = {}
-    for cell in axes:
-        for handle, name in zip(*cell.get_legend_handles_labels(), strict=True):
-            handles.setdefault(str(name), handle)
-    figure.legend(
-        list(handles.values()),
-        list(handles),
-        loc="outside lower center",
-        ncols=min(len(handles), 5),
-        frameon=False,
-    )
-
-
-def without_formulas(figure: Figure) -> None:
-    """Draw a figure's text literally: two dollar signs in a name make no formula."""
-    scaled = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
-    powers = {  # whose labels matplotlib writes itself, as formulas
-        text for axis in scaled if axis.get_scale() == "log" for text in axis.findobj(Text)
-    } - {axis.label for axis in scaled}
-    for text in figure.findobj(Text):
-        if isinstance(text, Text) and text not in powers:
-            text.set_parse_math(False)
-
-
-def save(figure: Figure, path: Path, title: str = "") -> None:
-    """Write a picture, whole or not at all."""
-    if title:
-        figure.suptitle(title, fontsize=11)
-    # Not by `savefig`, which draws a figure with a layout twice.
-    figure.set_dpi(DPI)
-    without_formulas(figure)
-    canvas: Any = FigureCanvasAgg(figure)  # its method has no types
-    with written(path) as stream:
-        canvas.print_png(stream)
-
-
-LABEL_WIDTH = 42  # most letters of an attack's name in a line
-TITLE_WIDTH = 30  # of a panel's title
-GREY_LINE: dict[str, Any] = {"color": "#B0B0B0", "linewidth": 0.9, "label": "_"}
-LEAST_ROOM = 0.04  # in accuracy
-ZOOM = 3.0  # room below the marked curves, as a multiple of the range of their ends
-BAR, GAP = 0.8, 0.35  # height of a bar, and room between attacks
-
-
-class Interval(NamedTuple):
-    """One method's figure: our mean and deviation, and the paper's figure, if there is one."""
-
-    mean: float
-    std: float
-    paper: float | None
-
-
-def plot_intervals(path: Path, panels: Mapping[str, Mapping[str, Interval]], *, label: str) -> None:
-    """Draw points with intervals by method, a panel for each data set; diamonds are the paper's."""
-    names = list(dict.fromkeys(name for figures in panels.values() for name in figures))
-    figure, (row,) = panels_of(panels, (3.2, 0.32 * len(names) + 1.6), 1.6, same_y=True)
-    row[0].set_yticks(range(len(names)), names, fontsize=9)
-    row[0].invert_yaxis()
-    for cell, (data, figures) in zip(row, panels.items(), strict=True):
-        draw_intervals(cell, names, figures)
-        cell.set_title(data, fontsize=11)
-        cell.set_xlabel(label)
-    legend_below(figure, row)
-    save(figure, path)
-
-
-def draw_intervals(axes: Axes, names: Sequence[str], figures: Mapping[str, Interval]) -> None:
-    """Draw a point with its interval for each name, and a diamond where the paper has a figure."""
-    # Not bars: their lengths mislead on an axis that does not begin at 0.
-    places = [names.index(name) for name in figures]
-    how: Any = {"fmt": "o", "color": COLOURS[0], "capsize": 3, "label": "mean ± deviation"}
-    ours = [one.mean for one in figures.values()]
-    axes.errorbar(ours, places, xerr=[one.std for one in figures.values()], markersize=5, **how)
-    marks = {at: one.paper for at, one in zip(places, figures.values(), strict=True)}
-    if known := {at: paper for at, paper in marks.items() if paper is not None}:
-        papers = [*known.values()], [*known]
-        axes.plot(*papers, "D", color=COLOURS[1], markersize=5, label="paper")
-    axes.locator_params(axis="x", nbins=5)  # more labels would touch each other
-    open_grid(axes)
-
-
-def plot_matrices(
-    path: Path,
-    panels: Mapping[str, Sequence[Sequence[float]]],
-    *,
-    rows: tuple[str, Sequence[float]],
-    columns: tuple[str, Sequence[float]],
-    label: str,
-) -> None:
-    """Draw numbers by two settings as coloured cells; gains and losses have different colours."""
-    size = 0.75 * len(columns[1]) + 1.2, 0.6 * len(rows[1]) + 1.6
-    figure, (axes,) = panels_of(panels, size, 1.0, same_y=True)
-    every = np.array([*panels.values()], dtype=np.float64)
-    low, high, colours = np.nanmin(every), np.nanmax(every), "Blues"
-    if low < 0:  # white is 0
-        high, colours = np.nanmax(np.abs(every)), "RdBu"
-        low = -high
-    for cell, (name, values) in zip(axes, zip(panels, every, strict=True), strict=True):
-        image = cell.imshow(values, cmap=colours, vmin=low, vmax=high, aspect="auto")
-        is_dark = np.abs(values) > 0.6 * high if low < 0 else values > (low + high) / 2
-        annotate(cell, values, is_dark, "{:.3f}", 9)
-        cell.set_xticks(range(len(columns[1])), [f"{v:g}" for v in columns[1]])
-        cell.set_yticks(range(len(rows[1])), [f"{v:g}" for v in rows[1]])
-        cell.set_xlabel(columns[0])
-        cell.set_title(textwrap.fill(name, TITLE_WIDTH), fontsize=10)
-    axes[0].set_ylabel(rows[0])
-    figure.colorbar(image, ax=list(axes), label=label)
-    save(figure, path)
-
-
-def save_audit(path: Path, findings: Sequence[Tree], *, title: str) -> None:
-    """Draw one bar for each attack and setting, and a line for a guess."""
-    attacks = list(dict.fromkeys(one["attack"] for one in findings))
-    settings = list(dict.fromkeys(one["setting"] for one in findings))
-    step = len(settings) * BAR + GAP
-    figure = Figure(figsize=(8.6, 1.4 + 0.32 * len(attacks) * step), layout="constrained")
-    axes = figure.subplots()
-    for one in findings:
-        setting = settings.index(one["setting"])
-        position = attacks.index(one["attack"]) * step + setting * BAR
-        axes.barh(
-            position,
-            one["mean"],
-            height=BAR * 0.9,
-            color=COLOURS[setting % len(COLOURS)],
-            xerr=one["std"] or 0,
-            error_kw={"elinewidth": 1},
-            label=one["setting"],
-        )
-        ends = [position - BAR / 2, position + BAR / 2]
-        axes.plot([one["chance"]] * 2, ends, color=GREY, linewidth=2)
-    centres = [index * step + (len(settings) - 1) * BAR / 2 for index in range(len(attacks))]
-    axes.set_yticks(centres, [textwrap.fill(attack, LABEL_WIDTH) for attack in attacks], fontsize=9)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.02)
-    axes.set_xlabel("success (AUC or precision); grey lines: a guess")
-    open_grid(axes, "x")
-    axes.set_axisbelow(True)
-    legend_below(figure, [axes])
-    save(figure, path, title)
-
-
-SIZE = (4.6, 3.3)  # of a panel, in inches
-CLIENT_BARS = 40  # most clients that have a bar each
-MOST_CLIENTS = 100  # that have a column of dots each
-LARGEST = 200.0  # of a dot, in points squared
-STYLE: Any = {"svg.fonttype": "none", "font.family": "DejaVu Sans"}  # text stays text
-Counts = Sequence[Sequence[int]]  # clients x classes
-
-
-def curves_panel(
-    label: str,
-    curves: Curves,
-    levels: Mapping[str, float] | None = None,
-    *,
-    from_zero: bool = False,
-) -> str:
-    """Draw curves over the rounds, several seeds as mean and deviation, and levels as grey lines.
-
-    Empty if no curve has a number.
-    """
-    drawn = {name: rows for name, rows in curves.items() if np.isfinite([*chain(*rows)]).any()}
-    if not drawn:
-        return ""
-    figure, axes = panel()
-    draw_curves(axes, drawn, levels)
-    finish(axes, label, legend=False)
-    if from_zero:
-        axes.set_ylim(0, 1.1 * axes.dataLim.y1 or 1)  # also where nothing was sent
-    figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8)
-    return svg(figure)
-
-
-def bytes_panel(curves: Curves) -> str:
-    """Draw bytes over the rounds, in the unit that fits."""
-    return curves_panel(*in_unit(curves), from_zero=True)
+def is_drawn(counts: Counts) -> bool:
+    """Whether clients and classes are few enough to draw, and at least two each."""
+    return 1 < len(counts) <= MOST_CLIENTS and len(counts[0]) > 1
+
+
+def draw_classes(axes: Axes, counts: Counts, classes: Sequence[str] | None) -> None:
+    """Draw a dot for each client and class, sized by its nodes."""
+    nodes = np.array(counts, np.float64)  # [clients, classes]
+    client, label = nodes.nonzero()
+    # Dots do not cover those of the next client
+    largest = min(LARGEST, (300 / len(nodes)) ** 2)
+    sizes = largest * nodes[client, label] / nodes.max()
+    axes.scatter(client, label, np.maximum(sizes, 0.5), color=COLOURS[0], linewidths=0)
+    axes.set_xlim(-0.7, len(nodes) - 0.3)
+    axes.set_ylim(-0.7, nodes.shape[1] - 0.3)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if nodes.shape[1] <= NAMED:
+        places = range(nodes.shape[1])
+        axes.set_yticks(places, [str(one)[:LETTERS] for one in (classes or places)], fontsize=8)
+    axes.set_xlabel(f"client; the largest dot is {nodes.max():,.0f} nodes")
+    axes.set_ylabel("class")
 
 
 def clients_panel(label: str, values: Mapping[int, float]) -> str:
@@ -620,42 +516,100 @@ def intervals_panel(label: str, figures: Mapping[str, tuple[float, float]]) -> s
     if not known:
         return ""
     figure, axes = panel(height=1.3 + 0.3 * len(known))
-    draw_intervals(axes, list(known), known)
+    draw_intervals(axes, list(known), known, "")
     axes.set_yticks(range(len(known)), [name[-28:] for name in known], fontsize=8)
     axes.set_ylim(len(known) - 0.5, -0.5)
     axes.set_xlabel(label)
     return svg(figure)
 
 
-def plot_classes(path: Path, counts: Counts, classes: Sequence[str] | None, *, title: str) -> None:
-    """Draw a dot for each client and class, as a PNG."""
-    figure = Figure(figsize=(7.0, 3.6), layout="constrained")
-    draw_classes(figure.subplots(), counts, classes)
+# Parts of pictures -------------------------------------------------------------------------------
+
+
+def panels_of(
+    columns: Collection[object],
+    size: tuple[float, float],
+    margin: float = 0.0,
+    *,
+    rows: int = 1,
+    same_y: bool | Literal["row"] = False,
+) -> tuple[Figure, Any]:
+    """Make a figure with a column for each entry, ``[rows, columns]`` axes of a size in inches."""
+    width, height = size
+    figure = Figure((width * len(columns) + margin, height * rows), layout="constrained")
+    return figure, figure.subplots(rows, len(columns), squeeze=False, sharey=same_y)
+
+
+def finish(axes: Axes, label: str, x_label: str = "round") -> None:
+    """Name the axes and draw a grid."""
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(label)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    open_grid(axes)
+
+
+def open_grid(axes: Axes) -> None:
+    """Draw a pale grid, and no frame above and to the right."""
+    axes.grid(visible=True, color="#E0E0E0", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def legend_above(axes: Axes, **more: Any) -> None:
+    """Put a legend above the axes, where it hides no curve."""
+    anchor = (0.0, 1.0)
+    axes.legend(loc="lower left", bbox_to_anchor=anchor, frameon=False, fontsize=9, **more)
+
+
+def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
+    """Put one legend for all columns below them."""
+    handles: dict[str, Artist] = {}
+    for cell in axes:
+        for handle, name in zip(*cell.get_legend_handles_labels(), strict=True):
+            handles.setdefault(str(name), handle)
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=min(len(handles), 5),
+        frameon=False,
+    )
+
+
+def without_formulas(figure: Figure) -> None:
+    """Draw a figure's text literally: two dollar signs in a name make no formula."""
+    scaled = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
+    powers = {  # whose labels matplotlib writes itself, as formulas
+        text for axis in scaled if axis.get_scale() == "log" for text in axis.findobj(Text)
+    } - {axis.label for axis in scaled}
+    for text in figure.findobj(Text):
+        if isinstance(text, Text) and text not in powers:
+            text.set_parse_math(False)
+
+
+def save(figure: Figure, path: Path, title: str = "") -> bool:
+    """Write a picture, whole or not at all; return that there is one."""
+    if title:
+        figure.suptitle(title, fontsize=11)
+    # Not by `savefig`, which draws a figure with a layout twice.
+    figure.set_dpi(DPI)
+    without_formulas(figure)
+    canvas: Any = FigureCanvasAgg(figure)  # its method has no types
+    with written(path) as stream:
+        canvas.print_png(stream)
+    return True
+
+
+def plot(
+    path: Path,
+    draw: Callable[..., object],
+    *given: object,
+    title: str,
+    size: tuple[float, float] = (7.0, 3.6),
+) -> None:
+    """Draw a picture by one of the functions ``draw_...``, as a PNG."""
+    figure = Figure(figsize=size, layout="constrained")
+    draw(figure.subplots(), *given)
     save(figure, path, title)
-
-
-def is_drawn(counts: Counts) -> bool:
-    """Whether clients and classes are few enough to draw, and at least two each."""
-    return 1 < len(counts) <= MOST_CLIENTS and len(counts[0]) > 1
-
-
-def draw_classes(axes: Axes, counts: Counts, classes: Sequence[str] | None) -> None:
-    """Draw a dot for each client and class, sized by its nodes."""
-    nodes = np.array(counts, np.float64)  # [clients, classes]
-    client, label = nodes.nonzero()
-    # Dots do not cover those of the next client
-    largest = min(LARGEST, (300 / len(nodes)) ** 2)
-    sizes = largest * nodes[client, label] / nodes.max()
-    axes.scatter(client, label, np.maximum(sizes, 0.5), color=COLOURS[0], linewidths=0)
-    axes.set_xlim(-0.7, len(nodes) - 0.3)
-    axes.set_ylim(-0.7, nodes.shape[1] - 0.3)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    if nodes.shape[1] <= NAMED:
-        places = range(nodes.shape[1])
-        axes.set_yticks(places, [str(one)[:LETTERS] for one in (classes or places)], fontsize=8)
-    axes.set_xlabel(f"client; the largest dot is {nodes.max():,.0f} nodes")
-    axes.set_ylabel("class")
 
 
 def drawn(draw: Callable[..., object], *given: object, height: float = SIZE[1]) -> str:

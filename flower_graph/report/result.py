@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import platform
-import resource
 import statistics
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -45,7 +43,8 @@ def make_result(
     config: Mapping[str, object], reports: Sequence[RoundReport], total: float
 ) -> dict[str, object]:
     """Compute the result of a run from its rounds."""
-    # It imports Flower, which takes too long before a setting is refused.
+    # They take too long to import before a setting is refused.
+    from flower_graph.engine.machine import peak_memory
     from flower_graph.records.participation import summarise_participation
 
     last, metrics = reports[-1], metrics_of(config)
@@ -53,19 +52,36 @@ def make_result(
     # Only methods that learn graphs or align embeddings have these keys.
     of_some: dict[str, Tree] = {"structure": last.structure, "alignment": last.alignment}
     of_some["participation"] = summarise_participation(one.participation for one in reports)
-    local = {name: figures for name, figures in of_some.items() if figures}
+    result: dict[str, object] = {"config": config, "seed": config.get("seed")}
+    result["rounds"] = len(reports)
+    for name in dict.fromkeys([ACCURACY, *metrics]):
+        result |= {f"{role}-{name}": last.score(name, role) for role in ("test", "val", "train")}
+        result[f"test-{name}-at-best-val"] = best.score(name, "test") if best else None
+        result[f"best-val-{name}"] = best.score(name, "val") if best else None
+    if last.confusion:
+        result["test-confusion"] = last.confusion
+        result["test-confusion-at-best-val"] = best.confusion if best else None
+    seconds: Tree = {"total": total, "first-round": reports[0].seconds}
+    seconds["per-round-median"] = statistics.median(report.seconds for report in reports)
+    # A part that a round does not name took no time.
+    parts = {
+        name: [report.parts.get(name, 0.0) for report in reports]
+        for name in dict.fromkeys(name for report in reports for name in report.parts)
+    }
+    if parts:
+        seconds["parts"] = {
+            name: {"total": sum(values), "per-round-median": statistics.median(values)}
+            for name, values in parts.items()
+        }
     return {
-        "config": config,
-        "seed": config.get("seed"),
-        "rounds": len(reports),
-        **_scores(last, best, dict.fromkeys([ACCURACY, *metrics])),
+        **result,
         "best-round": best.round if best else None,
         "loss": last.loss,
-        **local,
+        **{name: figures for name, figures in of_some.items() if figures},
         "bytes": last.bytes,
         "wire-bytes": last.wire_bytes,
-        "seconds": _seconds(reports, total),
-        "peak-memory-bytes": peak_memory_bytes(),
+        "seconds": seconds,
+        "peak-memory-bytes": int(peak_memory()),
         "rejected": sum(len(report.rejected) for report in reports),
         "skipped": sum(bool(report.skipped) for report in reports),
         "versions": versions(),
@@ -85,49 +101,10 @@ def metrics_shown(config: Mapping[str, Any]) -> Sequence[str]:
     return metrics if {*metrics} & {*VALUE_SCORES} else list(dict.fromkeys([ACCURACY, *metrics]))
 
 
-def _scores(
-    last: RoundReport, best: RoundReport | None, metrics: Iterable[str]
-) -> dict[str, object]:
-    """Return the metrics and the confusion, of the last round and of the best."""
-    result: dict[str, object] = {}
-    for name in metrics:
-        result |= {f"{role}-{name}": last.score(name, role) for role in ("test", "val", "train")}
-        result[f"test-{name}-at-best-val"] = best.score(name, "test") if best else None
-        result[f"best-val-{name}"] = best.score(name, "val") if best else None
-    if last.confusion:
-        result["test-confusion"] = last.confusion
-        result["test-confusion-at-best-val"] = best.confusion if best else None
-    return result
-
-
-def _seconds(reports: Sequence[RoundReport], total: float) -> dict[str, object]:
-    seconds = [report.seconds for report in reports]
-    figures: dict[str, object] = {
-        "total": total,
-        "first-round": seconds[0],
-        "per-round-median": statistics.median(seconds),
-    }
-    # A part that a round does not name took no time.
-    names = dict.fromkeys(name for report in reports for name in report.parts)
-    parts = {name: [report.parts.get(name, 0.0) for report in reports] for name in names}
-    if parts:
-        figures["parts"] = {
-            name: {"total": sum(values), "per-round-median": statistics.median(values)}
-            for name, values in parts.items()
-        }
-    return figures
-
-
 def best_round(reports: Sequence[RoundReport], metric: str = ACCURACY) -> RoundReport | None:
     """Return the first round of the best validation by a metric; None if all are NaN."""
     measured = [report for report in reports if math.isfinite(report.score(metric, "val"))]
     return max(measured, key=lambda one: merit(metric, one.score(metric, "val")), default=None)
-
-
-def peak_memory_bytes() -> int:
-    """Return the peak memory of this process so far, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def versions() -> dict[str, str | None]:
@@ -176,22 +153,30 @@ def describe_result(
     # called: the method's words for one client and for several
     clients, (one, several) = _mean(result.get("clients")), called
     seeds = result["seed"]["values"] if isinstance(result["seed"], Mapping) else [result["seed"]]
-    seconds, words = result["seconds"], ("baselines", "")
+    seconds, rounds, skipped = result["seconds"], _mean(result["rounds"]), _mean(result["skipped"])
+    lines = [
+        f"{name}: {clients:.0f} {several}, {rounds:.0f} rounds, "
+        f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}"
+    ]
+    for metric in metrics_shown(result["config"]):
+        at_best, best, last = (
+            _share(result[key], metric)
+            for key in (f"test-{metric}-at-best-val", f"best-val-{metric}", f"test-{metric}")
+        )
+        lines.append(
+            f"  {metric:9} test {at_best} at the best validation ({best}); test {last} after the "
+            "last round"
+        )
+    words = zip(("baselines", ""), describe_baselines(result), strict=False)
+    lines += [f"  {word:9} {line}" for word, line in words]
+    if skipped:
+        lines.append(
+            f"  skipped   {skipped:g} of {rounds:g} rounds: nothing was learnt in them "
+            "(metrics.jsonl has the reasons)"
+        )
     return "\n".join(
         [
-            f"{name}: {clients:.0f} {several}, {_mean(result['rounds']):.0f} rounds, "
-            f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}",
-            *(
-                f"  {name:9} test {_share(result[f'test-{name}-at-best-val'], name)} at the best "
-                f"validation ({_share(result[f'best-val-{name}'], name)}); "
-                f"test {_share(result[f'test-{name}'], name)} after the last round"
-                for name in metrics_shown(result["config"])
-            ),
-            *(
-                f"  {word:9} {line}"
-                for word, line in zip(words, describe_baselines(result), strict=False)
-            ),
-            *([_skipped(result)] if _mean(result["skipped"]) else []),
+            *lines,
             f"  traffic   {_traffic(result['bytes'], 1)} in all, also after the last "
             f"round; {_traffic(result['bytes'], clients)} per {one}",
             f"  time      {_mean(seconds['total']):.1f} s, "
@@ -203,21 +188,16 @@ def describe_result(
     )
 
 
-def _skipped(result: Tree) -> str:
-    skipped, rounds = _mean(result["skipped"]), _mean(result["rounds"])
-    return (
-        f"  skipped   {skipped:g} of {rounds:g} rounds: nothing was learnt in them "
-        "(metrics.jsonl has the reasons)"
-    )
-
-
 def describe_kept(result: Tree) -> list[str]:
     """Describe which round was saved and its accuracy; nothing if none was."""
     config, last, best = result["config"], result["rounds"], result["best-round"]
     if config.get("save", NOTHING) == NOTHING:
         return []
     is_one = not isinstance(last, Mapping)  # seed: several seeds have rounds of their own
-    at_last, at_best = (_tested(result, f"test-accuracy{end}") for end in ("", "-at-best-val"))
+    at_last, at_best = (
+        f" (test {_share(value)})" if math.isfinite(_mean(value)) else ""
+        for value in (result["test-accuracy"], result["test-accuracy-at-best-val"])
+    )
     end = ""
     if best is None or (is_one and best == last):
         message = f"the last{' and best' * (best is not None)}{at_last}"
@@ -228,10 +208,6 @@ def describe_kept(result: Tree) -> list[str]:
         end = f"; keep=best saves {f'round {best}' if is_one else 'the best'}{at_best}"
     where = f"round {last}, {message}" if is_one else f"of each seed {message}"
     return [f"saved for `flower-graph predict`: {where}{end}"]
-
-
-def _tested(result: Mapping[str, object], key: str) -> str:
-    return f" (test {_share(result[key])})" if math.isfinite(_mean(result[key])) else ""
 
 
 def tested(result: Tree) -> dict[str, float]:

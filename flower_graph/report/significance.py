@@ -1,4 +1,4 @@
-"""Paired tests of differences, and their correction for multiple testing."""
+"""Means over seeds, paired tests of differences, and their correction for multiple testing."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ from flower_graph.storage.reading import Tree
 MOST_CHANCE = 0.05  # of a difference between seeds that counts as one
 
 
+def describe(values: Sequence[float]) -> Tree:
+    """Return mean, sample deviation (0 of one value) and the values themselves."""
+    spread = math.nan
+    if all(map(math.isfinite, values)):
+        spread = stdev(values) if len(values) > 1 else 0.0
+    return {"mean": fmean(values), "std": spread, "values": [*values]}
+
+
 def differences(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[int, float]:
     """Subtract figures seed by seed, for the seeds that both have."""
     return {seed: value - theirs[seed] for seed, value in ours.items() if seed in theirs}
@@ -20,10 +28,9 @@ def differences(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[
 
 def paired(differences: Sequence[float]) -> dict[str, float | None]:
     """Test a mean difference against 0 with a t test; count the differences of the same sign."""
-    chance = None
-    if len(differences) > 1 and all(map(math.isfinite, differences)) and stdev(differences) > 0:
+    chance, (mean, spread, _) = None, describe(differences).values()
+    if len(differences) > 1 and spread > 0:
         chance = float(ttest_1samp(differences, 0).pvalue)
-    mean = fmean(differences)
     return {"p": chance, "agree": sum(one * mean > 0 for one in differences)}
 
 

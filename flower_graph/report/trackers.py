@@ -19,6 +19,7 @@ from flower_graph.records.rounds import WAYS, RoundReport
 from flower_graph.storage.files import write_json
 from flower_graph.storage.reading import Tree, read_json, reading
 from flower_graph.storage.writing import make_folder
+from flower_graph.wire.keys import ROLES
 
 LOG = logging.getLogger(__name__)
 PROJECT = "flower-graph"  # the experiment or project that runs are listed in
@@ -26,15 +27,8 @@ IDS = "trackers.json"  # in a run's folder: the names that trackers gave to the 
 FOLDER = "tensorboard"  # in a run's folder: TensorBoard's event files
 PATHS = ("/", "~", ".")  # how they begin
 SECRET = ("data.root", "strategy.registry")  # where files of this machine lie
-PLAIN: tuple[str, ...] = (
-    "loss",
-    "cross_entropy",
-    "regulariser",
-    "train_accuracy",
-    "val_accuracy",
-    "test_accuracy",
-)
-PLAIN += ("asked", "answered", "seconds")
+PLAIN = ["loss", "cross_entropy", "regulariser", *(f"{role}_accuracy" for role in ROLES)]
+PLAIN += ["asked", "answered", "seconds"]
 DEFAULTS = {
     # A server that is away holds up one round by seconds, not each by minutes; files need none.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -230,13 +224,15 @@ class Trackers:
 
         def start(name: str) -> None:
             about = label, top.name, settings, first_round, known.get(name)
-            self._active[name] = TRACKERS[name](Subject(self._out, top.parent, *about))
+            tracker = TRACKERS[name](Subject(self._out, top.parent, *about))
+            self._active[name] = tracker
+            if tracker.identity:
+                known[name] = tracker.identity
 
         for name in self._names:
             self._guarded(name, partial(start, name))
-        identities = {name: one.identity for name, one in self._active.items() if one.identity}
-        if identities:
-            write_json(path, {**known, **identities})
+        if known:
+            write_json(path, known)
 
     def _guarded(self, name: str, action: Callable[[], None]) -> None:
         """Call a tracker; if it fails, warn and drop it for this run."""

@@ -57,27 +57,29 @@ class RunWriter:
         self.config, self._title = plain(config), title
         self._draw_more = draw  # draws the method's own pictures; takes folder, reports, title
         self._steadying = " or ".join(steadying)  # settings to change when the loss rises
-        self._has_warned = False
+        self._has_warned = self._has_written = False
         self.metrics = self.out / "metrics.jsonl"
         self.reports: list[RoundReport] = []
-        self._resumed, self._has_written = resume_round is not None, False
+        self._resumed = resume_round is not None
         try:
-            if resume_round is not None:
-                # Checked once the folder is locked: until then another run may write rounds there.
-                last = resume_round() if callable(resume_round) else resume_round
-                self.reports = _reports_until(self.metrics, last)
+            # Checked once the folder is locked: until then another run may write rounds there.
+            if last := resume_round() if callable(resume_round) else resume_round:
+                # A run that stopped in its first round may have no such file.
+                self.reports = [one for one in read_reports(self.metrics) if one.round <= last]
+                if [report.round for report in self.reports] != list(range(1, last + 1)):
+                    why = f"rounds 1 to {last} are needed to resume, and some are missing"
+                    raise OutputError(f"{self.metrics}: {why}")
         except (OutputError, CheckpointError):
             self.close()
             raise
-        self._started = time.perf_counter()
-        self._seconds_before = sum(report.seconds for report in self.reports)
+        self._started = time.perf_counter() - sum(one.seconds for one in self.reports)
 
     def write_round(self, report: RoundReport) -> None:
         """Append one round to ``metrics.jsonl``; give this to a strategy as ``on_round``."""
         if self._resumed and not self._has_written:
             # The checkpoint that was taken may be older than the last one.
-            self.reports = [one for one in self.reports if one.round < report.round]
-            self._seconds_before = sum(one.seconds for one in self.reports)
+            while self.reports and self.reports[-1].round >= report.round:
+                self._started += self.reports.pop().seconds
         assert not self.reports or report.round > self.reports[-1].round
         self._warn_of_loss(report)
         self._take_over()
@@ -92,13 +94,22 @@ class RunWriter:
         # round has the participants, ``participation.png``.
         if not self.reports:
             raise OutputError(f"{self.out}: no round was run, so there is no result to write")
-        total = self._seconds_before + time.perf_counter() - self._started
         self._take_over()
-        result: dict[str, object] = plain(
-            {**make_result(self.config, self.reports, total), **final}
-        )
+        made = make_result(self.config, self.reports, time.perf_counter() - self._started)
+        result: dict[str, object] = plain({**made, **final})
         if state:
-            _write_weights(self.out / "weights.safetensors", state)
+            import numpy as np
+            import torch
+
+            from flower_graph.outputs.files import apart
+            from flower_graph.storage.formats import write_tensors
+
+            weights = {
+                name: one if isinstance(one, torch.Tensor) else torch.from_numpy(np.array(one))
+                for name, one in state.items()
+            }
+            with written(self.out / "weights.safetensors") as stream:
+                write_tensors(stream, apart(weights))
         write_json(self.out / RESULT, result)
         self._draw({BASELINES[key]: value for key, value in tested(result).items()})
         self.close()
@@ -123,10 +134,11 @@ class RunWriter:
         if len(reports) < 2 and not best.confusion:
             return
         # Imported here: it takes as long as a short run, and these do without.
-        from flower_graph.report.plots import save_confusion, save_curves, save_participation
+        from flower_graph.report.plots import draw_confusion, plot, save_curves, save_participation
 
         if best.confusion:
-            save_confusion(out / "confusion.png", best, title=title)
+            about, size = f"{title} · test, round {best.round}", (5.2, 4.4)
+            plot(out / "confusion.png", draw_confusion, best.confusion, title=about, size=size)
         if len(reports) > 1:
             save_curves(out / "curves.png", reports, title=title, baselines=baselines)
         if len(reports) > 1 and any(report.participation for report in reports):
@@ -179,29 +191,6 @@ def write_data_form(folder: Path, form: DataForm | None) -> None:
         return
     with saying(folder / DATA), replaced(folder / DATA) as stream:
         stream.write(f"{json.dumps(form.to_json())}\n".encode())
-
-
-def _reports_until(path: Path, last: int) -> list[RoundReport]:
-    # A run that stopped in its first round may have no such file.
-    kept = [report for report in read_reports(path) if report.round <= last] if last else []
-    if [report.round for report in kept] != list(range(1, last + 1)):
-        raise OutputError(f"{path}: rounds 1 to {last} are needed to resume, and some are missing")
-    return kept
-
-
-def _write_weights(path: Path, state: Mapping[str, object]) -> None:
-    import numpy as np
-    import torch
-
-    from flower_graph.outputs.files import apart
-    from flower_graph.storage.formats import write_tensors
-
-    tensors = {
-        name: one if isinstance(one, torch.Tensor) else torch.from_numpy(np.array(one, order="C"))
-        for name, one in state.items()
-    }
-    with written(path) as stream:
-        write_tensors(stream, apart(tensors))
 
 
 def _title(config: Tree) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -11,11 +12,11 @@ import numpy as np
 from flwr.app import ConfigRecord, Context
 from numpy.typing import ArrayLike, NDArray
 
-from flower_graph.errors import StateLostError
+from flower_graph.errors import OutOfRangeError, StateLostError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.parties.identity import TrustSettings
-from flower_graph.secure.ring import RingArray, encode_sum
+from flower_graph.secure.ring import RingArray
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import (
     RING,
@@ -28,6 +29,7 @@ from flower_graph.secure.sum.messages import (
 from flower_graph.wire.arrays import Answer, Config, Parameters
 from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, MASKED_SUM, SUM_STATE
 
+LOG = logging.getLogger(__name__)
 FloatArray = NDArray[np.floating]
 
 
@@ -63,11 +65,7 @@ class MaskingClient(PartyActions):
     ) -> None:
         self.context, self.clients, self.trust = context, clients, trust
 
-    def _party_answer(self, parameters: Parameters, config: Config, action: str) -> Answer:
-        return [], len(self.clients), self.exchange(action, config)
-
-    def sum_unmask(self, parameters: Parameters, config: Config) -> Answer:
-        return [], len(self.clients), self.exchange("sum_unmask", config)
+    sum_unmask = partialmethod(PartyActions._party_answer, action="sum_unmask")
 
     def masked(
         self,
@@ -83,7 +81,20 @@ class MaskingClient(PartyActions):
         # pad: words that each client adds, so that the server cannot read the sum either
         request, ring, host = MaskRequest.from_config(config), RING.from_config(config), self.keys()
         came, clients = host.receive(request, ring), request.clients.tolist()
-        total, left_out = encode_sum(ring, vectors, clients, request.length)
+        total, left_out = np.zeros(request.length, ring.dtype), dict[int, str]()
+        for client in clients:
+            vector = vectors.get(client)
+            if vector is None or np.shape(vector) != total.shape:
+                got = "no vector" if vector is None else f"a vector of shape {np.shape(vector)}"
+                left_out[client] = f"{got}, expected {total.shape}"
+                continue
+            try:
+                total += ring.encode(vector)
+            except OutOfRangeError as error:
+                most = f"-{ring.limit:g} to {ring.limit:g}"
+                left_out[client] = f"a number is outside the ring's range of {most}"
+                # For the client's own log: the server is not told how large.
+                LOG.warning("client %d: %s", client, error)
         present = [client for client in clients if client not in left_out]
         if not present:
             raise ValueError(f"no client can take part: {next(iter(left_out.values()))}")
@@ -97,10 +108,8 @@ class MaskingClient(PartyActions):
         return reply, reply.to_config() | {ARRAY_NAMES: [f"{ARRAYS}/{MASKED_SUM}"]}
 
     def exchange(self, action: str, config: Config) -> Config:
-        if action == "sum_enroll":
-            host = self._of_run(KeyRequest.from_config(config).run_id)
-        else:
-            host = self.keys()
+        new = action == "sum_enroll"
+        host = self._of_run(KeyRequest.from_config(config).run_id) if new else self.keys()
         entries = host.answer(action, config)
         self._keep(host)
         return entries
@@ -111,9 +120,8 @@ class MaskingClient(PartyActions):
         state = None if record is None else record.get(SUM_STATE)
         if not isinstance(state, bytes):
             raise StateLostError("there are no keys for the secure sum: enrol first")
-        return SumClient.from_bytes(state, self.trust, least=self._fewest)
+        return SumClient.from_bytes(state, self.trust, least=self._fewest())
 
-    @property
     def _fewest(self) -> int:
         return 1 if self.trust else least_clients(self.context.node_config)
 
@@ -123,7 +131,7 @@ class MaskingClient(PartyActions):
             host = self.keys()
             if (host.run_id, host.clients) == (run_id, sorted(self.clients)):
                 return host
-        return SumClient(run_id, self.clients, self.trust, least=self._fewest)
+        return SumClient(run_id, self.clients, self.trust, least=self._fewest())
 
     def _keep(self, host: SumClient) -> None:
         self.context.state[SUM_STATE] = ConfigRecord({SUM_STATE: host.to_bytes()})

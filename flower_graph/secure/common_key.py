@@ -14,8 +14,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context
@@ -52,31 +51,28 @@ SIGNED = "who has signed each public key, and the signature, where the server is
 SIGNED_KEY = Block("key-signed-by", SIGNED, shape=f"{SIGNED_BY}", optional=True)
 
 
-@dataclass
 class ShareKeyRequest(Message, down="train.share_key", prefix="key-"):
     """Server to client: seal the common key for others."""
 
-    public: Annotated[Bytes, Block(says="keys of who is to get it", shape=f"k {KEY_BYTES}")]
-    makes: Annotated[bool, Flag(says="whether to draw the key, as nobody has it")]
+    public: Annotated[Bytes, Block(shape=f"k {KEY_BYTES}")]  # keys of who is to get it
+    makes: Annotated[bool, Flag()]  # whether to draw the key, as nobody has it
     signed_by: Annotated[
         Bytes | None, Block(says=SIGNED, shape=f"k {SIGNED_BY}", optional=True)
     ] = None
 
 
-@dataclass
 class ShareKeyReply(Message, up="train.share_key"):
     """Client to server: the sealed keys."""
 
-    packets: Annotated[Bytes, Block("key-packets", "a packet for each", shape=f"k {PACKET_BYTES}")]
-    key_check: Annotated[Bytes, Block("key-check", "hash of the key", shape=f"{CHECK_BYTES}")]
+    packets: Annotated[Bytes, Block("key-packets", shape=f"k {PACKET_BYTES}")]  # a packet for each
+    key_check: Annotated[Bytes, Block(shape=f"{CHECK_BYTES}")]  # hash of the key
 
 
-@dataclass
 class KeyPacket(Message, prefix="key-"):
     """Server to client: the common key, sealed by another SuperNode."""
 
-    packet: Annotated[Bytes, Block(says="the sealed key", shape=f"{PACKET_BYTES}")]
-    sender: Annotated[Bytes, Block(says="key of who has sealed it", shape=f"{KEY_BYTES}")]
+    packet: Annotated[Bytes, Block(shape=f"{PACKET_BYTES}")]  # the sealed key
+    sender: Annotated[Bytes, Block(shape=f"{KEY_BYTES}")]  # key of who has sealed it
     signed_by: Annotated[Bytes | None, SIGNED_KEY] = None
 
 
@@ -91,8 +87,9 @@ class CommonKey:
     def public(self) -> Bytes:
         """The own public key, made at the first call."""
         if NAME not in self._state:
-            private, public = new_key()
-            self._state[NAME] = ConfigRecord({"private": private, "public": public})
+            self._state[NAME] = ConfigRecord(
+                dict(zip(("private", "public"), new_key(), strict=True))
+            )
         return np.frombuffer(self._entry("public"), np.uint8)
 
     @property
@@ -114,24 +111,16 @@ class CommonKey:
         every = [None] * len(request.public) if request.signed_by is None else request.signed_by
         for public, signed_by in zip(request.public, every, strict=True):
             self._check(public, signed_by)
-        if not self._key:
-            if not request.makes:
-                raise StateLostError("the common key is not here")
+        if not self._key and request.makes:
             self._keep(os.urandom(KEY_BYTES))
-        packets = []
-        for secret in agree(self._entry("private"), pieces(request.public)):
-            salt = os.urandom(KEY_BYTES)
-            packets.append(salt + seal(secret, PURPOSE, salt, self._key))
+        secrets, key = agree(self._entry("private"), pieces(request.public)), self._entry("key")
+        packets = [_sealed(secret, key) for secret in secrets]
         return ShareKeyReply(rows_of(packets, -1, PACKET_BYTES), self.check)
 
     def take(self, one: KeyPacket) -> None:
         self._check(one.sender, one.signed_by)
-        packet, sender = one.packet.tobytes(), one.sender.tobytes()
-        (secret,) = agree(self._entry("private"), [sender])
-        key = unseal(secret, PURPOSE, packet[:KEY_BYTES], packet[KEY_BYTES:])
-        if key is None:
-            raise RefusedError("the packet with the common key is not for this SuperNode")
-        self._keep(key)
+        (secret,) = agree(self._entry("private"), [one.sender.tobytes()])
+        self._keep(_opened(secret, one.packet.tobytes()))
 
     def drop(self) -> None:
         self._state.pop(NAME, None)
@@ -151,14 +140,10 @@ class CommonKey:
 
     def seal(self, data: bytes) -> bytes:
         """Encrypt for all holders of the key."""
-        salt = os.urandom(KEY_BYTES)
-        return salt + seal(self._derived(b"seal"), PURPOSE, salt, data)
+        return _sealed(self._derived(b"seal"), data)
 
     def open(self, data: bytes) -> bytes:
-        plain = unseal(self._derived(b"seal"), PURPOSE, data[:KEY_BYTES], data[KEY_BYTES:])
-        if plain is None:
-            raise RefusedError("it was not sealed under the common key, or was changed")
-        return plain
+        return _opened(self._derived(b"seal"), data)
 
     def _words(self, purpose: bytes, of: bytes, count: int) -> RingArray:
         stream = hashlib.shake_128(self._derived(purpose) + of)
@@ -170,24 +155,35 @@ class CommonKey:
 
     @property
     def _key(self) -> bytes:
-        record = self._state.config_records.get(NAME, ConfigRecord())
-        return bytes(record.get("key", b""))  # type: ignore[arg-type]
+        record: Mapping[str, Any] = self._state.config_records.get(NAME, ConfigRecord())
+        return bytes(record.get("key", b""))
 
     def _derived(self, purpose: bytes) -> bytes:
-        if not self._key:
-            raise StateLostError("the common key is not here")
-        return derive(self._key, context(b"common key " + purpose, b""))
+        return derive(self._entry("key"), context(b"common key " + purpose, b""))
 
     def _entry(self, name: str) -> bytes:
         record: Mapping[str, object] = self._state.config_records.get(NAME, ConfigRecord())
         value = record.get(name)
         if not isinstance(value, bytes):
-            raise StateLostError("this SuperNode's own key is not here")
+            whose = "the common" if name == "key" else "this SuperNode's own"
+            raise StateLostError(f"{whose} key is not here")
         return value
 
     def _keep(self, key: bytes) -> None:
         pair = {name: self._entry(name) for name in ("private", "public")}
         self._state[NAME] = ConfigRecord({**pair, "key": key})
+
+
+def _sealed(secret: bytes, data: bytes) -> bytes:
+    salt = os.urandom(KEY_BYTES)
+    return salt + seal(secret, PURPOSE, salt, data)
+
+
+def _opened(secret: bytes, data: bytes) -> bytes:
+    plain = unseal(secret, PURPOSE, data[:KEY_BYTES], data[KEY_BYTES:])
+    if plain is None:
+        raise RefusedError("what was sealed is not for this SuperNode, or was changed")
+    return plain
 
 
 def check_signed(registry: Registry, run: bytes, public: Bytes, signed_by: Bytes | None) -> None:

@@ -12,9 +12,8 @@ times as fast in GCM as in plain counter mode; the authenticating tag is not ask
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
@@ -26,7 +25,6 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import OutOfRangeError, UnreadableSumError
 
-LOG = logging.getLogger(__name__)
 RingArray = NDArray[np.unsignedinteger]
 WORDS: dict[int, np.dtype[np.generic]] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
 SIGNED: dict[int, np.dtype[np.generic]] = {32: np.dtype("<i4"), 64: np.dtype("<i8")}
@@ -99,30 +97,6 @@ class Ring:
             raise UnreadableSumError(f"a sum is larger than numbers of up to {self.limit:g} allow")
 
 
-def encode_sum(
-    ring: Ring,
-    vectors: Mapping[int, NDArray[np.floating]],
-    clients: Sequence[int],
-    length: int,
-) -> tuple[RingArray, dict[int, str]]:
-    """Encode clients' vectors and add them up."""
-    total, left_out = np.zeros(length, ring.dtype), {}
-    for client in clients:
-        vector = vectors.get(client)
-        if vector is None or np.shape(vector) != (length,):
-            got = "no vector" if vector is None else f"a vector of shape {np.shape(vector)}"
-            left_out[client] = f"{got}, expected ({length},)"
-            continue
-        try:
-            total += ring.encode(vector)
-        except OutOfRangeError as error:
-            most = f"-{ring.limit:g} to {ring.limit:g}"
-            left_out[client] = f"a number is outside the ring's range of {most}"
-            # For the client's own log: the server is not told how large.
-            LOG.warning("client %d: %s", client, error)
-    return total, left_out
-
-
 def add_streams(total: RingArray, keys: Sequence[tuple[bytes, int]]) -> None:
     """Add the streams of some keys to an array of ring words, or subtract them."""
     # Each of PyTorch's threads takes some of the keys: the cipher and the addition let go of
@@ -133,13 +107,10 @@ def add_streams(total: RingArray, keys: Sequence[tuple[bytes, int]]) -> None:
     if threads < 2:
         _add(total, keys)
         return
-    rest = [np.zeros_like(total) for _ in range(threads - 1)]
+    sums = [total, *(np.zeros_like(total) for _ in range(threads - 1))]
     with ThreadPoolExecutor(threads) as pool:
-        sums = [total, *rest]
-        parts = [pool.submit(_add, one, keys[at::threads]) for at, one in enumerate(sums)]
-    for part in parts:
-        part.result()  # raises what the thread raised
-    for one in rest:
+        list(pool.map(_add, sums, (keys[at::threads] for at in range(threads))))
+    for one in sums[1:]:
         total += one
 
 

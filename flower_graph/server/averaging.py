@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Strategy
 from numpy.typing import NDArray
@@ -549,7 +549,7 @@ def check_replies(
     order += sorted(came.keys() - set(order))
     rows = asked if wanted.rows else {}
     reasons = {n: f"no reply within {timeout:g} s" for n in nodes.values() if n not in came}
-    parts: dict[Place, Message] = {}
+    parts, bad, claimed = dict[Place, Message](), dict[Place, str](), Counter[int]()
     for node in order:
         clients = rows.get(node, ())
         try:
@@ -559,20 +559,29 @@ def check_replies(
                 own = {c: one for c, one in split_rows(came[node], clients).items()}
         except Exception as error:
             reasons[node] = unreadable(error)
-        else:
-            parts |= {(node, client): one for client, one in own.items()}
-    bad = dict[Place, str]()
-    for find in (partial(_problems, wanted), partial(_too_heavy, most_examples), _odd_ones):
-        bad |= find({at: one for at, one in parts.items() if at not in bad})
+            continue
+        for client, reply in own.items():
+            parts[node, client] = reply
+            try:
+                _check_part(reply, wanted)
+                claimed[node] += weight_of(reply)  # type: ignore[assignment]
+            except Exception as error:
+                bad[node, client] = unreadable(error)
+    for at in [place for place in parts if place not in bad]:
+        most, weight = most_examples(at[0]), claimed[at[0]]
+        if most is not None and weight > most:
+            bad[at] = f"{NUM_EXAMPLES} is {weight}, its SuperNode has {most}"
+    bad |= _odd_ones({at: one for at, one in parts.items() if at not in bad})
     reasons |= {at[0]: why for at, why in bad.items() if len(rows.get(at[0], ())) < 2}
     kinds = {node: kind_of(reply) for node, reply in came.items()}
     out = [Rejected(n, one_line(why), kinds.get(n, Kind.OTHER)) for n, why in reasons.items()]
     failed = dict[int, str]()
     for node in (node for node in order if node not in reasons):
-        named = _named(came[node].content)
+        lines = (came[node].content.config_records.get(CONFIG) or ConfigRecord()).get(LEFT_OUT, [])
+        named = [(one, reason_of(one)) for one in (lines if isinstance(lines, list) else [lines])]
         more = [f"and {len(named) - MAX_NAMED} more clients"] if len(named) > MAX_NAMED else []
-        lines = [line if own is None else f"client {own[0]}: {own[1]}" for line, own in named]
-        out += [Rejected(node, one_line(line)) for line in [*lines[:MAX_NAMED], *more]]
+        words = [line if own is None else f"client {own[0]}: {own[1]}" for line, own in named]
+        out += [Rejected(node, one_line(line)) for line in [*words[:MAX_NAMED], *more]]
         local = set(asked.get(node, ()))  # it may name its own clients only
         said = {own[0]: own[1] for _, own in named[:MAX_LINES] if own and own[0] in local}
         unfit = {c: NO_ROW for c in rows.get(node, ()) if (node, c) not in parts}
@@ -596,24 +605,22 @@ def _check_whole(reply: Message, wanted: Wanted, clients: int) -> None:
         raise MalformedReplyError(problem)
     if clients > 1 and ROWS not in (reply.content.config_records.get(CONFIG) or ()):
         raise MalformedReplyError(f"one mean for {clients} clients, expected a row of each")
-    if wanted.model is not None:
-        _check_names(reply.content, wanted.model, wanted.extras)
+    if wanted.model is None:
+        return
+    records = reply.content.array_records
+    extras, expected = wanted.extras, [ARRAYS, EXTRAS] if wanted.extras else [ARRAYS]
+    if sorted(records) != expected:
+        raise MalformedReplyError(f"array records {brief(list(records), 80)}, expected {expected}")
+    if extras and sorted(records[EXTRAS]) != sorted(extras):
+        found = brief(list(records[EXTRAS]), 80)
+        raise MalformedReplyError(f"extras {found}, expected {sorted(extras)!s:.80}")
+    if (names := list(records[ARRAYS])) != list(wanted.model):
+        # Clients read arrays by position, and the first reply's order would become the mean's.
+        raise MalformedReplyError(f"arrays {brief(names, 80)}, expected {list(wanted.model)!s:.80}")
 
 
-def _problems(wanted: Wanted, replies: Mapping[Place, Message]) -> dict[Place, str]:
-    result = {}
-    for at, reply in replies.items():
-        try:
-            _check_part(reply.content, wanted)
-        except Exception as error:
-            result[at] = unreadable(error)
-        else:
-            if wanted.rows and (count := clients_of(reply)) > 1:
-                result[at] = f"it speaks for {count} clients; one was asked"
-    return result
-
-
-def _check_part(content: RecordDict, wanted: Wanted) -> None:
+def _check_part(reply: Message, wanted: Wanted) -> None:
+    content = reply.content
     records = list(content.metric_records.values())
     if len(records) != 1:
         raise MalformedReplyError(f"{len(records)} metric records, expected 1")
@@ -621,66 +628,31 @@ def _check_part(content: RecordDict, wanted: Wanted) -> None:
     weight = metrics.get(NUM_EXAMPLES)
     if not (isinstance(weight, (int, float)) and 0 < weight <= MAX_WEIGHT):
         raise MalformedReplyError(f"{NUM_EXAMPLES} is {brief(weight, 40)}, must be positive")
-    _check_sums(metrics)
-    if wanted.model is not None:
-        _check_arrays(content, wanted.model, wanted.extras)
-        return
-    for name, value in metrics.items():
-        if not np.isfinite(np.asarray(value, np.float64)).all():
-            raise MalformedReplyError(f"{name} is {brief(value, 40)}")
-    read_counts(content, *wanted.counted)
-
-
-def _too_heavy(
-    most_examples: Callable[[int], int | None], replies: Mapping[Place, Message]
-) -> dict[Place, str]:
-    result, claimed = {}, Counter[int]()
-    for (node, _), reply in replies.items():
-        claimed[node] += weight_of(reply)  # type: ignore[assignment]
-    for node, client in replies:
-        most, weight = most_examples(node), claimed[node]
-        if most is not None and weight > most:
-            result[node, client] = f"{NUM_EXAMPLES} is {weight}, its SuperNode has {most}"
-    return result
-
-
-def _check_sums(metrics: MetricRecord) -> None:
     for name, value in metrics.items():
         share = metrics.get(f"has-{name}")
         if not isinstance(share, (int, float)) or not isinstance(value, (int, float)):
             continue
-        # A number that is not finite is named by the client, or refused as a measurement.
-        if not (-ROUNDING <= share <= 1 + ROUNDING) and math.isfinite(share):
-            raise MalformedReplyError(f"has-{name} is {share:g}, must be from 0 to 1")
         low, high = (0.0, share) if name in RATIOS else (-MAX_NUMBER, MAX_NUMBER)
-        if not (low - ROUNDING <= value <= high + ROUNDING) and math.isfinite(value):
-            raise MalformedReplyError(f"{name} is {value:g}, must be from {low:g} to {high:g}")
-
-
-def _check_names(
-    content: RecordDict, model: ArrayRecord, extras: Mapping[str, tuple[int, ...]]
-) -> None:
-    records, expected = content.array_records, [ARRAYS, EXTRAS] if extras else [ARRAYS]
-    if sorted(records) != expected:
-        raise MalformedReplyError(f"array records {brief(list(records), 80)}, expected {expected}")
-    if extras and sorted(records[EXTRAS]) != sorted(extras):
-        found = brief(list(records[EXTRAS]), 80)
-        raise MalformedReplyError(f"extras {found}, expected {sorted(extras)!s:.80}")
-    names = list(records[ARRAYS])
-    if names != list(model):
-        # Clients read arrays by position, and the first reply's order would become the mean's.
-        raise MalformedReplyError(f"arrays {brief(names, 80)}, expected {list(model)!s:.80}")
-
-
-def _check_arrays(
-    content: RecordDict, model: ArrayRecord, extras: Mapping[str, tuple[int, ...]]
-) -> None:
-    for name, shape in extras.items():
+        for what, number, least, most in ((f"has-{name}", share, 0, 1), (name, value, low, high)):
+            # A number that is not finite is named by the client, or refused as a measurement.
+            is_within = least - ROUNDING <= number <= most + ROUNDING
+            if not is_within and math.isfinite(number):
+                allowed = f"must be from {least:g} to {most:g}"
+                raise MalformedReplyError(f"{what} is {number:g}, {allowed}")
+    if wanted.model is None:
+        for name, value in metrics.items():
+            if not np.isfinite(np.asarray(value, np.float64)).all():
+                raise MalformedReplyError(f"{name} is {brief(value, 40)}")
+        read_counts(content, *wanted.counted)
+        return
+    for name, shape in wanted.extras.items():
         read_array(content, EXTRAS, name, shape)
-    for name, wanted in model.items():
-        value = read_array(content, ARRAYS, name, tuple(wanted.shape))
-        if not np.can_cast(np.dtype(wanted.dtype), value.dtype):
-            raise MalformedReplyError(f"{name} has type {value.dtype}, expected {wanted.dtype}")
+    for name, array in wanted.model.items():
+        values = read_array(content, ARRAYS, name, tuple(array.shape))
+        if not np.can_cast(np.dtype(array.dtype), values.dtype):
+            raise MalformedReplyError(f"{name} has type {values.dtype}, expected {array.dtype}")
+    if wanted.rows and (count := clients_of(reply)) > 1:
+        raise MalformedReplyError(f"it speaks for {count} clients; one was asked")
 
 
 def _odd_ones(replies: dict[Place, Message]) -> dict[Place, str]:
@@ -698,12 +670,6 @@ def _odd_ones(replies: dict[Place, Message]) -> dict[Place, str]:
         for place, form in forms.items()
         if form != common
     }
-
-
-def _named(content: RecordDict) -> list[tuple[Any, tuple[int, str] | None]]:
-    """Return the lines of clients that a SuperNode left out, with number and reason."""
-    lines = (content.config_records.get(CONFIG) or ConfigRecord()).get(LEFT_OUT, [])
-    return [(line, reason_of(line)) for line in (lines if isinstance(lines, list) else [lines])]
 
 
 def checked_model(arrays: Arrays, model: ArrayRecord, what: str) -> ArrayRecord:

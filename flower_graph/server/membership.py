@@ -96,10 +96,6 @@ class Membership:
         goes_on = resume.to_config() if resume.server_round else {}
         return RecordDict({CONFIG: ConfigRecord(self._question | goes_on)})
 
-    def enrolment_round(self, server_round: int) -> int:
-        """Return the round of the messages to newcomers: the current one."""
-        return server_round
-
     def read(self, node: int, content: RecordDict) -> object:
         """Read and check a reply; it has ``clients``, and ``handled`` as `Enrolment` has."""
         return Enrolment.read(content)
@@ -152,7 +148,7 @@ class Membership:
         replies = exchange.send(
             questions,
             message_type="query",
-            server_round=self.enrolment_round(server_round),
+            server_round=server_round,
             timeout=timeout,
             read=self._read,
             max_reply_bytes=self.most_bytes(),
@@ -195,8 +191,7 @@ class Membership:
     def present(self, connected: Iterable[int]) -> list[int]:
         # Their node ids are new at every start: in the order of ids, each run would draw other
         # clients and add up in another order.
-        result = [node for node in connected if node in self.clients]
-        return sorted(result, key=self.place)
+        return sorted((node for node in connected if node in self.clients), key=self.place)
 
     def place(self, node: int) -> tuple[bool, int, int]:
         """Return the sort key of a SuperNode: its first client, else its number."""
@@ -214,9 +209,6 @@ class Membership:
     def everyone(self) -> list[int]:
         """Return the numbers of all known clients, including absent ones."""
         return sorted({c for local in self.clients.values() for c in local} | self.absent)
-
-    def anyone(self) -> bool:
-        return bool(self.absent) or any(self.clients.values())
 
     def numbers(self) -> dict[int, NDArray[np.int64]]:
         if len(self._arrays) < len(self.clients):
@@ -248,31 +240,23 @@ class Membership:
     ) -> dict[int, str]:
         """Return the newcomers that take no part: by the list, as duplicates, or as too many."""
         claims, refused = dict[int, list[int]](), dict[int, str]()
-        together = set[frozenset[int]]() if self.admission.listed is None else self._together()
+        together = dict[int, set[int]]()  # the clients that a SuperNode has had
+        for client, node in self.bound.items() if self.admission.listed is not None else ():
+            together.setdefault(node, set()).add(client)
         for node, answer in answers:
             clients: list[int] = np.asarray(answer.clients, np.int64).tolist()
             reason = self.admission.refusal(node, clients)
-            if reason and frozenset(clients) not in together:
+            if reason and set(clients) not in together.values():
                 refused[node] = reason
-            elif not self.refusal(
-                answer
-            ):  # otherwise it claims no clients, and its enrolment says why
+            elif not self.refusal(answer):  # else it claims no clients: its enrolment says why
                 claims[node] = clients
         is_first = not self.clients
         holders = {client: at for client, at in homes.items() if at in connected}
-        back = {
-            c: node for node, local in claims.items() for c in local if self.bound.get(c) == node
-        }
+        bound = self.bound
+        back = {c: node for node, own in claims.items() for c in own if bound.get(c) == node}
         refused |= sorted_out(claims, back | holders, is_first=is_first, remedy=REMEDY)
-        return refused | self._too_many(
-            {node: local for node, local in claims.items() if node not in refused}, connected, homes
-        )
-
-    def _together(self) -> set[frozenset[int]]:
-        by_node = dict[int, set[int]]()
-        for client, node in self.bound.items():
-            by_node.setdefault(node, set()).add(client)
-        return set(map(frozenset, by_node.values()))
+        left = {node: local for node, local in claims.items() if node not in refused}
+        return refused | self._too_many(left, connected, homes)
 
     def _too_many(
         self, claims: Mapping[int, list[int]], connected: Collection[int], homes: Mapping[int, int]

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -289,12 +289,12 @@ class RoundLoop(Strategy):
             if self.best.see(report.round, merit(self.metrics[0], validation)):
                 self.saw_best()
                 if self._outputs is not None:
-                    self._outputs.hold_best()
+                    self._outputs.keep(SNAPSHOT)
             self._save(report.round)
             if should_stop is not None and should_stop(report.round, result):
                 self._end_after(done)
         if self._outputs is not None and self.best.last:
-            self._outputs.finish()
+            self._outputs.keep(FINISH)
         self.finish(self.session.rounds)
         if not self.best.any_used:
             why = skipped[-1] if skipped else "no round was reported"
@@ -390,25 +390,8 @@ def _entries(report: RoundReport, names: Iterable[str]) -> MetricRecord:
 # Rounds of another kind than Flower's -------------------------------------------------------------
 
 
-class Request(Protocol):
-    """A round's request to a SuperNode."""
-
-    @property
-    def clients(self) -> object: ...  # their numbers: a list or an array
-
-    def to_record(self) -> RecordDict: ...
-
-
-class Answer(Protocol):
-    """A SuperNode's reply, after it is read."""
-
-    @property
-    def not_saved(self) -> str:
-        """Why the clients have not completed a checkpoint; "" if they have or need not."""
-
-
-Q = TypeVar("Q", bound=Request)
-A = TypeVar("A", bound=Answer)
+Q = TypeVar("Q", bound=Any)  # a round's request to a SuperNode: a message with ``clients``
+A = TypeVar("A", bound=Any)  # a reply, after it is read; ``not_saved`` says why no checkpoint
 
 
 class RoundStrategy(RoundLoop, Generic[Q, A]):
@@ -508,37 +491,29 @@ class KeptOutputs:
     def __init__(self, loop: RoundLoop, how: tuple[str, str, int], folder: Path | None) -> None:
         self._loop, self._session = loop, loop.session
         self._how = how  # save, keep and every, as of ``start``
-        self._keeps_best = how[1] == BEST
         self._asked = set[int]()  # SuperNodes that keep outputs
         self._own = None if folder is None else KeptFolder(folder, how[0])
         self._session.members.greet = self._begin
 
-    def hold_best(self) -> None:
-        if self._keeps_best:
-            self._do(SNAPSHOT)
-
-    def finish(self) -> None:
-        if self._keeps_best and not self._loop.best.number:
-            metric = self._loop.metrics[0]
-            LOG.warning("no round has a validation %s: the last round's is kept", metric)
-        self._do(FINISH)
-        lines = self._loop.figures()
-        if self._own is not None and lines is not None:
+    def keep(self, action: str) -> None:
+        """Keep the best round so far, if asked to, or what stays at the end."""
+        loop, own, best = self._loop, self._own, self._how[1] == BEST
+        if action == SNAPSHOT and not best:
+            return
+        if action == FINISH and best and not loop.best.number:
+            LOG.warning("no round has a validation %s: the last is kept", loop.metrics[0])
+        request = self._request(action)
+        self._ask(self._asked, request)
+        if own is not None and (snapshot := loop.snapshot()) is not None:
+            (own.hold if action == SNAPSHOT else own.finish)(request, lambda: snapshot)
+        if own is not None and action == FINISH and (lines := loop.figures()) is not None:
             import pandas as pd
 
-            table = pd.DataFrame(lines, columns=[*HEAD])
-            write_table(self._own.folder / CLIENTS, table)
+            write_table(own.folder / CLIENTS, pd.DataFrame(lines, columns=[*HEAD]))
 
     def _begin(self, nodes: Iterable[int]) -> None:
         nodes = set(nodes)
         self._asked = (self._asked | nodes) - self._ask(nodes, self._request(BEGIN))
-
-    def _do(self, action: str) -> None:
-        request = self._request(action)
-        self._ask(self._asked, request)
-        if self._own is not None and (snapshot := self._loop.snapshot()) is not None:
-            does = self._own.hold if action == SNAPSHOT else self._own.finish
-            does(request, lambda: snapshot)
 
     def _request(self, action: str) -> KeepRequest:
         best, run = self._loop.best, self._session.checkpoints.run

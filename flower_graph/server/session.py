@@ -28,6 +28,7 @@ from flower_graph.rng import generator
 from flower_graph.server.membership import Admission, Membership
 from flower_graph.storage import checkpoint
 from flower_graph.storage.reading import StateDict
+from flower_graph.storage.writing import remove_folder
 from flower_graph.wire.exchange import ByteLedger, Exchange, Rejected, Replies, few, reasons_of
 from flower_graph.wire.fields import Resume, read_not_saved
 from flower_graph.wire.ledger import reply_bytes
@@ -78,7 +79,9 @@ class RunCheckpoints:
         """Replace the checkpoint that the run resumes from, and remove earlier ones."""
         assert self.folder is not None
         self.save(server_round, state, {})
-        checkpoint.keep_only(self.folder, server_round)
+        for other in checkpoint.rounds_of(self.folder.glob("round-*")):
+            if other != server_round:
+                remove_folder(checkpoint.round_folder(self.folder, other))
 
 
 def check_same(saved: Mapping[str, object], wanted: Mapping[str, object]) -> None:
@@ -147,7 +150,6 @@ class Session:
     # Whom to ask
 
     def gather(self, server_round: int, nobody: str = NOBODY) -> dict[int, list[int]]:
-        """Wait for SuperNodes and enrol new ones; return each connected SuperNode's clients."""
         self.enrol(server_round)
         return self.hosted(nobody)
 
@@ -203,36 +205,41 @@ class Session:
         read: Callable[[int, RecordDict], T],
         *,
         max_reply_bytes: int,
-        **how: Any,  # further arguments of ``Exchange.send``
+        message_type: str = "train",
     ) -> Replies[T]:
+        """Send one message to each SuperNode; leave out those without a good reply."""
         replies = self.exchange.send(
             requests,
+            message_type=message_type,
             server_round=server_round,
             timeout=self.timeout,
             read=read,
             max_reply_bytes=max_reply_bytes,
-            **how,
         )
         self.leave_out(replies.rejected)
         return replies
 
     def relay(self, messages: Iterable[Message], server_round: int) -> list[Message]:
-        """Send messages that Flower made, and return the replies unread."""
         return self.exchange.relay(messages, server_round=server_round, timeout=self.timeout)
 
     def must_have(self, server_round: int, replies: Replies[T]) -> None:
         if not replies.values:
-            none = (
-                f"round {server_round}: none of {len(self.asked)} SuperNodes gave a usable answer"
-            )
-            raise NoClientsError(f"{none}: {reasons_of(replies.rejected)}")
+            none = f"none of {len(self.asked)} SuperNodes gave a usable answer"
+            reasons = reasons_of(replies.rejected)
+            raise NoClientsError(f"round {server_round}: {none}: {reasons}")
 
-    def tell_all(self, server_round: int, content: RecordDict, message_type: str) -> None:
-        """Send one message to all connected clients, and ignore their answers."""
-        self.send(
-            dict.fromkeys(self.present(), content),
+    def tell_all(
+        self,
+        server_round: int,
+        content: RecordDict,
+        message_type: str,
+        but: Collection[int] = (),
+    ) -> Replies[str]:
+        """Send one message to all connected clients; return why those that say so did not save."""
+        return self.send(
+            dict.fromkeys([node for node in self.present() if node not in but], content),
             server_round,
-            lambda node, _: node,
+            lambda _, reply: read_not_saved(reply),
             message_type=message_type,
             max_reply_bytes=reply_bytes(),
         )
@@ -267,13 +274,14 @@ class Session:
     def report(
         self, server_round: int, who: Participation, *, asked: int, answered: int, **figures: Any
     ) -> RoundReport:
+        members, local = self.members, self.members.clients.values()
         return RoundReport(
             round=server_round,
             asked=asked,
             answered=answered,
             rejected=[{"node": one.node_id, "reason": one.reason} for one in few(self.rejected)],
             wire_bytes=self.ledger.wire,
-            participation=who.to_record() if self.members.anyone() else {},
+            participation=who.to_record() if members.absent or any(local) else {},
             **figures,
         )
 
@@ -288,13 +296,7 @@ class Session:
     ) -> dict[int, str]:
         """Have SuperNodes save a round in a message of its own; return failures by node."""
         # saved: SuperNodes that the request asked to save, and why they failed
-        replies = self.send(
-            dict.fromkeys([node for node in self.present() if node not in saved], content),
-            server_round,
-            lambda _, reply: read_not_saved(reply),
-            message_type=message_type,
-            max_reply_bytes=reply_bytes(),
-        )
+        replies = self.tell_all(server_round, content, message_type, saved)
         missing = unsaved(said := {**saved, **replies.values}, said)
         return missing | {entry.node_id: entry.reason for entry in replies.rejected}
 

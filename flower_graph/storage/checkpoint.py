@@ -15,6 +15,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,7 +148,8 @@ def _flat(state: object) -> dict[str, Values]:
 
 
 def _nested(tensors: Mapping[str, Values]) -> Any:
-    return _put_back(parse_json(np.asarray(tensors[STATE]).tobytes()), tensors)
+    text = np.asarray(tensors[STATE]).tobytes()
+    return parse_json(text, object_hook=partial(_put_back, tensors))
 
 
 def _taken_out(value: object, name: str, tensors: dict[str, Values]) -> object:
@@ -174,13 +176,9 @@ def _taken_out(value: object, name: str, tensors: dict[str, Values]) -> object:
     return {kind: number}
 
 
-# Any: as nested as what was taken out
-def _put_back(value: Any, tensors: Mapping[str, Values]) -> Any:
-    if isinstance(value, list):
-        return [_put_back(one, tensors) for one in value]
-    if not isinstance(value, dict):
-        return value
-    ((kind, inner),) = value.items()
+# Any: what was taken out; all within it is back already
+def _put_back(tensors: Mapping[str, Values], entry: dict[str, Any]) -> Any:
+    ((kind, inner),) = entry.items()
     if kind == TENSOR:
         return torch.as_tensor(tensors[inner])
     if kind == BYTES:
@@ -188,9 +186,8 @@ def _put_back(value: Any, tensors: Mapping[str, Values]) -> Any:
     if kind == ARRAY:
         return np.array(tensors[inner])
     if kind == TUPLE:
-        return tuple(_put_back(inner, tensors))
-    keys, values = inner
-    result = dict(zip(keys, _put_back(values, tensors), strict=True))
+        return tuple(inner)
+    result = dict(zip(*inner, strict=True))
     if kind == RECORD:
         return ArrayRecord({name: Array(array) for name, array in result.items()})
     return result
@@ -239,13 +236,6 @@ def resume(
         refused.append(f"cannot resume from round {server_round}: {'; '.join(reasons)}")
         LOG.warning("%s; trying the checkpoint before it", refused[-1])
     raise CheckpointError(f"{folder}: {'. '.join(refused)}. No earlier checkpoint is left")
-
-
-def keep_only(folder: Path, server_round: int) -> None:
-    """Remove the checkpoints of all rounds but one."""
-    for other in rounds_of(folder.glob("round-*")):
-        if other != server_round:
-            remove_folder(round_folder(folder, other))
 
 
 # Helpers ------------------------------------------------------------------------------------------

@@ -19,21 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from flower_graph.errors import DataError, OutputError, StateLostError
-from flower_graph.storage.writing import (
-    append,
-    change_mode,
-    check_folder,
-    is_taken,
-    is_there,
-    make_folder,
-    named,
-    new_file,
-    open_own,
-    remove,
-    remove_empty,
-    saying,
-    written,
-)
+from flower_graph.storage import writing
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -59,28 +45,28 @@ def prepare_folder(out: Path, *, may_exist: bool = False) -> Path:
     The returned path has no links. An existing folder may be from anybody: links in it that lead
     out of it, and files of other users, are refused.
     """
-    out = named(out)
+    out = writing.named(out)
     if out.exists() and not out.is_dir():
         raise OutputError(f"output folder {out}: is a file, not a folder")
     made = missing_folders(out)
-    with saying(out):
+    with writing.saying(out):
         try:
-            make_folder(out)
+            writing.make_folder(out)
             if may_exist:
-                check_folder(out)
+                writing.check_folder(out)
             elif holds_something(out):
                 raise OutputError(
                     f"output folder {out}: exists and is not empty; choose another; for a run "
                     "that is in it, --overwrite or --resume"
                 )
             try:
-                with os.fdopen(new_file(probe := out / ".probe"), "wb") as file:
+                with os.fdopen(writing.new_file(probe := out / ".probe"), "wb") as file:
                     file.write(bytes(_PROBE_BYTES))
                     # Some file systems find room only when the bytes leave memory.
                     file.flush()
                     os.fsync(file.fileno())
             finally:
-                remove(probe)
+                writing.remove(probe)
         except OSError:
             remove_all_empty(made)
             raise
@@ -90,7 +76,7 @@ def prepare_folder(out: Path, *, may_exist: bool = False) -> Path:
 @contextmanager
 def new_folder(out: Path, *, may_exist: bool = False) -> Iterator[Path]:
     """Prepare an output folder; remove folders that were made for it and stay empty."""
-    made = missing_folders(named(out))
+    made = missing_folders(writing.named(out))
     try:
         yield prepare_folder(out, may_exist=may_exist)
     finally:
@@ -105,7 +91,7 @@ def missing_folders(folder: Path) -> list[Path]:
 def remove_all_empty(folders: Sequence[Path]) -> None:
     """Remove the empty ones of some folders."""
     for folder in folders:
-        remove_empty(folder)
+        writing.remove_empty(folder)
 
 
 def holds_something(folder: Path) -> bool:
@@ -115,7 +101,7 @@ def holds_something(folder: Path) -> bool:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all; ``OutputError`` if it cannot be written."""
-    with written(path) as stream:
+    with writing.written(path) as stream:
         stream.write(text.encode())
 
 
@@ -127,7 +113,7 @@ def write_json(path: Path, payload: object) -> None:
 def write_packed(path: Path, payload: object) -> None:
     """Write a compressed JSON file, whole or not at all; the same content gives the same bytes."""
     text = json.dumps(plain(payload), separators=(",", ":"), allow_nan=False)
-    with written(path) as stream:
+    with writing.written(path) as stream:
         stream.write(lzma.compress(text.encode(), preset=9))
 
 
@@ -135,7 +121,7 @@ def append_line(path: Path, record: Mapping[str, object]) -> None:
     """Append one line of JSON, whole or not at all."""
     line = json_line(record)
     # Unbuffered: one write hands the whole line over, and a Ctrl-C cannot fall inside it.
-    with saying(path), append(path) as file:
+    with writing.saying(path), writing.append(path) as file:
         start = os.fstat(file.fileno()).st_size
         try:
             if file.write(line) != len(line):
@@ -175,7 +161,7 @@ class FolderLock:
         self._file: IO[str] | None
         self._file = self._taken(folder)
         # The last run has removed the file: one that is not in the folder any more locks nothing.
-        while not is_there(self._path, self._file.fileno()):
+        while not writing.is_there(self._path, self._file.fileno()):
             self._file.close()
             self._file = self._taken(folder)
         self._file.truncate(0)
@@ -185,12 +171,12 @@ class FolderLock:
     def release(self) -> None:
         """Unlock the folder; may be called twice."""
         if self._file is not None:
-            remove(self._path)
+            writing.remove(self._path)
             self._file.close()
             self._file = None
 
     def _taken(self, folder: Path) -> IO[str]:
-        handle = open_own(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        handle = writing.open_own(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
         file = os.fdopen(handle, "a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -207,23 +193,19 @@ class FolderLock:
 # Where clients keep their state ------------------------------------------------------------------
 
 
-def private_folder(folder: Path) -> os.stat_result:
-    """Make a folder, and missing ones above it, for their owner alone, whatever modes existed.
-
-    Returns the folder's earlier status.
-    """
-    make_folder(folder, 0o700)
+def private_folder(folder: Path) -> None:
+    """Make a folder, and missing ones above it, for their owner alone, whatever modes existed."""
+    writing.make_folder(folder, 0o700)
     try:
-        return change_mode(folder, 0o700)
+        writing.change_mode(folder, 0o700)
     except OSError as error:  # a file system without modes
         LOG.warning("%s is open to other users and stays so: %s", folder, error)
-        return folder.lstat()
 
 
 def own_folder(folder: Path, place: Path | None = None) -> None:
     """Make a private folder of state, up to the SuperNode's folder; refuse another user's."""
     # The SuperNode's folder, by default the one above, may be in a folder that is open to all.
-    make_folder(folder, 0o700)
+    writing.make_folder(folder, 0o700)
     for path in (folder, *folder.parents):
         status = path.lstat()
         why = "belongs to another user" if status.st_uid != os.getuid() else ""
@@ -238,11 +220,12 @@ def default_folder() -> Path:
     """Return the default folder of state files: shared memory if the machine has it."""
     if given := os.environ.get(STATE_VARIABLE):
         path = Path(given).expanduser()
-        return named(path.parent) / path.name  # nobody may put a link there before it is made
+        # Nobody may put a link there before it is made
+        return writing.named(path.parent) / path.name
     base = SHARED if os.access(SHARED, os.W_OK) else Path(tempfile.gettempdir())
-    folder = named(base) / f"flower-graph-{os.getuid()}"
+    folder = writing.named(base) / f"flower-graph-{os.getuid()}"
     # All users may write there: another one may have taken the name.
-    return named(user_cache()) / "state" if is_taken(folder) else folder
+    return writing.named(user_cache()) / "state" if writing.is_taken(folder) else folder
 
 
 def user_cache() -> Path:
@@ -273,9 +256,9 @@ def own_place(context: Context) -> Path | None:
     if given == IN_PROCESS:
         return None
     if given:
-        return named(given)
+        return writing.named(given)
     data = str(context.node_config.get(DATA_FOLDER, ""))
-    return named(data) / "state" if data else None
+    return writing.named(data) / "state" if data else None
 
 
 def state_key(context: Context) -> StateKey | None:

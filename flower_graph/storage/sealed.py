@@ -48,13 +48,22 @@ class StateKey:
             A file that cannot be read, that others may read, with neither a key of 64 hexadecimal
             digits nor a passphrase of 12 characters or more; or a SuperNode without a place.
         """
-        given = node_config.get(STATE_KEY)
+        given, where = node_config.get(STATE_KEY), f"node-config {STATE_KEY}"
         if given is None:
             return None
         if place is None:
             why = "this node has neither state-dir nor data-folder: its state is in memory"
-            raise ConfigError(f"node-config {STATE_KEY}: {why}")
-        return cls(_read_secret(given), place)
+            raise ConfigError(f"{where}: {why}")
+        if not isinstance(given, str) or not given:
+            raise ConfigError(f"{where}: {given!r:.60} is no path")
+        try:
+            secret = read_secret(Path(given).expanduser()).rstrip(b"\r\n")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{where}: {given} cannot be read: {reason(error)}") from error
+        if len(secret) < FEWEST:
+            allowed = f"{KEY_DIGITS} hexadecimal digits, or a passphrase of {FEWEST} or more"
+            raise ConfigError(f"{where}: {given} has {len(secret)} characters; must be {allowed}")
+        return cls(secret, place)
 
     def seal(self, data: bytes, path: Path) -> bytes:
         salt = _SALTS.setdefault(self._secret, os.urandom(SALT))
@@ -83,20 +92,6 @@ class StateKey:
 
     def _name(self, path: Path) -> bytes:
         return path.relative_to(self._place).as_posix().encode()
-
-
-def _read_secret(given: object) -> bytes:
-    where = f"node-config {STATE_KEY}"
-    if not isinstance(given, str) or not given:
-        raise ConfigError(f"{where}: {given!r:.60} is no path")
-    try:
-        secret = read_secret(Path(given).expanduser()).rstrip(b"\r\n")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{where}: {given} cannot be read: {reason(error)}") from error
-    if len(secret) < FEWEST:
-        allowed = f"{KEY_DIGITS} hexadecimal digits, or a passphrase of {FEWEST} characters or more"
-        raise ConfigError(f"{where}: {given} has {len(secret)} characters; must have {allowed}")
-    return secret
 
 
 @lru_cache(maxsize=64)

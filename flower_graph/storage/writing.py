@@ -124,13 +124,12 @@ def make_folder(folder: Path, mode: int = 0o777, *, may_exist: bool = True) -> N
         pass
 
 
-def change_mode(folder: Path, mode: int) -> os.stat_result:
-    """Give a folder of the user's a mode; return its earlier status."""
+def change_mode(folder: Path, mode: int) -> None:
+    """Give a folder of the user's a mode."""
     with _opened(folder) as handle:
         status = os.fstat(handle)
         if status.st_uid == os.geteuid() and status.st_mode & 0o777 != mode:
             os.fchmod(handle, mode)
-    return status
 
 
 def remove_folder(folder: Path) -> None:

@@ -18,12 +18,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from flwr.app import Message as FlowerMessage
 from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.errors import MalformedReplyError, brief
+from flower_graph.wire import keys
 from flower_graph.wire.arrays import (
     Answer,
     IntArray,
@@ -34,38 +35,22 @@ from flower_graph.wire.arrays import (
     metric_records,
     own_records,
     record_of,
-    reply_slots,
 )
 from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing
 from flower_graph.wire.counts import Counted, Counting
 from flower_graph.wire.fields import Clients, Flag, Handled, Real, Reasons, Whole
-from flower_graph.wire.keys import (
-    ARRAY_NAMES,
-    ARRAYS,
-    CLIENTS,
-    CONFIG,
-    EXTRAS,
-    LEFT_OUT,
-    MAX_WEIGHT,
-    METRICS,
-    NUM_EXAMPLES,
-    OWN_ARRAYS,
-    ROW_EACH,
-    ROWS,
-    SERVER_ROUND,
-)
+from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, METRICS, NUM_EXAMPLES
 from flower_graph.wire.ledger import ByteLedger
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
-MOST_EXAMPLES = Whole(
-    NUM_EXAMPLES, "most that `train` counts for", least=0, most=MAX_WEIGHT, optional=True
-)
 PerClient = Tensor | float  # a number of each client as it is written, their mean as it is read
 MAX_CLIENTS = 1 << 20  # that one SuperNode may speak for
 LOSS = "cross-entropy"
-LeftOut = Annotated[dict[int, str], Reasons(LEFT_OUT, "`number:reason` of each that is left out")]
+LeftOut = Annotated[
+    dict[int, str], Reasons(keys.LEFT_OUT, "`number:reason` of each that is left out")
+]
 
 
 def sums(name: str, values: Tensor, weight: int) -> dict[str, float]:
@@ -116,22 +101,20 @@ class ClientMean(Field[Tensor]):
     )
 
     def write(self, value: Tensor, to: Writing) -> None:
-        """Write sum and count, divided by the message's weight."""
         to.config |= sums(self.key, value, to.message.weight)
 
     def read(self, name: str, reading: Reading) -> float:
         return mean_of(reading.metrics, self.key)
 
 
-@dataclass
 class Enrolment(Message, up="query"):
     """A SuperNode's answer to ``query``: the ascending numbers of its clients, if it sends them."""
 
-    clients: Annotated[
-        list[int], Clients(CLIENTS, "the clients here", shape="c", optional=True)
-    ] = field(default_factory=list)
+    # the clients here
+    clients: Annotated[list[int], Clients(keys.CLIENTS, shape="c")] = field(default_factory=list)
     handled: Handled = None
-    most_examples: Annotated[int | None, MOST_EXAMPLES] = None
+    # most that `train` counts for
+    most_examples: Annotated[int | None, Whole(NUM_EXAMPLES, least=0, most=keys.MAX_WEIGHT)] = None
 
     def __post_init__(self) -> None:
         self.clients = sorted(np.asarray(self.clients, np.int64).tolist())
@@ -140,37 +123,34 @@ class Enrolment(Message, up="query"):
         if not self.clients:  # without clients' numbers the other entries are of no use
             self.handled = self.most_examples = None
         elif len(self.clients) > MAX_CLIENTS:
-            raise MalformedReplyError(f"{CLIENTS}: {len(self.clients)}, at most {MAX_CLIENTS}")
+            raise MalformedReplyError(f"{keys.CLIENTS}: {len(self.clients)}, at most {MAX_CLIENTS}")
         elif self.clients[0] < 0:
-            raise MalformedReplyError(f"{CLIENTS}: {self.clients[0]} is below 0")
+            raise MalformedReplyError(f"{keys.CLIENTS}: {self.clients[0]} is below 0")
 
 
-@dataclass
 class RoundRequest(Message, down="train evaluate"):
     """The entries that Flower's own strategies send besides the model."""
 
-    server_round: Annotated[int, Whole(SERVER_ROUND, "the round")]
+    server_round: Annotated[int, Whole(keys.SERVER_ROUND)]  # the round
     counting: Counting = ""
 
 
-@dataclass(kw_only=True)
-class Trained(Message, up="train"):
+class Trained(Message, up="train", kw_only=True):
     """The entries of an answer to ``train`` besides arrays."""
 
     weight: int = 1  # what the answer counts for
-    clients: Annotated[int, Whole(CLIENTS, "how many it speaks for; without it, one", least=1)]
+    clients: Annotated[int, Whole(keys.CLIENTS, least=1)]  # how many it speaks for; without it, one
     left_out: LeftOut = field(default_factory=dict)
 
 
-@dataclass(kw_only=True)
-class Measured(Message, up="evaluate"):
+class Measured(Message, up="evaluate", kw_only=True):
     """The clients' measurements; at the server, means over clients, from Flower's mean."""
 
     weight: int = 1  # the clients
-    cross_entropy: Annotated[PerClient, ClientMean(LOSS, "the sum divided by `num-examples`")]
-    train: Annotated[PerClient, ClientMean("train", "accuracy over training nodes")]
-    val: Annotated[PerClient, ClientMean("val", "over validation nodes")]
-    test: Annotated[PerClient, ClientMean("test", "over test nodes")]
+    cross_entropy: Annotated[PerClient, ClientMean(LOSS)]  # the sum divided by `num-examples`
+    train: Annotated[PerClient, ClientMean()]  # accuracy over training nodes
+    val: Annotated[PerClient, ClientMean()]  # over validation nodes
+    test: Annotated[PerClient, ClientMean()]  # over test nodes
     counts: Counted = None
 
     def answer(self) -> Measurements:
@@ -190,7 +170,7 @@ class Measured(Message, up="evaluate"):
 def clients_of(reply: FlowerMessage) -> int:
     """Return how many clients a reply claims to speak for; 1 if it has no usable number."""
     for record in reply.content.metric_records.values():
-        clients = record.get(CLIENTS)
+        clients = record.get(keys.CLIENTS)
         if isinstance(clients, int) and 0 < clients <= MAX_CLIENTS:
             return clients
     return 1
@@ -251,9 +231,9 @@ class ClientReply:
 
 def read_reply(message: FlowerMessage, clients: Sequence[int]) -> ClientReply:
     """Read a usable message; move the arrays beside the model out of it."""
-    more = message.content.array_records.get(EXTRAS)
+    more = message.content.array_records.get(keys.EXTRAS)
     if more is not None:  # Flower's averaging takes one record of arrays
-        del message.content[EXTRAS]
+        del message.content[keys.EXTRAS]
     return ClientReply(tuple(clients), message, _decoded(more or ArrayRecord()))
 
 
@@ -268,22 +248,19 @@ def _decoded(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
 # axis: its answer is that of any Flower client.
 
 
-@dataclass
 class Asked(Message, down="train evaluate"):
     """The clients that a request is for, and whether they answer one by one."""
 
-    clients: Annotated[
-        IntArray | None, Clients(CLIENTS, "for these alone", shape="c", optional=True)
-    ] = None
-    has_rows: Annotated[bool, Flag(OWN_ARRAYS, "arrays have a row for each", optional=True)] = False
-    wants_rows: Annotated[bool, Flag(ROW_EACH, "a row of each is wanted", optional=True)] = False
+    clients: Annotated[IntArray | None, Clients(keys.CLIENTS, shape="c")] = None  # for these alone
+    has_rows: Annotated[bool, Flag(keys.OWN_ARRAYS)] = False  # arrays have a row for each
+    wants_rows: Annotated[bool, Flag(keys.ROW_EACH)] = False  # a row of each is wanted
 
     def chosen(self, hosted: Sequence[int]) -> list[int]:
         """Return the clients that it is for, ascending; ``ValueError`` if one is not here."""
         if self.clients is None:
             return sorted(hosted)
         if strangers := sorted(set(self.clients.tolist()) - set(hosted)):
-            raise ValueError(f"{CLIENTS}: {strangers!s:.60} are not here")
+            raise ValueError(f"{keys.CLIENTS}: {strangers!s:.60} are not here")
         return sorted(self.clients.tolist())
 
     def arrays_for(self, parameters: Parameters, hosted: Sequence[int]) -> dict[int, Parameters]:
@@ -295,14 +272,11 @@ class Asked(Message, down="train evaluate"):
         return dict(zip(clients, rows, strict=True))
 
 
-@dataclass
 class RowsBeside(Message, up="train"):
     """The entries of an answer in rows besides arrays and metrics."""
 
-    rows: Annotated[
-        IntArray,
-        Clients(ROWS, "whose rows all arrays have, and lists all metrics, ascending", shape="c"),
-    ]
+    # whose rows all arrays have, and lists all metrics, ascending
+    rows: Annotated[IntArray, Clients(keys.ROWS, shape="c")]
     left_out: LeftOut = field(default_factory=dict)
 
 
@@ -322,27 +296,20 @@ class Rows:
     answers: Mapping[int, Answer]
     left_out: Mapping[int, str] = field(default_factory=dict)
 
-    def to_record(self, incoming: list[tuple[str, str]]) -> RecordDict:
-        """Write the rows; ``incoming`` are the request's arrays, as (record, key)."""
+    def joined(self) -> tuple[Parameters, list[int], dict[str, Any]]:
+        """Return all as one answer: rows of arrays, weights, and lists of numbers."""
         numbers = sorted(self.answers)
-        parts = [self.answers[client] for client in numbers]
-        entries: list[dict[str, Any]] = [dict(part[2]) for part in parts]
-        names = [one.pop(ARRAY_NAMES, None) for one in entries]
-        slots = reply_slots(names[0], incoming, len(parts[0][0]))
-        records: dict[str, Any] = {ARRAYS: ArrayRecord()}
-        for index, (record, key) in enumerate(slots):
-            rows = np.stack([part[0][index] for part in parts])
-            records.setdefault(record, ArrayRecord())[key] = encode_array(key, rows)
-        metrics: dict[str, list[Any]] = {key: [] for key in entries[0]}
-        for key, joined in metrics.items():
-            for value in (entry[key] for entry in entries):
-                joined += value if isinstance(value, list | tuple) else [value]
-        measured = metric_records({NUM_EXAMPLES: [part[1] for part in parts]}, metrics)
-        if [*measured] != [METRICS]:
+        arrays, weights, entries = zip(*(self.answers[one] for one in numbers), strict=True)
+        metrics = {key: [own[key] for own in entries] for key in entries[0]}
+        names = metrics.pop(ARRAY_NAMES, [None])[0]
+        for key, values in metrics.items():
+            lists = (one if isinstance(one, list | tuple) else [one] for one in values)
+            metrics[key] = [number for one in lists for number in one]
+        if [*metric_records({}, metrics)] != [METRICS]:
             raise TypeError("beside its arrays a client's answer in rows has numbers alone")
-        records |= measured
         beside = RowsBeside(np.array(numbers, np.int64), dict(self.left_out)).to_config()
-        return RecordDict(records | {CONFIG: ConfigRecord(beside)})
+        rows = [np.stack(one) for one in zip(*arrays, strict=True)]
+        return rows, list(weights), metrics | beside | ({ARRAY_NAMES: names} if names else {})
 
 
 def split_rows(reply: FlowerMessage, asked: Sequence[int]) -> dict[int, FlowerMessage]:
@@ -350,18 +317,19 @@ def split_rows(reply: FlowerMessage, asked: Sequence[int]) -> dict[int, FlowerMe
     beside = RowsBeside.read(reply.content)
     numbers: list[int] = beside.rows.tolist()
     if strangers := sorted(set(numbers) - set(asked)):
-        raise MalformedReplyError(f"{ROWS}: clients {brief(strangers, 60)} were not asked")
+        raise MalformedReplyError(f"{keys.ROWS}: clients {brief(strangers, 60)} were not asked")
     count = len(numbers)
     contents = [RecordDict({METRICS: MetricRecord()}) for _ in numbers]
     for name, record in reply.content.items():
         if isinstance(record, ArrayRecord):
-            for content in contents:
-                content[name] = ArrayRecord()
-            for key, array in record.items():
-                for content, row in zip(
-                    contents, _rows(f"{name}/{key}", array, count), strict=True
-                ):
-                    content.array_records[name][key] = encode_array(key, np.asarray(row))
+            arrays = {key: decode_array(f"{name}/{key}", array) for key, array in record.items()}
+            for key, rows in arrays.items():
+                if rows.shape[:1] != (count,):
+                    shape = f"{name}/{key} has shape {rows.shape}"
+                    raise MalformedReplyError(f"{shape}, expected {count} rows")
+            for index, content in enumerate(contents):
+                own = {k: encode_array(k, np.asarray(rows[index])) for k, rows in arrays.items()}
+                content[name] = ArrayRecord(own)
     metrics = record_of(reply.content, METRICS, MetricRecord) or MetricRecord()
     for key, value in metrics.items():
         values = value if isinstance(value, list) else [value]
@@ -369,21 +337,12 @@ def split_rows(reply: FlowerMessage, asked: Sequence[int]) -> dict[int, FlowerMe
         if rest or not size:
             raise MalformedReplyError(f"{key}: {len(values)} numbers for {count} clients")
         for index, content in enumerate(contents):
-            own = values[index * size : (index + 1) * size]
-            content.metric_records[METRICS][key] = own[0] if size == 1 else own
-    return {n: _with(reply, content) for n, content in zip(numbers, contents, strict=True)}
-
-
-def _rows(name: str, array: Array, count: int) -> NDArray[np.generic]:
-    values = decode_array(name, array)
-    if values.shape[:1] != (count,):
-        raise MalformedReplyError(f"{name} has shape {values.shape}, expected {count} rows")
-    return values
-
-
-def _with(message: FlowerMessage, content: RecordDict) -> FlowerMessage:
-    result = copy.copy(message)
-    result.content = content
+            part = values[index * size : (index + 1) * size]
+            content.metric_records[METRICS][key] = part[0] if size == 1 else part
+    result = {}
+    for client, content in zip(numbers, contents, strict=True):
+        result[client] = copy.copy(reply)
+        result[client].content = content
     return result
 
 
@@ -400,18 +359,6 @@ def stacked(models: Sequence[ArrayRecord]) -> ArrayRecord:
         name: [decode_array(name, one[name]) for one in distinct.values()] for name in models[0]
     }
     return ArrayRecord({name: encode_array(name, np.stack(v)[rows]) for name, v in each.items()})
-
-
-def bytes_of_each(record: ArrayRecord, count: int) -> int:
-    """Count one client's bytes in a record with a row for each of ``count``."""
-    if count == 1:
-        return record.count_bytes()
-    total = 0
-    for name, array in record.items():
-        # NumPy's header, by the length that it states; the record may not have been checked yet
-        head = min(10 + int.from_bytes(array.data[8:10], "little"), len(array.data))
-        total += len(name) + head + (len(array.data) - head) // count
-    return total
 
 
 # Flower's messages ------------------------------------------------------------------------------
@@ -444,6 +391,17 @@ def count_payload(
     asked: Mapping[int, Sequence[int]],
 ) -> None:
     """Count every client's arrays both ways, also if clients share a SuperNode."""
+
+    def bytes_of_each(record: ArrayRecord, count: int) -> int:
+        if count == 1:
+            return record.count_bytes()
+        total = 0
+        for name, array in record.items():
+            # NumPy's header, by the length that it states; it may not have been checked yet
+            head = min(10 + int.from_bytes(array.data[8:10], "little"), len(array.data))
+            total += len(name) + head + (len(array.data) - head) // count
+        return total
+
     # A SuperNode that does not say which clients it hosts counts as one client.
     answers = {one.metadata.src_node_id: one for one in replies if one.has_content()}
     for message in sent:
@@ -452,13 +410,15 @@ def count_payload(
         if not clients:
             clients = 1 if answer is None else clients_of(answer)
         entries = list(message.content.config_records.values())
-        has, wants = (any(one.get(key) for one in entries) for key in (OWN_ARRAYS, ROW_EACH))
+        has, wants = (
+            any(one.get(key) for one in entries) for key in (keys.OWN_ARRAYS, keys.ROW_EACH)
+        )
         pairs = [("down", message, has)] + ([] if answer is None else [("up", answer, wants)])
         for direction, one, is_in_rows in pairs:
             count = clients if is_in_rows else 1
             records = one.content.array_records.items()
             sizes = {name: bytes_of_each(record, count) for name, record in records}
-            extras = sizes.pop(EXTRAS, 0)
+            extras = sizes.pop(keys.EXTRAS, 0)
             ledger.count(direction, "weights", clients * sum(sizes.values()))
             if extras:
-                ledger.count(direction, EXTRAS, clients * extras)
+                ledger.count(direction, keys.EXTRAS, clients * extras)

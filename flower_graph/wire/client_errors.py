@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 # Their texts quote the request and nothing else.
 TELLABLE = (RefusedError, MalformedReplyError)
 AT_HOME = "what it says stays in the SuperNode's log"
-NOT_OURS = re.compile(
-    rf"\b(\w{{1,99}}): {AT_HOME}"
-)  # in the reason of an error from another machine
+# In the reason of an error from another machine
+NOT_OURS = re.compile(rf"\b(\w{{1,99}}): {AT_HOME}")
 STATE_LOST = 1001  # an error reply's code; those that Flower gives are small
 # Flower's error of a ClientApp without a function for a type of message, such as ``query``. Nothing
 # else tells it from one whose function failed.
@@ -91,17 +90,11 @@ def boundary(context: Context) -> Iterator[None]:
         is_told = isinstance(error, TELLABLE) or getattr(error, "told", None) == str(error)
         if is_told or is_own_machine(context):
             raise
+        kind, words = type(error), getattr(error, "told", AT_HOME)
+        if kind is not getattr(errors, kind.__name__, None):
+            kind, words = ClientError, f"{kind.__name__}: {words}"
         # Flower logs both here, and sends kind and text of the new one.
-        raise _outward(error) from error
-
-
-def _outward(error: Exception) -> Exception:
-    kind, words = type(error), getattr(error, "told", AT_HOME)
-    if kind is getattr(errors, kind.__name__, None):
-        outward: Exception = kind(words)
-        return told(outward, words)
-    words = f"{kind.__name__}: {words}"
-    return told(ClientError(words), words)
+        raise told(kind(words), words) from error
 
 
 def lost_reply(error: StateLostError, message: Message) -> Message:
@@ -144,10 +137,9 @@ class Failures:
     grid: Grid
     found: dict[int, tuple[Fault, str]] = field(default_factory=dict)  # by node, with all it says
 
-    def note(self, reply: Message, waiting: Mapping[str, int]) -> None:
-        node_id = waiting.get(reply.metadata.reply_to_message_id)
+    def note(self, node_id: int, reply: Message) -> None:
         # A plain ClientApp cannot answer a query, but trains.
-        if node_id is None or reply.metadata.message_type.startswith("query"):
+        if reply.metadata.message_type.startswith("query"):
             return
         self.found.pop(node_id, None)
         if reply.has_error():

@@ -1,23 +1,25 @@
 """The codec: a message is a dataclass whose fields declare the wire format.
 
-    @dataclass
-    class MaskRequest(Message, down="train.sum_mask"):
-        clients: Annotated[Integers, Clients("mask-clients", "who may contribute", shape="p")]
-        round_keys: Annotated[Bytes, Block("mask-round-keys", "public keys", shape="f 32")]
+    class MaskRequest(Message, down="train.sum_mask", prefix="mask-"):
+        clients: Annotated[Integers, Clients(shape="p")]  # who may contribute
+        round_keys: Annotated[Bytes, Block(shape="f 32")]  # public keys
+
+A field's key is the message's prefix, which ``*`` stands for, and the field's name, unless it names
+another. A field with a default may be missing. Letters in a shape are sizes: the first field with a
+letter sets its size, and all others must have the same. The comment describes the field in
+``docs/reference/messages.md``.
 
 ``to_record`` and ``from_numpy`` carry a request from the server to a ``NumPyClient``, ``to_numpy``
 (or ``to_config``, for the result of ``get_properties``) and ``read`` carry its answer back;
 ``to_config`` and ``from_config`` are for entries that travel with other messages'. A message checks
-its own consistency in ``check``. Letters in a shape are sizes: the first field with a letter sets
-its size, and all others must have the same. ``says`` describes a field in
-``docs/reference/messages.md``.
+its own consistency in ``check``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache, cached_property, lru_cache
 from typing import (
     Annotated,
@@ -26,6 +28,7 @@ from typing import (
     Generic,
     Self,
     TypeVar,
+    dataclass_transform,
     get_args,
     get_origin,
     get_type_hints,
@@ -42,6 +45,7 @@ from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, MAX_NUMBER, METR
 Entries = Mapping[str, object]
 Known = Mapping[str, Any]  # what the reader asked for, by names of fields: of any type
 ABSENT: object = object()  # the value of an optional field that is missing
+NAMED = "*"  # a key that is the message's prefix and the field's name
 T = TypeVar("T")  # what a field is in the dataclass
 
 
@@ -74,8 +78,8 @@ class Reading:
 
     def bind(self, shape: str, sizes: tuple[int, ...]) -> None:
         for axis, size in zip(axes(shape), sizes, strict=True):
-            if isinstance(axis, str) and axis not in self.sizes:
-                self.sizes[axis] = size
+            if isinstance(axis, str):
+                self.sizes.setdefault(axis, size)
 
     def fit(self, shape: str, count: int) -> tuple[int, ...] | None:
         """Return the shape of ``count`` items if at most one size is unknown; else None."""
@@ -87,9 +91,6 @@ class Reading:
         result = tuple(count // (unit or 1) if size == -1 else size for size in sizes)
         self.bind(shape, result)
         return result
-
-    def part(self) -> Reading:
-        return Reading(self.config, self.metrics, self.arrays)
 
 
 @dataclass
@@ -105,10 +106,11 @@ class Writing:
 class Field(Generic[T]):
     """An entry of a config or metric record; the base of all kinds."""
 
-    key: str = ""  # by default the field's name behind the message's prefix, if it has one
-    says: str = ""
+    key: str = NAMED
+    says: str = ""  # for the page: of a field that several messages have
     _: KW_ONLY
-    optional: bool = False  # left out if empty; read as the dataclass's default if missing
+    shape: str = ""
+    optional: bool = False  # has a default: left out if it is empty, and may be missing
     group: str = ""  # the heading on the page under which it is described for all methods
     turn: ClassVar[int] = 0  # read in this order: entries, arrays, those that need both
     is_number: ClassVar[bool] = False  # Flower's adaptor puts it among the metrics
@@ -116,15 +118,9 @@ class Field(Generic[T]):
     empty: ClassVar[object] = None
     type: ClassVar[str] = ""
 
-    @property
-    def described(self) -> str:
-        return self.type
-
     def write(self, value: T, to: Writing) -> None:
         """Write a field's value, unless its entry would be empty."""
-        if self.optional and is_empty(value):
-            return
-        if not is_empty(entry := self.encode(value)):
+        if not (self.optional and is_empty(value)) and not is_empty(entry := self.encode(value)):
             to.config[self.key] = entry
 
     def read(self, name: str, reading: Reading) -> object:
@@ -146,7 +142,7 @@ class Field(Generic[T]):
     def decode(self, value: object, name: str, reading: Reading) -> T:
         raise NotImplementedError
 
-    def refuse(self, wanted: str, value: object) -> MalformedReplyError:
+    def refuse(self, wanted: object, value: object) -> MalformedReplyError:
         """Return the error for an entry that does not fit its declaration."""
         return MalformedReplyError(f"{self.key}: expected {wanted}, got {brief(value)}")
 
@@ -160,29 +156,15 @@ def is_empty(value: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Shaped(Field[T]):
-    """A field with a shape."""
-
-    shape: str = "n"
-
-    @property
-    def described(self) -> str:
-        return f"{self.type} `[{', '.join(self.shape.split())}]`"
-
-
-@dataclass(frozen=True)
-class Tensor(Shaped[NDArray[np.generic] | None]):
+class Tensor(Field[NDArray[np.generic] | None]):
     """An array, under ``record/key``; not written if it is None."""
 
+    shape: str = "n"
     dtype: str = "float32"  # the type that is sent, for the page; any numbers are accepted
     limit: float | None = MAX_NUMBER  # largest absolute value that the server accepts
     per: str = ""  # the letter of a size that multiplies the limit
     when: str = ""  # the field, or the value asked for, that says whether the array is sent
     turn = 1
-
-    @property
-    def described(self) -> str:
-        return f"{self.dtype} `[{', '.join(self.shape.split())}]`"
 
     def write(self, value: NDArray[np.generic] | None, to: Writing) -> None:
         if value is not None:
@@ -218,7 +200,7 @@ def take(key: str, shape: str, reading: Reading) -> NDArray[np.generic]:
 class Part(Field[object]):
     """A group of entries: of a message, or of another class whose fields are given."""
 
-    # The key is the title of the group on the page, if it has one
+    key: str = ""  # the title of the group on the page, if it has one
     make: Callable[..., object] = dict
     fields: Mapping[str, AnyField] | None = None
     when: str = ""  # the entry that says whether the group is sent
@@ -247,7 +229,8 @@ class Part(Field[object]):
     def read(self, name: str, reading: Reading) -> object:
         if self.when and not reading.config.get(self.when):
             return ABSENT
-        return self.make(**self.values(reading.part()))
+        own = Reading(reading.config, reading.metrics, reading.arrays)
+        return self.make(**self.values(own))
 
     # Any, here and below: fields have values of any type, and so have entries
     def values(self, reading: Reading) -> dict[str, Any]:
@@ -270,25 +253,31 @@ class Part(Field[object]):
 
 
 @cache
-def fields_of(cls: object) -> Mapping[str, AnyField]:
+def fields_of(cls: Any) -> Mapping[str, AnyField]:
     """Return the declared fields of a class, in order."""
     found, prefix = {}, getattr(cls, "prefix", "")
+    required = set(getattr(cls, "_fields", ())) - getattr(cls, "_field_defaults", {}).keys()
+    if is_dataclass(cls):  # otherwise a NamedTuple
+        required = {f.name for f in fields(cls) if f.default is f.default_factory is MISSING}
     for name, hint in get_type_hints(cls, include_extras=True).items():
         if get_origin(hint) is Annotated:
             one = next(field for field in get_args(hint) if isinstance(field, Field))
-            if prefix and not one.key and not isinstance(one, Part):
-                one = replace(one, key=prefix + name.replace("_", "-"))
+            key = f"*{name.replace('_', '-')}" if one.key == NAMED else one.key
+            key = prefix + key[1:] if key.startswith("*") else key
+            if not isinstance(one, Part):
+                one = replace(one, key=key, optional=one.optional or name not in required)
             found[name] = one
     return found
 
 
+@dataclass_transform(field_specifiers=(field,))
 class Message:
-    """A message in one direction; subclasses are dataclasses."""
+    """A message in one direction; its subclasses become dataclasses."""
 
     down: ClassVar[tuple[str, ...]] = ()  # the types of the Flower messages that carry it
     up: ClassVar[tuple[str, ...]] = ()
     fixed: ClassVar[Mapping[str, object]] = {}  # entries that are always the same
-    prefix: ClassVar[str] = ""  # begins the keys that fields do not name
+    prefix: ClassVar[str] = ""
     layout: ClassVar[Part]  # its fields
 
     def __init_subclass__(
@@ -298,9 +287,18 @@ class Message:
         up: str = "",
         fixed: Mapping[str, object] | None = None,
         prefix: str = "",
+        **options: bool,
     ) -> None:
-        """Register which Flower messages carry it: their types, with blanks between."""
+        """Register which Flower messages carry it: their types, with blanks between.
+
+        ``prefix`` begins the keys that fields do not name; ``options`` are those of a dataclass.
+        """
         super().__init_subclass__()
+        dataclass(**options)(cls)
+        # A message that is still decorated is made a dataclass once more
+        for one in vars(cls)["__dataclass_fields__"].values():
+            if one.default_factory is not MISSING:
+                setattr(cls, one.name, field(default_factory=one.default_factory))
         cls.prefix = prefix or cls.prefix
         cls.down, cls.up, cls.fixed = tuple(down.split()), tuple(up.split()), fixed or {}
         cls.layout = Part(make=cls)
@@ -335,7 +333,7 @@ class Message:
 
     @classmethod
     def from_config(cls, config: Entries, **known: object) -> Self:
-        return cls._read(Reading(config, config, [], known))
+        return cls.from_numpy([], config, **known)
 
     @classmethod
     def from_numpy(cls, parameters: Parameters, config: Entries, **known: object) -> Self:

@@ -58,7 +58,6 @@ Counted = Annotated[
 ]
 
 
-@dataclass
 class CountReply(Message):
     """The counts in a reply, whatever else it says."""
 

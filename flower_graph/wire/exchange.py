@@ -1,16 +1,13 @@
 """One exchange with the clients: send, wait with a deadline, check every reply, count bytes.
 
 ``Grid.send_and_receive`` polls every 3 s in a deployment, checks nothing and counts nothing.
-``Exchange`` works on any Flower grid (Ray, deployment, in-process) through ``push_messages`` and
-``pull_messages`` only, waits in short growing steps, and leaves out and reports every bad reply
-instead of stopping the run.
+``Exchange`` works on any Flower grid through ``push_messages`` and ``pull_messages`` only, waits in
+short growing steps, and leaves out and reports every bad reply instead of stopping the run.
 
 A reply is used if it answers an open message of this exchange, comes from the node that was asked,
-carries the right round, is not too large, and the caller's ``read`` accepts it. `Gathering` decides
-that, one message at a time and without a grid, because here a faulty or hostile client meets the
-server: no message of a client may raise an error, count twice or speak for another node. Ids of
-unanswered messages are kept for a while, so that a late reply is recognised, drained from the grid
-and refused.
+is not too large, carries the right round, and the caller's ``read`` accepts it: no message of a
+client may raise an error, count twice or speak for another node. Ids of unanswered messages are
+kept for a while, so that a late reply is recognised, drained from the grid and refused.
 """
 
 from __future__ import annotations
@@ -64,65 +61,22 @@ class Rejected:
     kind: Kind = Kind.OTHER  # The kind of its error, if it answered with one
 
 
-@dataclass(frozen=True)
+@dataclass
 class Replies(Generic[T]):
-    """The result of one exchange."""
+    """The result of one exchange: a node that was asked has a value or a reason, never both."""
 
-    # Every node that was asked is in `values` or, once, in `rejected`, never in both.
-
-    # The value that ``read`` returned for each node with a good answer
-    values: dict[int, T] = field(default_factory=dict)
-    # The nodes that gave no usable answer, with the reason
-    rejected: list[Rejected] = field(default_factory=list)
-    # Messages that answered no open request: duplicates, late ones, and those of unknown nodes
+    values: dict[int, T] = field(default_factory=dict)  # what ``read`` returned, by node
+    rejected: list[Rejected] = field(default_factory=list)  # nodes without a usable answer
+    # Messages that answered no open request: duplicates, and those of other nodes
     strays: list[Rejected] = field(default_factory=list)
 
-    def in_order(self, nodes: Iterable[int]) -> Replies[T]:
-        rank = {node_id: index for index, node_id in enumerate(nodes)}
-        values = dict(sorted(self.values.items(), key=lambda item: rank[item[0]]))
-        rejected = sorted(self.rejected, key=lambda entry: rank[entry.node_id])
-        return Replies(values, rejected, self.strays)
 
-
-@dataclass
-class Gathering(Generic[T]):
-    """An exchange in progress: which nodes have still to answer, and the answers so far."""
-
-    server_round: int
-    read: Callable[[int, RecordDict], T]
-    max_reply_bytes: int | None
-    open: dict[str, int] = field(default_factory=dict)  # message id -> node id
-    replies: Replies[T] = field(default_factory=Replies)
-
-    def reject(self, node_id: int, reason: str, kind: Kind = Kind.OTHER) -> None:
-        self.replies.rejected.append(Rejected(node_id, one_line(reason), kind))
-
-    def take(self, reply: Message, size: int) -> None:
-        """Sort an incoming message: as a value, as a rejected node, or as a message to ignore."""
-        answers, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
-        if answers not in self.open or not _is_of(self.open[answers], reply):
-            of = self.open.get(answers)
-            why = NO_ANSWER if of is None else f"reply in the name of node {of}"
-            self.replies.strays.append(Rejected(sender, why))
-            return
-        node_id = self.open.pop(answers)
-        if (problem := self._problem(reply, size)) is not None:
-            self.reject(node_id, problem, kind_of(reply))
-            return
-        try:
-            self.replies.values[node_id] = self.read(node_id, reply.content)
-        except Exception as error:
-            self.reject(node_id, unreadable(error))
-
-    def _problem(self, reply: Message, size: int) -> str | None:
-        if (why := too_large(reply, size, self.max_reply_bytes)) is not None:
-            return why
-        if (problem := no_content(reply)) is not None:
-            return problem
-        if reply.metadata.group_id != str(self.server_round):
-            came = reply.metadata.group_id[:MAX_REASON] or "?"
-            return f"round {came}, expected {self.server_round}"
-        return None
+def fault_of(reply: Message, size: int, server_round: int, most: int | None) -> str | None:
+    """Return why a reply of so many bytes is refused unread, or None."""
+    if (problem := too_large(reply, size, most) or no_content(reply)) is not None:
+        return problem
+    came = reply.metadata.group_id[:MAX_REASON] or "?"
+    return None if came == str(server_round) else f"round {came}, expected {server_round}"
 
 
 class Exchange:
@@ -216,58 +170,53 @@ class Exchange:
             If an argument is impossible.
         """
         _deadline(timeout)  # refuse a bad round before anything is sent
-        gathering = Gathering[T](server_round, read, max_reply_bytes)
         ttl, group = timeout + TTL_MARGIN, str(server_round)
         messages = [
             Message(content, node_id, message_type, ttl=ttl, group_id=group)
             for node_id, content in requests.items()
         ]
-        gathering.open |= self._sent(messages)
-        taken = set(gathering.open.values())
-        for node_id, content in requests.items():
-            if node_id in taken:
-                self.ledger.count_wire("down", count_bytes(content))
-            else:
-                gathering.reject(node_id, "not sent: the grid refused the message; node gone?")
-        for reply in self._pull(gathering.open, server_round, timeout):
-            size = size_of(reply)
-            self.ledger.count_wire("up", size)
-            gathering.take(reply, size)
-        for node_id in gathering.open.values():
-            gathering.reject(node_id, f"no reply within {timeout:g} s")
-        replies = gathering.replies.in_order(requests)
-        log_rejected(LOG, server_round, called, replies.rejected)
-        log_rejected(LOG, server_round, "ignored", replies.strays)
-        return replies
+        waiting, strays = self._sent(messages), list[Rejected]()
+        values, faults = dict[int, T](), dict[int, Rejected]()
+        for node_id in waiting.values():
+            self.ledger.count_wire("down", count_bytes(requests[node_id]))
+        for node in requests.keys() - set(waiting.values()):
+            words = "not sent: the grid refused the message; node gone?"
+            faults[node] = Rejected(node, words)
+        for node, reply in self._pull(waiting, server_round, timeout, strays):
+            self.ledger.count_wire("up", size := size_of(reply))
+            problem = fault_of(reply, size, server_round, max_reply_bytes)
+            if problem is None:
+                try:
+                    values[node] = read(node, reply.content)
+                    continue
+                except Exception as error:
+                    problem = unreadable(error)
+            faults[node] = Rejected(node, one_line(problem), kind_of(reply))
+        for node in waiting.values():
+            faults[node] = Rejected(node, f"no reply within {timeout:g} s")
+        rejected = [faults[node] for node in requests if node in faults]
+        log_rejected(LOG, server_round, called, rejected)
+        log_rejected(LOG, server_round, "ignored", strays)
+        return Replies({n: values[n] for n in requests if n in values}, rejected, strays)
 
     def relay(
         self, messages: Iterable[Message], *, server_round: int, timeout: float
     ) -> list[Message]:
         """Send messages made elsewhere and gather the answers, unread and uncounted.
 
-        As Flower's ``Grid.send_and_receive``, without its polls every 3 s, and without replies to
-        messages of earlier exchanges.
+        As Flower's ``Grid.send_and_receive``, without its polls every 3 s, and with the first
+        answer of each node alone.
         """
-        waiting, replies = self._sent(list(messages)), []
-        for reply in self._pull(waiting, server_round, timeout):
-            answers = reply.metadata.reply_to_message_id
-            node = waiting.get(answers)
-            if node is not None and _is_of(node, reply):
-                del waiting[answers]
-            elif node is not None and reply.has_error():
-                self._ignore(reply, server_round, f"error in the name of node {node}")
-                continue
-            replies.append(reply)
+        strays = list[Rejected]()
+        pulled = self._pull(self._sent(list(messages)), server_round, timeout, strays)
+        replies = [reply for _, reply in pulled]
+        log_rejected(LOG, server_round, "ignored", strays)
         return replies
 
-    def _ignore(self, reply: Message, server_round: int, why: str) -> None:
-        ignored = Rejected(reply.metadata.src_node_id, why)
-        log_rejected(LOG, server_round, "ignored", [ignored])
-
     def _pull(
-        self, waiting: Mapping[str, int], server_round: int, timeout: float
-    ) -> Iterator[Message]:
-        """Yield replies until all nodes have answered, or time is up; drop late ones.
+        self, waiting: dict[str, int], server_round: int, timeout: float, strays: list[Rejected]
+    ) -> Iterator[tuple[int, Message]]:
+        """Take nodes out of ``waiting`` with their answers, until none is left or time is up.
 
         A node whose answer cannot come any more gets an error instead, as Flower up to 1.42 gives
         it: later versions report neither lost answers nor lost SuperNodes.
@@ -284,18 +233,26 @@ class Exchange:
                 look = time.monotonic() + LOOK_WAIT
             replies, lost = pull(self.grid, [*waiting, *self._unanswered])
             for reply in replies:
-                late = self._unanswered.pop(reply.metadata.reply_to_message_id, None)
-                if late is not None:
-                    self.ledger.count_wire("up", size_of(reply))
-                    self._ignore(reply, server_round, f"late: round {late[0]}")
+                answers, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
+                node, late = waiting.get(answers), self._unanswered.pop(answers, None)
+                if node is not None and _is_of(node, reply):
+                    del waiting[answers]
+                    self.failures.note(node, reply)
+                    yield node, reply
                     continue
-                self.failures.note(reply, waiting)
-                yield reply
+                self.ledger.count_wire("up", size_of(reply))
+                if late is not None:
+                    ignored = [Rejected(sender, f"late: round {late[0]}")]
+                    log_rejected(LOG, server_round, "ignored", ignored)
+                else:
+                    why = NO_ANSWER if node is None else f"reply in the name of node {node}"
+                    strays.append(Rejected(sender, why))
             for message_id, node in [*waiting.items()]:
                 if node in gone or lost.get(message_id) == node:
                     reply = _lost(message_id, node, GONE if node in gone else LOST)
-                    self.failures.note(reply, waiting)
-                    yield reply
+                    del waiting[message_id]
+                    self.failures.note(node, reply)
+                    yield node, reply
             left = deadline - time.monotonic()
             if left <= 0 or not waiting:
                 break

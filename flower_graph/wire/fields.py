@@ -16,8 +16,8 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief, one_line
-from flower_graph.wire.arrays import IntArray, pack_integers, unpack_integers
-from flower_graph.wire.codec import Entries, Field, Message, Reading, Shaped, Writing
+from flower_graph.wire.arrays import IntArray, each_once, pack_integers, unpack_integers
+from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing
 from flower_graph.wire.keys import CHECKPOINT, CONFIG, HANDLED, NOT_SAVED, RUN_TOKEN
 
 Bytes = NDArray[np.uint8]
@@ -29,68 +29,61 @@ RUN_BYTES = 16  # the nonce that tells one run from another
 
 
 @dataclass(frozen=True)
-class Whole(Field[int]):
-    """A whole number; the requested one, if the reader knows it."""
-
-    least: int | None = None
-    most: int | None = None
-    is_number = True
-    type = "int"
-
-    def decode(self, value: object, name: str, reading: Reading) -> int:
-        if name in reading.known and value != reading.known[name]:
-            raise MalformedReplyError(f"{self.key} {brief(value)}, expected {reading.known[name]}")
-        if (
-            type(value) is not int
-            or (self.least is not None and value < self.least)
-            or (self.most is not None and value > self.most)
-        ):
-            words = {None: "an integer", 0: "a count", 1: "a positive number"}
-            raise self.refuse(words.get(self.least, f"an integer from {self.least}"), value)
-        return value
-
-
-@dataclass(frozen=True)
 class Scalar(Field[T]):
     """A value of one type, or of several."""
 
     kinds: ClassVar[tuple[type, ...]]
-    wanted: ClassVar[str]
 
     def decode(self, value: Any, name: str, reading: Reading) -> T:
         if type(value) not in self.kinds:
-            raise self.refuse(self.wanted, value)
+            raise self.refuse(self.type, value)
         result: T = value
         return result
 
 
 @dataclass(frozen=True)
+class Whole(Scalar[int]):
+    """A whole number; the requested one, if the reader knows it."""
+
+    least: int | None = None
+    most: int | None = None
+    is_number = True
+    kinds, type = (int,), "int"
+
+    def decode(self, value: object, name: str, reading: Reading) -> int:
+        if name in reading.known and value != reading.known[name]:
+            raise self.refuse(reading.known[name], value)
+        number = super().decode(value, name, reading)
+        if self.least is not None and number < self.least:
+            raise self.refuse(f"{self.least} or more", value)
+        if self.most is not None and number > self.most:
+            raise self.refuse(f"at most {self.most}", value)
+        return number
+
+
 class Real(Scalar[float]):
     """A number."""
 
-    kinds, wanted, type = (int, float), "a number", "float"
+    kinds, type = (int, float), "float"
     is_number = True
 
     def decode(self, value: Any, name: str, reading: Reading) -> float:
         return float(super().decode(value, name, reading))
 
 
-@dataclass(frozen=True)
 class Flag(Scalar[bool]):
     """Yes or no."""
 
-    kinds, wanted, type = (bool,), "yes or no", "bool"
+    kinds, type = (bool,), "bool"
 
 
-@dataclass(frozen=True)
 class Word(Scalar[str]):
     """Text."""
 
     empty = ""
-    kinds, wanted, type = (str,), "text", "str"
+    kinds, type = (str,), "str"
 
 
-@dataclass(frozen=True)
 class Said(Word):
     """A peer's own words, cut to a line that a log can have."""
 
@@ -98,19 +91,17 @@ class Said(Word):
         return one_line(value)
 
 
-@dataclass(frozen=True)
-class Raw(Field[bytes]):
+class Raw(Scalar[bytes]):
     """The nonce of a run."""
 
-    type = f"bytes (uint8) `[{RUN_BYTES}]`"
+    kinds, type = (bytes,), f"bytes (uint8) `[{RUN_BYTES}]`"
 
     def decode(self, value: object, name: str, reading: Reading) -> bytes:
-        if not isinstance(value, bytes) or len(value) != RUN_BYTES:
-            raise self.refuse(f"{RUN_BYTES} bytes", value)
-        return value
+        if len(nonce := super().decode(value, name, reading)) != RUN_BYTES:
+            raise self.refuse(self.type, value)
+        return nonce
 
 
-@dataclass(frozen=True)
 class Reasons(Field[dict[int, str]]):
     """Which clients are left out and why, as ``number:reason``; no entry if none is."""
 
@@ -123,11 +114,12 @@ class Reasons(Field[dict[int, str]]):
     def decode(self, value: object, name: str, reading: Reading) -> dict[int, str]:
         lines = value if isinstance(value, list) else [value]
         if len(lines) > MAX_LINES:
-            raise MalformedReplyError(f"{self.key}: {len(lines)} reasons, at most {MAX_LINES}")
-        pairs = [reason_of(line) for line in lines]
-        if None in pairs:
-            raise self.refuse("number:reason", lines[pairs.index(None)])
-        return dict(pair for pair in pairs if pair is not None)
+            raise self.refuse(f"at most {MAX_LINES}", f"{len(lines)} reasons")
+        pairs = {line: reason_of(line) for line in map(one_line, lines)}
+        for line, pair in pairs.items():
+            if pair is None:
+                raise self.refuse("number:reason", line)
+        return dict(filter(None, pairs.values()))
 
 
 def reason_of(line: object) -> tuple[int, str] | None:
@@ -137,7 +129,7 @@ def reason_of(line: object) -> tuple[int, str] | None:
 
 
 @dataclass(frozen=True)
-class Numbers(Shaped[Any]):  # left open: integers where they are whole, else floats
+class Numbers(Field[Any]):  # left open: integers where they are whole, else floats
     """A list of numbers, one for each client."""
 
     shape: str = "c"
@@ -146,29 +138,27 @@ class Numbers(Shaped[Any]):  # left open: integers where they are whole, else fl
     is_number = True
     empty: ClassVar[object] = []
 
-    @property
-    def described(self) -> str:
-        return f"list of {'int' if self.whole else 'float'}"
-
     # Any: as above
     def decode(self, value: object, name: str, reading: Reading) -> list[Any]:
         kinds = {int} if self.whole else {int, float}
-        if isinstance(value, list) and self.most is not None and len(value) > self.most:
-            raise MalformedReplyError(f"{self.key}: {len(value)} numbers, at most {self.most}")
         if (
             not isinstance(value, list)
+            or (self.most is not None and len(value) > self.most)
             or not kinds.issuperset(map(type, value))
             or reading.fit(self.shape, len(value)) is None
         ):
-            words = f"{'whole ' * self.whole}numbers {reading.words(self.shape)}"
-            raise self.refuse(words, value)
+            most = "" if self.most is None else f", at most {self.most}"
+            raise self.refuse(
+                f"{'whole ' * self.whole}numbers {reading.words(self.shape)}{most}", value
+            )
         return list(value) if self.whole else [float(number) for number in value]
 
 
 @dataclass(frozen=True)
-class Block(Shaped[NDArray[Any]]):
+class Block(Field[NDArray[Any]]):
     """Numbers of a shape that must arrive unchanged: bytes, as mods may add noise to arrays."""
 
+    shape: str = "n"
     empty = b""
     type = "bytes (uint8)"
 
@@ -179,8 +169,7 @@ class Block(Shaped[NDArray[Any]]):
         numbers = self.unpack(value)
         result = reading.fit(self.shape, numbers.size)
         if result is None:
-            words = f"{numbers.size} numbers, expected {reading.words(self.shape)}"
-            raise MalformedReplyError(f"{self.key}: {words}")
+            raise self.refuse(reading.words(self.shape), f"{numbers.size} numbers")
         return numbers.reshape(result)
 
     def unpack(self, value: object) -> NDArray[Any]:
@@ -189,7 +178,6 @@ class Block(Shaped[NDArray[Any]]):
         return np.frombuffer(value, np.uint8)
 
 
-@dataclass(frozen=True)
 class Flags(Block):
     """Yes or no for each of a shape."""
 
@@ -198,11 +186,10 @@ class Flags(Block):
     def unpack(self, value: object) -> NDArray[Any]:
         flags = super().unpack(value)
         if (flags > 1).any():
-            raise MalformedReplyError(f"{self.key}: a byte is {flags.max()}, expected 0 or 1")
+            raise self.refuse("bytes 0 and 1", flags.max())
         return flags > 0
 
 
-@dataclass(frozen=True)
 class Exact(Block):
     """Whole numbers; the requested ones, if the reader knows them."""
 
@@ -215,7 +202,7 @@ class Exact(Block):
         numbers = super().decode(value, name, reading)
         wanted = reading.known.get(name)
         if wanted is not None and not np.array_equal(numbers, wanted):
-            raise MalformedReplyError(f"{self.key}: {numbers[:5]}..., expected {wanted[:5]}...")
+            raise self.refuse(f"{wanted[:5]}...", numbers[:5].tolist())
         return numbers
 
     def unpack(self, value: object) -> NDArray[Any]:
@@ -232,25 +219,19 @@ class Clients(Exact):
         clients = super().unpack(value)
         if clients.size == 0 and not self.may_be_none:
             raise MalformedReplyError(f"{self.key}: there is no client")
-        numbers, counts = np.unique(clients, return_counts=True)
-        if (counts > 1).any():
-            twice = numbers[counts.argmax()]
-            raise MalformedReplyError(f"{self.key}: client {twice} is there twice")
+        if not each_once(clients):
+            raise MalformedReplyError(f"{self.key}: a client is there twice: {brief(value)}")
         return clients
 
 
 @dataclass(frozen=True)
-class Ragged(Shaped[Sequence[IntArray]]):
+class Ragged(Field[Sequence[IntArray]]):
     """Whole numbers of several clients, concatenated; split by how many each client has."""
 
     empty = b""
     type = "bytes (int64)"
     # The entry that has these counts; without one the reader knows them as ``sizes``
     pointer: Numbers | None = None
-
-    @property
-    def described(self) -> str:
-        return f"{self.type} `[{self.shape}]`"
 
     def write(self, value: Sequence[IntArray], to: Writing) -> None:
         if self.pointer is not None:
@@ -261,13 +242,11 @@ class Ragged(Shaped[Sequence[IntArray]]):
         return pack_integers(np.concatenate(value))
 
     def decode(self, value: object, name: str, reading: Reading) -> Sequence[IntArray]:
-        sizes = (
-            reading.known["sizes"] if self.pointer is None else self.pointer.required(name, reading)
-        )
+        at = self.pointer
+        sizes = reading.known["sizes"] if at is None else at.required(name, reading)
         numbers = unpack_integers(value, self.key)
         if numbers.size != sum(sizes) or min(sizes, default=0) < 0:
-            words = f"{numbers.size} numbers for parts of {brief(sizes)}"
-            raise MalformedReplyError(f"{self.key}: {words}")
+            raise self.refuse(f"parts of {brief(sizes)}", f"{numbers.size} numbers")
         return split_rows(numbers, sizes)
 
 
@@ -276,7 +255,6 @@ def split_rows(values: NDArray[N], sizes: Sequence[int] | IntArray) -> list[NDAr
     return list(np.split(values, np.cumsum(sizes)))[:-1]
 
 
-@dataclass(frozen=True)
 class Sizes(Exact):
     """How many of the ``n`` rows of another field each client has."""
 
@@ -297,30 +275,27 @@ GROUP = "checkpoints"  # of the page
 # cannot be told from one that has lost its state
 Saves = Annotated[bool, Flag(CHECKPOINT, "whether to save after this message", group=GROUP)]
 Token = Annotated[str, Word(RUN_TOKEN, "of the run that the checkpoint is of", group=GROUP)]
-HANDLED_FIELD = Whole(HANDLED, "messages of the run so far", least=0, optional=True, group=GROUP)
+HANDLED_FIELD = Whole(HANDLED, "messages of the run so far", least=0, group=GROUP)
 Handled = Annotated[int | None, HANDLED_FIELD]
 NOT_SAVED_FIELD = Said(NOT_SAVED, "why the checkpoint was not written", group=GROUP)
 NotSaved = Annotated[str, NOT_SAVED_FIELD]
 
 
-@dataclass(frozen=True)
-class Resume(Message, down="query"):
+class Resume(Message, down="query", frozen=True):
     """The run and the checkpoint that a client goes on from."""
 
-    run: Annotated[str, Word(RUN_TOKEN, "of the run: 32 hexadecimal digits")] = ""
-    server_round: Annotated[
-        int, Whole("resume-round", "whose checkpoint to load; 0 in a new run", optional=True)
-    ] = 0
+    run: Annotated[str, Word(RUN_TOKEN)] = ""  # of the run: 32 hexadecimal digits
+    # whose checkpoint to load; 0 in a new run
+    server_round: Annotated[int, Whole("resume-round")] = 0
     # If a SuperNode is asked again later, under another id, it has gone on since
-    attempt: Annotated[str, Word("resume-attempt", "loads once an attempt and round")] = ""
+    attempt: Annotated[str, Word("resume-attempt")] = ""  # loads once an attempt and round
 
 
 def read_handled(config: Entries) -> int | None:
     """Read how many messages of this run a client has handled; None if it does not say."""
     reading = Reading(config, config, [])
-    if HANDLED_FIELD.entry(reading) is None:
-        return None
-    return HANDLED_FIELD.required("handled", reading)
+    has_entry = HANDLED_FIELD.entry(reading) is not None
+    return HANDLED_FIELD.required("handled", reading) if has_entry else None
 
 
 def read_not_saved(content: RecordDict) -> str:

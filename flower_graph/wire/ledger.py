@@ -54,8 +54,8 @@ class ByteLedger:
     """Counts bytes up (client to server) and down, by kind of payload and on the wire."""
 
     def __init__(self) -> None:
-        self._payload = {direction: Counter[str]() for direction in DIRECTIONS}
-        self._wire = dict.fromkeys(DIRECTIONS, 0)
+        self._payload = {way: Counter[str]() for way in DIRECTIONS}
+        self._wire = Counter[str]()
 
     def count(self, direction: str, kind: str, nbytes: int) -> None:
         self._payload[direction][kind] += int(nbytes)
@@ -72,14 +72,14 @@ class ByteLedger:
 
     @property
     def wire(self) -> dict[str, int]:
-        return dict(self._wire)
+        return {way: self._wire[way] for way in DIRECTIONS}
 
     def state_dict(self) -> Traffic:
         return {"payload": self.payload, "wire": self.wire}
 
     def load_state_dict(self, state: Traffic) -> None:
         self._payload = {way: Counter(state["payload"][way]) for way in DIRECTIONS}
-        self._wire = {way: state["wire"][way] for way in DIRECTIONS}
+        self._wire = Counter(state["wire"])
 
 
 # How large a reply may be ------------------------------------------------------------------------
@@ -113,29 +113,20 @@ def too_large(reply: Message, size: int, most: int | None) -> str | None:
     """Return why a reply with ``size`` bytes of content exceeds ``most``, or None."""
     if most is None:
         return None
-    # Names and metadata are no payload, but a client writes them too.
-    unpaid = _unpaid_bytes(reply)
+    # Names and descriptions are no payload, but a client writes them too.
+    unpaid = len(reply.metadata.group_id) + len(reply.metadata.message_type)
+    for name, record in reply.content.items() if reply.has_content() else ():
+        arrays = record.values() if isinstance(record, ArrayRecord) else ()
+        sizes = (len(a.dtype) + len(a.stype) + NUMBER * len(a.shape) for a in arrays)
+        unpaid += len(name) + sum(sizes)
     if reply.has_error():
         # A text may always have so many bytes: a traceback may be longer than a small answer.
         text, most = reply.error.reason or "", max(most, LOOKED_AT)
         size = unpaid + len(text)
-        if size <= most:  # else it is not encoded
-            size = unpaid + len(text.encode("utf-8", "surrogatepass"))
-        if size <= most:
+        # A longer one is not encoded
+        if size <= most and unpaid + len(text.encode("utf-8", "surrogatepass")) <= most:
             return None
         return f"error reply of {len(text)} characters, at most {most} bytes allowed"
     if size + unpaid <= most:
         return None
     return f"reply of {size if size > most else size + unpaid} bytes, at most {most} allowed"
-
-
-def _unpaid_bytes(reply: Message) -> int:
-    """Count the names and descriptions in a reply, which `count_bytes` leaves out."""
-    metadata = reply.metadata
-    total = len(metadata.group_id) + len(metadata.message_type)
-    for name, record in reply.content.items() if reply.has_content() else ():
-        total += len(name)
-        if isinstance(record, ArrayRecord):
-            for array in record.values():
-                total += len(array.dtype) + len(array.stype) + NUMBER * len(array.shape)
-    return total

@@ -27,12 +27,10 @@ losses see as many as neighbours are hidden, ``NEIGHBOURS`` at most.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -70,7 +68,6 @@ from flower_graph.wire.keys import CLIENTS, EPOCH, ROWS
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)
-T = TypeVar("T")
 # NeighGen's own optimiser, as published.
 PUBLISHED = {"lr": 0.001, "weight_decay": 1e-4}
 GENERATOR_EPOCHS = 20  # steps of NeighGen alone; FedSage+ takes as many together after them
@@ -78,39 +75,28 @@ GENERATOR_EPOCHS = 20  # steps of NeighGen alone; FedSage+ takes as many togethe
 # Messages ----------------------------------------------------------------------------------------
 
 
-@dataclass
 class GeneratorRequest(codec.Message, down="train.generate"):
     """Server to client: train alone (epoch 0), or with the other clients' gradients."""
 
-    epoch: Annotated[int, Whole(EPOCH, "0: train alone; from 1 on: step by the gradients")]
-    share: Annotated[bool, Flag("share", "whether to show the generators")]
+    epoch: Annotated[int, Whole(EPOCH)]  # 0: train alone; from 1 on: step by the gradients
+    share: Annotated[bool, Flag()]  # whether to show the generators
+    # gradients of each client here by the weights of its `fGen`, `lin1` to `lin3`
     gradient: Annotated[
-        FloatArray | None,
-        codec.Tensor(
-            "arrays/gradient",
-            "gradients of each client here by the weights of its `fGen`, `lin1` to `lin3`",
-            shape="c w",
-            when="epoch",
-        ),
+        FloatArray | None, codec.Tensor("arrays/gradient", shape="c w", when="epoch")
     ] = None
-    others: Annotated[int, Whole("others", "clients that the gradients are summed over")] = 0
+    others: Annotated[int, Whole()] = 0  # clients that the gradients are summed over
 
 
-@dataclass
 class Generators(codec.Message, down="train.compare", up="train.generate"):
     """Client to server, and on to all others: the clients' generators and encoded nodes."""
 
-    epoch: Annotated[int, Whole(EPOCH, "the epoch in which they are to be compared")]  # from 1
-    clients: Annotated[IntArray, Exact(CLIENTS, "authors of the generators", shape="c")]
-    rows: Annotated[IntArray, Exact(ROWS, "nodes that each of them shows", shape="c")]
-    missing: Annotated[
-        IntArray, Exact("missing", "neighbours that each of these misses", shape="n")
-    ]
-    encoded: Annotated[
-        FloatArray,
-        codec.Tensor("arrays/encoded", "the nodes, encoded, with noise", shape=f"n {LATENT}"),
-    ]
-    weights: Annotated[FloatArray, codec.Tensor("arrays/weights", "each `fGen`, flat", shape="c w")]
+    epoch: Annotated[int, Whole(EPOCH)]  # the epoch in which they are to be compared
+    clients: Annotated[IntArray, Exact(CLIENTS, shape="c")]  # authors of the generators
+    rows: Annotated[IntArray, Exact(ROWS, shape="c")]  # nodes that each of them shows
+    missing: Annotated[IntArray, Exact(shape="n")]  # neighbours that each of these misses
+    # the nodes, encoded, with noise
+    encoded: Annotated[FloatArray, codec.Tensor("arrays/encoded", shape=f"n {LATENT}")]
+    weights: Annotated[FloatArray, codec.Tensor("arrays/weights", shape="c w")]  # each `fGen`, flat
 
     @property
     def examples(self) -> int:
@@ -130,19 +116,12 @@ class Generators(codec.Message, down="train.compare", up="train.generate"):
         return cls(parts[0].epoch, *map(np.concatenate, zip(*arrays, strict=True)))
 
 
-@dataclass
 class PeerGradients(codec.Message, up="train.compare"):
     """Client to server: the gradients that move generators towards the nodes here."""
 
-    epoch: Annotated[int, Whole(EPOCH, "the epoch")]
-    gradient: Annotated[
-        FloatArray,
-        codec.Tensor(
-            "arrays/gradient",
-            "gradients by each author's weights, summed over the clients here",
-            shape="a w",
-        ),
-    ]
+    epoch: Annotated[int, Whole(EPOCH)]  # the epoch
+    # gradients by each author's weights, summed over the clients here
+    gradient: Annotated[FloatArray, codec.Tensor("arrays/gradient", shape="a w")]
 
 
 # Client ------------------------------------------------------------------------------------------
@@ -363,69 +342,46 @@ class FedSage(LocalSage):
         """Have the generators of the first clients trained (steps 1 and 2)."""
         if server_round != 1:
             return
-        started, clients = time.perf_counter(), self.session.members.clients
+        hosted, w, ledger = self.session.members.clients, self._size, self.session.ledger
+        every = sum(map(len, hosted.values()))
+        most = setup_bytes(every) + reply_bytes(every * w)
+        send = partial(self.session.send, max_reply_bytes=most)
         first = GeneratorRequest(0, share=True).to_record()
-        shown = self._generated(dict.fromkeys(self.session.hosted(), first), 1)
+        requests = dict.fromkeys(self.session.hosted(), first)
         for epoch in range(1, GENERATOR_EPOCHS + 1):
-            is_last = epoch == GENERATOR_EPOCHS
-            requests = self._compared(epoch, shown, share=not is_last) if shown else {}
-            if not requests:
+            known: dict[str, Any] = {"epoch": epoch, "w": w}
+
+            def generators(node: int, content: RecordDict, known: Any = known) -> Generators:
+                return Generators.read(content, clients=np.array(hosted[node]), **known)
+
+            def gradients(_: int, content: RecordDict, known: Any = known) -> PeerGradients:
+                return PeerGradients.read(content, **known)
+
+            shown = send(requests, 0, generators, message_type="train.generate").values
+            replies = dict[int, PeerGradients]()
+            if shown:
+                everyone = Generators.join(list(shown.values()))
+                known["a"], asked = (
+                    everyone.clients.size,
+                    dict.fromkeys(shown, everyone.to_record()),
+                )
+                replies = send(asked, epoch, gradients, message_type="train.compare").values
+            if not replies:
                 LOG.warning("epoch %d: no generator was compared; the rounds begin", epoch)
-                break
-            shown = self._generated(requests, 0 if is_last else epoch + 1)
-        seconds = time.perf_counter() - started
-        LOG.info("generators of %d SuperNodes trained in %.1f s", len(clients), seconds)
-
-    def _generated(self, requests: Mapping[int, RecordDict], epoch: int) -> dict[int, Generators]:
-        def read(node: int, content: RecordDict) -> Generators | None:
-            clients = np.array(self.session.members.clients[node])
-            known = {"epoch": epoch, "clients": clients, "w": self._size}
-            return Generators.read(content, **known) if epoch else None
-
-        shown = self._sent(requests, "train.generate", 0, read)
-        return {node: one for node, one in shown.items() if one is not None}
-
-    def _compared(
-        self, epoch: int, shown: Mapping[int, Generators], *, share: bool
-    ) -> dict[int, RecordDict]:
-        everyone = Generators.join(list(shown.values()))
-
-        def read(_: int, reply: RecordDict) -> PeerGradients:
-            known = {"epoch": epoch, "a": everyone.clients.size, "w": self._size}
-            return PeerGradients.read(reply, **known)
-
-        content = dict.fromkeys(shown, everyone.to_record())
-        replies = self._sent(content, "train.compare", epoch, read)
-        if not replies:
-            return {}
-        total = np.sum([reply.gradient for reply in replies.values()], axis=0)
-        clients = sum(shown[node].clients.size for node in replies)
-        self._count(everyone, clients)
-        ends = np.cumsum([part.clients.size for part in shown.values()])
-        return {
-            # Nobody compares its own
-            node: GeneratorRequest(epoch, share, own, clients - (node in replies)).to_record()
-            for node, own in zip(shown, np.split(total, ends[:-1]), strict=True)
-        }
-
-    def _sent(
-        self,
-        requests: Mapping[int, RecordDict],
-        message_type: str,
-        number: int,
-        read: Callable[[int, RecordDict], T],
-    ) -> dict[int, T]:
-        clients = sum(map(len, self.session.members.clients.values()))
-        most = setup_bytes(clients) + reply_bytes(clients * self._size)
-        return self.session.send(
-            requests, number, read, message_type=message_type, max_reply_bytes=most
-        ).values
-
-    def _count(self, shown: Generators, clients: int) -> None:
-        """Count an epoch's payload: each generator goes to all others and comes back."""
-        authors, others = shown.clients.size, max(clients - 1, 0)
-        weights, ledger = 4 * authors * self._size, self.session.ledger
-        ledger.count("up", "generators", weights + shown.encoded.nbytes)
-        ledger.count("down", "generators", (weights + shown.encoded.nbytes) * others)
-        ledger.count("up", "gradients", weights * others)
-        ledger.count("down", "gradients", weights)
+                return
+            total = np.sum([reply.gradient for reply in replies.values()], axis=0)
+            clients = sum(shown[node].clients.size for node in replies)
+            # Each generator goes to all others and comes back
+            weights, others = 4 * everyone.clients.size * w, max(clients - 1, 0)
+            ledger.count("up", "generators", weights + everyone.encoded.nbytes)
+            ledger.count("down", "generators", (weights + everyone.encoded.nbytes) * others)
+            ledger.count("up", "gradients", weights * others)
+            ledger.count("down", "gradients", weights)
+            ends = np.cumsum([part.clients.size for part in shown.values()])
+            share = epoch < GENERATOR_EPOCHS
+            requests = {
+                # Nobody compares its own
+                node: GeneratorRequest(epoch, share, own, clients - (node in replies)).to_record()
+                for node, own in zip(shown, np.split(total, ends[:-1]), strict=True)
+            }
+        send(requests, 0, lambda *_: None, message_type="train.generate")

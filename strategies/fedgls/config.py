@@ -48,21 +48,16 @@ class GraphSection:
 
     graphless_ratio: float = setting(0.5, FRACTION, help="share of the clients that have no edges")
     neighbours: int = setting(15, at_least(1), help="others that each node keeps as neighbours, k")
-    knn_on: str = setting(
-        FEATURES,
-        choice(*KNN_ON),
-        help="what makes neighbours: a node's features, or its hidden layer in the model that the "
-        "server sent, without edges; `fed-gnn-knn` only",
-    )
-    encoder: str = setting(
-        "attentive", choice(*ENCODERS), help="what turns features into what is compared"
-    )
+    knn_on: str = setting(FEATURES, choice(*KNN_ON))
+    """what makes neighbours: a node's features, or its hidden layer in the model that the server
+    sent, without edges; `fed-gnn-knn` only"""
+    encoder: str = setting("attentive", choice(*ENCODERS))
+    """what turns features into what is compared"""
     layers: int = setting(2, at_least(1), help="layers of the encoder")
     width: int = setting(64, at_least(1), help="numbers in each of its layers; `mlp` only")
     similarity: str = setting("cosine", choice(*SIMILARITIES), help="how nodes are compared")
-    learning_rate: float = setting(
-        0.001, NOT_NEGATIVE, help="Adam's step size of the graph learner; 0: it stays as it starts"
-    )
+    learning_rate: float = setting(0.001, NOT_NEGATIVE)
+    """Adam's step size of the graph learner; 0: it stays as it starts"""
     tau: float = setting(0.2, ABOVE_ZERO, help="temperature of the contrastive loss")
 
 
@@ -72,9 +67,8 @@ class FedGLSSection(TrainingSection, RobustSection, StrategySection):
 
     name: str = setting(FEDGLS, choice(*METHODS), help="FedGLS or a baseline")
     local_epochs: int = 5
-    prototype_weight: float = setting(
-        1.0, NOT_NEGATIVE, help="weight of the distance to the prototypes; `fedproto` only"
-    )
+    prototype_weight: float = setting(1.0, NOT_NEGATIVE)
+    """weight of the distance to the prototypes; `fedproto` only"""
 
     def validate(self) -> None:
         self.refuse_robust(self.name, NOT_ROBUST)

@@ -16,19 +16,18 @@ from flower_graph.data.folders.client_folder import clients_path, is_one_graph
 from flower_graph.data.folders.party import RunData, RunFolder, graph_data
 from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
 from flower_graph.data.sources.datasets import cached_clients
-from flower_graph.engine.graph_batch import pack_graphs
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.method import GraphMethod, Partition
 from flower_graph.method.base import class_names
-from flower_graph.method.module_method import ModuleMethod
+from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.outputs.build import build_module
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.robust import make_robust
-from flower_graph.strategies import fed_proto, local_training
-from flower_graph.strategies.fedgls.cohort import learners_of, new_client, without_edges
+from flower_graph.strategies import fed_proto
+from flower_graph.strategies.fed_proto import FedProtoClient
 from flower_graph.strategies.fedgls.config import (
     APP,
     FED_KNN,
@@ -42,13 +41,8 @@ from flower_graph.strategies.fedgls.config import (
     FedGLSConfig,
     StructureSettings,
 )
-from flower_graph.strategies.fedgls.modules import called, check_size, newcomers_logits
-from flower_graph.strategies.fedgls.strategy import (
-    NearestClient,
-    NearestTraining,
-    StructureClient,
-    StructureFedAvg,
-)
+from flower_graph.strategies.fedgls.modules import StructureModel, draw_learner, predict
+from flower_graph.strategies.fedgls.strategy import StructureClient, StructureFedAvg
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,9 +56,6 @@ GRAPHLESS, NUM_GRAPHLESS = "graphless", "graphless-clients"  # details of data f
 NUM_NODES = "nodes"  # another detail, of the server's folder alone
 TRUE_GRAPHS = "fed-gnn"  # trains on edges which graphless clients do not have
 
-
-# Baselines that share no weights are these methods on FedGLS's clients
-ALONE: dict[str, ModuleMethod[Any]] = {FEDPROTO: fed_proto.METHOD, LOCAL: local_training.METHOD}
 
 NEWCOMERS_STEPS = 1  # of φ, as in a round: more do worse (docs/results/newcomers)
 
@@ -106,11 +97,9 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
         how, settings = config.strategy, structure_settings(config, folder)
         local: dict[str, Any] = {"participation": how.participation, "min_nodes": how.min_nodes}
         local |= checkpoint_settings(config, out)
-        if (alone := ALONE.get(how.name)) is not None:
-            module = alone.module(config, settings.num_features, settings.num_classes)
+        if how.name == FEDPROTO:
             local |= {"how": how, "classes": settings.num_classes}
-            kind = NearestTraining if how.name == LOCAL else alone.strategy_class
-            return kind(module, alone._settings(config), **local)
+            return ModuleFedAvg(*_prototypes(config, settings), **local)
         if folder is None:
             nodes = sum(int(graph.x.shape[0]) for graph in self.graphs(config))
         else:
@@ -129,14 +118,10 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
             "output_dir": out,
             "classes": class_names(self, config, folder),
         }
-        if (alone := ALONE.get(config.strategy.name)) is None:
-            return StructureClient(context, graphs, settings, **local)
-        if settings.graphs == KNN:
-            graphs = [_with_neighbours(graph, settings) for graph in graphs]
-        module = alone.module(config, settings.num_features, settings.num_classes)
-        how = alone._settings(config)
-        kind = NearestClient if settings.graphs == KNN else alone.client_class
-        return kind(context, graphs, module, how, how=config.strategy, **local)
+        if config.strategy.name == FEDPROTO:
+            made = _prototypes(config, settings)
+            return FedProtoClient(context, graphs, *made, how=config.strategy, **local)
+        return StructureClient(context, graphs, settings, **local)
 
     def hosted(
         self, config: FedGLSConfig, context: Context
@@ -180,18 +165,21 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
         self, config: FedGLSConfig, run: FinishedRun, graph: NewGraph, client: int | None
     ) -> Tensor:
         """Predict by one client's model, or by the mean of all; a graphless client makes edges."""
-        name = config.strategy.name
         # If there is only one client's model, as on its own machine, it is used.
-        if client is not None or len(run.clients) == 1:
-            if name not in ALONE:
-                return called(*run.saved(client), graph).softmax(1)
-            with torch.no_grad():
-                module = build_module(*run.saved(client))
-                return module(graph.x, _edges_of(graph, config)).softmax(1)  # type: ignore[no-any-return]
-        if name in ALONE:
+        is_ones, name = client is not None or len(run.clients) == 1, config.strategy.name
+        if not is_ones and name in (FEDPROTO, LOCAL):
             why = "clients have no common model; say whose to use (client=, --client)"
             raise OutputError(f"strategy.name={name}: {why}")
-        return newcomers_logits(run.all_saved(), config.graph, graph, NEWCOMERS_STEPS).softmax(1)
+        if name == FEDPROTO:
+            none = torch.zeros((2, 0), dtype=torch.int64)
+            edges = none if graph.edge_index is None else graph.edge_index
+            with torch.no_grad():
+                return build_module(*run.saved(client))(graph.x, edges).softmax(1)  # type: ignore[no-any-return]
+        model = build_module(*run.saved(client)) if is_ones else build_module(run.all_saved()[0])
+        assert isinstance(model, StructureModel)
+        if not is_ones:
+            draw_learner(model, config.graph, 0)
+        return predict(model, graph, 0 if is_ones else NEWCOMERS_STEPS).softmax(1)
 
     def audit(self) -> ModelAudit:
         from flower_graph.strategies.fedgls.attack import ModelAudit
@@ -264,22 +252,8 @@ def structure_settings(config: FedGLSConfig, folder: RunFolder | None = None) ->
     return StructureSettings(features, classes, config.graph, config.model, strategy, config.seed)
 
 
-def _with_neighbours(graph: ClientGraph, settings: StructureSettings) -> ClientGraph:
-    """Return a client with edges: a graphless client's are those of nearest neighbours."""
-    if not graph.is_graphless:
-        return graph
-    learners = learners_of(pack_graphs([without_edges(graph)]), settings)
-    return replace(graph, edge_index=learners.neighbours())
-
-
-def _edges_of(graph: NewGraph, config: FedGLSConfig) -> Tensor:
-    """Return a new graph's edges; without any, those that a graphless client trains on."""
-    if graph.edge_index is not None and graph.edge_index.numel():
-        return graph.edge_index
-    if GRAPHS[config.strategy.name] != KNN:
-        return torch.zeros((2, 0), dtype=torch.int64)
-    check_size(graph, config.graph.neighbours)
-    settings = StructureSettings(graph.x.shape[1], 1, config.graph, strategy=config.strategy)
-    edges = _with_neighbours(new_client(graph.x), settings).edge_index
-    assert edges is not None
-    return edges
+# Any: a module's maker, and how it is trained
+def _prototypes(config: Any, settings: StructureSettings) -> tuple[Any, Any]:
+    """Return FedProto's parts: a GCN is an MLP where there are no edges."""
+    how = fed_proto.METHOD
+    return how.module(config, settings.num_features, settings.num_classes), how._settings(config)

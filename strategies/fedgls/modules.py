@@ -1,40 +1,60 @@
-"""What FedGLS and its averaging baselines leave: predictions, models, newcomers' predictions.
+"""FedGLS's model of one client, or of several at once: GNN, feature encoder and graph learner.
 
-A saved model has the engine's tensors. It needs PyTorch alone, without Flower and Ray.
+A two-layer MLP is a two-layer GCN on a graph without edges. So FedGLS's GNN (theta), its feature
+encoder (omega) and the models of its baselines are *networks* of one form: ``<name>-first``
+``[f, h]``, and ``<name>-rest``, the first bias, the second layer and its bias, flat. A graph
+learner (phi) turns features into a graph by ``flower_graph.ops.graph_learner``. As a group
+(``flower_graph.engine.grouped``) each parameter is a stack with a client's part a row.
+
+This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from flower_graph.config.module import GCNSection
 from flower_graph.config.rules import Rule, choice
 from flower_graph.data.new_graph import NewGraph
-from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.engine.graph_batch import (
+    DropoutMask,
+    GraphBatch,
+    check_classes,
+    pack_graphs,
+    turn_of,
+    with_dropout,
+)
 from flower_graph.errors import DataError, OutputError
-from flower_graph.outputs.build import (
-    COUNT,
-    FLAG,
-    LAYERS,
-    SHARE,
-    WIDTH,
-    build_module,
-    built_with,
-    mapping,
+from flower_graph.ops.adam import Adam
+from flower_graph.ops.contrast import nt_xent
+from flower_graph.ops.graph import Adjacency, block_diagonal, entries, gcn_adjacency, propagate
+from flower_graph.ops.graph_learner import (
+    Pattern,
+    attentive_encode,
+    distinct_edges,
+    entries_of,
+    learned_adjacency,
+    mlp_encode,
+    symmetric_pattern,
+    to_adjacency,
+    weighted_propagate,
 )
-from flower_graph.outputs.files import SavedModels, Snapshot, SparseRows, predictions_from
-from flower_graph.strategies.fedgls.cohort import (
-    ENCODER,
-    StructureCohort,
-    new_client,
-)
+from flower_graph.ops.grouped import group_sizes, grouped_add, grouped_linear
+from flower_graph.ops.similarity import Rows, SparseRows, comparable, kept_similarity, nearest
+from flower_graph.outputs.build import COUNT, LAYERS, WIDTH, built_with, mapping
+from flower_graph.rng import generator
 from flower_graph.strategies.fedgls.config import (
+    ENCODER,
     ENCODERS,
     FEDGLS,
+    GRAPHS,
     KNN,
     KNN_ON,
     LEARNED,
@@ -43,18 +63,16 @@ from flower_graph.strategies.fedgls.config import (
     OWN,
     SIMILARITIES,
     TRUE,
-    FedGLSSection,
     GraphSection,
     StructureSettings,
 )
-from flower_graph.strategies.fedgls.learners import learner_sizes
 
 __all__ = ["StructureModel"]
 
-MODEL = "flower_graph.strategies.fedgls.modules.StructureModel"
-NO_EDGES = "the graph has no edges, which the client's model needs"
+GNN, MLP, LEARNER = "gnn", "encoder", "learner"  # the parts of a model
+NO_DROPS = DropoutMask(None, None)
 # Settings of the section `graph` that determine a saved model, and what is allowed
-LEARNER: dict[str, Rule] = {
+SAVED: dict[str, Rule] = {
     "encoder": choice(*ENCODERS),
     "layers": LAYERS,
     "width": WIDTH,
@@ -64,181 +82,316 @@ LEARNER: dict[str, Rule] = {
 }
 
 
+class Learned(NamedTuple):
+    """The graphs that given weights make, with their gradient."""
+
+    versions: list[int]  # of the weights
+    pattern: Pattern  # the entries of all clients' graphs
+    similarities: Tensor  # [n, k] kept similarities
+    entries: Tensor  # [2nk + n] the normalised entries
+
+
 @built_with(
-    features=WIDTH,
-    hidden=WIDTH,
-    classes=WIDTH,
-    dropout=SHARE,
-    name=choice(*METHODS),
-    has_edges=FLAG,
-    graph=mapping(LEARNER),
+    features=WIDTH, hidden=WIDTH, classes=WIDTH, name=choice(*METHODS), graph=mapping(SAVED)
 )
-class StructureModel(nn.Module):
+class StructureModel(nn.ParameterDict):
     """A client's network; for FedGLS also its feature encoder and its graph learner.
 
     Parameters
     ----------
     features, hidden, classes : int
         Widths of input, hidden layer and output.
-    dropout : float
-        Dropout on the hidden layer while the run trained.
     name : str
         FedGLS or the baseline, as in ``strategy.name``.
-    has_edges : bool
-        Whether the client has edges. A graphless client's graph is made from the features.
     graph : dict, optional
         Settings of the section ``graph``.
     """
+
+    __call__ = nn.Module.__call__  # which ``nn.ParameterDict`` refuses
 
     def __init__(
         self,
         features: int,
         hidden: int,
         classes: int,
-        dropout: float = 0.5,
         name: str = FEDGLS,
         graph: dict[str, Any] | None = None,  # of different types
-        *,
-        has_edges: bool = True,
     ) -> None:
-        super().__init__()
-        how, model = GraphSection(**(graph or {})), GCNSection(hidden=hidden, dropout=dropout)
-        self.settings = StructureSettings(features, classes, how, model, FedGLSSection(name=name))
-        self.has_edges, graphs = has_edges, self.settings.graphs
-        sizes = hidden, hidden + hidden * classes + classes
-        self.network = _weights(features, *sizes)
-        self.encoder = _weights(features, *sizes) if graphs == LEARNED else None
-        learns = graphs == LEARNED and not has_edges
-        self.learner = _weights(features, *learner_sizes(how)) if learns else None
-
-    @property
-    def needs_edges(self) -> bool:
-        graphs = self.settings.graphs
-        return graphs == TRUE or (self.has_edges and graphs != NONE)
+        check_classes(classes)
+        how = GraphSection(**(graph or {}))
+        rest, deeper = hidden + hidden * classes + classes, (how.layers - 1) * how.width**2
+        shapes = {f"{GNN}-first": (features, hidden), f"{GNN}-rest": (rest,)}
+        self.kind: str = GRAPHS[name]
+        if self.kind in (LEARNED, OWN):
+            shapes |= {f"{MLP}-first": (features, hidden), f"{MLP}-rest": (rest,)}
+        if self.kind == LEARNED:
+            is_mlp = how.encoder == "mlp"
+            shapes[f"{LEARNER}-first"] = features, how.width if is_mlp else how.layers
+            shapes |= {f"{LEARNER}-rest": (deeper,)} if is_mlp else {}
+        super().__init__({part: torch.zeros(shape) for part, shape in shapes.items()})
+        if self.kind == OWN:
+            for part in (GNN, MLP):
+                self[f"{part}-share"] = nn.Parameter(torch.ones(1), requires_grad=False)
+        self.how, self.split = how, [hidden, hidden * classes, classes]
+        self.arguments = {"features": features, "hidden": hidden, "classes": classes, "name": name}
+        self.arguments["graph"] = {key: asdict(how)[key] for key in SAVED}
+        self.batch: GraphBatch | None = None  # of whom this is the model, or the models
+        self.has_edges = torch.zeros(0, dtype=torch.bool)  # [c]
+        self.drops: dict[str, list[DropoutMask]] = {}  # of a round's further steps
+        self._turn: Tensor = torch.zeros(0)  # of the batch's features
+        self._lone: GraphBatch | None = None  # the clients whose graphs are made
+        self._made: Tensor = torch.zeros(0, dtype=torch.long)  # [g] their places
+        self._given: list[Adjacency] = []  # each client's own graph
+        self._learned: Learned | None = None
+        self._graph: tuple[object, Adjacency] | None = None
 
     def forward(self, x: Tensor, edge_index: Tensor | None = None) -> Tensor:
-        """Return logits ``[n, k]`` from features ``[n, f]`` and, if ``has_edges``, edges.
+        """Return logits ``[n, k]`` from features ``[n, f]`` and, where there are any, edges.
 
-        ``edge_index`` ``[2, e]`` has both directions of each edge.
+        ``edge_index`` ``[2, e]`` has both directions of each edge; without it, the model makes a
+        graph of the features.
         """
-        cohort = self.cohort(x, edge_index)
-        if self.learner is not None and cohort.learners is not None:
-            cohort.learners.start_from(ModelWeights(**self.learner))
-        return cohort.logits()
-
-    @torch.no_grad()
-    def cohort(self, x: Tensor, edge_index: Tensor | None = None) -> StructureCohort:
-        """Return a cohort of one client that has these weights and, if graphless, a new learner."""
-        settings = self.settings
-        if self.needs_edges and edge_index is None:
+        if edge_index is None and self.kind == TRUE:
             raise ValueError("edge_index: this client's network needs edges")
-        graph = new_client(x, edge_index if self.needs_edges else None)
-        cohort = StructureCohort([graph], settings)
-        models = [ModelWeights(**(one or self.network)) for one in (self.network, self.encoder)]
-        cohort.start_from(models[: settings.num_models])
-        return cohort
+        n = len(x)
+        y, nobody = torch.full((n,), -1), torch.zeros(n, dtype=torch.bool)
+        nodes = torch.arange(n)
+        self.hold([ClientGraph(-1, nodes, x, y, edge_index, None, nobody, nobody, nobody)])
+        with torch.no_grad():
+            return self.logits()
+
+    def hold(self, graphs: Sequence[ClientGraph], device: torch.device | str = "cpu") -> None:
+        """Work with these clients' graphs from now on."""
+        none = torch.zeros(2, 0, dtype=torch.int64)
+        edges = [
+            graph.hidden_edges if self.kind == TRUE and graph.is_graphless else graph.edge_index
+            for graph in graphs
+        ]
+        used = [none if own is None or self.kind == NONE else own for own in edges]
+        every: Any = [replace(g, edge_index=own) for g, own in zip(graphs, used, strict=True)]
+        self.batch = pack_graphs(every, device)
+        self._turn = turn_of(self.batch.x)
+        self._given, self._learned, self._graph = (
+            self.batch.graph.blocks(self.batch.ptr),
+            None,
+            None,
+        )
+        self.has_edges = torch.tensor([not graph.is_graphless for graph in graphs], device=device)
+        self._made = (~self.has_edges).nonzero()[:, 0][: None if self.makes_graphs else 0]
+        lone = [every[place] for place in self._made.tolist()]
+        self._lone = pack_graphs(lone, device) if lone else None
+
+    @property
+    def makes_graphs(self) -> bool:
+        return self.kind in (LEARNED, KNN)
+
+    # Networks
+
+    def stack(self, name: str) -> Tensor:
+        """Return the clients' values of a parameter, ``[c, ...]``."""
+        value: Tensor = self[name]
+        return value if len(self._given) > 1 else value[None]
+
+    def network(self, part: str) -> tuple[Tensor, Tensor]:
+        """Return first layers ``[c, f, h]`` and the rest; of Fed-GNNMLP what each client has."""
+        first, rest = self.stack(f"{part}-first"), self.stack(f"{part}-rest")
+        if self.kind == OWN and part == GNN:
+            (other, last), has = self.network(MLP), self.has_edges[:, None]
+            return torch.where(has[..., None], first, other), torch.where(has, rest, last)
+        return first, rest
+
+    def lay(self, rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Split rows ``[c, D]`` into the first bias, the second layer's matrix and its bias."""
+        bias, weight, last = rest.split(self.split, dim=1)
+        return bias, weight.unflatten(1, (self.split[0], self.split[2])), last
+
+    def logits(self, part: str = GNN, *, is_step: bool = False) -> Tensor:
+        """Return the logits of all nodes ``[n, k]``: ``H``, or ``Z``, for which no edge counts."""
+        assert self.batch is not None
+        graph = self.graph() if part == GNN else None
+        drops = self.drops[part].pop(0) if is_step and self.drops.get(part) else NO_DROPS
+        return self._logits(self.batch, graph, self.network(part), drops)
+
+    def _logits(
+        self,
+        batch: GraphBatch,
+        graph: Adjacency | None,
+        network: tuple[Tensor, Tensor],
+        drops: DropoutMask = NO_DROPS,
+    ) -> Tensor:
+        x, (bias, weight, last) = batch.x, self.lay(network[1])
+        if drops.inputs is not None:
+            x = with_dropout(x, self._turn, drops.inputs)
+        hidden = propagate(x, _rows(network[0], batch))
+        hidden = hidden if graph is None else propagate(graph, hidden)
+        hidden = F.relu_(grouped_add(hidden, bias, batch.ptr))
+        hidden = hidden if drops.hidden is None else hidden * drops.hidden
+        # Multiplying by the weights after the neighbours' sum gives the same, and includes the bias
+        hidden = hidden if graph is None else propagate(graph, hidden)
+        return grouped_linear(hidden, weight, last, batch.ptr)
+
+    def contrast(self) -> dict[int, Tensor]:
+        """Return ``L_c`` of each graphless client (equations 8 and 9); its gradient is phi's."""
+        if self.kind != LEARNED or self._lone is None:
+            return {}
+        lone, learned = self._lone, self.learned()
+        self._learned = None  # a gradient can be taken once
+        theta, omega = (
+            tuple(value.detach()[self._made] for value in self.network(part)) for part in (GNN, MLP)
+        )
+        z, lifted = self._logits(lone, None, omega), propagate(lone.x, _rows(theta[0], lone))
+        bias, weight, last = self.lay(theta[1])
+        hidden = weighted_propagate(learned.pattern, learned.entries, lifted)
+        hidden = F.relu(grouped_add(hidden, bias, lone.ptr))
+        around = weighted_propagate(learned.pattern, learned.entries, hidden)
+        h = grouped_linear(around, weight, last, lone.ptr)
+        every = torch.arange(lone.ptr[-1], device=h.device)
+        sums = nt_xent(h, z, every, lone.ptr, lone.ptr, self.how.tau)
+        each = zip(sums.unbind(), group_sizes(lone.ptr), strict=True)
+        return {at: one / n for at, (one, n) in zip(self._made.tolist(), each, strict=True)}
+
+    # Graphs
+
+    def graph(self) -> Adjacency:
+        """Return the normalised graph of all clients, made graphs among the given ones."""
+        learned = None if self._lone is None else self.learned()
+        if self._graph is None or self._graph[0] is not learned:
+            graphs = [*self._given]
+            if learned is not None and self._lone is not None:
+                whole = to_adjacency(learned.pattern, learned.entries)
+                if self.kind == KNN:
+                    whole = gcn_adjacency(self.neighbours(), self._lone.ptr[-1])
+                made = zip(self._made.tolist(), whole.blocks(self._lone.ptr), strict=True)
+                for place, one in made:
+                    graphs[place] = one
+            self._graph = learned, block_diagonal(graphs)
+        return self._graph[1]
+
+    def forget_neighbours(self) -> None:
+        """Make anew the graphs that compare the hidden layers of the server's model."""
+        if self.how.knn_on == ENCODER:
+            self._learned = None
+
+    def neighbours(self) -> Tensor:
+        """Return the edges of the made graphs, ``[2, e]``: both directions, sorted."""
+        learned = self.learned()
+        weight = entries_of(learned.similarities.detach(), learned.pattern, loops=0)
+        return distinct_edges(learned.pattern.edge_index, weight)
+
+    @torch.enable_grad()  # the first caller may need no gradient, but a later step does
+    def learned(self) -> Learned:
+        """Return the made graphs: the same, with their gradient, until the weights change."""
+        lone = self._lone
+        assert lone is not None
+        versions = [t._version for n, t in self.items() if n.startswith(LEARNER)]
+        if self._learned is None or self._learned.versions != versions:
+            e, k, similarity = self._compared(lone), self.how.neighbours, self.how.similarity
+            if similarity == "cosine":  # the inner product of unit vectors, made for all at once
+                e, similarity = comparable(e, similarity), "inner"
+            near, kept = [], []
+            for begin, own in _pieces(e, lone.ptr):
+                found = nearest(own, k, similarity)
+                near.append(found.neighbours + begin)
+                kept.append(kept_similarity(own, found.neighbours, similarity, found.products))
+            pattern, similarities = symmetric_pattern(torch.cat(near)), torch.cat(kept)
+            entries = learned_adjacency(similarities, pattern)
+            self._learned = Learned(versions, pattern, similarities, entries)
+        return self._learned
+
+    def _compared(self, lone: GraphBatch) -> Rows:
+        """Return what is compared of each node: encoded features, or a hidden layer."""
+        if self.kind == KNN and self.how.knn_on == ENCODER:  # without neighbours
+            first, rest = (value.detach()[self._made] for value in self.network(GNN))
+            lifted = propagate(lone.x, _rows(first, lone))
+            return F.relu(grouped_add(lifted, self.lay(rest)[0], lone.ptr))
+        phi = [self.stack(name)[self._made] for name in self if name.startswith(LEARNER)]
+        if phi and self.how.encoder == "mlp":
+            w = self.how.width
+            rest = phi[1].view(lone.size, self.how.layers - 1, w, w)
+            return mlp_encode(lone.x, _rows(phi[0], lone), rest, lone.ptr)
+        row, column, value = entries(lone.x.matrix)
+        e = SparseRows(row, column, value, (lone.ptr[-1], max(group_sizes(lone.row_ptr))))
+        e = attentive_encode(e, _rows(phi[0], lone).T) if phi else e
+        # Nodes of two clients are never compared, so columns of different clients share numbers
+        starts = torch.tensor(lone.row_ptr, device=row.device)[lone.node_client[row]]
+        return e._replace(col=column - starts)
 
 
-def _weights(features: int, columns: int, rest: int) -> nn.ParameterDict:
-    return nn.ParameterDict({"first": torch.zeros(features, columns), "rest": torch.zeros(rest)})
+def _rows(first: Tensor, batch: GraphBatch) -> Tensor:
+    """Return the active rows ``[r, h]`` of first layers ``[c, f, h]``."""
+    return first.flatten(0, 1)[batch.row_client * batch.num_features + batch.feature]
 
 
-# Saved ------------------------------------------------------------------------------------------
+def _pieces(e: Rows, ptr: list[int]) -> list[tuple[int, Rows]]:
+    """Split nodes' vectors by clients, each with its first node."""
+    if not isinstance(e, SparseRows):
+        return list(zip(ptr, e.split(group_sizes(ptr)), strict=False))
+    starts = torch.searchsorted(e.row, torch.tensor(ptr, device=e.row.device)).tolist()
+    parts = zip(*(one.split(group_sizes(starts)) for one in e[:3]), strict=True)
+    return [
+        (begin, SparseRows(row - begin, col, value, (end - begin, e.shape[1])))
+        for (begin, end), (row, col, value) in zip(pairwise(ptr), parts, strict=True)
+    ]
 
 
-def snapshot_of(cohort: StructureCohort, classes: Sequence[str] | None = None) -> Snapshot:
-    """Return predictions and models by the server's last models."""
-    cohort.start_from(cohort.shared_models())  # a client that was not measured has trained since
-    logits = cohort.logits()
-    good = cohort.sound(cohort.evaluate(logits).loss).repeat_interleave(cohort.nodes)
-    predictions = predictions_from(cohort.graphs, logits, classes)
-    return Snapshot(predictions.rows(good.numpy()), models_of(cohort))
+@torch.no_grad()
+def first_model(settings: StructureSettings) -> StructureModel:
+    """Draw the model from which all clients start.
+
+    Networks are drawn as PyG's GCN is. An attentive encoder starts with ones: its first graph joins
+    the nodes that are most alike. An MLP's matrices are drawn as a GCN's are.
+    """
+    how, (h, k) = settings.graph, (settings.model.hidden, settings.num_classes)
+    model = StructureModel(settings.num_features, h, k, settings.strategy.name, asdict(how))
+    for part in (GNN, MLP)[: 1 + (f"{MLP}-first" in model)]:
+        rng = generator(settings.seed, "structure", part)
+        _draw(model[f"{part}-first"], rng)
+        _draw(model[f"{part}-rest"][h : h + h * k].view(h, k), rng)
+    draw_learner(model, how, settings.seed)
+    return model
 
 
-def models_of(cohort: StructureCohort) -> list[SavedModels]:
-    """Return the clients' models: one form for clients with edges, one for graphless clients."""
-    ends = slice(0, cohort.with_edges), slice(cohort.with_edges, cohort.size)
-    return [_form(cohort, one) for one in ends if cohort.clients[one]]
+@torch.no_grad()
+def draw_learner(model: StructureModel, how: GraphSection, seed: int) -> None:
+    """Give a model the graph learner that a client begins with, and its settings."""
+    model.how = how
+    if f"{LEARNER}-rest" in model:
+        rng = generator(seed, "graph-learner")
+        rest = model[f"{LEARNER}-rest"].view(how.layers - 1, how.width, how.width)
+        for matrix in (model[f"{LEARNER}-first"], *rest):
+            _draw(matrix, rng)
+    elif f"{LEARNER}-first" in model:
+        model[f"{LEARNER}-first"].fill_(1)
 
 
-def _form(cohort: StructureCohort, places: slice) -> SavedModels:
-    settings, has_edges = cohort.settings, places.start < cohort.with_edges
-    arguments: dict[str, object] = {
-        "features": settings.num_features,
-        "hidden": settings.model.hidden,
-        "classes": settings.num_classes,
-        "dropout": settings.model.dropout,
-        "name": settings.strategy.name,
-        "graph": {name: getattr(settings.graph, name) for name in LEARNER},
-        "has_edges": has_edges,
-    }
-    models, shared = cohort.shared_models(), dict[str, Tensor]()
-    kinds = {"network": int(cohort.kinds[places.start])}
-    if settings.graphs == LEARNED:
-        kinds["encoder"] = ENCODER
-    for name, kind in kinds.items():
-        shared |= {f"{name}.first": models[kind].first, f"{name}.rest": models[kind].rest}
-    result = SavedModels(MODEL, arguments, list(cohort.clients[places]), shared, {})
-    if settings.graphs == LEARNED and not has_edges:
-        learners = cohort.learners
-        assert learners is not None
-        first, rest = learners.weights()
-        ptr = torch.tensor(learners.batch.row_ptr)
-        shared["learner.first"], result.own["learner.rest"] = learners.inactive_rows(), rest
-        result.rows = SparseRows("learner.first", first, learners.batch.feature, ptr)
-    return result
+def _draw(matrix: Tensor, rng: torch.Generator) -> None:
+    nn.init.xavier_uniform_(matrix.data, generator=rng)
 
 
 # Newcomers ----------------------------------------------------------------------------------------
 
 
-def newcomers_logits(
-    forms: Sequence[SavedModels], how: GraphSection, graph: NewGraph, steps: int
-) -> Tensor:
-    """Classify a newcomer's nodes, ``[n, k]``, by the run's models.
+def predict(model: StructureModel, graph: NewGraph, steps: int = 0) -> Tensor:
+    """Classify the nodes of a graph that a run has not seen, ``[n, k]``.
 
-    A client without edges first learns a graph, as graphless clients of the run did: φ takes steps
-    on ``L_c`` (equations 8 and 9), between the run's θ and ω, without labels or messages.
+    Without edges FedGLS's phi first takes ``steps`` on ``L_c`` (equations 8 and 9), between the
+    run's theta and omega, without labels or messages.
     """
-    saved, has_edges = [_built(form) for form in forms], _has_edges(graph)
-    model = next((one for one in saved if one.has_edges == has_edges), saved[0])
-    graphs = model.settings.graphs
-    if graphs == OWN and model.has_edges != has_edges:
+    x, edges = graph.x, graph.edge_index
+    edges = edges if edges is not None and edges.numel() else None
+    if edges is None and model.kind == TRUE:
+        raise DataError("the graph has no edges, which the client's model needs")
+    if edges is None and model.makes_graphs and len(x) <= model.how.neighbours:
+        more = f"must have more than graph.neighbours={model.how.neighbours}"
+        raise DataError(f"the graph has {len(x)} nodes, {more}")
+    if model.kind == OWN and not model[f"{MLP if edges is None else GNN}-share"] > 0:
         raise OutputError("no client of the run has a model for such a graph")
-    if graphs == TRUE and not has_edges:
-        raise DataError(NO_EDGES)
-    if graphs in (LEARNED, KNN) and not has_edges:
-        check_size(graph, how.neighbours)
-    model.settings, model.has_edges = model.settings._replace(graph=how), has_edges
-    cohort = model.cohort(graph.x, graph.edge_index)
-    for _ in range(0 if has_edges or graphs != LEARNED else steps):
-        cohort.learn_structure()
-    return cohort.logits()
-
-
-def called(models: SavedModels, client: int, graph: NewGraph) -> Tensor:
-    """Call a client's model; ``DataError`` if the graph lacks edges or nodes that it needs."""
-    module = _built(models, client)
-    if module.needs_edges and not _has_edges(graph):
-        raise DataError(NO_EDGES)
-    if not module.has_edges and module.settings.graphs in (LEARNED, KNN):
-        check_size(graph, module.settings.graph.neighbours)
-    return module(graph.x, graph.edge_index)  # type: ignore[no-any-return]
-
-
-def _built(models: SavedModels, client: int | None = None) -> StructureModel:
-    module = build_module(models, client)
-    assert isinstance(module, StructureModel)
-    return module
-
-
-def _has_edges(graph: NewGraph) -> bool:
-    return graph.edge_index is not None and graph.edge_index.numel() > 0
-
-
-def check_size(graph: NewGraph, neighbours: int) -> None:
-    """Refuse a graph with too few nodes for as many neighbours each."""
-    if (n := graph.x.shape[0]) <= neighbours:
-        raise DataError(
-            f"the graph has {n} nodes, must have more than graph.neighbours={neighbours}"
-        )
+    logits = model(x, edges)
+    adam = Adam([model[n] for n in model if n.startswith(LEARNER)], lr=model.how.learning_rate)
+    for _ in range(steps if edges is None else 0):
+        for loss in model.contrast().values():
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+    with torch.no_grad():
+        return model.logits() if steps else logits

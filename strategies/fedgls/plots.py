@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
-
-from flower_graph.report.plots import Line, Panel, finish, line, plot_panels, save
+from flower_graph.report.plots import Line, Panel, plot_panels
 from flower_graph.storage.reading import Tree
 
 if TYPE_CHECKING:
@@ -25,19 +23,18 @@ PANELS = {
 
 def save_structure(path: Path, reports: Sequence[RoundReport], *, title: str) -> None:
     """Draw a run: learnt graphs beside the true ones, over the rounds."""
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
-    rounds = [report.round for report in reports]
-    for axes, (label, curves) in zip(figure.subplots(1, 3), PANELS.items(), strict=True):
-        for name, key in curves.items():
-            values = [report.structure.get(key, math.nan) for report in reports]
-            line(axes, rounds, values, name)
-        finish(axes, label, legend=True)
-        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # a curve along the edge is hard to see
-    save(figure, path, title)
+    rounds, row = [report.round for report in reports], []
+    for label, curves in PANELS.items():
+        lines = {
+            name: Line(rounds, [[report.structure.get(key, math.nan) for report in reports]])
+            for name, key in curves.items()
+        }
+        row.append(Panel(lines, label, from_zero=True))
+    plot_panels(path, [row], title)
 
 
 # Any: what ``reproduce`` shows, which no method imports
-def plot_differences(shown: Sequence[Any], picture: Tree) -> tuple[Any, Any, Tree]:
+def plot_differences(path: Path, shown: Sequence[Any], picture: Tree) -> bool:
     """Draw a difference by the varied setting, a panel for each table, a line for each data set."""
     panels: dict[str, dict[str, Line]] = {}
     rows = [row for one in shown for row in one.rows if row["metric"] == picture["metric"]]
@@ -51,4 +48,4 @@ def plot_differences(shown: Sequence[Any], picture: Tree) -> tuple[Any, Any, Tre
         Panel(lines, picture["label"], table, levels={"_zero": 0.0})
         for table, lines in panels.items()
     ]
-    return plot_panels, [row] if row else [], {}
+    return plot_panels(path, [row])

@@ -26,127 +26,88 @@ weighted by nodes, and with the sum of their nodes, so the server's mean is the 
 client a SuperNode. If the server has another average, the answer has a row for each client.
 
 *Baselines*, by ``strategy.name``: Fed-GNN_k (``fed-gnn-knn``; ``graph.knn_on`` chooses features or
-the hidden layer of the server's last model), Fed-GNN (``fed-gnn``), Fed-MLP (``fed-mlp``) and
-Fed-GNNMLP (``fed-gnn-mlp``) are the same program with other graphs. Local-GNN_k and FedProto are
-``local_training.py`` and ``fed_proto.py`` on these clients.
+the hidden layer of the server's last model), Local-GNN_k (``local-gnn-knn``), Fed-GNN
+(``fed-gnn``), Fed-MLP (``fed-mlp``) and Fed-GNNMLP (``fed-gnn-mlp``) are the same program with
+other graphs. FedProto is ``fed_proto.py`` on these clients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, MetricRecord
-from numpy.typing import NDArray
-from torch import Tensor
+from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from torch import Tensor, nn
 
-from flower_graph.client.cohort_client import CohortClient
-from flower_graph.client.module_client import NO_EXAMPLE, ModuleClient
-from flower_graph.engine.graph_batch import count_batch
-from flower_graph.engine.stacked_weights import ModelWeights
-from flower_graph.errors import RefusedError
+from flower_graph.client.learner import LocalGraph
+from flower_graph.client.module_client import ModuleClient, ModuleSettings
+from flower_graph.client.state import Tensors
+from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
+from flower_graph.engine.cohort import Cohort, GraphOnDevice, Learner
+from flower_graph.engine.graph_batch import DropoutMask, check_sizes, draw_kept, log_shares
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.graph_learner import edge_agreement
-from flower_graph.outputs.files import Snapshot
+from flower_graph.ops.grouped import one_thread
 from flower_graph.records.rounds import RoundReport
-from flower_graph.server.averaging import Combined, ReportedFedAvg
-from flower_graph.strategies.fedgls.cohort import StructureCohort, initial_models
-from flower_graph.strategies.fedgls.config import OWN, StructureSettings
-from flower_graph.strategies.fedgls.modules import snapshot_of
-from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters, encode_array
+from flower_graph.rng import generator
+from flower_graph.server.averaging import Combined
+from flower_graph.strategies.fedgls.config import (
+    KNN,
+    LEARNED,
+    LOCAL,
+    OWN,
+    TRUE,
+    StructureSettings,
+)
+from flower_graph.strategies.fedgls.modules import (
+    GNN,
+    LEARNER,
+    MLP,
+    StructureModel,
+    first_model,
+)
+from flower_graph.wire.arrays import Config, Measurements, Parameters
 from flower_graph.wire.averaging import (
-    Asked,
     ClientMean,
     ClientReply,
     Measured,
     PerClient,
-    RoundRequest,
-    Rows,
     Trained,
     mean_of,
     sums,
 )
-from flower_graph.wire.keys import ARRAY_NAMES
 
-NOT_FINITE = "weights are not finite"
 NONE = torch.zeros(0)  # numbers of no client
 FIGURES = ("precision", "recall", "homophily", "true-homophily", "degree", "true-degree")
+# Numbers of all hidden layers up to which a round takes two threads 1.3 to 1.5 times as long as one
+SMALL_NUMBERS = 2**17
 
 # Messages ----------------------------------------------------------------------------------------
 
 
-def array_shapes(settings: StructureSettings) -> dict[str, tuple[int, ...]]:
-    """Return the arrays that travel: of each model the first layer, and the flat rest.
-
-    Of Fed-GNNMLP's two models no client has both: an array is sent as the sum over the clients that
-    have it, divided by the weight of all, and ``share`` is the weight of those divided by the same.
-    """
-    f, h, k = settings.num_features, settings.model.hidden, settings.num_classes
-    parts: dict[str, tuple[int, ...]] = {"first": (f, h), "rest": (h + h * k + k,)}
-    if settings.graphs == OWN:
-        parts["share"] = (1,)
-    models = ("gnn", "encoder")[: settings.num_models]
-    return {f"{model}-{part}": shape for model in models for part, shape in parts.items()}
-
-
-def to_arrays(
-    models: Sequence[ModelWeights], shares: Sequence[float], settings: StructureSettings
-) -> dict[str, NDArray[np.float32]]:
-    """Return models as they travel, by name."""
-    values: list[NDArray[np.float32]] = []
-    for model, share in zip(models, shares, strict=True):
-        values += [model.first.cpu().numpy(), model.rest.cpu().numpy()]
-        values += [np.array([share], np.float32)] if settings.graphs == OWN else []
-    return dict(zip(array_shapes(settings), values, strict=True))
-
-
-def to_models(arrays: Parameters, settings: StructureSettings) -> list[ModelWeights]:
-    """Read the server's models; ``ValueError`` if the server has other settings."""
-    shapes, why = array_shapes(settings), "server and clients must have the same settings"
-    if len(arrays) != len(shapes):
-        raise ValueError(f"{len(arrays)} arrays came, expected {len(shapes)}: {why}")
-    for (name, shape), values in zip(shapes.items(), arrays, strict=True):
-        if values.shape != shape:
-            raise ValueError(f"{name} has shape {values.shape}, expected {shape}: {why}")
-    came = [torch.from_numpy(np.ascontiguousarray(values, np.float32)) for values in arrays]
-    step = len(shapes) // settings.num_models
-    return [ModelWeights(came[at], came[at + 1]) for at in range(0, len(came), step)]
-
-
-@dataclass(kw_only=True)
-class StructureTrained(Trained, up="train"):
+class StructureTrained(Trained, up="train", kw_only=True):
     """The entries of ``fit`` besides arrays."""
 
     # Flower needs the same names from all, even from SuperNodes without graphless clients.
-    contrast: Annotated[
-        PerClient,
-        ClientMean(
-            "contrast", "with `distillation`: losses summed over clients, divided by `num-examples`"
-        ),
-    ] = NONE
-    distillation: Annotated[PerClient, ClientMean("distillation")] = NONE
+    # `L_c` summed over clients, divided by `num-examples`
+    contrast: Annotated[PerClient, ClientMean()] = NONE
 
 
-@dataclass(kw_only=True)
-class StructureMeasured(Measured, up="evaluate"):
+class StructureMeasured(Measured, up="evaluate", kw_only=True):
     """The measurements of ``evaluate``."""
 
-    precision: Annotated[
-        PerClient,
-        ClientMean(
-            "precision", "this and the rest: learnt graphs against true ones, graphless clients"
-        ),
-    ] = NONE
-    recall: Annotated[PerClient, ClientMean("recall")] = NONE
-    homophily: Annotated[PerClient, ClientMean("homophily")] = NONE
-    true_homophily: Annotated[PerClient, ClientMean("true-homophily")] = NONE
-    degree: Annotated[PerClient, ClientMean("degree")] = NONE
-    true_degree: Annotated[PerClient, ClientMean("true-degree")] = NONE
+    # this and the rest: learnt graphs against true ones, graphless clients
+    precision: Annotated[PerClient, ClientMean()] = NONE
+    recall: Annotated[PerClient, ClientMean()] = NONE
+    homophily: Annotated[PerClient, ClientMean()] = NONE
+    true_homophily: Annotated[PerClient, ClientMean()] = NONE
+    degree: Annotated[PerClient, ClientMean()] = NONE
+    true_degree: Annotated[PerClient, ClientMean()] = NONE
 
     def to_report(self) -> dict[str, object]:
         figures = {name: getattr(self, name.replace("-", "_")) for name in FIGURES}
@@ -154,10 +115,23 @@ class StructureMeasured(Measured, up="evaluate"):
         return super().to_report() | {"structure": numbers}
 
 
+def training_of(settings: StructureSettings) -> ModuleSettings:
+    """Return how both halves train the model; phi never leaves its client."""
+    how = settings.strategy
+    return ModuleSettings(
+        how.learning_rate,
+        how.weight_decay,
+        how.local_epochs,
+        keep_optimiser=True,  # phi's in any case
+        local=("*",) if how.name == LOCAL else (f"{LEARNER}-*",),
+        seed=settings.seed,
+    )
+
+
 # Client ------------------------------------------------------------------------------------------
 
 
-class StructureClient(CohortClient[StructureCohort]):
+class StructureClient(ModuleClient):
     """The clients of one SuperNode: usually one, in a simulation any number.
 
     A client without training nodes does not train; it measures and predicts with the mean.
@@ -170,139 +144,170 @@ class StructureClient(CohortClient[StructureCohort]):
         The clients' data, some without edges.
     settings : StructureSettings
         Models and training, the same at all clients and at the server.
-    device : str
-        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-    checkpoint_dir, output_dir : Path, optional
-        Folders for checkpoints, and for predictions, models and figures, if the SuperNode has no
-        folder of its own (``state-dir``).
-    classes : sequence of str, optional
-        Names of the classes, for predictions.
+    **more
+        As of ``ModuleClient``: ``device``, ``checkpoint_dir``, ``output_dir``, ``classes``.
     """
 
-    cohort = StructureCohort
-    all_train = False
+    graphs: list[ClientGraph]
 
-    def most_examples(self) -> int:
-        return max(1, sum(len(graph.y) for graph in self.graphs if graph.train_mask.any()))
+    # Any: arguments are those of its parent
+    def __init__(
+        self,
+        context: Context,
+        graphs: Sequence[ClientGraph],
+        settings: StructureSettings,
+        **more: Any,
+    ) -> None:
+        make = partial(first_model, settings)
+        super().__init__(context, graphs, make, training_of(settings), **more)
+        for graph in graphs:
+            check_sizes(graph, settings.num_features, settings.num_classes)
+            if settings.graphs == TRUE and graph.is_graphless and graph.hidden_edges is None:
+                raise ValueError(f"client {graph.client}: has no edges; its true ones are wanted")
+        if settings.graphs in (LEARNED, KNN):
+            check_neighbours(graphs, settings.graph.neighbours)
+        self.structure = settings
+        self._contrast: dict[int, Tensor] = {}  # L_c in this message, by client
 
-    def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Train from the server's models; return the clients' mean models (steps 2 to 4)."""
-        asked, left_out, losses = self._train(parameters, config)
-        return self._answer(asked, left_out, losses)
+    # What a ready client may say anew
 
-    def fit_each(self, parameters: Parameters, config: Config) -> Rows:
-        asked, left_out, losses = self._train(parameters, config)
-        rows, order = dict[int, Answer](), self._state.look(self._makers).clients
-        for client in (one for one in asked if one not in left_out):
-            at = order.index(client)
-            own = {name: values[at : at + 1] for name, values in losses.items()}
-            rows[client] = self._answer([client], {}, own)
-        return Rows(rows, left_out)
+    def examples(self, graph: LocalGraph) -> int:
+        return len(graph.y) if graph.train_mask.any() else 0
 
-    def _train(
-        self, parameters: Parameters, config: Config
-    ) -> tuple[list[int], dict[int, str], dict[str, Tensor]]:
-        """Train clients; return who was asked, who is left out and why, and all losses."""
-        server_round = RoundRequest.from_config(config).server_round
-        asked = Asked.from_config(config).chosen(self._clients)
-        able = {graph.client for graph in self.graphs if graph.train_mask.any()} & set(asked)
-        with self.opened() as cohort:
-            cohort.start_from(to_models(parameters, self.settings))
-            trained = cohort.train(server_round, able)
-        left_out = dict.fromkeys(set(asked) - able, NO_EXAMPLE)
-        left_out |= dict.fromkeys(trained.diverged, NOT_FINITE)
-        if len(left_out) == len(asked):  # they keep their state even so
-            why = " and ".join(sorted(set(left_out.values())))
-            raise RefusedError(f"clients {sorted(left_out)}: {why}; nobody is left")
-        return asked, left_out, trained.losses
+    def logits(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
+        return self._holding(module, graph).logits()
 
-    def _answer(
-        self, asked: Sequence[int], left_out: dict[int, str], losses: Mapping[str, Tensor]
-    ) -> Answer:
-        """Answer a ``train``: arrays, their weight, losses, and which clients are left out."""
-        cohort = self._state.look(self._makers)
-        models, shares, nodes = cohort.mean_models(set(asked) - left_out.keys())
-        arrays = to_arrays(models, shares, self.settings)
-        reply = StructureTrained(weight=nodes, clients=len(asked), left_out=left_out, **losses)
-        return list(arrays.values()), nodes, {ARRAY_NAMES: list(arrays)} | reply.to_config()
+    def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
+        """Return equations 10 and 11 of one step."""
+        model, train = self._holding(module, graph), graph.masks["train"]
+        own = log_shares(model.logits(is_step=True))  # [k, n]
+        losses = -own.gather(0, graph.y.clamp(min=0)[None])[0, train]
+        total = graph.sum_of_means(losses, train)
+        if model.kind == LEARNED:  # the divergence's other term depends on H alone
+            student = log_shares(model.logits(MLP, is_step=True))
+            teaching = (own.detach().exp() * student).sum(0)
+            total = total - graph.sum_of_means(teaching, torch.ones_like(train))
+        return total
 
-    def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
-        """Measure every client's present model (step 6)."""
-        with self.opened() as cohort:
-            cohort.start_from(to_models(parameters, self.settings))
-            logits = cohort.logits()
-            metrics, graphs = cohort.evaluate(logits), cohort.structure() or {}
-        train, val, test = metrics.accuracy.T
-        request, figures = RoundRequest.from_config(config), metrics._asdict()
-        self.outputs.measured(request.server_round, cohort.clients, nodes=cohort.nodes, **figures)
-        measured = StructureMeasured(
-            weight=cohort.size,
-            cross_entropy=metrics.loss,
-            train=train,
-            val=val,
-            test=test,
-            counts=count_batch(cohort.own, logits, cohort.sound(metrics.loss), request.counting),
-            **{name.replace("-", "_"): values for name, values in graphs.items()},
-        )
-        loss, weight, said = measured.answer()
-        if not any(graph.train_mask.any() for graph in self.graphs):
-            loss = 0.0  # no client here has one; NaN says that training failed
-        return self._state.save_if_asked(config, (loss, weight, said), self._makers)
+    def begin(self, learner: Learner, server_round: int) -> None:
+        """Step phi on ``L_c``, with theta and omega as the server gave them (step 2)."""
+        model, adam = self._holding(learner.module, learner.graph), learner.optimiser
+        clients, how = learner.graph.clients, self.structure
+        # Dropout depends on client, network and round alone, not on who shares a cohort
+        seed, rates = self.settings.seed, (how.model.input_dropout, how.model.dropout)
+        assert model.batch is not None
+        for is_mlp in (False, True)[: 1 + (model.kind == LEARNED)]:
+            chances = [generator(seed, "dropout", one, is_mlp, server_round) for one in clients]
+            steps, hidden = self.settings.local_epochs, how.model.hidden
+            kept = draw_kept(model.batch, chances, steps, hidden, *rates)
+            model.drops[MLP if is_mlp else GNN] = [
+                DropoutMask(*(part if part is None else part[step] for part in kept))
+                for step in range(steps)
+            ]
+        if how.strategy.optimiser == "reset":
+            for name, value in model.items():
+                for moment in () if name.startswith(LEARNER) else adam.state[value].values():
+                    moment.zero_()
+        adam.zero_grad()
+        losses = model.contrast()
+        if not losses:
+            return
+        torch.stack([*losses.values()]).sum().backward()
+        adam.lr, adam.weight_decay = how.graph.learning_rate, 0.0
+        adam.step()
+        adam.lr, adam.weight_decay = self.settings.learning_rate, self.settings.weight_decay
+        self._contrast |= {clients[at]: loss.detach().cpu() for at, loss in losses.items()}
 
-    def snapshot(self) -> Snapshot:
-        return snapshot_of(self._state.look(self._makers), self._classes)
+    def finish(self, learner: Learner) -> None:
+        """Take back what changed without a gradient, and what counts nothing in the sum."""
+        model = self._holding(learner.module, learner.graph)
+        batch = model.batch
+        assert batch is not None
+        # A row whose feature a client lacks has no gradient: weight decay alone would move it by
+        # Adam's full step, against the clients that have the feature.
+        has = torch.zeros(batch.size, batch.num_features, dtype=torch.bool, device=self.device)
+        has[batch.row_client, batch.feature] = True
+        for name in (f"{GNN}-first", f"{MLP}-first"):
+            if name in self.received and name in model:
+                kept = has.view(*model[name].shape[:-1], 1)
+                model[name].copy_(torch.where(kept, model[name], self.received[name]))
+        if model.kind == OWN:  # what a client lacks counts nothing in the sum
+            for part, has in ((GNN, model.has_edges), (MLP, ~model.has_edges)):
+                for name in ("first", "rest", "share"):
+                    value = model.stack(f"{part}-{name}")
+                    value.mul_(has.view(-1, *[1] * (value.dim() - 1)))
+                model.stack(f"{part}-share").copy_(has[:, None])
 
-    def opened(self) -> AbstractContextManager[StructureCohort]:
-        """Work with the cohort; keep changes only if the block ends without an error."""
-        return self._state.opened(self._makers)
+    # Answers
 
-
-class NearestClient(ModuleClient):
-    """Local-GNN_k's clients, which also measure the graphs of nearest neighbours."""
+    def measured(self, clients: Sequence[int], weight: int) -> dict[str, float]:
+        values = [self._contrast[one] for one in clients if one in self._contrast]
+        return sums("contrast", torch.stack(values) if values else NONE, weight)
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         loss, weight, metrics = super().evaluate(parameters, config)
         found: dict[str, list[Tensor]] = {name: [NONE] for name in FIGURES}
-        for graph in self.graphs:
-            true, made = getattr(graph, "hidden_edges", None), graph.edge_index
-            if true is not None and made is not None:
-                n = graph.y.numel()
-                for name, value in edge_agreement(made, true, graph.y, [0, n]).items():
-                    found[name].append(value)
-        for name, values in found.items():
-            metrics |= sums(name, torch.cat(values), weight)
+        cohort: Cohort = self._state.look(self._makers)
+        with torch.no_grad(), cohort.learners(self._clients) as learners:
+            for learner in learners:
+                for name, values in self._agreement(learner).items():
+                    found[name].append(values)
+        for name, parts in found.items():
+            metrics |= sums(name, torch.cat(parts), weight)
         return loss, weight, metrics
+
+    def _agreement(self, learner: Learner) -> dict[str, Tensor]:
+        """Compare the made graphs with the true ones, if these are known."""
+        model = self._holding(learner.module, learner.graph)
+        graphs = [self._graph_of[client] for client in learner.graph.clients]
+        made = [one for one in graphs if one.is_graphless and model.makes_graphs]
+        true = [one.hidden_edges for one in made if one.hidden_edges is not None]
+        if not made or len(true) < len(made):
+            return {}
+        ptr = np.cumsum([0, *(len(one.y) for one in made)]).tolist()
+        edges = torch.cat([own + start for own, start in zip(true, ptr, strict=False)], 1)
+        y = torch.cat([one.y for one in made])
+        found = edge_agreement(model.neighbours(), edges.to(self.device), y.to(self.device), ptr)
+        return {name: values.cpu() for name, values in found.items()}
+
+    def _holding(self, module: nn.Module, graph: GraphOnDevice) -> StructureModel:
+        """Return a model that has the graphs of its clients."""
+        assert isinstance(module, StructureModel)
+        if module.batch is None:
+            module.hold([self._graph_of[client] for client in graph.clients], self.device)
+        return module
+
+    def _take_over(self, cohort: Cohort, learner: Learner, begun: Mapping[int, Parameters]) -> None:
+        super()._take_over(cohort, learner, begun)
+        self._holding(learner.module, learner.graph).forget_neighbours()
+
+    def _build(self, tensors: Tensors) -> tuple[Cohort, Tensors]:
+        cohort, placed = super()._build(tensors)
+        for name, stack in placed.items():  # a sparse product takes the rows as they are
+            placed[name] = stack.contiguous()
+        return cohort, placed
+
+    @contextmanager
+    def _drawing(self, graph: GraphOnDevice, server_round: int) -> Iterator[None]:
+        yield  # dropout is drawn above
+
+    @contextmanager
+    def _opened(self) -> Iterator[Cohort]:
+        nodes = sum(len(graph.y) for graph in self.graphs)
+        small = nodes * self.structure.model.hidden <= SMALL_NUMBERS
+        with self._state.opened(self._makers) as cohort, one_thread(small):
+            yield cohort
 
 
 # Server ------------------------------------------------------------------------------------------
 
 
-class ReportsGraphs:
-    """A part of strategies whose clients compare learnt graphs with true ones."""
-
-    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
-        reply = StructureMeasured.from_config(evaluated)
-        return reply.to_report() | {"regulariser": mean_of(trained, "contrast")}
-
-    def draw_pictures(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
-        if any(report.structure for report in reports):
-            from flower_graph.strategies.fedgls.plots import save_structure  # clients draw nothing
-
-            save_structure(out / "structure.png", reports, title=title)
-
-
-class NearestTraining(ReportsGraphs, ModuleFedAvg):
-    """Local-GNN_k's server, for ``NearestClient``; parameters as of ``ModuleFedAvg``."""
-
-
 def initial_arrays(settings: StructureSettings) -> ArrayRecord:
     """Return the models from which a run starts, for any Flower strategy's ``start``."""
-    models = initial_models(settings)
-    arrays = to_arrays(models, [1.0] * len(models), settings)
-    return ArrayRecord({name: encode_array(name, values) for name, values in arrays.items()})
+    return StructureFedAvg(settings).first_arrays()
 
 
-class StructureFedAvg(ReportsGraphs, ReportedFedAvg):
+class StructureFedAvg(ModuleFedAvg):
     """Flower's ``FedAvg`` for ``StructureClient``, with a report a round.
 
     Parameters
@@ -321,15 +326,14 @@ class StructureFedAvg(ReportsGraphs, ReportedFedAvg):
     def __init__(
         self, settings: StructureSettings, *, num_nodes: int | None = None, **more: Any
     ) -> None:
-        super().__init__(seed=settings.seed, **more)
-        self.num_classes = settings.num_classes
-        self.settings, self.num_nodes = settings, num_nodes
+        classes = settings.num_classes
+        super().__init__(
+            partial(first_model, settings), training_of(settings), classes=classes, **more
+        )
+        self.structure, self.num_nodes = settings, num_nodes
 
     def fixed_settings(self) -> dict[str, object]:
-        how = self.settings.strategy
-        names = ("name", "local_epochs", "learning_rate", "weight_decay", "optimiser")
-        own = {f"strategy.{name}": getattr(how, name) for name in names}
-        return super().fixed_settings() | self.settings._asdict() | {"strategy": own}
+        return super().fixed_settings() | self.structure._asdict()
 
     def most_examples(self, node: int, *, training: bool) -> int | None:
         """Return the weight that a SuperNode declared, at most the number of all nodes."""
@@ -337,20 +341,25 @@ class StructureFedAvg(ReportsGraphs, ReportedFedAvg):
         limits += [self.num_nodes] if training else []
         return min((most for most in limits if most is not None), default=None)
 
-    def first_arrays(self) -> ArrayRecord:
-        return initial_arrays(self.settings)
-
     def combine(self, replies: Sequence[ClientReply]) -> Combined:
         """Average the models (step 5); of Fed-GNNMLP's two, each over the clients that have it."""
         arrays = super().combine(replies)
-        if self.settings.graphs != OWN or not isinstance(arrays, ArrayRecord):
+        if self.structure.graphs != OWN or not isinstance(arrays, ArrayRecord):
             return arrays
         result = {}
         for name, array in arrays.items():
             values, share = array.numpy(), arrays[f"{name.partition('-')[0]}-share"].numpy()
-            if not share > 0:  # nobody had a part: the last mean stays
-                values = self.arrays[name].numpy()
-            elif not name.endswith("-share"):
-                values = values / share
+            if not name.endswith("-share"):  # of a model that nobody had, the last mean stays
+                values = values / share if share > 0 else self.arrays[name].numpy()
             result[name] = Array(values.astype(np.float32))
         return ArrayRecord(result)
+
+    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
+        reply = StructureMeasured.from_config(evaluated)
+        return reply.to_report() | {"regulariser": mean_of(trained, "contrast")}
+
+    def draw_pictures(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
+        if any(report.structure for report in reports):
+            from flower_graph.strategies.fedgls.plots import save_structure  # clients draw nothing
+
+            save_structure(out / "structure.png", reports, title=title)

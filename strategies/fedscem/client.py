@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,16 +17,17 @@ from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flower_graph.client.cohort_client import CohortClient
 from flower_graph.client.learner import NODES, LocalGraph, saved_rows
 from flower_graph.client.module_client import ModuleClient, ModuleSettings
-from flower_graph.client.state import Tensors
+from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
 from flower_graph.config.rules import choice
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.cohort import Learner
 from flower_graph.engine.graph_batch import check_sizes
+from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import OutOfRangeError, RefusedError, StateLostError, UnreadableSumError
 from flower_graph.ops.grouped import one_thread
+from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot, predictions_from
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.client import AlignmentClient
@@ -84,7 +86,7 @@ NAME = "ego-secrets"  # in Context.state
 _LIVE: dict[tuple[int, int], tuple[str, Kept]] = {}
 
 
-class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
+class EgoNetworkClient(PartyActions):
     """The ego-networks of one SuperNode: one in a deployment, many in a simulation.
 
     Parameters
@@ -113,7 +115,6 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
     """
 
     actions = ("align", "union", "unmask", "save", "finish", *PartyActions.party_actions)
-    cohort, all_train = EgoCohort, False
 
     def __init__(
         self,
@@ -121,13 +122,20 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
         egos: Sequence[EgoNetwork],
         settings: EgoSettings,
         *,
+        device: str = "cpu",
+        checkpoint_dir: Path | None = None,
+        output_dir: Path | None = None,
+        classes: Sequence[str] | None = None,
         noise: ClientNoise | None = None,
         masked: bool = False,
         alignment: str = PLAIN,
         trust: TrustSettings | None = None,
-        **more: Any,  # arguments of its parent
     ) -> None:
-        super().__init__(context, egos, settings, **more)
+        self.graphs, self.settings, self._classes = checked(egos, settings), settings, classes
+        self._device, self.outputs = resolve_device(device), ClientOutputs(context, output_dir)
+        self._makers = Makers(self._start, self._build)
+        clients = [ego.client for ego in self.graphs]
+        self._state = CohortState[EgoCohort](context, "cohort-client", clients, checkpoint_dir)
         identities = {ego.client: ego.identities for ego in egos}
         self.trust, self.secrets = trust, EgoSecrets(context, identities, trust)
         self._records = context.state
@@ -203,6 +211,12 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
 
     def _start(self) -> Tensors:
         return EgoCohort(self.graphs, self.settings, device=self._device).tensors
+
+    def _build(self, tensors: Tensors) -> tuple[EgoCohort, Tensors]:
+        # Adam counts steps on the CPU.
+        to = self._device
+        placed = {k: t if k.endswith("/step") else t.to(to) for k, t in tensors.items()}
+        return EgoCohort(self.graphs, self.settings, placed, to), placed
 
     # A round
 
@@ -348,6 +362,13 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
         return request.variant == "iter" and self.settings.batch_size is not None
 
 
+def checked(egos: Sequence[EgoNetwork], settings: EgoSettings) -> list[EgoNetwork]:
+    """Refuse ego-networks that do not fit the settings; return them in order."""
+    for ego in egos:
+        check_sizes(ego, settings.num_features, settings.num_classes)
+    return check_graphs(egos)
+
+
 def check_request(request: EgoRequest, aligner: AlignmentClient) -> None:
     """Refuse requests that contradict what the clients have agreed on."""
     if request.mask is None or request.ring is None:
@@ -395,9 +416,9 @@ class EgoModelClient(ModuleClient):
         averages: bool = True,
         **more: Any,
     ) -> None:
-        for ego in egos:
-            check_sizes(ego, settings.num_features, settings.num_classes)
-        super().__init__(context, egos, *self.made_of(settings, averages=averages), **more)
+        super().__init__(
+            context, checked(egos, settings), *self.made_of(settings, averages=averages), **more
+        )
         self._ego = settings
 
     def examples(self, graph: LocalGraph) -> int:

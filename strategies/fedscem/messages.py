@@ -100,7 +100,6 @@ class Layout:
         self.relayed = slice(0, self.counts.stop)  # what the clients get back
 
 
-@dataclass
 class EgoEnrolment(Message, down="query"):
     """Server to client: asks for its clients and keys, and names a checkpoint.
 
@@ -166,7 +165,6 @@ class Rest(Field[Mapping[str, object]]):
         return {k: v for k, v in {**reading.metrics, **reading.config}.items() if k not in others}
 
 
-@dataclass
 class EgoRequest(Message, down="train"):
     """Server to client: the last round's sums; asks for this round's vector."""
 
@@ -211,7 +209,6 @@ class Seconds(Real):
         return 0.0
 
 
-@dataclass
 class EgoReply(Message, up="train"):
     """Client to server: the sum of its clients' vectors."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
-from flower_graph.data.features import Gaps
+from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_ego_folder
 from flower_graph.data.folders.party import RunFolder
 from flower_graph.data.new_graph import NewGraph
@@ -125,8 +125,7 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
             how.split,
             how.ratios,
             config.seed if how.seed is None else how.seed,
-            features=config.data.features,
-            gaps=Gaps.of(config.data),
+            how=ReadOptions.of(config.data),
         )
         if len(egos) < 2 and config.masks_sums:
             raise ConfigError(f"data.name: {str(path)!r} has 1 client; a masked sum needs 2")

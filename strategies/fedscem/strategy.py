@@ -46,6 +46,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from flwr.app import RecordDict
+from flwr.serverapp.strategy import FedProx
 from numpy.typing import NDArray
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
@@ -741,12 +742,12 @@ class EgoFedAvg(ModuleFedAvg):
         return super().fixed_settings() | asdict(self.ego)
 
 
-class EgoFedProx(EgoFedAvg):
+class EgoFedProx(EgoFedAvg, FedProx):
     """FedProx for ``EgoModelClient``; the weight is ``settings.proximal``."""
 
-    @property
-    def proximal(self) -> float:
-        return self.ego.proximal
+    # Any: arguments are those of its parent
+    def __init__(self, settings: EgoSettings, **more: Any) -> None:
+        super().__init__(settings, proximal_mu=settings.proximal, **more)
 
 
 class SelfTraining(EgoFedAvg):

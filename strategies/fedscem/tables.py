@@ -138,7 +138,7 @@ def _peak(profiler: profile) -> int:
 
 
 # Any: what ``reproduce`` shows, which no method imports
-def plot_costs(shown: Sequence[Any], picture: Tree) -> tuple[Any, Any, Tree]:
+def plot_costs(path: Path, shown: Sequence[Any], picture: Tree) -> bool:
     """Draw Figure 8: costs by size, a panel for each pair of them, a line for each data set."""
     from flower_graph.report.plots import Line, Panel, plot_panels  # slow to import
 
@@ -155,4 +155,4 @@ def plot_costs(shown: Sequence[Any], picture: Tree) -> tuple[Any, Any, Tree]:
             pairs = {data: zip(*sorted(one), strict=True) for data, one in points.items()}
             lines = {data: Line(x, [y]) for data, (x, y) in pairs.items()}
             grid[-1].append(Panel(lines, name, size, scales="xy"))
-    return plot_panels, grid, {}
+    return plot_panels(path, grid)

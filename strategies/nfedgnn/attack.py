@@ -24,7 +24,6 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from flower_graph.audit.attacks import (
@@ -32,12 +31,13 @@ from flower_graph.audit.attacks import (
     Audit,
     Exchange,
     RecordingGrid,
+    alike,
     array_of,
     audit_rng,
     config_of,
     of_kind,
 )
-from flower_graph.audit.scores import Finding, Floats, guesses, ranking, top
+from flower_graph.audit.scores import Finding, Floats, retrieved
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.peers import cosine_similarities
@@ -45,7 +45,6 @@ from flower_graph.strategies.nfedgnn.config import AVERAGED, OWN, SUMMED, NFedGN
 from flower_graph.strategies.nfedgnn.messages import EnrolmentRequest, LatentRequest, RelayRequest
 from flower_graph.strategies.nfedgnn.users import UserSettings, shared_linear_weight
 from flower_graph.wire import keys
-from flower_graph.wire.codec import Message
 
 # A bag of words: how many different ones a user may have, if its features sum to one
 MOST_WORDS = 40
@@ -56,9 +55,18 @@ RANK_TOLERANCE = 1e-6
 SEARCH_STEPS = 6000  # of non-negative least squares
 COMPARED = 300  # users that are compared with each other
 
-
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", LatentRequest, RelayRequest)
 Scores = dict[str, dict[int, Floats]]  # each user's features, by the name of the attack
+
+
+class Step(NamedTuple):
+    """One request to a user, and its answer."""
+
+    gradient: Floats | None  # [h], or the layer's [f, h], that it is to apply; None without one
+    # [f, h] averaged weights that it is to take over before that; NaN rows stay
+    average: Floats | None
+    latent: Floats  # [h] what it answers; or of all users, [n, h]
+    rate: float = 0.0  # of the step that applies the gradient
 
 
 def requests_of(
@@ -78,129 +86,61 @@ def settings_of(exchanges: Sequence[Exchange]) -> UserSettings:
     return EnrolmentRequest.from_config(config_of(enrolment.request)).settings
 
 
-def read(
-    exchanges: Sequence[Exchange], users: Sequence[int]
-) -> tuple[UserSettings, dict[int, list[Step]]]:
-    """Return the users' settings, and what some of them were sent and have answered."""
-    steps = {user: list[Step]() for user in users}
-    taken = dict.fromkeys(users, 0)  # the round of the last mean of each
-    for request, reply in requests_of(exchanges, RelayRequest):
-        latent = reply("relay")
-        for index, user in enumerate(request.users.tolist()):
-            if user not in steps:
-                continue
-            gradient = request.gradient[index] if request.gradient_round[index] else None
-            average = request.average if taken[user] < request.average_round else None
-            taken[user] = max(taken[user], request.average_round)
-            steps[user].append(Step(gradient, average, latent[index], request.rate))
-    return settings_of(exchanges), {user: local for user, local in steps.items() if local}
+# Equations, and their solutions -------------------------------------------------------------------
 
 
-def own_scores(
-    exchanges: Sequence[Exchange], users: Sequence[int], features: int, *, sums_to_one: bool
-) -> Scores:
-    """Score users' features by their first latent vector, and by all latents and gradients."""
-    settings, steps = read(exchanges, users)
-    start = shared_linear_weight(features, settings).numpy()[:features]
-    values = [1 / count for count in range(1, MOST_WORDS + 1)] if sums_to_one else [1.0]
-    attacks: dict[str, Callable[[list[Step]], Floats]] = {
-        "one latent, least squares": lambda local: least_squares(local[0].latent, start),
-        "one latent, sparse": lambda local: sparse_from_one(local[0].latent, start),
-        "all latents and gradients, sparse": lambda local: sparse_from_sequence(
-            start, settings, local, values
-        )[0],
-    }
-    return {
-        f"from {name}": {user: solve(local) for user, local in steps.items()}
-        for name, solve in attacks.items()
-    }
+def course(start: Floats, value: float, settings: UserSettings, steps: Sequence[Step]) -> Floats:
+    """Return the weights of features of size ``value``, and the bias, in each round."""
+    # start [f, h], with a bias its last row; [T, f, h]
+    weight, result = torch.from_numpy(start.copy()), []
+    sizes = torch.full_like(weight[:, :1], value)
+    if settings.bias:
+        sizes[-1] = 1
+    adam = Adam([weight], weight_decay=settings.weight_decay)
+    for step in steps:
+        if step.average is not None:
+            new = torch.from_numpy(step.average).to(weight)
+            weight.copy_(torch.where(new.isnan(), weight, new))
+        if step.gradient is not None:
+            slope = sizes * torch.from_numpy(step.gradient).to(weight)
+            weight.grad, adam.lr = slope, step.rate
+            adam.step()
+        result.append(weight.numpy().copy())
+    return np.stack(result)
 
 
-def _measure(name: str, x: Floats, scores: dict[int, Floats], rng: np.random.Generator) -> Finding:
-    right, wholly = [], 0
-    truth = x[list(scores)] != 0
-    for hits, local in zip(truth, scores.values(), strict=True):
-        order = rng.permutation(hits.size)
-        mine = hits[order][top(local[order], int(hits.sum()))]
-        wholly += int(mine.all())
-        right.append(mine)
-    counts = truth.sum(1)
-    # A user with many features has many guesses, of which many are right by chance.
-    chance = float((counts**2).sum() / (x.shape[1] * counts.sum()))
-    return guesses(name, np.concatenate(right), chance, wholly=wholly / len(truth))
+def equations(rows: Floats, latents: Floats, features: int) -> tuple[Floats, Floats]:
+    """Return the equations that a user's features meet: a matrix ``[T h, f]`` and a vector."""
+    # rows [T, f, h] of weights, then of a bias; latents [T, h]
+    matrix = rows[:, :features].transpose(0, 2, 1).reshape(-1, features).astype(float)
+    return matrix, (latents - rows[:, features:].sum(1)).ravel().astype(float)
 
 
-# What a user has, from equations ----------------------------------------------------------------
-
-
-class Step(NamedTuple):
-    """One request to a user, and its answer."""
-
-    gradient: Floats | None  # [h] gradient that the user is to apply; None where it has none
-    # [f, h] averaged weights that the user is to take over before that; NaN rows stay
-    average: Floats | None
-    latent: Floats  # [h] what it answers
-    rate: float = 0.0  # of the step that applies the gradient
-
-
-def least_squares(latent: Floats, start: Floats) -> Floats:
-    """Return the shortest ``x`` with ``x W = latent``, ``[f]``."""
-    result: Floats = np.linalg.lstsq(start.T.astype(float), latent.astype(float), rcond=None)[0]
+def least_squares(matrix: Floats, target: Floats) -> Floats:
+    """Return the shortest ``x`` that is nearest to solving the equations, ``[f]``."""
+    result: Floats = np.linalg.lstsq(matrix, target, rcond=None)[0]
     return result
 
 
-def sparse_from_one(latent: Floats, start: Floats) -> Floats:
-    """Return a non-negative ``x`` with ``x W`` nearest to a latent vector, ``[f]``."""
-    # Non-negative least squares has at most as many features as the latent has numbers.
-    result: Floats = nnls(start.T.astype(float), latent.astype(float), maxiter=SEARCH_STEPS)[0]
+def sparse(matrix: Floats, target: Floats) -> Floats:
+    """Return a non-negative ``x`` that is nearest to solving the equations, ``[f]``."""
+    # Non-negative least squares has at most as many features as there are equations.
+    result: Floats = nnls(matrix, target, maxiter=SEARCH_STEPS)[0]
     return result
 
 
-def sparse_from_sequence(
+def from_sequence(
     start: Floats, settings: UserSettings, steps: Sequence[Step], values: Sequence[float]
 ) -> tuple[Floats, float]:
     """Return each feature's score from all equations of a sequence, and the features' value."""
-    # start [f, h]: the first weights, without a bias
     steps = steps[: max(1, EQUATIONS // settings.latent_size)]
-    shift = bias_course(settings, steps)
-    target = (np.stack([step.latent for step in steps]) - shift).astype(float).ravel()
-    fits = [_unexplained(equations(start, settings, steps, value), target) for value in values]
-    value = values[int(np.argmin(fits))]
-    matrix = equations(start, settings, steps, value)
-    return nnls(matrix, target / value, maxiter=SEARCH_STEPS)[0], value
-
-
-def equations(start: Floats, settings: UserSettings, steps: Sequence[Step], value: float) -> Floats:
-    """Return the matrix that a user's features meet, ``[T h, f]``, if each feature is ``value``."""
-    course = row_course(start, value, settings.weight_decay, steps)
-    return course.transpose(0, 2, 1).reshape(-1, len(start))
-
-
-def bias_course(settings: UserSettings, steps: Sequence[Step]) -> Floats:
-    """Return the bias in every round, ``[T, h]``; zeros where users have none."""
-    start = np.zeros((1, settings.latent_size))
-    if not settings.bias:
-        return start.repeat(len(steps), 0)
-    # The last row of averaged weights is the bias's.
-    last = [None if step.average is None else step.average[-1:] for step in steps]
-    local = [step._replace(average=row) for step, row in zip(steps, last, strict=True)]
-    return row_course(start, 1.0, settings.weight_decay, local)[:, 0]
-
-
-def row_course(start: Floats, value: float, weight_decay: float, steps: Sequence[Step]) -> Floats:
-    """Return the weights of features of size ``value`` in every round, ``[T, f, h]``."""
-    weight, course = torch.from_numpy(start.astype(float).copy()), []
-    adam = Adam([weight], weight_decay=weight_decay)
-    for step in steps:
-        if step.average is not None:
-            new = torch.from_numpy(step.average[: len(weight)]).to(weight)
-            weight.copy_(torch.where(new.isnan(), weight, new))
-        if step.gradient is not None:
-            slope = value * torch.from_numpy(step.gradient).to(weight)
-            weight.grad, adam.lr = slope.expand_as(weight).clone(), step.rate
-            adam.step()
-        course.append(weight.numpy().copy())
-    return np.stack(course)
+    latents, features = np.stack([step.latent for step in steps]), len(start) - settings.bias
+    found = [
+        equations(course(start, value, settings, steps), latents, features) for value in values
+    ]
+    best = int(np.argmin([_unexplained(*one) for one in found]))
+    (matrix, target), value = found[best], values[best]
+    return sparse(matrix, target / value), value
 
 
 def _unexplained(matrix: Floats, target: Floats) -> float:
@@ -211,7 +151,36 @@ def _unexplained(matrix: Floats, target: Floats) -> float:
     return float(np.linalg.norm(rest) / np.linalg.norm(target)) if target.any() else 0.0
 
 
-# One layer for all ------------------------------------------------------------------------------
+# Each form --------------------------------------------------------------------------------------
+
+
+def own_scores(
+    exchanges: Sequence[Exchange], drawn: Sequence[int], features: int, *, sums_to_one: bool
+) -> Scores:
+    """Score users' features by their first latent vector, and by all latents and gradients."""
+    settings, steps = settings_of(exchanges), {user: list[Step]() for user in drawn}
+    taken = dict.fromkeys(drawn, 0)  # the round of the last mean of each
+    for request, reply in requests_of(exchanges, RelayRequest):
+        latent = reply("relay")
+        for user, local in steps.items():
+            for place in np.flatnonzero(request.users == user):
+                gradient = request.gradient[place] if request.gradient_round[place] else None
+                average = request.average if taken[user] < request.average_round else None
+                taken[user] = max(taken[user], request.average_round)
+                local.append(Step(gradient, average, latent[place], request.rate))
+    start = shared_linear_weight(features, settings).numpy().astype(float)
+    values = [1 / count for count in range(1, MOST_WORDS + 1)] if sums_to_one else [1.0]
+    steps = {user: local for user, local in steps.items() if local}
+    one = {
+        user: equations(start[None], local[0].latent[None], features)
+        for user, local in steps.items()
+    }
+    every = {user: from_sequence(start, settings, local, values) for user, local in steps.items()}
+    return {
+        "from one latent, least squares": {user: least_squares(*one[user]) for user in one},
+        "from one latent, sparse": {user: sparse(*one[user]) for user in one},
+        "from all latents and gradients, sparse": {user: every[user][0] for user in every},
+    }
 
 
 def common_scores(
@@ -222,45 +191,27 @@ def common_scores(
     Follow the layer by the sums, if they can be read; return the rounds' latent vectors, too.
     """
     # [n, h] without dropout, by the round of the layer's last step; and what the step was made of
-    latents, steps = dict[int, Floats](), dict[int, tuple[Floats, float]]()
+    latents, sums = dict[int, Floats](), dict[int, tuple[Floats, float]]()
     settings = settings_of(exchanges)
     for request, reply in requests_of(exchanges, LatentRequest):
         advance, at = request.advance, request.advance.layer_round
         if advance.total is not None:
-            steps.setdefault(at, (advance.total.copy(), advance.rate))
+            sums.setdefault(at, (advance.total.copy(), advance.rate))
         if request.measured.size:
             here = latents.setdefault(at, np.zeros((users, settings.latent_size)))
             here[request.measured] = reply("measured")
-    weight = shared_linear_weight(features, settings)
-    adam, layers = Adam([weight], weight_decay=settings.weight_decay), list[Floats]()
+    seen, steps = [latents[at] for at in sorted(latents)], list[Step]()
     for at in sorted(latents):
-        if at in steps:
-            weight.grad, adam.lr = torch.from_numpy(steps[at][0]), steps[at][1]
-            adam.step()
-        layers.append(weight.numpy().astype(float).copy())
-    result: Scores = {}
-    how = "the layer followed" if steps else "the seed's first weights"
-    seen = [latents[at] for at in sorted(latents)]
+        total, rate = sums.get(at, (None, 0.0))
+        steps.append(Step(total, None, latents[at], rate))
+    rows = course(shared_linear_weight(features, settings).numpy(), 1.0, settings, steps)
+    how, result = "the layer followed" if sums else "the seed's first weights", Scores()
     for name, count in (("one round", 1), (f"{len(seen)} rounds", len(seen))):
-        bias = np.concatenate([layer[features:].sum(0) for layer in layers[:count]])
-        matrix = np.concatenate([layer[:features] for layer in layers[:count]], 1)
-        targets = np.concatenate(seen[:count], 1) - bias
-        for kind, solve in (("least squares", least_squares), ("sparse", sparse_from_one)):
-            found = {user: solve(targets[user], matrix) for user in drawn}
-            result[f"{kind}, {name}, by {how}"] = found
+        latent = np.stack(seen[:count])
+        local = {user: equations(rows[:count], latent[:, user], features) for user in drawn}
+        for kind, solve in (("least squares", least_squares), ("sparse", sparse)):
+            result[f"{kind}, {name}, by {how}"] = {u: solve(*one) for u, one in local.items()}
     return result, seen
-
-
-def compare(latents: Sequence[Floats], x: Floats, rng: np.random.Generator) -> Finding:
-    """Guess from the vectors which pairs of users have more common features than most pairs."""
-    # latents: [n, h] of some rounds; x [n, f]
-    rows = np.concatenate(latents, 1)
-    chosen = rng.choice(len(x), min(COMPARED, len(x)), replace=False)
-    pairs = np.triu_indices(chosen.size, 1)
-    common = cosine_similarities((x[chosen] != 0).astype(float))[pairs]
-    scores = cosine_similarities(rows[chosen])[pairs]
-    truth: NDArray[np.bool_] = common > np.quantile(common, 0.95)
-    return ranking("which users have features in common, from latents", scores, truth)
 
 
 class RelayAudit(Audit[NFedGNNConfig]):
@@ -308,5 +259,14 @@ class RelayAudit(Audit[NFedGNNConfig]):
             request, reply = next(requests_of(grid.exchanges, RelayRequest))
             latents = [np.zeros((len(x), request.gradient.shape[1]))]
             latents[0][request.users] = reply("relay")
-        found = [_measure(f"features, {name}", x, one, rng) for name, one in scores.items()]
-        return [*found, compare(latents, x, rng)]
+        found = [
+            retrieved(f"features, {name}", x[list(one)] != 0, list(one.values()), rng)
+            for name, one in scores.items()
+        ]
+        # Which pairs of users have more common features than most pairs
+        chosen = rng.choice(len(x), min(COMPARED, len(x)), replace=False)
+        common = cosine_similarities((x[chosen] != 0).astype(float))
+        common = common[np.triu_indices(chosen.size, 1)]
+        rows = np.concatenate(latents, 1)[chosen]
+        name = "which users have features in common, from latents"
+        return [*found, alike(name, rows, common > np.quantile(common, 0.95))]

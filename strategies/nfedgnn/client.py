@@ -37,7 +37,7 @@ from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops.active_rows import ActiveRows, pack
 from flower_graph.ops.graph import row_entries
 from flower_graph.outputs.client import ClientOutputs
-from flower_graph.outputs.files import SavedModels, Snapshot
+from flower_graph.outputs.files import Snapshot
 from flower_graph.secure.client import MaskingClient
 from flower_graph.secure.common_key import CommonKey, KeyPacket, ShareKeyRequest
 from flower_graph.secure.parties.identity import TrustSettings
@@ -69,11 +69,9 @@ from flower_graph.strategies.nfedgnn.messages import (
 from flower_graph.strategies.nfedgnn.users import (
     ADAM_TENSORS,
     CommonLayer,
-    Layer,
+    CommonModule,
     LinearCohort,
-    LinearLayer,
     ModuleCohort,
-    ModuleLayer,
     StoredCohort,
     UserSettings,
     bounded,
@@ -130,7 +128,9 @@ class UsersClient(NumPyClient):
         return UserSettings(**dict(kept))  # type: ignore[arg-type]
 
     def get_properties(self, config: Config) -> Config:
-        question = EnrolmentRequest.from_config(config)
+        return self._enrol(EnrolmentRequest.from_config(config)).to_config()
+
+    def _enrol(self, question: EnrolmentRequest) -> EnrolmentReply:
         self._context.state[self.settings_key] = ConfigRecord(question.settings._asdict())
         if question.before is not None and int(self.users.min()) >= question.before:
             self._state.begin(question.resume)  # all have come since that checkpoint
@@ -138,23 +138,15 @@ class UsersClient(NumPyClient):
             self._restore(question)
         handled = self._state.processed(self._makers())
         if self._model is not None:
-            shape = [sum(p.numel() for p in self._model.parameters()), 1]
+            shape = [1, sum(p.numel() for p in self._model.parameters())]
         else:
             shape = [self._x.shape[1] + int(self.settings.bias), self.settings.latent_size]
-        reply = EnrolmentReply(self.users.numpy(), shape, handled)
-        self._enrol(reply)
-        return reply.to_config()
-
-    def _enrol(self, reply: EnrolmentReply) -> None:
-        """Add further entries to the reply."""
+        return EnrolmentReply(self.users.numpy(), shape, handled)
 
     def _restore(self, question: EnrolmentRequest) -> None:
         raise NotImplementedError
 
     def _makers(self) -> Makers[Any]:
-        raise NotImplementedError
-
-    def _halves(self) -> SavedModels:
         raise NotImplementedError
 
     def _packed(self) -> ActiveRows:
@@ -168,7 +160,10 @@ class UsersClient(NumPyClient):
         if self._model is not None:
             LOG.warning("user_model: a module of your own is saved in checkpoints alone")
             return Snapshot(None, [])
-        return Snapshot(None, [self._halves()])
+        opened, users = self._state.look(self._makers()), self.users.tolist()
+        if isinstance(opened, CommonLayer):
+            return Snapshot(None, [common_model(users, opened.weight, self.settings.bias)])
+        return Snapshot(None, [user_models(users, opened[0])])
 
     def _places(self, users: NDArray[np.generic]) -> Tensor:
         wanted = torch.from_numpy(np.ascontiguousarray(users))
@@ -180,10 +175,6 @@ class UsersClient(NumPyClient):
         if not torch.equal(self.users[place], wanted):
             raise ValueError("the message names users that this client does not host")
         return place
-
-    def _unless_all(self, place: Tensor) -> Tensor | None:
-        """Return the places of users; ``None``, the fast path, for all users in their order."""
-        return None if torch.equal(place, torch.arange(self.users.numel())) else place
 
 
 class NodeClient(UsersClient):
@@ -246,6 +237,41 @@ class NodeClient(UsersClient):
             reply.not_saved = self._save(request.server_round, request.run)
         return reply.to_numpy()
 
+    def finish(self, parameters: Parameters, config: Config) -> Answer:
+        request = RelayRequest.from_numpy(parameters, config)
+        with self._updated(request):
+            pass
+        self._forget()
+        if self._file is not None and not row_file.marked(self._file):
+            row_file.remove_all(self._file)
+            remove_empty(self._file.parent)
+        # Nothing more to tell; but mods such as LocalDpMod compare the shapes of both messages.
+        return RelayReply(request.server_round, np.zeros_like(request.gradient)).to_numpy()
+
+    @contextmanager
+    def _updated(self, request: RelayRequest) -> Iterator[tuple[LinearCohort, Tensor]]:
+        """Apply a message to its users; changes are kept if the block ends well."""
+        # The state must be there if a gradient comes for what the users have sent.
+        follows = bool(request.gradient_round.any())
+        if self._file is not None and (request.send_weights or request.average is not None):
+            raise ValueError("rows_dir: users whose weights are in a file do not average them")
+        place = self._places(request.users)
+        with self._state.opened(self._makers(), follows=follows) as (cohort, tensors):
+            if isinstance(cohort, StoredCohort):
+                cohort.check_room(place)
+            if request.average is not None:
+                rounds = torch.full_like(place, request.average_round)
+                fresh = _note_new(tensors[AVERAGE_ROUND], place, rounds)
+                if fresh.any():
+                    cohort.set_weights(place[fresh], torch.from_numpy(request.average))
+            rounds = torch.from_numpy(request.gradient_round)
+            fresh = _note_new(tensors[GRADIENT_ROUND], place, rounds)
+            if fresh.any():
+                gradient = torch.from_numpy(request.gradient)
+                gradient = gradient if fresh.all() else gradient[fresh]
+                cohort.step(place[fresh], gradient, request.rate)
+            yield cohort, place
+
     def _save(self, server_round: int, run: str) -> str:
         """Write a checkpoint, with the start of each user's rows of weights."""
         if self._file is not None:
@@ -269,7 +295,16 @@ class NodeClient(UsersClient):
             if before is None or not torch.isin(self.users[self.users < before], numbers).all():
                 return None
             self._state.drop()  # what a run that was stopped left in this process is of others
-            return self._adopted(saved, numbers, more)
+            result = self._makers().start()
+            both = np.intersect1d(self.users.numpy(), numbers.numpy(), return_indices=True)
+            here, there = (torch.from_numpy(place) for place in both[1:])
+            for name, tensor in result.items():
+                to, source = here, there
+                if name in ADAM_TENSORS and self._model is None:  # all users' rows on end
+                    to = row_entries(self._rows().ptr.cpu(), here)[1]
+                    source = row_entries(more[ROWS], there)[1]
+                tensor[to.to(tensor.device)] = saved[name][source].to(tensor.device)
+            return result
 
         restored = self._state.restore(resume, self._makers(), adopt)
         if before is not None and restored is not None:
@@ -278,68 +313,12 @@ class NodeClient(UsersClient):
             if why:
                 raise CheckpointError(why)
 
-    def _adopted(self, saved: Tensors, numbers: Tensor, more: Tensors) -> Tensors:
-        result = self._makers().start()
-        both = np.intersect1d(self.users.numpy(), numbers.numpy(), return_indices=True)
-        here, there = (torch.from_numpy(place) for place in both[1:])
-        for name, tensor in result.items():
-            to, source = here, there
-            if name in ADAM_TENSORS and self._model is None:  # all users' rows on end
-                to = row_entries(self._rows().ptr.cpu(), here)[1]
-                source = row_entries(more[ROWS], there)[1]
-            tensor[to.to(tensor.device)] = saved[name][source].to(tensor.device)
-        return result
-
-    def _halves(self) -> SavedModels:
-        cohort, _ = self._state.look(self._makers())
-        return user_models(self.users.tolist(), self._rows(), cohort.tensors(), self.settings)
-
-    def finish(self, parameters: Parameters, config: Config) -> Answer:
-        request = RelayRequest.from_numpy(parameters, config)
-        with self._updated(request):
-            pass
-        self._forget()
-        if self._file is not None and not row_file.marked(self._file):
-            row_file.remove_all(self._file)
-            remove_empty(self._file.parent)
-        # Nothing more to tell; but mods such as LocalDpMod compare the shapes of both messages.
-        return RelayReply(request.server_round, np.zeros_like(request.gradient)).to_numpy()
-
-    @contextmanager
-    def _updated(self, request: RelayRequest) -> Iterator[tuple[LinearCohort, Tensor | None]]:
-        """Apply a message to its users; changes are kept if the block ends well."""
-        # The state must be there if a gradient comes for what the users have sent.
-        follows = bool(request.gradient_round.any())
-        if self._file is not None and (request.send_weights or request.average is not None):
-            raise ValueError("rows_dir: users whose weights are in a file do not average them")
-        place = self._places(request.users)
-        with self._state.opened(self._makers(), follows=follows) as (cohort, tensors):
-            if self._file is not None:
-                ptr = self._rows().ptr
-                rows = int((ptr[place + 1] - ptr[place]).sum())
-                row_file.check_room(self._file, self._numbers_of(rows))
-            if request.average is not None:
-                rounds = torch.full_like(place, request.average_round)
-                fresh = _note_new(tensors[AVERAGE_ROUND], place, rounds)
-                if fresh.any():
-                    mean = torch.from_numpy(request.average)
-                    cohort.set_weights(self._unless_all(place[fresh]), mean)
-            rounds = torch.from_numpy(request.gradient_round)
-            fresh = _note_new(tensors[GRADIENT_ROUND], place, rounds)
-            if fresh.any():
-                gradient = torch.from_numpy(request.gradient)
-                gradient = gradient if fresh.all() else gradient[fresh]
-                cohort.step(self._unless_all(place[fresh]), gradient, request.rate)
-            yield cohort, self._unless_all(place)
-
     def _makers(self) -> Makers[Opened]:
         def start() -> Tensors:
             never = torch.zeros(self.users.numel(), dtype=torch.int32)
-            rounds = {GRADIENT_ROUND: never, AVERAGE_ROUND: never.clone()}
-            if self._file is not None:
-                row_file.create(self._file, self._numbers_of(self._rows().feature.numel()))
-                return {"step": never.clone()} | rounds
-            return self._cohort(None).tensors() | rounds
+            cohort = self._cohort(None)
+            kept = cohort.kept if isinstance(cohort, StoredCohort) else cohort.tensors
+            return kept | {GRADIENT_ROUND: never, AVERAGE_ROUND: never.clone()}
 
         def build(tensors: Tensors) -> tuple[Opened, Tensors]:
             # Round counters stay with the CPU's bookkeeping.
@@ -349,17 +328,12 @@ class NodeClient(UsersClient):
 
         return Makers(start, build)
 
-    def _numbers_of(self, rows: int) -> int:
-        return len(ADAM_TENSORS) * rows * self.settings.latent_size
-
     def _cohort(self, tensors: Tensors | None) -> LinearCohort:
         if self._model is not None:
             return ModuleCohort(self._x.to(self._device), self._model, self.settings, tensors)
-        rows = self._rows()
-        if self._file is not None and tensors is not None:
-            numbers = row_file.mapped(self._file, self._numbers_of(rows.feature.numel()))
-            return StoredCohort(rows, self.settings, tensors, numbers)
-        return LinearCohort(rows, self.settings, tensors)
+        if self._file is not None:
+            return StoredCohort(self._rows(), self.settings, tensors, self._file)
+        return LinearCohort(self._rows(), self.settings, tensors)
 
     def _rows(self) -> ActiveRows:
         return self._state.store.once(self._packed)
@@ -383,66 +357,27 @@ class CommonLayerClient(UsersClient):
 
     actions: tuple[str, ...] = ("finish", "add_up", "copy_layer")
     state_name, copies = "common-layer", True
-    _common_key: CommonKey | None = None  # seals the layer, in the masked form
-
-    def _restore(self, question: EnrolmentRequest) -> None:
-        # All users share the layer, so it fits after users came or went.
-        before = question.before
-        self._state.restore(
-            question.resume, self._makers(), lambda saved, *_: saved if before else None
-        )
-
-    def _enrol(self, reply: EnrolmentReply) -> None:
-        reply.layer_round = self._state.look(self._makers()).round if reply.handled else 0
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         request = LatentRequest.from_numpy(parameters, config)
         with self._state.opened(self._makers()) as layer:
-            layer.settings = self.settings
             self._advance(layer, request.advance)
             reply = LatentReply(request.server_round, layer.round)
             if request.trains:
-                users = self._unless_all(self._places(request.users))
+                users = self._places(request.users)
                 reply.latent = layer.forward(users, request.server_round).cpu().numpy()
             if request.measured.size:
-                users = self._unless_all(self._places(request.measured))
-                reply.measured = layer.forward(users).cpu().numpy()
+                reply.measured = layer.forward(self._places(request.measured)).cpu().numpy()
         if request.checkpoint:
             last = request.server_round - 1
             reply.not_saved = self._state.save(last, request.run, self._makers())
         return reply.to_numpy(request.users.size)
 
-    def add_up(self, parameters: Parameters, config: Config) -> Answer:
-        request = GradientRequest.from_numpy(parameters, config)
-        layer = self._state.look(self._makers())
-        layer.settings = self.settings
-        if layer.round != request.layer_round:
-            text = f"the layer is of round {layer.round}, the gradients of {request.layer_round}"
-            raise StateLostError(text)
-        gradient, place = torch.from_numpy(request.gradient), self._places(request.users)
-        total = layer.gradient(place, gradient, request.server_round)
-        return self._summed(request, total.cpu().numpy(), config)
-
-    def copy_layer(self, parameters: Parameters, config: Config) -> Answer:
-        layer = self._state.look(self._makers())
-        data = save({name: t.cpu().contiguous() for name, t in layer.tensors.items()})
-        data = data if self._common_key is None else self._common_key.seal(data)
-        return CopyReply(layer.round, np.frombuffer(data, np.uint8).reshape(-1, 4)).to_numpy()
-
-    def finish(self, parameters: Parameters, config: Config) -> Answer:
-        self._forget()
-        return [], self.users.numel(), {}
-
-    def _halves(self) -> SavedModels:
-        layer = self._state.look(self._makers())
-        return common_model(self.users.tolist(), layer.weight, self.settings.bias)
-
     def _advance(self, layer: CommonLayer, advance: Advance) -> None:
         if layer.round == advance.layer_round:
             return
         if layer.round != advance.before and advance.copy is not None:
-            sealed, key = advance.copy.tobytes(), self._common_key
-            copy = load(sealed if key is None else key.open(sealed))
+            copy = load(self._opened(advance.copy.tobytes()))
             for name, tensor in layer.tensors.items():
                 if name not in copy or copy[name].shape != tensor.shape:
                     raise ValueError(f"the copy of the layer does not fit: {name}")
@@ -452,6 +387,53 @@ class CommonLayerClient(UsersClient):
         if layer.round != advance.layer_round:
             text = f"the layer is of round {layer.round}, the others' of {advance.layer_round}"
             raise StateLostError(text)
+
+    def add_up(self, parameters: Parameters, config: Config) -> Answer:
+        request = GradientRequest.from_numpy(parameters, config)
+        layer = self._state.look(self._makers())
+        if layer.round != request.layer_round:
+            text = f"the layer is of round {layer.round}, the gradients of {request.layer_round}"
+            raise StateLostError(text)
+        gradient, place = torch.from_numpy(request.gradient), self._places(request.users)
+        total = layer.gradient(place, gradient, request.server_round)
+        return self._summed(request, total.cpu().numpy(), config)
+
+    def copy_layer(self, parameters: Parameters, config: Config) -> Answer:
+        layer = self._state.look(self._makers())
+        data = self._sealed(save({name: t.cpu().contiguous() for name, t in layer.tensors.items()}))
+        return CopyReply(layer.round, np.frombuffer(data, np.uint8).reshape(-1, 4)).to_numpy()
+
+    def finish(self, parameters: Parameters, config: Config) -> Answer:
+        self._forget()
+        return [], self.users.numel(), {}
+
+    def _enrol(self, question: EnrolmentRequest) -> EnrolmentReply:
+        reply = super()._enrol(question)
+        reply.layer_round = self._state.look(self._makers()).round if reply.handled else 0
+        return reply
+
+    def _restore(self, question: EnrolmentRequest) -> None:
+        # All users share the layer, so it fits after users came or went.
+        before = question.before
+        self._state.restore(
+            question.resume, self._makers(), lambda saved, *_: saved if before else None
+        )
+
+    def _makers(self) -> Makers[CommonLayer]:
+        def make() -> CommonLayer:
+            if self._model is not None:
+                x = self._x.to(self._device)
+                return CommonModule(x, self.users, self._model, self.settings)
+            return CommonLayer(self._packed(), self.users, self.settings)
+
+        layer = self._state.store.once(make)
+
+        def build(tensors: Tensors) -> tuple[CommonLayer, Tensors]:
+            layer.hold({name: t.to(self._device) for name, t in tensors.items()})
+            return layer, layer.tensors
+
+        layer.settings = self.settings
+        return Makers(layer.start, build)
 
     # What is otherwise where the server is to read no sum and no weight
 
@@ -464,21 +446,11 @@ class CommonLayerClient(UsersClient):
         answer = SumReply(request.server_round, total.astype(np.float32))
         return answer.to_numpy(request.users.size)
 
-    def _makers(self) -> Makers[CommonLayer]:
-        settings = self.settings
+    def _sealed(self, data: bytes) -> bytes:
+        return data
 
-        def make() -> Layer:
-            if self._model is not None:
-                return ModuleLayer(self._x.to(self._device), self.users, self._model)
-            return LinearLayer(self._packed(), self.users, settings)
-
-        layer = self._state.store.once(make)
-
-        def build(tensors: Tensors) -> tuple[CommonLayer, Tensors]:
-            placed = {name: t.to(self._device) for name, t in tensors.items()}
-            return CommonLayer(layer, settings, placed), placed
-
-        return Makers(lambda: CommonLayer.start(layer, settings), build)
+    def _opened(self, data: bytes) -> bytes:
+        return data
 
 
 class MaskedLayerClient(CommonLayerClient, MaskingClient):
@@ -507,7 +479,8 @@ class MaskedLayerClient(CommonLayerClient, MaskingClient):
         super().__init__(context, x, users, **more)
         count = IN_SUM if trust is None else AS_PARTY
         MaskingClient.__init__(self, context, self.users[:count].tolist(), trust)
-        self._key = self._common_key = CommonKey(context, trust)
+        self._key = CommonKey(context, trust)
+        self._sealed, self._opened = self._key.seal, self._key.open  # type: ignore[method-assign]
         self._checks = 0 if trust is None else CHECKS
 
     def share_key(self, parameters: Parameters, config: Config) -> Answer:
@@ -527,9 +500,10 @@ class MaskedLayerClient(CommonLayerClient, MaskingClient):
         settings = super().settings
         return settings._replace(seed=self._key.seed()) if self._key.check.any() else settings
 
-    def _enrol(self, reply: EnrolmentReply) -> None:
-        super()._enrol(reply)
+    def _enrol(self, question: EnrolmentRequest) -> EnrolmentReply:
+        reply = super()._enrol(question)
         reply.key = MemberKey(self._key.public, self._key.check, self._key.signed_by)
+        return reply
 
     def _total(self, advance: Advance) -> Tensor | None:
         if advance.total is not None:

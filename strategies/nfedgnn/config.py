@@ -74,20 +74,14 @@ class StrategyConfig(TrustSection):
     schedule: str = setting(
         "constant",
         choice(*SCHEDULES),
-        help="`cosine`: the step size falls to nearly 0 in the last round; `warmup-cosine`: it "
-        "rises in the first tenth of the rounds before that",
+        help="`cosine`: the step size falls to about 0; `warmup-cosine`: it rises in a tenth first",
     )
     weight_decay: float = setting(5e-4, NOT_NEGATIVE, help="Adam's L2 weight, on both sides")
     gradient_norm: float = setting(
-        0.0,
-        NOT_NEGATIVE,
-        help="largest L2 norm of the gradient, the server's and all users' together; 0: any",
+        0.0, NOT_NEGATIVE, help="largest L2 norm of the gradient, of server and users; 0: any"
     )
     server_average: float = setting(
-        0.0,
-        BELOW_ONE,
-        help="share of the exponential average of its weights that the server keeps in a round, "
-        "and predicts with; 0: no average",
+        0.0, BELOW_ONE, help="share that the server's average of its weights keeps a round; 0: none"
     )
     share: str = setting(
         OWN,
@@ -192,12 +186,10 @@ class NFedGNNConfig(RunConfig):
 
     def validate(self) -> None:
         super().validate()
-        changes = self.data.add is not None or bool(self.data.remove)
-        is_good = not (changes and self.task == LINKS)
-        require(is_good, "task", self.task, f"{NODES} where users come and go")
-        state = self.strategy.state
-        is_good = not (changes and state == FILE)
-        require(is_good, "strategy.state", state, f"{MEMORY} where users come and go")
+        stay, state = self.data.add is None and not self.data.remove, self.strategy.state
+        require(stay or self.task != LINKS, "task", self.task, f"{NODES} where users come and go")
+        memory = f"{MEMORY} where users come and go"
+        require(stay or state != FILE, "strategy.state", state, memory)
         self.privacy.require_averaging(self.strategy.name, ())
         sent = {AVERAGED: "the weights", SUMMED: "the sums of gradients"}
         if (share := self.strategy.share) in sent:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field, replace
 from operator import attrgetter
 from typing import Annotated
 
 import numpy as np
-from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
@@ -52,75 +50,58 @@ def detail_of(server_round: int, layer_round: int) -> bytes:
     return struct.pack("<qq", server_round, layer_round)
 
 
-Settings = Annotated[
-    UserSettings,
-    Part(
-        make=UserSettings,
-        fields={
-            "latent_size": Whole("latent-size", "`h`"),
-            "bias": Flag("user-bias", "whether the users' linear map has a bias"),
-            "weight_decay": Real("weight-decay", "of the users' Adam"),
-            "seed": Whole("seed", "of the users' first weights"),
-            "average_over": Word("average-over", "`holders` or `all`"),
-            "dropout": Real("dropout", "share of its features that a user drops in training"),
-        },
-    ),
-]
+SETTINGS = {
+    "latent_size": Whole("latent-size", "`h`"),
+    "bias": Flag("user-bias", "whether the users' linear map has a bias"),
+    "weight_decay": Real("weight-decay", "of the users' Adam"),
+    "seed": Whole("seed", "of the users' first weights"),
+    "average_over": Word("average-over", "`holders` or `all`"),
+    "dropout": Real("dropout", "share of its features that a user drops in training"),
+}
 ServerRound = Annotated[int, Whole(SERVER_ROUND, "the round")]
-LayerRound = Annotated[
-    int, Whole("layer-round", "round of the last step of the layer that is here; 0 before", least=0)
-]
+STEPPED = "round of the last step of the layer that is here; 0 before"
+LayerRound = Annotated[int, Whole("layer-round", STEPPED, least=0)]
 Users = Annotated[IntArray, Exact(USERS, "who is meant, and the order of all rows", shape="p")]
-Gradient = Annotated[
-    FloatArray,
-    Tensor("arrays/relay", "gradient of the loss by each user's last vector", shape="p h"),
-]
+SLOPES = Tensor("arrays/relay", "gradient of the loss by each user's last vector", shape="p h")
+Gradient = Annotated[FloatArray, SLOPES]
 Rate = Annotated[float, Real("learning-rate", "of the step with these gradients")]
+Copy = Block("layer-copy", "a SuperNode's layer, in safetensors", shape="b 4")
 USERS_OF = property(attrgetter("users"))
+# Optional entries
+BEFORE = Whole("users-before", "users from this number on begin anew", least=0, optional=True)
+STEP = Whole("layer-round", "round of the common layer's last step", least=0, optional=True)
 
 
-@dataclass
 class EnrolmentRequest(Message, down="query"):
     """Server to client: asks for its users, and names the checkpoint if the run is resumed."""
 
-    settings: Settings  # What the users' models and optimisers are to be
+    # What the users' models and optimisers are to be
+    settings: Annotated[UserSettings, Part(make=UserSettings, fields=SETTINGS)]
     # The run, and the checkpoint that the client is to load
     resume: Annotated[Resume, Part("checkpoints", make=Resume)] = field(default_factory=Resume)
     # What a checkpoint has of users that are not here any more is dropped.
-    before: Annotated[
-        int | None,
-        Whole("users-before", "users from this number on begin anew", least=0, optional=True),
-    ] = None
+    before: Annotated[int | None, BEFORE] = None
 
 
-@dataclass
-class MemberKey(Message):
+class MemberKey(Message, prefix="key-"):
     """Client to server: a SuperNode's key for masked sums, and whether it has the common key."""
 
-    public: Annotated[
-        Bytes, Block("key-public", "masked sums: its public key (X25519)", shape=f"{KEY_BYTES}")
-    ]
+    public: Annotated[Bytes, Block(says="its public key (X25519)", shape=f"{KEY_BYTES}")]
     key_check: Annotated[
-        Bytes,
-        Block("key-check", "hash of the common key; zeros without one", shape=f"{CHECK_BYTES}"),
+        Bytes, Block("key-check", "hash of the common key, or zeros", shape=f"{CHECK_BYTES}")
     ]
     signed_by: Annotated[Bytes | None, SIGNED_KEY] = None
 
 
-@dataclass
 class EnrolmentReply(Message, up="query"):
     """Client to server: its users."""
 
     users: Annotated[NDArray[np.int64], Exact(USERS, "its users, rows of the server's graph")]
     weight_shape: Annotated[
-        list[int],
-        Numbers("weight-shape", "of a user's weights, a bias with them", shape="2", whole=True),
+        list[int], Numbers("weight-shape", "of weights, with a bias", shape="2", whole=True)
     ]
     handled: Handled = None
-    layer_round: Annotated[
-        int | None,
-        Whole("layer-round", "round of the common layer's last step", least=0, optional=True),
-    ] = None
+    layer_round: Annotated[int | None, STEP] = None
     key: Annotated[MemberKey | None, Part(make=MemberKey, when="key-public")] = None
 
     clients = USERS_OF
@@ -132,13 +113,38 @@ class EnrolmentReply(Message, up="query"):
         if (wrong := users[(users < 0) | (users > last)]).size:
             text = f"it hosts user {wrong[0]}, but the graph has nodes 0 to {last}"
             raise MalformedReplyError(text)
-        size = math.prod(self.weight_shape)
-        if min(self.weight_shape) < 1 or size > MAX_WEIGHTS:
+        if min(self.weight_shape) < 1 or math.prod(self.weight_shape) > MAX_WEIGHTS:
             given = f"weight-shape: {self.weight_shape}"
             raise MalformedReplyError(f"{given}; at most {MAX_WEIGHTS} numbers are allowed")
 
 
-@dataclass
+# A layer of each user's own ----------------------------------------------------------------------
+
+GIVEN = Exact(GRADIENT_ROUND, "round of that vector; 0: no gradient", shape="p")
+MEAN = Tensor(
+    "average/weights",
+    "mean, taken over before the step; not NaN",
+    shape="f w",
+    when="average_round",
+)
+ADDED = Tensor(
+    "average/weights",
+    "the users' weights, added up",
+    shape="f w",
+    dtype="float32 or float64",
+    per="p",
+    when="send_weights",
+)
+COUNTS = Tensor(
+    "average/holders",
+    "how many users have each row",
+    shape="f",
+    dtype="int64",
+    limit=None,
+    when="send_weights",
+)
+
+
 class RelayRequest(Message, down="train train.finish"):
     """Server to client: gradients of an earlier round."""
 
@@ -146,19 +152,9 @@ class RelayRequest(Message, down="train train.finish"):
     users: Users
     gradient: Gradient
     # Each round's gradient is applied once, however often it comes.
-    gradient_round: Annotated[
-        IntArray, Exact(GRADIENT_ROUND, "round of that vector; 0: no gradient", shape="p")
-    ]
+    gradient_round: Annotated[IntArray, GIVEN]
     rate: Rate
-    average: Annotated[
-        FloatArray | None,
-        Tensor(
-            "average/weights",
-            "mean weights, taken over before the step; NaN rows stay as they are",
-            shape="f w",
-            when="average_round",
-        ),
-    ] = None
+    average: Annotated[FloatArray | None, MEAN] = None
     average_round: Annotated[int, Whole("average-round", "round of that mean; 0 without")] = 0
     send_weights: Annotated[bool, Flag("send-weights", "whether weights are asked for")] = False
     checkpoint: Saves = False
@@ -167,7 +163,6 @@ class RelayRequest(Message, down="train train.finish"):
     clients = USERS_OF
 
 
-@dataclass
 class RelayReply(Message, up="train"):
     """Client to server: latent vectors, and sums of weights if the request asks for them."""
 
@@ -175,41 +170,13 @@ class RelayReply(Message, up="train"):
 
     server_round: ServerRound
     latent: Annotated[FloatArray, Tensor("arrays/relay", "latent vectors", shape="p h")]
-    weight_sum: Annotated[
-        FloatArray | None,
-        Tensor(
-            "average/weights",
-            "the users' weights, added up",
-            shape="f w",
-            dtype="float32 or float64",
-            per="p",
-            when="send_weights",
-        ),
-    ] = None
-    holders: Annotated[
-        IntArray | None,
-        Tensor(
-            "average/holders",
-            "how many users have each row",
-            shape="f",
-            dtype="int64",
-            limit=None,
-            when="send_weights",
-        ),
-    ] = None
+    weight_sum: Annotated[FloatArray | None, ADDED] = None
+    holders: Annotated[IntArray | None, COUNTS] = None
     not_saved: NotSaved = ""
 
     @property
     def examples(self) -> int:
         return int(self.latent.shape[0])
-
-    @classmethod
-    def from_record(
-        cls, content: RecordDict, request: RelayRequest, weight_shape: Sequence[int]
-    ) -> RelayReply:
-        (p, h), (f, w) = request.gradient.shape, weight_shape
-        asked = {"server_round": request.server_round, "send_weights": request.send_weights}
-        return cls.read(content, p=p, h=h, f=f, w=w, **asked)
 
     def check(self, known: Known) -> None:
         if (holders := self.holders) is None:
@@ -221,32 +188,28 @@ class RelayReply(Message, up="train"):
 
 # One layer for all -------------------------------------------------------------------------------
 
+WORDS = Tensor(
+    "total/words", "the sum under pads, and checks", shape="L", dtype="uint64", limit=None
+)
+TOTAL = Tensor("total/gradient", "sum of all users' gradients", shape="f w", when="has_total")
+TRAINED = Tensor("arrays/relay", "vectors of `users` with dropout", shape="p h", when="trains")
+MEASURED = Tensor("arrays/measured", "vectors of `measured`", shape="m h", when="measures")
 
-@dataclass
-class HiddenSum(Message):
+
+class HiddenSum(Message, prefix="pad-"):
     """Server to client: a sum that the server cannot read; clients take the pads off."""
 
-    contributors: Annotated[int, Whole("pad-contributors", "pads in the words", least=1)]
+    contributors: Annotated[int, Whole(says="pads in the words", least=1)]
     sum_run: Annotated[bytes, Raw("pad-run", "run of the secure sum, which the pad is made for")]
     sum_round: Annotated[int, Whole("pad-round", "its number, too")]
     ring: Annotated[Ring, RING]
-    words: Annotated[
-        RingArray,
-        Tensor(
-            "total/words",
-            "sum of gradients in words of the ring, under pads, and its checks",
-            shape="L",
-            dtype="uint64",
-            limit=None,
-        ),
-    ]
+    words: Annotated[RingArray, WORDS]
 
     @property
     def nbytes(self) -> int:
         return self.words.nbytes
 
 
-@dataclass
 class Advance(Message):
     """Server to client: the step, or copy, that brings the layer up to date; applied once."""
 
@@ -254,34 +217,17 @@ class Advance(Message):
     before: Annotated[int, Whole("layer-before", "round of the step before that")] = 0
     rate: Rate = 0.0
     has_total: Annotated[bool, Flag("has-total", "whether the sum comes along")] = False
-    total: Annotated[
-        FloatArray | None,
-        Tensor(
-            "total/gradient",
-            "sum of all users' gradients of that round by the weights",
-            shape="f w",
-            when="has_total",
-        ),
-    ] = None
+    total: Annotated[FloatArray | None, TOTAL] = None
     hidden: Annotated[HiddenSum | None, Part(make=HiddenSum, when="pad-contributors")] = None
-    copy: Annotated[
-        Bytes | None,
-        Block(
-            "layer-copy", "another SuperNode's layer, in safetensors", shape="b 4", optional=True
-        ),
-    ] = None
+    copy: Annotated[Bytes | None, replace(Copy, optional=True)] = None
 
 
-@dataclass
 class LatentRequest(Message, down="train"):
     """Server to client: the sum of an earlier round; asks for this round's latent vectors."""
 
     server_round: ServerRound
     users: Users
-    measured: Annotated[
-        IntArray,
-        Exact("measured", "whose vector is wanted without dropout, in order", shape="m"),
-    ]
+    measured: Annotated[IntArray, Exact("measured", "users to send without dropout", shape="m")]
     advance: Annotated[Advance, Part(make=Advance)] = field(default_factory=Advance)
     trains: Annotated[bool, Flag("trains", "whether `users` send vectors with dropout")] = True
     checkpoint: Saves = False
@@ -290,24 +236,16 @@ class LatentRequest(Message, down="train"):
     clients = USERS_OF
 
 
-@dataclass
 class LatentReply(Message, up="train"):
     """Client to server: latent vectors for training, and others for evaluation."""
 
     server_round: ServerRound
     layer_round: LayerRound
-    latent: Annotated[
-        FloatArray | None,
-        Tensor("arrays/relay", "vectors of `users` with dropout", shape="p h", when="trains"),
-    ] = None
-    measured: Annotated[
-        FloatArray | None,
-        Tensor("arrays/measured", "vectors of `measured`", shape="m h", when="measures"),
-    ] = None
+    latent: Annotated[FloatArray | None, TRAINED] = None
+    measured: Annotated[FloatArray | None, MEASURED] = None
     not_saved: NotSaved = ""
 
 
-@dataclass
 class GradientRequest(Message, down="train.add_up"):
     """Server to client: gradients with respect to this round's latent vectors; asks for sums."""
 
@@ -319,7 +257,6 @@ class GradientRequest(Message, down="train.add_up"):
     clients = USERS_OF
 
 
-@dataclass
 class SumReply(Message, up="train.add_up"):
     """Client to server: its users' summed gradients with respect to the layer's weights."""
 
@@ -327,9 +264,8 @@ class SumReply(Message, up="train.add_up"):
     total: Annotated[FloatArray, Tensor("arrays/sum", "the sum", shape="f w", per="p")]
 
 
-@dataclass
 class CopyReply(Message, up="train.copy_layer"):
     """Client to server: a copy of the layer, for SuperNodes that have missed a step."""
 
     layer_round: LayerRound
-    copy: Annotated[Bytes, Block("layer-copy", "in safetensors' form", shape="b 4")]
+    copy: Annotated[Bytes, Copy]

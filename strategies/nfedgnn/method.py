@@ -19,7 +19,7 @@ from flower_graph.config.module import MLP
 from flower_graph.config.rules import require
 from flower_graph.data.baselines import Figures, graph_baselines, link_baselines
 from flower_graph.data.description import read_mask, saying, tell
-from flower_graph.data.features import Gaps, sketched
+from flower_graph.data.features import ReadOptions, sketched
 from flower_graph.data.folders.party import (
     USERS,
     RunFolder,
@@ -28,7 +28,7 @@ from flower_graph.data.folders.party import (
     read_matrix,
     share,
 )
-from flower_graph.data.graph import PARTS, Graph, row_range, take_rows
+from flower_graph.data.graph import PARTS, Graph, take_rows
 from flower_graph.data.new_graph import DataForm, NewGraph, read_new_graph
 from flower_graph.data.sources.datasets import DRAWN, cached_data, once, saved_at
 from flower_graph.data.splits import labelled_split
@@ -87,7 +87,7 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
             data: Any = users_graph(config)
             refuse_large_users(config, data.x)
         else:
-            classes = {"num_classes": folder.manifest.classes, "classes": folder.class_names}
+            classes = {"num_classes": folder.classes, "classes": folder.class_names}
             data = SimpleNamespace(**folder.tensors, **classes)
         size = row_size(config) if config.task == LINKS else int(data.num_classes)
         split = split_model(config, size)
@@ -95,28 +95,24 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
         if config.task == LINKS and config.links.decoder == MLP:
             with seeded(torch.device("cpu"), config.seed, "pair-decoder"):
                 model = PairModel(split, row_size(config))
-        strategy = SplitGradientRelay(
-            data,
-            model,
-            latent_size=split.latent_size,
-            user_bias=config.model.user_bias,
-            feature_dropout=config.model.dropout if config.strategy.share == SUMMED else 0.0,
-            seed=config.seed,
-            device=config.device,
-            links=config.links if config.task == LINKS else None,
-            section=config.strategy,
-            **checkpoint_settings(config, out),
-        )
+        saving = checkpoint_settings(config, out)
+        strategy = SplitGradientRelay(data, model, config, latent_size=split.latent_size, **saving)
         if config.data.add is not None or config.data.remove:
-            left = users_left(config, data.y.numel(), getattr(data, "names", None))
-            strategy.grow(data, left=left, alone=config.strategy.newcomers_alone)
+            alone = config.strategy.newcomers_alone
+            strategy.grow(data, left=users_left(config, data), alone=alone)
         return strategy
 
     def build_client(
         self, config: NFedGNNConfig, context: Context, out: Path | None
     ) -> UsersClient:
-        if config.strategy.share == SUMMED and not config.masks_sums:
-            refuse_open_sums(context)
+        is_open = config.strategy.share == SUMMED and not config.masks_sums
+        allowed = str(context.node_config.get(ALLOW_TRUST, "")).split(",")
+        if is_open and DATA_FOLDER in context.node_config and PLAIN not in allowed:
+            raise RefusedError(
+                f"strategy.share={SUMMED} would show the server each SuperNode's sum of gradients, "
+                f"and so a lone user's features; {ALLOW_TRUST} in this SuperNode's node config "
+                f"does not have {PLAIN}: set strategy.aggregation={MASKED}"
+            )
         x, users = hosted_users(config, context)
         if config.strategy.sketch is not None:
             x = sketched(x, config.strategy.sketch, config.seed)
@@ -143,9 +139,9 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
 
     def num_clients(self, config: NFedGNNConfig, folder: RunFolder | None = None) -> int:
         if folder is not None:
-            return folder.manifest.num_clients
+            return folder.num_clients
         graph = users_graph(config)
-        return graph.num_nodes - len(users_left(config, graph.num_nodes, graph.names))
+        return graph.num_nodes - len(users_left(config, graph))
 
     def baselines(self, config: NFedGNNConfig, folder: RunFolder | None = None) -> Figures:
         if folder is not None:
@@ -214,27 +210,16 @@ def hosted_users(config: NFedGNNConfig, context: Context) -> tuple[Tensor, Tenso
         return read_matrix("x", folder.tensors), folder.tensors[USERS]
     graph, before = users_graph(config), cached_data(config).num_nodes
     here = share(context, before)
+    users = torch.arange(here.start, here.stop)
+    if graph.num_nodes == before and not config.data.remove:
+        return take_rows(graph.x, here), users
+    # Newcomers in turn, so that later newcomers move nobody
     part, parts = (int(str(context.node_config[key])) for key in (PARTITION, PARTITIONS))
-    newcomers = hosted_by(part, parts, before, graph.num_nodes)
-    if not newcomers.numel() and not config.data.remove:
-        return row_range(graph.x, here), torch.arange(here.start, here.stop)
-    users = torch.cat([torch.arange(here.start, here.stop), newcomers])
-    left = torch.tensor(users_left(config, graph.num_nodes, graph.names), dtype=torch.int64)
+    first, end = before + part, graph.num_nodes
+    users = torch.cat([users, torch.arange(first, max(first, end), parts)])
+    left = torch.tensor(users_left(config, graph), dtype=torch.int64)
     users = users[~torch.isin(users, left)]
     return take_rows(graph.x, users), users
-
-
-def refuse_open_sums(context: Context) -> None:
-    """Refuse, in a deployment, to show the server sums of gradients, unless the node allows it."""
-    if DATA_FOLDER not in context.node_config:
-        return
-    allowed = str(context.node_config.get(ALLOW_TRUST, ""))
-    if PLAIN not in allowed.split(","):
-        raise RefusedError(
-            f"strategy.share={SUMMED} would show the server each SuperNode's sum of gradients, and "
-            f"so a lone user's features; {ALLOW_TRUST} in this SuperNode's node config does not "
-            f"have {PLAIN}: set strategy.aggregation={MASKED}"
-        )
 
 
 # Users that come and go ---------------------------------------------------------------------------
@@ -242,49 +227,53 @@ def refuse_open_sums(context: Context) -> None:
 
 def users_graph(config: NFedGNNConfig) -> Graph:
     """Return the graph of all users there ever were: users of ``data.name``, then newcomers."""
-    if config.data.add is None:
+    data = config.data
+    if data.add is None:
         return cached_data(config)
-    add, settings = config.data.add, json.dumps([asdict(config.data), config.seed])
+    settings, path = json.dumps([asdict(data), config.seed]), Path(data.add)
 
-    saved = saved_at(config.data.name), saved_at(add)
-    return once(f"users {settings}", saved, lambda: _grown(config))
+    def make() -> Graph:
+        if not path.exists():
+            raise DataError(f"data.add = {data.add!r}: there is no such file or folder")
+        old = cached_data(config)
+        assert old.treatment is not None
+        form = DataForm(old.treatment, old.num_classes, old.classes, ReadOptions.of(data))
+        new = read_new_graph(path, form)
+        with saying(f"data.add {path}"):
+            graph, note = _grown(old, new, data, data.draws(config.seed))
+        tell(f"data.add {path}", [note])
+        return graph
 
-
-def _grown(config: NFedGNNConfig) -> Graph:
-    old, data = cached_data(config), config.data
-    assert data.add is not None and old.treatment is not None
-    path = Path(data.add)
-    if not path.exists():
-        raise DataError(f"data.add = {data.add!r}: there is no such file or folder")
-    form = DataForm(old.treatment, old.num_classes, old.classes, Gaps.of(data))
-    new = read_new_graph(path, form)
-    with saying(f"data.add {path}"):
-        graph, note = grown(old, new, data, data.draws(config.seed))
-    tell(f"data.add {path}", [note])
-    return graph
+    return once(f"users {settings}", (saved_at(data.name), saved_at(data.add)), make)
 
 
-def grown(old: Graph, new: NewGraph, data: UserData, seed: int) -> tuple[Graph, str]:
+def _grown(old: Graph, new: NewGraph, data: UserData, seed: int) -> tuple[Graph, str]:
     """Join a run's graph and a file's grown graph; newcomers become its last users."""
     # `new` has the old users by their names, or as its first nodes; these keep what is theirs.
     if new.edge_index is None:
         raise DataError("has no edges; it must be the whole grown graph")
+    n, count = old.num_nodes, new.x.size(0)
     number = _numbers(old, new, data.remove)
-    count, n = new.x.size(0), old.num_nodes
     come = (number >= n).nonzero().flatten()
     if not come.numel():
         raise DataError(f"has {count} nodes, and none that is not in the run")
-    masks, drawn = _roles(new, come, data, seed)
-    names = new.names
+    added, drawn = {"x": new.x[come], "y": new.y[come]}, ""
+    masks = {part: read_mask(part, new.values.get(part), count, []) for part in PARTS}
+    given = {part: mask[come] for part, mask in masks.items() if mask is not None}
+    if not given:
+        draw = torch.Generator().manual_seed(seed)
+        roles = labelled_split(added["y"], data.ratios or DRAWN, generator=draw)
+        given, drawn = dict(zip(PARTS, roles, strict=True)), f", drawn with seed {seed}"
+    elif len(given) < len(PARTS) or any(mask.dim() != 1 for mask in given.values()):
+        raise DataError(f"has masks {', '.join(given)}: give all of one split, or none")
+    joined: dict[str, Any] = {
+        name: torch.cat([getattr(old, name), rows]) for name, rows in (added | given).items()
+    }
+    names, edges = new.names, number[new.edge_index]
     if names is not None:
         names = (*(old.names or names[:n]), *(names[row] for row in come.tolist()))
-    edges = number[new.edge_index]
     edges = edges[:, torch.argsort(edges[0] * (n + come.numel()) + edges[1])]
-    added = {"x": new.x[come], "y": new.y[come], **masks}
-    joined: dict[str, Any] = {
-        name: torch.cat([getattr(old, name), rows]) for name, rows in added.items()
-    }
-    counts = ", ".join(f"{int(masks[part].sum())} {part.partition('_')[0]}" for part in PARTS)
+    counts = ", ".join(f"{int(given[part].sum())} {part.partition('_')[0]}" for part in PARTS)
     note = f"{n} users of the run, {come.numel()} new: {counts}{drawn}"
     return replace(old, **joined, edge_index=edges, names=names), note
 
@@ -292,52 +281,28 @@ def grown(old: Graph, new: NewGraph, data: UserData, seed: int) -> tuple[Graph, 
 def _numbers(old: Graph, new: NewGraph, left: Sequence[str]) -> Tensor:
     """Give a file's nodes numbers: old users keep their numbers, newcomers get the next."""
     n, count = old.num_nodes, new.x.size(0)
-    number = torch.arange(count)
     if old.names is not None and new.names is not None:
         place = {name: user for user, name in enumerate(old.names)}
-        missing = place.keys() - {*new.names, *left}
-        if missing:
+        if missing := place.keys() - {*new.names, *left}:
             what = "give the whole grown graph, or name users that left in data.remove"
             raise DataError(f"has no node {min(missing)!r}, a user of the run: {what}")
-        old_number = torch.tensor([place.get(name, -1) for name in new.names])
-        return torch.where(old_number < 0, n - 1 + (old_number < 0).cumsum(0), old_number)
+        number = torch.tensor([place.get(name, -1) for name in new.names])
+        return torch.where(number < 0, n - 1 + (number < 0).cumsum(0), number)
     if count < n:
         raise DataError(f"has {count} nodes, the run {n}: give the whole graph, old users first")
-    if "x" in new.values:
-        other = (new.x[:n] != old.x).any(1)
-        if other.any():
-            node = int(other.nonzero()[0])
-            raise DataError(f"node {node} has other features than in the run, whose users go first")
-    return number
+    if "x" in new.values and (other := (new.x[:n] != old.x).any(1)).any():
+        node = int(other.nonzero()[0])
+        raise DataError(f"node {node} has other features than in the run, whose users go first")
+    return torch.arange(count)
 
 
-def _roles(new: NewGraph, come: Tensor, data: UserData, seed: int) -> tuple[dict[str, Tensor], str]:
-    notes: list[str] = []
-    read = {part: read_mask(part, new.values.get(part), new.x.size(0), notes) for part in PARTS}
-    given = {part: mask[come] for part, mask in read.items() if mask is not None}
-    if len(given) == len(PARTS):
-        if any(mask.dim() != 1 for mask in given.values()):
-            raise DataError("masks of several splits: give one")
-        return given, ""
-    if given:
-        missing = ", ".join(part for part in PARTS if part not in given)
-        raise DataError(f"has {', '.join(given)}, but not {missing}: give it all three, or none")
-    draw = torch.Generator().manual_seed(seed)
-    masks = labelled_split(new.y[come], data.ratios or DRAWN, generator=draw)
-    return dict(zip(PARTS, masks, strict=True)), f", drawn with seed {seed}"
-
-
-def users_left(config: NFedGNNConfig, count: int, names: Sequence[str] | None) -> list[int]:
+def users_left(config: NFedGNNConfig, graph: Any) -> list[int]:
     """Return the numbers of the users that ``data.remove`` names."""
     if not config.data.remove:
         return []
-    numbers = {name: user for user, name in enumerate(names or map(str, range(count)))}
+    names = getattr(graph, "names", None) or map(str, range(len(graph.y)))
+    numbers = {name: user for user, name in enumerate(names)}
     for name in config.data.remove:
         if name not in numbers:
             raise ConfigError(f"data.remove: {name!r} is no user of this run")
     return sorted({numbers[name] for name in config.data.remove})
-
-
-def hosted_by(part: int, parts: int, before: int, total: int) -> Tensor:
-    """Return the newcomers of a SuperNode: in turn, so that later newcomers move nobody."""
-    return torch.arange(before + part, max(total, before + part), parts)

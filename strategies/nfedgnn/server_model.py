@@ -40,7 +40,15 @@ from flower_graph.ops.links import (
     split_links,
     undirected,
 )
-from flower_graph.outputs.files import NO_CLIENT, SavedModels
+from flower_graph.outputs.files import (
+    NO_CLIENT,
+    Embeddings,
+    KnownLinks,
+    Predictions,
+    SavedModels,
+    Snapshot,
+    role_of,
+)
 from flower_graph.rng import generator, seeded
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.nfedgnn.config import StrategyConfig
@@ -100,8 +108,8 @@ class RelayServer:
 
     def take(self, data: Any, left: Sequence[int] = ()) -> None:
         """Take a graph whose first nodes are the old ones; users that left have no part in it."""
-        graph = server_graph(data)
-        self.num_nodes = graph.y.shape[0]
+        edges, y, masks = server_graph(data)
+        self.num_nodes = y.shape[0]
         names: Sequence[str] | None = getattr(data, "names", None)
         # What the nodes are called, else their numbers
         self.nodes = np.arange(self.num_nodes) if names is None else np.array(list(names))
@@ -109,22 +117,23 @@ class RelayServer:
         present = torch.ones(self.num_nodes, dtype=torch.bool)
         present[list(left)] = False
         self.present = present.to(self.device)
-        self.y = graph.y.to(self.device)
-        self.masks = {name: (mask & present).to(self.device) for name, mask in graph.masks.items()}
+        self.y = y.to(self.device)
+        self.masks = {name: (mask & present).to(self.device) for name, mask in masks.items()}
         if not self.masks["train"].any():
             raise DataError("train_mask: no node is marked; at least one labelled node is needed")
         # In 32 bits, if the model can use edges in that form
         takes_sorted = getattr(self.model, "takes_sorted", False)
-        in_order = sorted_edges(graph.edge_index, self.num_nodes) if takes_sorted else None
-        self._all_edges = (in_order or graph.edge_index).to(self.device)
-        self.num_classes = 1 + int(graph.y.max())
+        in_order = sorted_edges(edges, self.num_nodes) if takes_sorted else None
+        self._all_edges = (in_order or edges).to(self.device)
+        self.num_classes = 1 + int(y.max())
         self.right = torch.zeros(self.num_nodes, dtype=torch.bool, device=self.device)
         self._hold(self.latent, self.known)
 
     def _hold(self, latent: Tensor, known: Tensor) -> None:
-        self.latent = first_rows(latent.to(self.device), self.num_nodes)
+        more = self.num_nodes - len(known)
+        self.latent = functional.pad(latent.to(self.device), (0, 0, 0, more))
         self.latent[~self.present] = 0
-        self.known = first_rows(known.to(self.device), self.num_nodes) & self.present
+        self.known = functional.pad(known.to(self.device), (0, more)) & self.present
         self._forget_graph()
 
     def receive(self, users: Tensor, latent: Tensor) -> None:
@@ -135,13 +144,8 @@ class RelayServer:
             self._forget_graph()
 
     @property
-    def edges(self) -> Tensor:
-        """The edges between users that have answered at least once, ``[2, e]``."""
-        return self.graph.edge_index if isinstance(self.graph, SortedEdges) else self.graph
-
-    @property
     def graph(self) -> Tensor | SortedEdges:
-        """The edges in the form in which the model is called, made when it is needed."""
+        """The edges between users that have answered, in the form that the model takes."""
         # Not as each SuperNode's first answer comes: there may be a million.
         if self._graph is None:
             edges = self._all_edges
@@ -150,7 +154,7 @@ class RelayServer:
             elif isinstance(edges, SortedEdges):
                 self._graph = edges.among(self.known)
             else:
-                self._graph = edges[:, self.known[edges].all(0)]
+                self._graph = among(edges, self.known)
         return self._graph
 
     def _forget_graph(self) -> None:
@@ -244,6 +248,20 @@ class RelayServer:
             role: self.right[mask].double().mean().item() for role, mask in judged.masks.items()
         }
 
+    def snapshot(self) -> Snapshot:
+        """Return the server's half of a run, of users that have answered."""
+        rows = self._rows(self.latent)
+        users = torch.from_numpy(rows.number)
+        role = role_of(*(self.masks[name].cpu()[users] for name in ROLES))
+        logits, label = self.logits().cpu()[users], self.y.cpu()[users]
+        predictions = Predictions.of(logits, NO_CLIENT, rows.node, role, label, self.classes)
+        return Snapshot(predictions, server_models(self.eval_model), rows)
+
+    def _rows(self, rows: Tensor) -> Embeddings:
+        users = self.known.nonzero().flatten().cpu().numpy()
+        client, is_public = np.full(len(users), NO_CLIENT), np.zeros(len(users), bool)
+        return Embeddings(client, self.nodes[users], users, is_public, rows.cpu().numpy()[users])
+
     def state_dict(self) -> dict[str, object]:
         average = {"average": self.eval_model.state_dict()} if self._decay else {}
         return {
@@ -264,10 +282,9 @@ class RelayServer:
         self.accuracy()  # there may be no later round to record which users are right
 
 
-def first_rows(tensor: Tensor, count: int) -> Tensor:
-    """Return a tensor with so many rows: its own first, then zeros."""
-    more = count - tensor.shape[0]
-    return torch.cat([tensor, tensor.new_zeros(more, *tensor.shape[1:])]) if more else tensor
+def among(edges: Tensor, known: Tensor) -> Tensor:
+    """Return the edges between known nodes."""
+    return edges[:, known[edges].all(0)]
 
 
 # Links -------------------------------------------------------------------------------------------
@@ -293,7 +310,8 @@ class LinkRelayServer(RelayServer):
 
     def take(self, data: Any, left: Sequence[int] = ()) -> None:
         """Take a graph; hold out some of its edges. Labels and masks of nodes play no part."""
-        edges, n = server_graph(data).edge_index, int(data.y.shape[0])
+        edges, y, _ = server_graph(data)
+        n = len(y)
         split = held_links(edges, n, self.links, self.seed)
         self.split = LinkSplit(*(part.to(self.device) for part in vars(split).values()))
         self.whole = edges.to(self.device)
@@ -315,7 +333,7 @@ class LinkRelayServer(RelayServer):
         """Compute the cross-entropy of training edges and as many drawn pairs without an edge."""
         # logits: rows of nodes [n, h]; of pairs whose users were heard
         if self._own is None:
-            self._own = undirected(self.edges.cpu(), self.num_nodes)
+            self._own = undirected(among(self.split.messages, self.known).cpu(), self.num_nodes)
         own = self._own
         rng = generator(self.seed, "absent-links", server_round)
         absent = draw_absent(own, self.num_nodes, len(own), rng)
@@ -331,8 +349,7 @@ class LinkRelayServer(RelayServer):
     def rows(self, edges: Tensor) -> Tensor:
         """Return nodes' rows over some edges, for users that have answered, ``[n, h]``."""
         self.eval_model.eval()
-        kept = self.known[edges[0]] & self.known[edges[1]]
-        result: Tensor = self.eval_model(self.latent, edges[:, kept])
+        result: Tensor = self.eval_model(self.latent, among(edges, self.known))
         return result
 
     @torch.no_grad()
@@ -346,6 +363,12 @@ class LinkRelayServer(RelayServer):
         score = torch.where(split.role == len(ROLES) - 1, later, early)
         masks = {role: split.role == number for number, role in enumerate(ROLES)}
         return Judged(torch.stack([torch.zeros_like(score), score], 1), split.is_edge.long(), masks)
+
+    def snapshot(self) -> Snapshot:
+        edges = among(self.whole, self.known).cpu().numpy()
+        known = KnownLinks(np.full(edges.shape[1], NO_CLIENT), *self.nodes[edges])
+        rows = self._rows(self.rows(self.whole))
+        return Snapshot(None, server_models(self.eval_model), rows, known)
 
 
 def _scores(model: nn.Module, rows: Tensor, pairs: Tensor) -> Tensor:

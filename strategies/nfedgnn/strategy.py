@@ -41,19 +41,13 @@ optimiser of another SuperNode, which the server relays. If a SuperNode sends la
 its sum, nobody steps; a SuperNode that stops two steps in this way is left out with its users,
 until another SuperNode joins.
 
-*Masked sums* (``MaskedSum``): the server can see neither the sums nor the layer.
-
-- Before the first round one SuperNode draws a common key and seals it for the others; the server
-  carries the packets. First weights and dropout come from that key.
-- The sum of gradients is a secure sum, ``SecureSum``, of 64-bit words with 40 fraction bits, under
-  pads from the same key. The server adds up, takes the masks off, and sends the sum on, still under
-  the pads.
-- A copy of the layer travels under the same key.
-- Every SuperNode of a sum must stay until the sum is opened; otherwise nobody steps.
-
-With a registry the SuperNodes have keys of their own, and do not trust the server. The sums are
-then ``PartySums``, public keys for the common key are signed, and each sum ends in checks by which
-clients know that it was not changed.
+*Masked sums* (``MaskedLayer``): the server can see neither the sums nor the layer. Before the first
+round one SuperNode draws a common key and seals it for the others; the server carries the packets.
+First weights and dropout come from that key, and a copy of the layer travels under it. The sum of
+gradients is a secure sum of 64-bit words with 40 fraction bits, under pads from the same key. The
+server takes the masks off, and sends the sum on, still under the pads. Every SuperNode of a sum
+must stay until it is opened; otherwise nobody steps. With a registry the SuperNodes do not trust
+the server: public keys are signed, and each sum ends in checks that show any change.
 """
 
 from __future__ import annotations
@@ -69,22 +63,14 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flower_graph.config.module import LinksSection
+from flower_graph.config.common import LINKS
 from flower_graph.config.rules import BELOW_ONE, at_least, require
 from flower_graph.config.schema import check_settings
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import MalformedReplyError, NoClientsError, RefusedError
-from flower_graph.outputs.files import (
-    NO_CLIENT,
-    Embeddings,
-    KnownLinks,
-    Predictions,
-    Snapshot,
-    role_of,
-)
+from flower_graph.outputs.files import Snapshot, role_of
 from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.common_key import (
@@ -103,7 +89,15 @@ from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.nfedgnn.config import AVERAGED, MASKED, OWN, SUMMED, StrategyConfig
+from flower_graph.strategies.nfedgnn.config import (
+    AVERAGED,
+    MASKED,
+    OWN,
+    SUMMED,
+    ModelConfig,
+    NFedGNNConfig,
+    StrategyConfig,
+)
 from flower_graph.strategies.nfedgnn.messages import (
     AS_PARTY,
     GRADIENTS,
@@ -123,17 +117,13 @@ from flower_graph.strategies.nfedgnn.messages import (
     SumReply,
     detail_of,
 )
-from flower_graph.strategies.nfedgnn.server_model import (
-    LinkRelayServer,
-    RelayServer,
-    scheduled,
-    server_models,
-)
+from flower_graph.strategies.nfedgnn.server_model import LinkRelayServer, RelayServer, scheduled
 from flower_graph.strategies.nfedgnn.users import UserSettings, bounded
 from flower_graph.wire.arrays import Config, FloatArray, IntArray
+from flower_graph.wire.codec import Message
 from flower_graph.wire.counts import counted
 from flower_graph.wire.exchange import Rejected, Replies, few
-from flower_graph.wire.fields import Bytes, Resume
+from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CONFIG, ROLES, SERVER_ROUND
 from flower_graph.wire.ledger import NUMBER, ROOM, ByteLedger, reply_bytes, setup_bytes
 
@@ -141,9 +131,9 @@ LOG = logging.getLogger(__name__)
 ANSWERED, UP, DOWN = range(3)  # columns of the traffic
 FLOAT = 4  # bytes of a number
 NOBODY: IntArray = np.zeros(0, np.int64)
+UNHOSTED = "no SuperNode hosts users of this graph"
 NEVER = -1  # the round of no step
 MOST_STOPPED = 2  # steps that a SuperNode may stop before it is left out
-Requests = Mapping[int, GradientRequest]
 T = TypeVar("T")
 
 
@@ -156,26 +146,20 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         ``edge_index``, ``y``, ``train_mask`` and, for the report, ``val_mask``, ``test_mask``; a
         PyG ``Data`` will do. Features are not looked at.
     server_model : Module
-        ``f_s``, called as ``server_model(latent, edge_index)``; returns logits ``[n, c]``.
+        ``f_s``, called as ``server_model(latent, edge_index)``; returns logits ``[n, c]``, or a row
+        for each node if links are learnt.
+    config : NFedGNNConfig, optional
+        The settings of a run.
     latent_size : int
         Length of a latent vector, ``h``.
-    user_bias : bool
-        Whether the users' linear map has a bias.
-    feature_dropout : float
-        Share of its features that each user drops in training; with ``share="summed"`` only.
-    seed : int
-        Of initial weights, dropout and the choice of users.
-    device : str
-        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``, for the server's model.
     checkpoint_dir, checkpoint_every : Path, int
         Where and every how many rounds to save everything; 0 for never.
-    links : LinksSection, optional
-        The edges that are held out if links are learnt; the model then gives a row for each node.
-    section : StrategyConfig, optional
-        The section ``strategy`` of a config.
     **fields
-        In place of a section, its fields (``flower-graph docs configuration``), such as
-        ``learning_rate`` or ``average_every``, which makes ``share="averaged"``.
+        In place of a config: fields of its section ``strategy`` (``flower-graph docs
+        configuration``), such as ``learning_rate`` or ``average_every``, which makes
+        ``share="averaged"``; ``seed`` and ``device``; ``user_bias``, whether the users' linear map
+        has a bias; ``feature_dropout``, the share of its features that each user drops in
+        training, with ``share="summed"`` only.
 
     Notes
     -----
@@ -185,50 +169,39 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
     """
 
     usual_rounds = 200
-    form: ClassVar[dict[str, object]] = {}  # of a section of which only fields are given
     _right_in_best: Tensor | None = None  # users that the server predicted right in the best round
 
     def __init__(
         self,
         data: Any,
         server_model: nn.Module,
+        config: NFedGNNConfig | None = None,
         *,
         latent_size: int,
-        user_bias: bool = False,
-        feature_dropout: float = 0.0,
-        seed: int = 0,
-        device: str = "cpu",
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
-        links: LinksSection | None = None,
-        section: StrategyConfig | None = None,
-        **fields: Any,  # of a section
+        **fields: Any,
     ) -> None:
-        if section is None:
-            share = AVERAGED if fields.get("average_every") else OWN
-            section = StrategyConfig(**{"share": share, **self.form, **fields})
-            check_settings(section)
-            section.validate()
-        BELOW_ONE.check("feature_dropout", feature_dropout)
-        is_good = section.share == SUMMED or not feature_dropout
-        require(is_good, "feature_dropout", feature_dropout, f"0 without share={SUMMED}")
-        self.section = section
+        config = config_of(**fields) if config is None else config
+        self.section = section = config.strategy
+        is_common, model = section.share == SUMMED, config.model
+        dropout = model.dropout if is_common else 0.0
         over, decay = section.average_over, section.weight_decay
-        settings = UserSettings(latent_size, user_bias, decay, seed, over, feature_dropout)
-        kind = RelayServer if links is None else partial(LinkRelayServer, links=links)
-        self.server: RelayServer = kind(
-            data, server_model, section, settings, resolve_device(device)
-        )
+        users = UserSettings(latent_size, model.user_bias, decay, config.seed, over, dropout)
+        has_links = config.task == LINKS
+        kind = partial(LinkRelayServer, links=config.links) if has_links else RelayServer
+        device = resolve_device(config.device)
+        self.server: RelayServer = kind(data, server_model, section, users, device)
         self.num_classes = self.server.num_classes
-        form = CommonLayer if section.share == SUMMED else OwnLayer
-        self.layer: OwnLayer | CommonLayer = form(self, settings)
-        self.members = UserMembership(self.layer)
+        masks = section.aggregation == MASKED
+        form = MaskedLayer if masks else CommonLayer if is_common else OwnLayer
+        self.layer: OwnLayer | CommonLayer = form(self, users)
         super().__init__(
             Session(
-                self.members,
+                self.layer,
                 min_nodes=section.fewest_nodes,
                 participation=section.participation,
-                seed=seed,
+                seed=config.seed,
                 checkpoint_dir=checkpoint_dir,
                 checkpoint_every=checkpoint_every,
             )
@@ -238,68 +211,42 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
 
     def round(self, server_round: int) -> RoundReport:
         """Run a round: the users' latent vectors, the server's step, the step of their layer."""
-        layer, server = self.layer, self.server
+        layer, server, section = self.layer, self.server, self.section
         latent, heard = layer.latents(server_round)
         losses, gradient = server.gradients(server_round, latent, heard)
-        how = self.section
-        rate = scheduled(how.schedule, how.learning_rate, server_round, self.session.rounds)
+        rounds = self.session.rounds
+        rate = scheduled(section.schedule, section.learning_rate, server_round, rounds)
         skipped = layer.step(server_round, gradient, rate)
         if not skipped and not layer.is_alone(server_round):
             server.move(server_round, rate)
-        who = self.took_part(() if skipped else layer.answered, skipped)
+        who = self._took_part(skipped)
         layer.round = server_round
         layer.look_ahead(server_round)
-        report = self.measure(server_round, who, losses)
+        accuracy, self.counts = dict.fromkeys(ROLES, math.nan), None
+        if self.evaluates(server_round):
+            accuracy = server.accuracy()
+            self.counts = counted(*server.judged, self.counting)
+        payload = layer.ledger.payload
+        report = self.report(server_round, who, accuracy, **losses, bytes=payload)
         report.skipped = skipped
         return report
 
-    def hosted(self, server_round: int) -> dict[int, IntArray]:
-        return self.numbers(
-            self.session.gather(server_round, "no SuperNode hosts users of this graph")
-        )
-
-    def drawn(self, server_round: int, hosted: Mapping[int, IntArray]) -> dict[int, IntArray]:
-        """Draw a round's users; return those of each SuperNode."""
-        pool, takes_part = self.layer.pool(server_round), np.zeros(self.layer.size, bool)
-        takes_part[pool[self.session.draw(pool.size, server_round)]] = True
-        return {node: users[takes_part[users]] for node, users in hosted.items()}
-
-    def nobody_drawn(self, server_round: int) -> NoClientsError:
-        return NoClientsError(
-            f"round {server_round}: no connected SuperNode hosts a user who takes part"
-        )
-
-    def took_part(self, nodes: Iterable[int], no_use: str = "") -> Participation:
-        """Return what became of every user, where these SuperNodes have answered."""
+    def _took_part(self, skipped: str) -> Participation:
+        """Return what became of every user."""
         nobody = ~self.layer.left
-        for users in self.session.members.numbers().values():
+        for users in self.layer.numbers().values():
             nobody[users] = False
         unhosted = {"no SuperNode hosts it": np.flatnonzero(nobody)}
-        answered = self.session.clients_of(nodes)
-        return self.session.participation(answered, left_out=unhosted, no_use=no_use)
-
-    def numbers(self, nodes: Iterable[int]) -> dict[int, IntArray]:
-        """Return the users of some SuperNodes."""
-        every = self.session.members.numbers()
-        return {node: every[node] for node in nodes}
+        answered = self.session.clients_of(() if skipped else self.layer.answered)
+        return self.session.participation(answered, left_out=unhosted, no_use=skipped)
 
     def evaluates(self, server_round: int) -> bool:
         """Whether a round is evaluated: every so many, and a round that may be the last."""
         may_end = server_round >= self.session.rounds or self.session.stops_early(server_round)
         return may_end or server_round % self.section.evaluate_every == 0
 
-    def measure(
-        self, server_round: int, who: Participation, losses: Mapping[str, float]
-    ) -> RoundReport:
-        accuracy, self.counts = dict.fromkeys(ROLES, math.nan), None
-        if self.evaluates(server_round):
-            accuracy = self.server.accuracy()
-            self.counts = counted(*self.server.judged, self.counting)
-        payload = self.layer.ledger.payload
-        return self.report(server_round, who, accuracy, **losses, bytes=payload)
-
     def read(self, node: int, content: RecordDict) -> RelayReply | LatentReply:
-        return self.layer.read(self.requests[node], content)
+        return self.layer.read_reply(self.requests[node], content)
 
     def reply_bytes(self) -> int:
         return self.layer.reply_bytes(self.requests.values())
@@ -334,8 +281,8 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
             # What was the best is of other users; nobody needs what is held of it.
             self.best.forget()
             self._right_in_best = None
-        if layer.is_change and layer.left.any():
-            self.session.checkpoints.rewrite(last, self._saved())
+            if layer.left.any():
+                self.session.checkpoints.rewrite(last, self._saved())
         return last
 
     def state(self) -> dict[str, object]:
@@ -363,25 +310,7 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         return model | {"latent": self.server.latent}
 
     def snapshot(self) -> Snapshot:
-        """Return the server's half of a run, of users that have answered."""
-        server = self.server
-        users = server.known.nonzero().flatten().cpu()
-        nodes, client = server.nodes[users.numpy()], np.full(len(users), NO_CLIENT)
-        models, is_public = server_models(server.eval_model), np.zeros(len(users), bool)
-
-        def beside(rows: Tensor) -> Embeddings:
-            return Embeddings(client, nodes, users.numpy(), is_public, rows.cpu()[users].numpy())
-
-        if isinstance(server, LinkRelayServer):
-            edges = server.whole[:, server.known[server.whole].all(0)].cpu().numpy()
-            known = KnownLinks(np.full(edges.shape[1], NO_CLIENT), *server.nodes[edges])
-            return Snapshot(None, models, beside(server.rows(server.whole)), known)
-        masks = (server.masks[name].cpu()[users] for name in ROLES)
-        logits, label = server.logits().cpu()[users], server.y.cpu()[users]
-        predictions = Predictions.of(
-            logits, NO_CLIENT, nodes, role_of(*masks), label, server.classes
-        )
-        return Snapshot(predictions, models, beside(server.latent))
+        return self.server.snapshot()
 
     def figures(self) -> Iterator[list[str]]:
         """Give the lines of ``clients.csv``: each present user in the last and the best round."""
@@ -398,9 +327,8 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
                 yield [str(user), at, number, "1", "", *accuracy, *counts]
 
     def summary(self) -> None:
-        LOG.info(
-            "%s: %d users, %s", type(self).__name__, self.server.num_nodes, self.layer.settings
-        )
+        name, users = type(self).__name__, self.server.num_nodes
+        LOG.info("%s: %d users, %s", name, users, self.layer.settings)
 
     def grow(self, data: Any, *, left: Sequence[int] = (), alone: int = 0) -> None:
         """Go on with other users: the next ``start`` is to be with ``resume=True``.
@@ -439,24 +367,39 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
 class SummedGradientRelay(SplitGradientRelay):
     """``SplitGradientRelay`` with one layer of all users, for clients as ``CommonLayerClient``."""
 
-    form: ClassVar = {"share": SUMMED}
+    def __init__(self, *args: Any, **fields: Any) -> None:  # of its parent
+        super().__init__(*args, share=SUMMED, **fields)
 
 
-class MaskedGradientRelay(SplitGradientRelay):
-    """``SummedGradientRelay`` with masked sums, for clients as ``MaskedLayerClient``."""
-
-    form: ClassVar = {"share": SUMMED, "aggregation": MASKED}
+def config_of(
+    *,
+    user_bias: bool = False,
+    feature_dropout: float = 0.0,
+    seed: int = 0,
+    device: str = "cpu",
+    **fields: Any,  # of the section ``strategy``
+) -> NFedGNNConfig:
+    """Return and check the settings of a strategy in somebody's own app."""
+    share = AVERAGED if fields.get("average_every") else OWN
+    section = StrategyConfig(**{"share": share, **fields})
+    check_settings(section)
+    section.validate()
+    BELOW_ONE.check("feature_dropout", feature_dropout)
+    is_good = section.share == SUMMED or not feature_dropout
+    require(is_good, "feature_dropout", feature_dropout, f"0 without share={SUMMED}")
+    model = ModelConfig(user_bias=user_bias, dropout=feature_dropout)
+    return NFedGNNConfig(seed=seed, device=device, model=model, strategy=section)
 
 
 # The users' layers -------------------------------------------------------------------------------
 
 
-class Layer:
-    """The server's half of the users' layer in all forms: who is there, and bytes.
+class Layer(Membership):
+    """The server's half of the users' layer: who hosts which users, who is there, and bytes.
 
     A form has ``latents(round)``, a round's latent vectors ``[n, h]`` and the users that were heard
     ``[n]``; ``step(round, gradient, rate)``, which returns why the layer cannot step, or "";
-    ``read`` and ``reply_bytes`` of a reply; and ``finish``.
+    ``read_reply`` and ``reply_bytes`` of a reply; and ``finish``.
     """
 
     # Of the state: arrays with a row for each user, and others
@@ -470,6 +413,7 @@ class Layer:
     answered: Collection[int] = ()  # SuperNodes whose latent vectors the last round used
 
     def __init__(self, relay: SplitGradientRelay, settings: UserSettings) -> None:
+        super().__init__()
         self.relay, self.settings = relay, settings
         self.weight_shape = [0, 0]
         self.ledger = ByteLedger()
@@ -483,40 +427,77 @@ class Layer:
         # Of each user: rounds that it answered, and its payload up and down
         self.traffic = np.zeros((count, 3), np.int64)
 
-    def look_ahead(self, server_round: int) -> None:
-        """Ask, after the step, for what the round's evaluation needs."""
+    # Enrolment: the weights of all users have one shape
 
-    def check(self, answer: EnrolmentReply) -> None:
-        """Refuse an enrolment without what this layer needs."""
+    def question(self, resume: Resume) -> RecordDict:
+        before = self.users_before if resume.server_round else None
+        return EnrolmentRequest(self.settings, resume, before).to_record()
 
-    def refusal(self, users: Iterable[int]) -> str:
-        """Return why newcomers may not take part, or ""."""
+    def read(self, node: int, content: RecordDict) -> EnrolmentReply:
+        return EnrolmentReply.read(content, num_nodes=self.size)
+
+    def most_bytes(self) -> int:
+        return max(super().most_bytes(), ROOM + NUMBER * self.size)
+
+    def unasked(self) -> None:
+        """Leave out SuperNodes that do not name their users."""
+
+    def in_order(self, answers: Mapping[int, EnrolmentReply]) -> list[tuple[int, EnrolmentReply]]:
+        """Enrol first the SuperNodes whose weights have the commonest shape."""
+        # The first SuperNode must not decide for all how large weights are.
+        shapes = Counter(tuple(answer.weight_shape) for answer in answers.values())
+        commonest = [*max(shapes, key=lambda shape: (shapes[shape], shape), default=())]
+        return sorted(
+            answers.items(), key=lambda item: (item[1].weight_shape != commonest, item[0])
+        )
+
+    def refusal(self, answer: EnrolmentReply) -> str:
+        if self.clients and answer.weight_shape != self.weight_shape:
+            return f"its weights are {answer.weight_shape}, others have {self.weight_shape}"
         return ""
 
     def enrolled(self, node: int, answer: EnrolmentReply) -> None:
         self.weight_shape = answer.weight_shape
+        if answer.handled == 0 and self.traffic[answer.users, ANSWERED].any():
+            LOG.warning("node %d has lost its state: its users begin anew", node)
 
-    def begin_anew(self, users: IntArray) -> bool:
-        """Forget what waits for users that have lost their state; return whether they had any."""
-        return bool(self.traffic[users, ANSWERED].any())
+    # A round
 
-    def grow(self, count: int, left: Sequence[int], alone: int) -> None:
-        self._begin(count)
-        self.left[list(left)] = True
-        self.alone, self.users_before = alone, count
+    def users_of(self, nodes: Iterable[int]) -> dict[int, IntArray]:
+        every = self.numbers()
+        return {node: every[node] for node in nodes}
+
+    def drawn(self, server_round: int, hosted: Mapping[int, IntArray]) -> dict[int, IntArray]:
+        """Draw a round's users; return those of each SuperNode."""
+        last = self.joined.max() if self.is_alone(server_round) else self.joined
+        pool = np.flatnonzero((self.joined == last) & ~self.left)
+        takes_part = np.zeros(self.size, bool)
+        takes_part[pool[self.relay.session.draw(pool.size, server_round)]] = True
+        return {node: users[takes_part[users]] for node, users in hosted.items()}
+
+    def nobody_drawn(self, server_round: int) -> NoClientsError:
+        return NoClientsError(
+            f"round {server_round}: no connected SuperNode hosts a user who takes part"
+        )
 
     def is_alone(self, server_round: int) -> bool:
         last = int(self.joined.max())
         return last > 0 and server_round <= last + self.alone
 
-    def pool(self, server_round: int) -> NDArray[np.int64]:
-        last = self.joined.max() if self.is_alone(server_round) else self.joined
-        return np.flatnonzero((self.joined == last) & ~self.left)
+    def look_ahead(self, server_round: int) -> None:
+        """Ask, after the step, for what the round's evaluation needs."""
 
-    def count(self, way: str, kind: str, users: IntArray, numbers: int) -> None:
-        """Count numbers that each of some users sent or was sent."""
-        self.ledger.count(way, kind, users.size * numbers * FLOAT)
-        self.traffic[users, UP if way == "up" else DOWN] += numbers * FLOAT
+    def tally(self, way: str, kind: str, users: IntArray, nbytes: int) -> None:
+        """Count bytes that some users, each as many, sent or were sent."""
+        self.ledger.count(way, kind, nbytes)
+        self.traffic[users, UP if way == "up" else DOWN] += nbytes // max(1, users.size)
+
+    # State
+
+    def grow(self, count: int, left: Sequence[int], alone: int) -> None:
+        self._begin(count)
+        self.left[list(left)] = True
+        self.alone, self.users_before = alone, count
 
     def state_dict(self) -> dict[str, object]:
         return {
@@ -563,36 +544,34 @@ class OwnLayer(Layer):
         self.gradient_round = np.zeros(count, np.int64)  # 0: none waits
         self.has_average = np.zeros(count, np.int64)  # round of the mean each user has
 
-    def begin_anew(self, users: IntArray) -> bool:
-        # Their gradients belong to weights that are no more; averaged weights are sent again.
-        self.gradient_round[users] = self.has_average[users] = 0
-        return super().begin_anew(users)
+    def enrolled(self, node: int, answer: EnrolmentReply) -> None:
+        super().enrolled(node, answer)
+        if answer.handled == 0:
+            # Gradients belong to weights that are no more; averaged weights are sent again.
+            self.gradient_round[answer.users] = self.has_average[answer.users] = 0
 
     def latents(self, server_round: int) -> tuple[Tensor, Tensor]:
         """Ask this round's users for latent vectors, with the gradients that wait."""
-        relay = self.relay
-        session, server = relay.session, relay.server
-        hosted = relay.hosted(server_round)
-        drawn, saves = relay.drawn(server_round, hosted), session.is_due(server_round)
+        relay, session, server = self.relay, self.relay.session, self.relay.server
+        drawn = self.drawn(server_round, self.users_of(session.gather(server_round, UNHOSTED)))
+        saves, run = session.is_due(server_round), session.checkpoints.run
         every = relay.section.average_every
         # A mean of the newcomers alone would become everybody's.
         averages = every and server_round % every == 0 and not self.is_alone(server_round)
         relay.requests = {
             # For a checkpoint every host is asked, even if none of its users takes part.
-            node: self._request(server_round, users, bool(averages), saves, session.checkpoints.run)
+            node: self._request(server_round, users, bool(averages), saves, run)
             for node, users in drawn.items()
             if saves or users.size
         }
         if not relay.requests:
-            raise relay.nobody_drawn(server_round)
+            raise self.nobody_drawn(server_round)
         replies = relay.send(server_round, "train", relay._config)
-        relay.answers = replies.values
+        relay.answers = self.answered = replies.values
         session.must_have(server_round, replies)
-        self.answered = replies.values
         for node, reply in replies.values.items():
             request = relay.requests[node]
-            latent = torch.tensor(reply.latent, dtype=torch.float32)
-            server.receive(torch.from_numpy(request.users), latent)
+            server.receive(torch.from_numpy(request.users), _tensor(reply.latent))
             # Of a million users neither is to take room while the server steps.
             reply.latent, request.gradient = reply.latent[:0].copy(), request.gradient[:0].copy()
         return server.latent, server.known
@@ -619,8 +598,10 @@ class OwnLayer(Layer):
             run,
         )
 
-    def read(self, request: RelayRequest, content: RecordDict) -> RelayReply:
-        return RelayReply.from_record(content, request, self.weight_shape)
+    def read_reply(self, request: RelayRequest, content: RecordDict) -> RelayReply:
+        (p, h), (f, w) = request.gradient.shape, self.weight_shape
+        asked = {"server_round": request.server_round, "send_weights": request.send_weights}
+        return RelayReply.read(content, p=p, h=h, f=f, w=w, **asked)
 
     def reply_bytes(self, requests: Collection[RelayRequest]) -> int:
         latent = max((request.gradient.size for request in requests), default=0)
@@ -638,10 +619,16 @@ class OwnLayer(Layer):
             self.gradient[users] = gradients[users]
             self.gradient_round[users] = server_round
             self.traffic[users, ANSWERED] += 1
-            self.count("up", "latent", users, self.settings.latent_size)
+            self.tally("up", "latent", users, self.gradient[users].nbytes)
             if request.send_weights:
-                self.count("up", "weights", users, math.prod(self.weight_shape))
-        self.take_mean(server_round, relay.answers.values())
+                nbytes = users.size * math.prod(self.weight_shape) * FLOAT
+                self.tally("up", "weights", users, nbytes)
+        sent = [reply for reply in relay.answers.values() if reply.weight_sum is not None]
+        if sent:  # rows that nobody holds are NaN
+            total = np.stack([reply.weight_sum for reply in sent]).sum(0, dtype=np.float64)
+            count = np.stack([reply.holders for reply in sent]).sum(0, dtype=np.int64)[:, None]
+            mean = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+            self.average, self.average_round = torch.from_numpy(mean).float(), server_round
         return ""
 
     def _delivered(self, nodes: Iterable[int]) -> None:
@@ -650,30 +637,19 @@ class OwnLayer(Layer):
         for request in (self.relay.requests[node] for node in nodes):
             users = request.users
             waited = users[request.gradient_round > 0]
-            self.count("down", "gradient", waited, self.settings.latent_size)
+            self.tally("down", "gradient", waited, self.gradient[waited].nbytes)
             self.gradient_round[users] = 0
             if request.average is not None:
                 lacking = users[self.has_average[users] < request.average_round]
-                self.count("down", "weights", lacking, request.average.size)
+                self.tally("down", "weights", lacking, lacking.size * request.average.nbytes)
                 self.has_average[users] = request.average_round
-
-    def take_mean(self, server_round: int, replies: Collection[RelayReply]) -> None:
-        """Average the weights of the replies; rows that nobody holds are NaN."""
-        sums = [reply.weight_sum for reply in replies if reply.weight_sum is not None]
-        holders = [reply.holders for reply in replies if reply.holders is not None]
-        if sums:
-            total = np.stack(sums).sum(0, dtype=np.float64)
-            count = np.stack(holders).sum(0, dtype=np.int64)[:, None]
-            mean = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
-            self.average = torch.from_numpy(mean.astype(np.float32))
-            self.average_round = server_round
 
     def finish(self, server_round: int) -> None:
         """Deliver the last gradients."""
         relay = self.relay
         relay.requests = {
             node: self._request(server_round, users[~self.left[users]])
-            for node, users in relay.numbers(relay.session.present()).items()
+            for node, users in self.users_of(relay.session.present()).items()
             if not self.left[users].all()
         }
         self._delivered(relay.send(server_round, "train.finish").values)
@@ -683,11 +659,11 @@ class NoSum(NamedTuple):
     """The reason why a round has no sum of gradients, so that nobody steps."""
 
     text: str  # One line for a person
-    nodes: tuple[int, ...] = ()  # SuperNodes that it is for want of, as far as they are known
+    nodes: Collection[int] = ()  # SuperNodes that it is for want of, as far as they are known
 
     @classmethod
-    def without(cls, missing: Sequence[int]) -> NoSum:
-        return cls(f"missing from {len(missing)} SuperNode(s)", tuple(missing))
+    def without(cls, missing: Collection[int]) -> NoSum:
+        return cls(f"missing from {len(missing)} SuperNode(s)", missing)
 
 
 class CommonLayer(Layer):
@@ -700,9 +676,7 @@ class CommonLayer(Layer):
     def __init__(self, relay: SplitGradientRelay, settings: UserSettings) -> None:
         super().__init__(relay, settings)
         self.at = dict[int, int]()  # round of the last step of each SuperNode's layer
-        self.keys = dict[int, MemberKey]()  # of SuperNodes that have enrolled
         self.stopped = Counter[int]()  # steps that SuperNodes stopped, by their users
-        self.sum = (MaskedSum if relay.section.aggregation == MASKED else PlainSum)(relay, self)
         self._go_back(0)
         self._ask_anew(0)
 
@@ -723,95 +697,127 @@ class CommonLayer(Layer):
         super().load_state_dict(state)
         self._go_back(self.last)
         self._ask_anew(0)
-        self.sum.forget()
+
+    def refusal(self, answer: EnrolmentReply) -> str:
+        return super().refusal(answer) or self._stops(answer.users.tolist())
+
+    def _stops(self, users: Iterable[int]) -> str:
+        """Refuse a SuperNode that stops steps, even under another id."""
+        if max((self.stopped[user] for user in users), default=0) < MOST_STOPPED:
+            return ""
+        return f"it stopped {MOST_STOPPED} steps of all: left out until another SuperNode joins"
+
+    def enrolled(self, node: int, answer: EnrolmentReply) -> None:
+        super().enrolled(node, answer)
+        self.stopped.clear()
+        self.at[node] = answer.layer_round or 0
 
     # Latent vectors
 
     def latents(self, server_round: int) -> tuple[Tensor, Tensor]:
         """Return the vectors that were asked for ahead, and those of new SuperNodes."""
-        relay, session = self.relay, self.relay.session
-        hosted = relay.hosted(server_round)
+        session, server = self.relay.session, self.relay.server
+        hosted = self.users_of(session.gather(server_round, UNHOSTED))
         if self.asked_round != server_round:
             self._ask_anew(server_round)
         self.requests = {node: asked for node, asked in self.requests.items() if node in hosted}
         session.rejected += few(self.rejected)
         new = {node: users for node, users in hosted.items() if node not in self.requests}
-        users = relay.drawn(server_round, new)
+        users = self.drawn(server_round, new)
         self._ask({node: (drawn, NOBODY) for node, drawn in users.items() if drawn.size})
         asked = {node: request.users for node, request in self.requests.items()}
         session.asked = {node: users for node, users in asked.items() if users.size}
         if not session.asked:
-            raise relay.nobody_drawn(server_round)
-        self.came = {node: rows for node, rows in self.came.items() if node in session.asked}
-        session.must_have(server_round, Replies(dict(self.came), list(session.rejected)))
-        server, self.answered = relay.server, self.came
+            raise self.nobody_drawn(server_round)
+        came = {node: rows for node, rows in self.came.items() if node in session.asked}
+        session.must_have(server_round, Replies(dict(came), list(session.rejected)))
+        self.answered = came
         latent, heard = server.latent.clone(), torch.zeros_like(server.known)
-        for node, came in self.came.items():
-            users_, rows = torch.from_numpy(self.requests[node].users), _tensor(came)
-            unknown = ~server.known.cpu()[users_]
+        for node, rows in came.items():
+            local, vectors = torch.from_numpy(asked[node]), _tensor(rows)
+            unknown = ~server.known.cpu()[local]
             if unknown.any():  # the first word from them
-                server.receive(users_[unknown], rows[unknown])
-            latent[users_.to(server.device)] = rows.to(server.device)
-            heard[users_.to(server.device)] = True
+                server.receive(local[unknown], vectors[unknown])
+            latent[local.to(server.device)] = vectors.to(server.device)
+            heard[local.to(server.device)] = True
         return latent, heard
 
     def look_ahead(self, server_round: int) -> None:
         """Ask for the next round's latent vectors, and for vectors that evaluate this round."""
-        relay = self.relay
-        if self.no_sum is not None:
-            self._note_stopped(self.no_sum.nodes)
+        relay, session = self.relay, self.relay.session
+        nodes = () if self.no_sum is None else self.no_sum.nodes
+        # If most of them stopped the step, it is no fault of theirs.
+        for node in nodes if 2 * len(nodes) < len(self.answered) else ():
+            self.stopped.update(self.clients[node])
+            if why := self._stops(self.clients[node]):
+                LOG.warning("node %d and its %d users: %s", node, len(self.clients[node]), why)
+                self.forget(node)
         # All present SuperNodes are asked: measuring needs no training, and all write checkpoints.
         self._ask_anew(server_round + 1)
-        hosted = relay.numbers(relay.session.hosted())
+        hosted = self.users_of(session.hosted())
         nobody = dict.fromkeys(hosted, NOBODY)
-        is_last = server_round >= relay.session.rounds
-        drawn = nobody if is_last else relay.drawn(server_round + 1, hosted)
+        is_last = server_round >= session.rounds
+        drawn = nobody if is_last else self.drawn(server_round + 1, hosted)
         measured = hosted if relay.evaluates(server_round) else nobody
         asked = {node: (drawn[node], measured[node]) for node in hosted}
-        self._ask(asked, saves=relay.session.is_due(server_round))
+        self._ask(asked, saves=session.is_due(server_round))
 
     def _ask(self, asked: Mapping[int, tuple[IntArray, IntArray]], *, saves: bool = False) -> None:
         """Ask SuperNodes for vectors of users that train, and of users that are measured."""
         if not asked:
             return
-        relay, session, settings = self.relay, self.relay.session, self.settings
-        copied, copy = self._copy(list(asked))
+        relay, session = self.relay, self.relay.session
+        copy = self._copy(list(asked))
         relay.requests = {
             node: LatentRequest(
                 self.asked_round,
                 users,
                 measured,
-                self.advance(node, copied, copy),
+                self._advance(node, copy),
                 # Without dropout one vector will do for both.
-                trains=bool(users.size) and (settings.dropout > 0 or not measured.size),
+                trains=bool(users.size) and (self.settings.dropout > 0 or not measured.size),
                 checkpoint=saves,
                 run=session.checkpoints.run,
             )
             for node, (users, measured) in asked.items()
         }
         self.requests |= relay.requests
-        contents = {node: request.to_record() for node, request in relay.requests.items()}
-        _add_entries(contents, self.sum.entries(self.asked_round, list(contents)))
+        entries = self.entries(list(relay.requests))
         replies = session.exchange.send(
-            contents,
+            {n: with_entries(one, entries.get(n, {})) for n, one in relay.requests.items()},
             server_round=self.asked_round,
             timeout=session.timeout,
-            read=lambda node, content: self.read(relay.requests[node], content),
+            read=lambda node, content: self.read_reply(self.requests[node], content),
             max_reply_bytes=self.reply_bytes(relay.requests.values()),
         )
         relay.answers, self.rejected = replies.values, replies.rejected
-        session.members.note(replies.rejected)
+        self.note(replies.rejected)
         for node, reply in replies.values.items():
             request = relay.requests[node]
-            self._took_step(node, request)
+            advance, measured = request.advance, request.measured
+            self.at[node] = advance.layer_round
+            total = advance.hidden if advance.total is None else advance.total
+            for kind, sent in (("sum", total), ("copy", advance.copy)):
+                if sent is not None:
+                    self.tally("down", kind, measured, sent.nbytes)
+            if measured.size:
+                self.tally("up", "measured", measured, measured.size * self._vector)
             if reply.measured is not None:
-                relay.server.receive(torch.from_numpy(request.measured), _tensor(reply.measured))
+                relay.server.receive(torch.from_numpy(measured), _tensor(reply.measured))
             if reply.latent is not None:
                 self.came[node] = reply.latent
             elif reply.measured is not None:
-                self.came[node] = reply.measured[np.isin(request.measured, request.users)]
+                self.came[node] = reply.measured[np.isin(measured, request.users)]
 
-    def read(self, request: LatentRequest, content: RecordDict) -> LatentReply:
+    @property
+    def _vector(self) -> int:
+        return FLOAT * self.settings.latent_size  # bytes
+
+    def entries(self, nodes: Sequence[int]) -> Mapping[int, Config]:
+        """Return further entries for SuperNodes that are asked for latent vectors."""
+        return {}
+
+    def read_reply(self, request: LatentRequest, content: RecordDict) -> LatentReply:
         return LatentReply.read(
             content,
             server_round=request.server_round,
@@ -829,36 +835,37 @@ class CommonLayer(Layer):
 
     # The last step, and SuperNodes that lack it
 
-    def can_go_on(self, node: int) -> bool:
+    def _can_go_on(self, node: int) -> bool:
         """Whether a SuperNode has the last step, or can take it with the sum."""
         at = self.at.get(node, 0)
         return at == self.last or (at == self.before and self.total is not None)
 
-    def advance(self, node: int, copied: int, copy: Bytes | None) -> Advance:
+    def _advance(self, node: int, copy: CopyReply | None) -> Advance:
         """Return the sum or copy that brings a SuperNode's layer to the last step."""
-        at = self.at.get(node, 0)
-        copy = None if self.can_go_on(node) else copy
-        total = None if at == self.last or self.before not in (at, copied) else self.total
+        at, copy = self.at.get(node, 0), None if self._can_go_on(node) else copy
+        begins = at if copy is None else copy.layer_round
+        total = self.total if begins == self.before and at != self.last else None
         hidden, total = (total, None) if isinstance(total, HiddenSum) else (None, total)
-        return Advance(self.last, self.before, self.rate, total is not None, total, hidden, copy)
+        sent = None if copy is None else copy.copy
+        return Advance(self.last, self.before, self.rate, total is not None, total, hidden, sent)
 
-    def _copy(self, nodes: Iterable[int]) -> tuple[int, Bytes | None]:
-        """Fetch a copy of the layer if a SuperNode needs it; return the copy's round, too."""
-        if all(map(self.can_go_on, nodes)):
-            return NEVER, None
+    def _copy(self, nodes: Iterable[int]) -> CopyReply | None:
+        """Fetch a copy of the layer if a SuperNode needs it."""
+        if all(map(self._can_go_on, nodes)):
+            return None
         hosted = self.relay.session.hosted()
-        if not any(map(self.can_go_on, hosted)):
+        if not any(map(self._can_go_on, hosted)):
             newest = max(self.at.get(node, 0) for node in hosted)
             lost = "the layer of round %d is lost: all go on from round %d"
             LOG.warning(lost, self.last, newest)
             self._go_back(newest)
         request = RecordDict({CONFIG: ConfigRecord()})
-        for donor in filter(self.can_go_on, hosted):
+        for donor in filter(self._can_go_on, hosted):
             reply = self.ask_one(donor, "train.copy_layer", request, CopyReply.read)
             if reply is not None and reply.layer_round == self.at[donor]:
                 self.ledger.count("up", "copy", reply.copy.nbytes)
-                return reply.layer_round, reply.copy
-        return NEVER, None
+                return reply
+        return None
 
     def ask_one(
         self, node: int, message_type: str, request: RecordDict, read: Callable[[RecordDict], T]
@@ -873,30 +880,19 @@ class CommonLayer(Layer):
         )
         return replies.values.get(node)
 
-    def _took_step(self, node: int, request: LatentRequest) -> None:
-        advance, measured = request.advance, request.measured
-        self.at[node] = advance.layer_round
-        total = advance.hidden if advance.total is None else advance.total
-        for kind, sent in (("sum", total), ("copy", advance.copy)):
-            if sent is not None:
-                self.ledger.count("down", kind, sent.nbytes)
-                self.traffic[measured, DOWN] += sent.nbytes // max(1, measured.size)
-        if measured.size:
-            self.count("up", "measured", measured, self.settings.latent_size)
-
     # The sum
 
     def step(self, server_round: int, gradient: Tensor, rate: float) -> str:
         """Have the SuperNodes' gradients by the layer added up for the next message."""
-        gradients, size, requests = gradient.cpu().numpy(), self.settings.latent_size, {}
-        for node in self.came:
+        gradients, requests = gradient.cpu().numpy(), {}
+        for node in self.answered:
             users = self.requests[node].users
             if self.requests[node].trains:  # otherwise counted as vectors to be measured
-                self.count("up", "latent", users, size)
+                self.tally("up", "latent", users, users.size * self._vector)
             self.traffic[users, ANSWERED] += 1
-            self.count("down", "gradient", users, size)
+            self.tally("down", "gradient", users, users.size * self._vector)
             requests[node] = GradientRequest(server_round, users, gradients[users], self.last)
-        total, self.no_sum = self.sum.add(server_round, requests), None
+        total, self.no_sum = self.add_up(server_round, requests), None
         if isinstance(total, NoSum):
             self.no_sum = total
             return f"no sum of gradients: {total.text}"
@@ -904,120 +900,12 @@ class CommonLayer(Layer):
         self.total, self.rate = total, rate
         return ""
 
-    def added_up(self, users: IntArray, nbytes: int) -> None:
-        self.ledger.count("up", "sum", nbytes)
-        self.traffic[users, UP] += nbytes // users.size
-
-    def _note_stopped(self, nodes: Collection[int]) -> None:
-        members = self.relay.members
-        # If most of them have, it is no fault of theirs.
-        for node in nodes if 2 * len(nodes) < len(self.answered) else ():
-            self.stopped.update(members.clients[node])
-            if why := self.refusal(members.clients[node]):
-                LOG.warning("node %d and its %d users: %s", node, len(members.clients[node]), why)
-                members.forget(node)
-
-    def refusal(self, users: Iterable[int]) -> str:
-        """Refuse a SuperNode that stops steps, even under another id."""
-        if max((self.stopped[user] for user in users), default=0) < MOST_STOPPED:
-            return ""
-        return f"it stopped {MOST_STOPPED} steps of all: left out until another SuperNode joins"
-
-    def check(self, answer: EnrolmentReply) -> None:
-        self.sum.check(answer)
-
-    def enrolled(self, node: int, answer: EnrolmentReply) -> None:
-        super().enrolled(node, answer)
-        self.stopped.clear()
-        self.at[node] = answer.layer_round or 0
-        if answer.key is not None:
-            self.keys[node] = answer.key
-
-    def finish(self, server_round: int) -> None:
-        content = RecordDict({CONFIG: ConfigRecord({SERVER_ROUND: server_round})})
-        self.relay.session.tell_all(server_round, content, "train.finish")
-
-
-def _tensor(latent: NDArray[np.generic]) -> Tensor:
-    return torch.tensor(latent, dtype=torch.float32)
-
-
-def _add_entries(contents: Mapping[int, RecordDict], entries: Mapping[int, Config]) -> None:
-    for node, more in entries.items():
-        own = contents[node].config_records[CONFIG]
-        contents[node][CONFIG] = ConfigRecord({**own, **more})
-
-
-class UserMembership(Membership):
-    """The users of each SuperNode; their weights have one shape."""
-
-    def __init__(self, layer: OwnLayer | CommonLayer) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def question(self, resume: Resume) -> RecordDict:
-        before = self.layer.users_before if resume.server_round else None
-        return EnrolmentRequest(self.layer.settings, resume, before).to_record()
-
-    def enrolment_round(self, server_round: int) -> int:
-        """Return the round after which the run was resumed, whenever newcomers come."""
-        return self.resume.server_round
-
-    def read(self, node: int, content: RecordDict) -> EnrolmentReply:
-        answer = EnrolmentReply.read(content, num_nodes=self.layer.size)
-        self.layer.check(answer)
-        return answer
-
-    def most_bytes(self) -> int:
-        return max(super().most_bytes(), ROOM + NUMBER * self.layer.size)
-
-    def unasked(self) -> None:
-        """Leave out SuperNodes that do not name their users."""
-
-    def in_order(self, answers: Mapping[int, EnrolmentReply]) -> list[tuple[int, EnrolmentReply]]:
-        """Enrol first the SuperNodes whose weights have the commonest shape."""
-        # The first SuperNode must not decide for all how large weights are.
-        shapes = Counter(tuple(answer.weight_shape) for answer in answers.values())
-        commonest = [*max(shapes, key=lambda shape: (shapes[shape], shape), default=())]
-        return sorted(
-            answers.items(), key=lambda item: (item[1].weight_shape != commonest, item[0])
-        )
-
-    def refusal(self, answer: EnrolmentReply) -> str:
-        if self.clients and answer.weight_shape != self.layer.weight_shape:
-            return f"its weights are {answer.weight_shape}, others have {self.layer.weight_shape}"
-        return self.layer.refusal(answer.users.tolist())
-
-    def enrolled(self, node: int, answer: EnrolmentReply) -> None:
-        self.layer.enrolled(node, answer)
-        if answer.handled == 0 and self.layer.begin_anew(answer.users):
-            LOG.warning("node %d has lost its state: its users begin anew", node)
-
-
-# The sums of a common layer ----------------------------------------------------------------------
-
-
-class PlainSum:
-    """Sums of gradients that the server reads."""
-
-    def __init__(self, relay: SplitGradientRelay, layer: CommonLayer) -> None:
-        self.relay, self.layer = relay, layer
-
-    def check(self, answer: EnrolmentReply) -> None:
-        """Refuse an enrolment with which a SuperNode could not take part in the sums."""
-
-    def entries(self, server_round: int, nodes: Sequence[int]) -> Mapping[int, Config]:
-        """Return further entries for SuperNodes that are asked for latent vectors."""
-        return {}
-
-    def forget(self) -> None:
-        """Forget what belongs to sums of an earlier start of the run."""
-
-    def add(self, server_round: int, requests: Requests) -> FloatArray | HiddenSum | NoSum:
+    def add_up(
+        self, server_round: int, requests: Mapping[int, GradientRequest]
+    ) -> FloatArray | HiddenSum | NoSum:
         """Ask for the sums of gradients; return the whole sum, or why there is none."""
-        layer, session = self.layer, self.relay.session
-        f, w = layer.weight_shape
-        replies = session.send(
+        f, w = self.weight_shape
+        replies = self.relay.session.send(
             {node: request.to_record() for node, request in requests.items()},
             server_round,
             lambda node, content: SumReply.read(
@@ -1026,41 +914,59 @@ class PlainSum:
             message_type="train.add_up",
             max_reply_bytes=reply_bytes(f * w),
         )
-        total = np.zeros(layer.weight_shape)
-        for node in session.members.present(replies.values):
+        total = np.zeros(self.weight_shape)
+        for node in self.present(replies.values):
             total += bounded(replies.values[node].total, self.relay.section.limit)
-            layer.added_up(requests[node].users, replies.values[node].total.nbytes)
-        missing = [node for node in requests if node not in replies.values]
+            self.tally("up", "sum", requests[node].users, replies.values[node].total.nbytes)
+        missing = requests.keys() - replies.values.keys()
         return NoSum.without(missing) if missing else total.astype(np.float32)
 
+    def finish(self, server_round: int) -> None:
+        content = RecordDict({CONFIG: ConfigRecord({SERVER_ROUND: server_round})})
+        self.relay.session.tell_all(server_round, content, "train.finish")
 
-class MaskedSum(PlainSum):
-    """Sums of gradients under masks and pads, which the server cannot read."""
 
-    def __init__(self, relay: SplitGradientRelay, layer: CommonLayer) -> None:
-        super().__init__(relay, layer)
+def _tensor(latent: FloatArray) -> Tensor:
+    return torch.tensor(latent, dtype=torch.float32)
+
+
+def with_entries(message: Message, entries: Config) -> RecordDict:
+    """Write a message with further entries."""
+    content = message.to_record()
+    content[CONFIG] = ConfigRecord({**content.config_records[CONFIG], **entries})
+    return content
+
+
+class MaskedLayer(CommonLayer):
+    """One layer of all users, with sums under masks and pads, which the server cannot read."""
+
+    def __init__(self, relay: SplitGradientRelay, settings: UserSettings) -> None:
+        super().__init__(relay, settings)
+        self.keys = dict[int, MemberKey]()  # of SuperNodes that have enrolled
         registry = relay.section.registry
         # Under pads two sums tell the server nothing, however few SuperNodes they differ by.
         self._parties = None if registry is None else PartySums(registry, differ_by=1)
 
     @cached_property
     def sums(self) -> SecureSum:
-        session = self.relay.session
+        session, section = self.relay.session, self.relay.section
         return SecureSum(
             session.exchange,
-            limit=self.relay.section.limit,
+            limit=section.limit,
             resolution=2.0**-LEAST_FRACTION_BITS,
             server=self._parties or SumServer(dropout=0.0),
             timeout=session.timeout,
             guard=True,
         )
 
-    def forget(self) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
+        super().load_state_dict(state)
         if self._parties is None:
-            self.__dict__.pop("sums", None)
+            self.__dict__.pop("sums", None)  # of an earlier start of the run
 
-    def check(self, answer: EnrolmentReply) -> None:
+    def read(self, node: int, content: RecordDict) -> EnrolmentReply:
         """Refuse a SuperNode whose public key no other SuperNode would take."""
+        answer = super().read(node, content)
         if (key := answer.key) is None:
             raise MalformedReplyError("key-public: missing; masked sums need it")
         if self._parties is not None:
@@ -1069,10 +975,16 @@ class MaskedSum(PlainSum):
                 check_signed(self._parties.registry, run, key.public, key.signed_by)
             except RefusedError as error:
                 raise MalformedReplyError(str(error)) from error
+        return answer
 
-    def entries(self, server_round: int, nodes: Sequence[int]) -> Mapping[int, Config]:
+    def enrolled(self, node: int, answer: EnrolmentReply) -> None:
+        super().enrolled(node, answer)
+        if answer.key is not None:
+            self.keys[node] = answer.key
+
+    def entries(self, nodes: Sequence[int]) -> Mapping[int, Config]:
         """Have the common key sealed for SuperNodes that do not have it."""
-        keys, hosted = self.layer.keys, list(self.relay.session.hosted())
+        keys, hosted = self.keys, list(self.relay.session.hosted())
         holders = [node for node in hosted if keys[node].key_check.any()]
         checks = {node: keys[node].key_check.tobytes() for node in holders}
         having = [node for node in holders if checks[node] == checks[holders[0]]]
@@ -1086,7 +998,7 @@ class MaskedSum(PlainSum):
                 signed = np.array(rows, np.uint8).reshape(-1, SIGNED_BY)
             request = ShareKeyRequest(public, not holders, signed).to_record()
             read = partial(ShareKeyReply.read, k=len(others))
-            reply = self.layer.ask_one(donor, "train.share_key", request, read)
+            reply = self.ask_one(donor, "train.share_key", request, read)
             if reply is not None:
                 for node in (donor, *others):
                     keys[node].key_check = reply.key_check
@@ -1097,44 +1009,40 @@ class MaskedSum(PlainSum):
                 }
         return {}
 
-    def add(self, server_round: int, requests: Requests) -> HiddenSum | NoSum:
+    def add_up(
+        self, server_round: int, requests: Mapping[int, GradientRequest]
+    ) -> HiddenSum | NoSum:
         """Have the sums added up under masks; return the padded sum, or why there is none."""
-        session, sums, layer = self.relay.session, self.sums, self.layer
-        clients = session.members.clients
+        session, sums = self.relay.session, self.sums
         count, checks = (IN_SUM, 0) if self._parties is None else (AS_PARTY, CHECKS)
-        asked = {node: clients[node][:count] for node in requests}
-        every = {one for local in asked.values() for one in local}
+        asked = {node: self.clients[node][:count] for node in requests}
+        every = {client for local in asked.values() for client in local}
         if set(sums.clients) != every:
             sums.give_up()
         sums.prepare(server_round, asked)
-        length = math.prod(layer.weight_shape) + checks
-        ring = sums.ring
-        entries = sums.requests(length, GRADIENTS, detail_of(server_round, layer.last), padded=True)
-        contents = {node: requests[node].to_record() for node in entries}
-        _add_entries(contents, entries)
+        length, ring = math.prod(self.weight_shape) + checks, sums.ring
+        detail = detail_of(server_round, self.last)
+        entries = sums.requests(length, GRADIENTS, detail, padded=True)
         replies = session.send(
-            contents,
+            {node: with_entries(requests[node], more) for node, more in entries.items()},
             server_round,
             sums.take,
             message_type="train.add_up",
             max_reply_bytes=reply_bytes(length, IN_SUM),
         )
-        missing = [node for node in contents if node not in replies.values]
         for node in replies.values:
-            layer.added_up(requests[node].users, 8 * length)
+            self.tally("up", "sum", requests[node].users, 8 * length)
         result = sums.close_padded(server_round)
         rejected = sums.take_rejected()
         session.rejected += rejected
-        if missing:
+        if missing := entries.keys() - replies.values.keys():
             return NoSum.without(missing)
         if isinstance(result, Skipped):
-            silent = tuple({one.node_id for one in rejected} & requests.keys())
+            silent = {one.node_id for one in rejected} & requests.keys()
             return NoSum(str(result.reason), silent)
         if lost := every.difference(result.contributors.tolist()):
             text = f"{len(lost)} of {len(every)} parties were left out"
-            nodes = (node for node, local in asked.items() if not lost.isdisjoint(local))
-            return NoSum(text, tuple(nodes))
+            return NoSum(text, [n for n, local in asked.items() if not lost.isdisjoint(local)])
         mask = MaskRequest.from_config(next(iter(entries.values())))
-        return HiddenSum(
-            result.contributors.size, mask.run_id, mask.server_round, ring, result.total
-        )
+        count = result.contributors.size
+        return HiddenSum(count, mask.run_id, mask.server_round, ring, result.total)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -25,12 +26,13 @@ from flower_graph.ops.adam import Adam
 from flower_graph.ops.graph import csr_tensor, pointers, weighted_sums
 from flower_graph.outputs.files import SavedModels, SparseRows
 from flower_graph.rng import chances, generator
+from flower_graph.storage import row_file
 
 Tensors = dict[str, Tensor]
 # What Adam changes, by its name in a cohort's state
 ADAM_TENSORS = ("weight", "exp-avg", "exp-avg-sq")
 AT_A_TIME = 1 << 14  # users whose rows are read from a file at a time
-STEP, ROUND = "step", "round"  # of the common layer: steps taken; round of the last step
+STEP, ROUND = "step", "round"  # steps taken; of the common layer: round of the last step
 BLOCK_ROWS = 65_536  # of which features are dropped at a time, about
 FEATURES_OF_A_USER = 1 << 32  # at most, so that each has a number of its own
 MODULE = "flower_graph.strategies.nfedgnn.modules.UserModel"  # of saved models
@@ -73,10 +75,16 @@ def shared_linear_weight(num_features: int, settings: UserSettings) -> Tensor:
     return torch.cat([weight, torch.zeros(int(settings.bias), settings.latent_size)])
 
 
+def unless_all(users: Tensor | None, count: int) -> Tensor | slice:
+    """Return the places of some users; a slice, the fast path, for all in their order."""
+    is_all = users is None or torch.equal(users, torch.arange(count, device=users.device))
+    return slice(None) if is_all else users  # type: ignore[return-value]
+
+
 class LinearCohort:
     """Users with a linear map each, stored by active rows.
 
-    Where a method takes ``users``, ``None``, the fast path, means all of them.
+    Where a method takes ``users``, ``None`` means all of them.
     """
 
     def __init__(
@@ -84,66 +92,55 @@ class LinearCohort:
     ) -> None:
         self.rows, self.settings = rows, settings
         self.num_users = rows.num_users
-        self._state = self._initial() if tensors is None else tensors
+        # Weights, moments and step counts; the inactive rows' with ``"all"``
+        self.tensors = self._initial() if tensors is None else tensors
 
     def _initial(self) -> Tensors:
-        rows, shared = self.rows, self._first().to(self.rows.value.device)
-        state = self._begun_state(shared.index_select(0, rows.feature))
+        rows, shared = self.rows, self.first().to(self.rows.value.device)
+        tensors = self._begun(shared.index_select(0, rows.feature))
         if self.settings.average_over == "all":
-            state |= {
-                "inactive-weight": shared,
-                "inactive-exp-avg": torch.zeros_like(shared),
-                "inactive-exp-avg-sq": torch.zeros_like(shared),
-            }
-        return state
+            nothing = {f"inactive-{name}": torch.zeros_like(shared) for name in ADAM_TENSORS}
+            tensors |= nothing | {"inactive-weight": shared}
+        return tensors
 
-    def _first(self) -> Tensor:
+    def first(self) -> Tensor:
         features = self.rows.num_features - int(self.settings.bias)
         return shared_linear_weight(features, self.settings)
 
-    def _begun_state(self, weight: Tensor) -> Tensors:
-        state = {name: torch.zeros_like(weight) for name in ADAM_TENSORS} | {"weight": weight}
+    def _begun(self, weight: Tensor) -> Tensors:
+        tensors = {name: torch.zeros_like(weight) for name in ADAM_TENSORS} | {"weight": weight}
         steps = torch.zeros(self.num_users, dtype=torch.int32, device=weight.device)
-        return state | {"step": steps}
-
-    def tensors(self) -> Tensors:
-        """Return weights, moments and step counts; the inactive row's with ``"all"``."""
-        return self._state
+        return tensors | {STEP: steps}
 
     def _part(self, users: Tensor | None) -> tuple[ActiveRows, Tensor | slice]:
-        """Return some users' rows, and their place in the state."""
-        return (self.rows, slice(None)) if users is None else take(self.rows, users)
+        """Return some users' rows, and their place in the tensors."""
+        chosen = unless_all(users, self.num_users)
+        return (self.rows, chosen) if isinstance(chosen, slice) else take(self.rows, chosen)
 
     def forward(self, users: Tensor | None) -> Tensor:
         rows, place = self._part(users)
-        return project(rows, self._state["weight"][place])
+        return project(rows, self.tensors["weight"][place])
 
     def step(self, users: Tensor | None, gradient: Tensor, rate: float) -> None:
         """Take Adam's step with the gradients ``[p, h]`` by the users' latent vectors."""
-        state, chosen = self._state, slice(None) if users is None else users
+        tensors, chosen = self.tensors, unless_all(users, self.num_users)
         rows, place = self._part(users)
-        state["step"][chosen] += 1
-        part = [state[name][place] for name in ADAM_TENSORS]
+        tensors[STEP][chosen] += 1
+        part = [tensors[name][place] for name in ADAM_TENSORS]
         slope = self._slope(part[0], gradient.to(part[0].device), chosen)
-        self._adam(rows, part, slope, state["step"][chosen], rate)
-        if users is not None:
+        rates = {"learning_rate": rate, "weight_decay": self.settings.weight_decay}
+        adam_(rows, part[0], part[1], part[2], slope, tensors[STEP][chosen], **rates)
+        if not isinstance(place, slice):
             for name, value in zip(ADAM_TENSORS, part, strict=True):
-                state[name][place] = value
-        if "inactive-weight" in state:
+                tensors[name][place] = value
+        if "inactive-weight" in tensors:
             # Only weight decay acts on rows that users do not store. All users started from the
             # same row and are averaged together, so one matrix stands for the inactive rows of
             # everybody. It holds only if all users step together.
-            nothing = torch.zeros_like(state["inactive-weight"])
-            part = [state[f"inactive-{name}"] for name in ADAM_TENSORS]
-            step = state["step"][:1].expand(nothing.shape[0])
-            self._adam(_a_row_each(nothing), part, nothing, step, rate)
-
-    def _adam(
-        self, rows: ActiveRows, part: list[Tensor], slope: Tensor, step: Tensor, rate: float
-    ) -> None:
-        weight, mean, square = part
-        decay = self.settings.weight_decay
-        adam_(rows, weight, mean, square, slope, step, learning_rate=rate, weight_decay=decay)
+            part = [tensors[f"inactive-{name}"] for name in ADAM_TENSORS]
+            nothing = torch.zeros_like(part[0])
+            step = tensors[STEP][:1].expand(nothing.shape[0])
+            adam_(_a_row_each(nothing), part[0], part[1], part[2], nothing, step, **rates)
 
     def _slope(self, weight: Tensor, gradient: Tensor, users: Tensor | slice) -> Tensor:
         """Return what ``adam_`` multiplies by the rows' values."""
@@ -154,10 +151,10 @@ class LinearCohort:
         # With ``"holders"``, a feature's row is summed over the users that have the feature, and
         # the bias stays personal (its count is 0). With ``"all"``, over all users and all rows.
         rows, place = self._part(users)
-        total, count = sum_by_feature(rows, self._state["weight"][place])
+        total, count = sum_by_feature(rows, self.tensors["weight"][place])
         if self.settings.average_over == "all":
             others = (rows.num_users - count).double()[:, None]
-            total += others * self._state["inactive-weight"].double()
+            total += others * self.tensors["inactive-weight"].double()
             count = torch.full_like(count, rows.num_users)
         elif self.settings.bias:
             total[-1], count[-1] = 0, 0
@@ -165,19 +162,23 @@ class LinearCohort:
 
     def set_weights(self, users: Tensor | None, mean: Tensor) -> None:
         """Replace the users' weights by ``[f, h]`` means; rows that nobody averaged are NaN."""
-        state, (rows, place) = self._state, self._part(users)
-        weight = mean.to(state["weight"])
+        tensors, (rows, place) = self.tensors, self._part(users)
+        weight = mean.to(tensors["weight"])
         new = weight.index_select(0, rows.feature)
-        state["weight"][place] = torch.where(new.isnan(), state["weight"][place], new)
-        if "inactive-weight" in state:
-            state["inactive-weight"].copy_(weight)
+        tensors["weight"][place] = torch.where(new.isnan(), tensors["weight"][place], new)
+        if "inactive-weight" in tensors:
+            tensors["inactive-weight"].copy_(weight)
+
+    def trained(self) -> Tensors:
+        """Return the tensors of all users, all of them in memory."""
+        return self.tensors
 
 
 def _a_row_each(like: Tensor) -> ActiveRows:
-    """Let each row of a matrix belong to a user of its own, with value 1."""
+    """Let each row of a matrix belong to a user of its own, with value 1 of one feature."""
     n = like.shape[0]
     ptr = torch.arange(n + 1, dtype=torch.int32, device=like.device)
-    return ActiveRows(ptr, ptr[:-1], torch.ones_like(like[:, 0]), n)
+    return ActiveRows(ptr, torch.zeros_like(ptr[:-1]), torch.ones_like(like[:, 0]), 1)
 
 
 class StoredCohort(LinearCohort):
@@ -188,35 +189,46 @@ class StoredCohort(LinearCohort):
     """
 
     def __init__(
-        self, rows: ActiveRows, settings: UserSettings, tensors: Tensors, numbers: Tensor
+        self, rows: ActiveRows, settings: UserSettings, tensors: Tensors | None, path: Path
     ) -> None:
-        parts = numbers.view(len(ADAM_TENSORS), rows.feature.numel(), settings.latent_size)
-        super().__init__(rows, settings, tensors | dict(zip(ADAM_TENSORS, parts, strict=True)))
-        self._start = self._first()
+        self._path, self._width = path, len(ADAM_TENSORS) * settings.latent_size
+        super().__init__(rows, settings, tensors)
+        numbers = row_file.mapped(path, self._width * rows.feature.numel())
+        parts = numbers.view(len(ADAM_TENSORS), -1, settings.latent_size)
+        self.kept, self._start = self.tensors, self.first()
+        self.tensors = self.kept | dict(zip(ADAM_TENSORS, parts, strict=True))
+
+    def _initial(self) -> Tensors:
+        row_file.create(self._path, self._width * self.rows.feature.numel())
+        return {STEP: torch.zeros(self.num_users, dtype=torch.int32)}
+
+    def check_room(self, users: Tensor) -> None:
+        """Raise ``OSError`` if the disk has no room for the rows of these users."""
+        rows = int((self.rows.ptr[users + 1] - self.rows.ptr[users]).sum())
+        row_file.check_room(self._path, self._width * rows)
 
     def forward(self, users: Tensor | None) -> Tensor:
         parts = self._everyone(users).split(AT_A_TIME)
-        return torch.cat([super(StoredCohort, self).forward(self._begun(part)) for part in parts])
+        return torch.cat([super(StoredCohort, self).forward(self._there(part)) for part in parts])
 
     def step(self, users: Tensor | None, gradient: Tensor, rate: float) -> None:
         users = self._everyone(users)
         # Users with equal counts side by side step together, which is quicker.
-        order = torch.argsort(self._state["step"][users], stable=True)
+        order = torch.argsort(self.tensors[STEP][users], stable=True)
         for part in order.split(AT_A_TIME):
-            super().step(self._begun(users[part]), gradient[part], rate)
+            super().step(self._there(users[part]), gradient[part], rate)
 
-    def tensors(self) -> Tensors:
-        """Return weights, moments and step counts of all users, as they would be in memory."""
-        self._begun(self._everyone(None))
-        return self._state
+    def trained(self) -> Tensors:
+        self._there(self._everyone(None))
+        return self.tensors
 
     def _everyone(self, users: Tensor | None) -> Tensor:
         return torch.arange(self.num_users) if users is None else users
 
-    def _begun(self, users: Tensor) -> Tensor:
+    def _there(self, users: Tensor) -> Tensor:
         """Write the first weights of users that have not stepped yet; return all ``users``."""
-        rows, place = take(self.rows, users[self._state["step"][users] == 0])
-        self._state["weight"][place] = self._start[rows.feature]
+        rows, place = take(self.rows, users[self.tensors[STEP][users] == 0])
+        self.tensors["weight"][place] = self._start[rows.feature]
         return users
 
 
@@ -243,41 +255,28 @@ class ModuleCohort(LinearCohort):
     """Users with a module each, of any kind; each user's parameters are a row of ``weight``."""
 
     def __init__(
-        self,
-        x: Tensor,
-        module: nn.Module,
-        settings: UserSettings,
-        tensors: Tensors | None = None,
+        self, x: Tensor, module: nn.Module, settings: UserSettings, tensors: Tensors | None = None
     ) -> None:
         self.x, self._module = x, FlatModule(module, x.device)
+        # Of all its parameters a user has one row, which everybody has.
+        settings = settings._replace(bias=False, average_over="holders")
         super().__init__(_a_row_each(x), settings, tensors)
 
     def _initial(self) -> Tensors:
-        return self._begun_state(self._module.start().expand(self.num_users, -1).clone())
+        return self._begun(self._module.start().expand(self.num_users, -1).clone())
 
     def _call(self, weights: Tensor, x: Tensor) -> Tensor:
         return torch.func.vmap(lambda flat, row: self._module(flat, row[None])[0])(weights, x)
 
     def forward(self, users: Tensor | None) -> Tensor:
-        chosen = slice(None) if users is None else users
+        chosen = unless_all(users, self.num_users)
         with torch.no_grad():
-            return self._call(self._state["weight"][chosen], self.x[chosen])
+            return self._call(self.tensors["weight"][chosen], self.x[chosen])
 
     def _slope(self, weight: Tensor, gradient: Tensor, users: Tensor | slice) -> Tensor:
         x = self.x[users]
         (slope,) = torch.func.vjp(lambda weights: self._call(weights, x), weight)[1](gradient)
         return slope  # type: ignore[no-any-return]
-
-    def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Sum all parameters over the users, ``[f, 1]``; every user counts."""
-        weight = self._state["weight"][slice(None) if users is None else users]
-        total = weight.double().sum(0)[:, None]
-        return total, torch.full((total.shape[0],), weight.shape[0])
-
-    def set_weights(self, users: Tensor | None, mean: Tensor) -> None:
-        """Replace the users' parameters by ``[f, 1]`` means."""
-        chosen = slice(None) if users is None else users
-        self._state["weight"][chosen] = mean[:, 0].to(self._state["weight"])
 
 
 # One layer for all -------------------------------------------------------------------------------
@@ -292,53 +291,65 @@ def bounded(total: Numbers, limit: float) -> Numbers:
     return result
 
 
-class Dropped(NamedTuple):
-    """The random dropout of users' features in one round."""
-
-    rate: float
-    seed: int
-    server_round: int
-
-    def scale(self, user: Tensor, feature: Tensor) -> Tensor:
-        """Return the factors of users' features: 0, or the factor that keeps the mean."""
-        # A draw for each user and round; it depends on the numbers, not on the SuperNode.
-        numbers = user.long() * FEATURES_OF_A_USER + feature.long()
-        drawn = chances(numbers, self.seed, "feature-dropout", self.server_round)
-        return (drawn >= self.rate).float() / (1 - self.rate)
+def dropped(settings: UserSettings, server_round: int, user: Tensor, feature: Tensor) -> Tensor:
+    """Return the factors of users' features in a round: 0, or the factor that keeps the mean."""
+    # A draw for each user and round; it depends on the numbers, not on the SuperNode.
+    numbers = user.long() * FEATURES_OF_A_USER + feature.long()
+    drawn = chances(numbers, settings.seed, "feature-dropout", server_round)
+    return (drawn >= settings.dropout).float() / (1 - settings.dropout)
 
 
-class LinearLayer:
-    """A linear map ``[f, h]`` that all users share; a bias is its last row."""
+class CommonLayer:
+    """A linear map ``[f, h]`` that all users share; a bias is its last row.
+
+    Features are dropped in a round of training; round 0 stands for none.
+    """
+
+    weight: Tensor
+    tensors: Tensors  # the weights, Adam's moments, and the round of the last step
 
     def __init__(self, rows: ActiveRows, numbers: Tensor, settings: UserSettings) -> None:
         # numbers [n]: the users' in the server's graph
-        device = rows.value.device
-        self.rows, self.numbers, self.settings = rows, numbers.to(device), settings
+        self.rows, self.numbers, self.settings = rows, numbers.to(rows.value.device), settings
         order = torch.argsort(rows.feature, stable=True).to(torch.int32)
         ptr = pointers(rows.feature, rows.num_features)
         self._by_feature = order, rows.user.index_select(0, order), ptr
-        self._last: tuple[Dropped | None, Tensor] = None, rows.value
+        self._last = (0, 0), rows.value  # of a seed and a round
         self._parts = rows.blocks(BLOCK_ROWS)  # so small that what is made of them stays in cache
 
-    def start(self, settings: UserSettings) -> Tensor:
+    def first(self) -> Tensor:
+        settings = self.settings
         return shared_linear_weight(self.rows.num_features - int(settings.bias), settings)
 
-    def forward(self, weight: Tensor, users: Tensor | None, dropped: Dropped | None) -> Tensor:
+    def start(self) -> Tensors:
+        weight = self.first()
+        moments = {name: torch.zeros_like(weight) for name in ADAM_TENSORS[1:]}
+        counts = {STEP: torch.zeros(()), ROUND: torch.zeros((), dtype=torch.int64)}
+        return {"weight": weight, **moments, **counts}
+
+    def hold(self, tensors: Tensors) -> None:
+        self.tensors, self.weight = tensors, tensors["weight"]
+
+    @property
+    def round(self) -> int:
+        """The round of the last step; 0 before the first."""
+        return int(self.tensors[ROUND])
+
+    def forward(self, users: Tensor | None = None, server_round: int = 0) -> Tensor:
         """Return latent vectors ``[p, h]`` of some users or all."""
-        rows, value = self.rows, self._values(dropped)
-        if users is not None:
-            rows, place = take(rows, users)
+        rows, value = self.rows, self._values(server_round)
+        chosen = unless_all(users, rows.num_users)
+        if not isinstance(chosen, slice):
+            rows, place = take(rows, chosen)
             value = value[place]
         if not value.numel():
-            return weight.new_zeros(rows.num_users, weight.shape[1])
-        return weighted_sums(rows.feature, rows.ptr, value, weight)
+            return self.weight.new_zeros(rows.num_users, self.weight.shape[1])
+        return weighted_sums(rows.feature, rows.ptr, value, self.weight)
 
-    def gradient(
-        self, weight: Tensor, users: Tensor, gradient: Tensor, dropped: Dropped | None
-    ) -> Tensor:
-        """Add up the users' gradients, ``[f, h]``, in double precision."""
+    def gradient(self, users: Tensor, gradient: Tensor, server_round: int) -> Tensor:
+        """Add up the users' gradients by the weights, ``[f, h]``, in double precision."""
         # gradient [p, h], by the users' latent vectors; gradients of other users are 0
-        rows, (order, user, ptr), value = self.rows, self._by_feature, self._values(dropped)
+        rows, (order, user, ptr), value = self.rows, self._by_feature, self._values(server_round)
         size = rows.num_users, gradient.shape[1]
         every = torch.zeros(size, dtype=torch.float64, device=value.device)
         every[users.to(value.device)] = gradient.to(every)
@@ -348,87 +359,6 @@ class LinearLayer:
         entries = csr_tensor(ptr, user, by_feature, (rows.num_features, rows.num_users))
         total: Tensor = entries @ every
         return total
-
-    def _values(self, dropped: Dropped | None) -> Tensor:
-        if dropped is None or not self._parts:
-            return self.rows.value
-        if self._last[0] != dropped:  # asked for twice a round
-            self._last = dropped, torch.cat([self._kept(dropped, *part) for part in self._parts])
-        return self._last[1]
-
-    def _kept(self, dropped: Dropped, users: slice, part: slice) -> Tensor:
-        """Return some users' features after dropout; a bias is never dropped."""
-        rows, size = self.rows, part.stop - part.start
-        ends, feature = rows.ptr[users.start : users.stop + 1], rows.feature[part]
-        counts = ends[1:] - ends[:-1]
-        number = self.numbers[users].repeat_interleave(counts, output_size=size)
-        value = rows.value[part] * dropped.scale(number, feature)
-        if self.settings.bias:
-            value[feature == rows.num_features - 1] = 1
-        return value
-
-
-class ModuleLayer:
-    """Any module from one user's features to its latent vector, the same for all users."""
-
-    def __init__(self, x: Tensor, numbers: Tensor, module: nn.Module) -> None:
-        # x [n, f], numbers [n]
-        self.x, self.numbers = x, numbers.to(x.device)
-        self._module = FlatModule(module, x.device)
-
-    def start(self, settings: UserSettings) -> Tensor:
-        return self._module.start()[:, None]
-
-    def forward(self, weight: Tensor, users: Tensor | None, dropped: Dropped | None) -> Tensor:
-        users = torch.arange(self.x.shape[0]) if users is None else users
-        with torch.no_grad():
-            return self._call(weight, users, dropped)
-
-    def gradient(
-        self, weight: Tensor, users: Tensor, gradient: Tensor, dropped: Dropped | None
-    ) -> Tensor:
-        """Add up the users' gradients, all parameters one behind the other, ``[f, 1]``."""
-        double = weight.double().requires_grad_()  # as the sum is of many small numbers
-        latent = self._call(double, users, dropped)
-        (total,) = torch.autograd.grad(latent, double, gradient.to(latent), materialize_grads=True)
-        return total
-
-    def _call(self, weight: Tensor, users: Tensor, dropped: Dropped | None) -> Tensor:
-        x = self.x[users]
-        if dropped is not None:
-            feature = torch.arange(x.shape[1], device=x.device).expand_as(x)
-            x = x * dropped.scale(self.numbers[users][:, None].expand_as(x), feature)
-        return self._module(weight[:, 0], x.to(weight.dtype))
-
-
-Layer = LinearLayer | ModuleLayer
-
-
-class CommonLayer:
-    """The weights that all users share, Adam's moments, and the round of the last step."""
-
-    def __init__(self, layer: Layer, settings: UserSettings, tensors: Tensors) -> None:
-        self.layer, self.settings, self.tensors = layer, settings, tensors
-        self.weight = tensors["weight"]
-
-    @staticmethod
-    def start(layer: Layer, settings: UserSettings) -> Tensors:
-        weight = layer.start(settings)
-        moments = {name: torch.zeros_like(weight) for name in ADAM_TENSORS[1:]}
-        counts = {STEP: torch.zeros(()), ROUND: torch.zeros((), dtype=torch.int64)}
-        return {"weight": weight, **moments, **counts}
-
-    @property
-    def round(self) -> int:
-        """The round of the last step; 0 before the first."""
-        return int(self.tensors[ROUND])
-
-    def forward(self, users: Tensor | None = None, server_round: int = 0) -> Tensor:
-        return self.layer.forward(self.weight, users, self._dropped(server_round))
-
-    def gradient(self, users: Tensor, gradient: Tensor, server_round: int) -> Tensor:
-        """Add up some users' gradients with respect to the weights, with ``forward``'s dropout."""
-        return self.layer.gradient(self.weight, users, gradient, self._dropped(server_round))
 
     def step(self, total: Tensor, server_round: int, rate: float) -> None:
         adam = Adam([self.weight], lr=rate, weight_decay=self.settings.weight_decay)
@@ -440,23 +370,69 @@ class CommonLayer:
         adam.zero_grad()
         self.tensors[ROUND].fill_(server_round)
 
-    def _dropped(self, server_round: int) -> Dropped | None:
-        if not server_round or not self.settings.dropout:
-            return None
-        return Dropped(self.settings.dropout, self.settings.seed, server_round)
+    def _values(self, server_round: int) -> Tensor:
+        if not self.settings.dropout or not server_round or not self._parts:
+            return self.rows.value
+        draw = self.settings.seed, server_round
+        if self._last[0] != draw:  # asked for twice a round
+            self._last = draw, torch.cat([self._kept(server_round, *part) for part in self._parts])
+        return self._last[1]
+
+    def _kept(self, server_round: int, users: slice, part: slice) -> Tensor:
+        """Return some users' features after dropout; a bias is never dropped."""
+        rows, size = self.rows, part.stop - part.start
+        ends, feature = rows.ptr[users.start : users.stop + 1], rows.feature[part]
+        number = self.numbers[users].repeat_interleave(ends.diff(), output_size=size)
+        value = rows.value[part] * dropped(self.settings, server_round, number, feature)
+        if self.settings.bias:
+            value[feature == rows.num_features - 1] = 1
+        return value
+
+
+class CommonModule(CommonLayer):
+    """Any module from one user's features to its latent vector, the same for all users.
+
+    ``weight`` has all parameters one behind the other, ``[1, d]``.
+    """
+
+    def __init__(
+        self, x: Tensor, numbers: Tensor, module: nn.Module, settings: UserSettings
+    ) -> None:
+        # x [n, f], numbers [n]
+        self.x, self.numbers, self.settings = x, numbers.to(x.device), settings
+        self._module = FlatModule(module, x.device)
+
+    def first(self) -> Tensor:
+        return self._module.start()[None]
+
+    def forward(self, users: Tensor | None = None, server_round: int = 0) -> Tensor:
+        with torch.no_grad():
+            return self._call(self.weight, users, server_round)
+
+    def gradient(self, users: Tensor, gradient: Tensor, server_round: int) -> Tensor:
+        double = self.weight.double().requires_grad_()  # as the sum is of many small numbers
+        latent = self._call(double, users, server_round)
+        (total,) = torch.autograd.grad(latent, double, gradient.to(latent), materialize_grads=True)
+        return total
+
+    def _call(self, weight: Tensor, users: Tensor | None, server_round: int) -> Tensor:
+        chosen = unless_all(users, len(self.x))
+        x = self.x[chosen]
+        if self.settings.dropout and server_round:
+            feature = torch.arange(x.shape[1], device=x.device).expand_as(x)
+            user = self.numbers[chosen][:, None].expand_as(x)
+            x = x * dropped(self.settings, server_round, user, feature)
+        return self._module(weight[0], x.to(weight.dtype))
 
 
 # What is saved ------------------------------------------------------------------------------------
 
 
-def user_models(
-    users: Sequence[int], rows: ActiveRows, tensors: Tensors, settings: UserSettings
-) -> SavedModels:
+def user_models(users: Sequence[int], cohort: LinearCohort) -> SavedModels:
     """Return the users' linear maps; rows of features that a user lacks are the first weights."""
-    inactive = tensors.get("inactive-weight")
-    if inactive is None:
-        inactive = shared_linear_weight(rows.num_features - int(settings.bias), settings)
-    result = common_model(users, inactive, settings.bias)
+    rows, tensors = cohort.rows, cohort.trained()
+    inactive = tensors["inactive-weight"] if "inactive-weight" in tensors else cohort.first()
+    result = common_model(users, inactive, cohort.settings.bias)
     weight, feature, ptr = (t.cpu() for t in (tensors["weight"], rows.feature, rows.ptr.long()))
     return replace(result, rows=SparseRows("weight", weight, feature, ptr))
 

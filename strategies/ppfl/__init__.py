@@ -7,17 +7,17 @@ from flower_graph.lazy import attach
 if TYPE_CHECKING:
     from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient as EmbeddingClient
     from flower_graph.strategies.ppfl.cohort_client import PublicNodeClient as PublicNodeClient
+    from flower_graph.strategies.ppfl.cohort_client import (
+        SecureConsensusClient as SecureConsensusClient,
+    )
     from flower_graph.strategies.ppfl.cohort_client import public_rows as public_rows
     from flower_graph.strategies.ppfl.evaluation import judge_embeddings as judge_embeddings
     from flower_graph.strategies.ppfl.newcomer import PublicSpace as PublicSpace
     from flower_graph.strategies.ppfl.newcomer import join_graph as join_graph
     from flower_graph.strategies.ppfl.newcomer import join_space as join_space
     from flower_graph.strategies.ppfl.newcomer import learn_beside as learn_beside
-    from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus as SecureConsensus
-    from flower_graph.strategies.ppfl.secure_consensus import (
-        SecureConsensusClient as SecureConsensusClient,
-    )
     from flower_graph.strategies.ppfl.strategy import LocalEmbedding as LocalEmbedding
     from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment as ProcrustesAlignment
+    from flower_graph.strategies.ppfl.strategy import SecureConsensus as SecureConsensus
 
 __getattr__ = attach(__name__)

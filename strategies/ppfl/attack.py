@@ -69,18 +69,23 @@ def attack(exchanges: Sequence[Exchange], graph: Graph, rng: np.random.Generator
     near = {client: cosine_similarities(rows) for client, rows in seen.items()}
     inner = graph.edges[np.ix_(graph.public, graph.public)]
     upper = np.triu(np.ones_like(inner), 1)
-    edges, absent = np.argwhere(inner & upper), _draw(np.argwhere(~inner & upper), rng)
+
+    def pairs(chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        found = np.argwhere(chosen & upper)
+        is_few = len(found) <= PAIRS
+        return found if is_few else found[rng.choice(len(found), PAIRS, replace=False)]
+
     # Where a client has a private node between two public nodes that nothing public joins
-    apart, private = ~inner & ~_joined(inner) & upper, []
-    for client, one in near.items():
+    edges, absent = np.argwhere(inner & upper), pairs(~inner)
+    apart, private = ~inner & ~_joined(inner), []
+    for client in near:
         behind = _joined(graph.edges[np.ix_(graph.public, graph.owner == client)])
-        no = _draw(np.argwhere(apart & ~behind), rng)
-        private.append((one, np.argwhere(apart & behind), no))
+        no = pairs(apart & ~behind)
+        private.append((np.argwhere(apart & behind & upper), no))
     name = "between which public nodes a client has a private one (no public one, no edge)"
-    linked = [(one, edges, absent) for one in near.values()]
     return [
-        _ranked("which public nodes have an edge", linked),
-        _ranked(name, private),
+        _ranked("which public nodes have an edge", near, [(edges, absent)] * len(near)),
+        _ranked(name, near, private),
         _owners(near, graph),
     ]
 
@@ -109,16 +114,11 @@ def _joined(edges: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return (counts @ counts.T) > 0
 
 
-def _draw(pairs: Pairs, rng: np.random.Generator) -> Pairs:
-    is_few = len(pairs) <= PAIRS
-    return pairs if is_few else pairs[rng.choice(len(pairs), PAIRS, replace=False)]
-
-
-def _ranked(name: str, cases: Sequence[tuple[NDArray[np.float64], Pairs, Pairs]]) -> Finding:
+def _ranked(name: str, near: Near, cases: Sequence[tuple[Pairs, Pairs]]) -> Finding:
     """Rank pairs by their cosines: of each client the true pairs, and pairs that are not."""
     scores, truth = list[NDArray[np.float64]](), list[bool]()
-    for near, yes, no in cases:
-        scores += [near[tuple(yes.T)], near[tuple(no.T)]]
+    for cosines, (yes, no) in zip(near.values(), cases, strict=True):
+        scores += [cosines[tuple(yes.T)], cosines[tuple(no.T)]]
         truth += [True] * len(yes) + [False] * len(no)
     return ranking(name, np.concatenate(scores), truth)
 

@@ -4,36 +4,60 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
-from flwr.app import Context
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from numpy.typing import NDArray
-from torch import Tensor
 
 from flower_graph.client.state import CohortState, Makers, Tensors, forms_of
+from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.flower_compat import NumPyClient
+from flower_graph.ops import alignment_precision, orthogonal_procrustes
+from flower_graph.ops.counts import Counts
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Embeddings, Predictions, SavedModels, Snapshot
+from flower_graph.rng import derive_seed
+from flower_graph.secure.client import MaskingClient
+from flower_graph.secure.node_config import LEAST_HOLDERS
+from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.journal import Journal
+from flower_graph.secure.sum.messages import RING
 from flower_graph.storage.files import private_folder
 from flower_graph.storage.writing import replaced, saying
-from flower_graph.strategies.ppfl.evaluation import GraphJudge, count_judged
+from flower_graph.strategies.ppfl.config import PRECISIONS
+from flower_graph.strategies.ppfl.evaluation import GraphJudge
 from flower_graph.strategies.ppfl.messages import (
+    ABSENT,
+    MEANS,
+    MEASURED,
     NOT_FINITE,
+    NOT_TOLD,
+    Claims,
     EmbeddingEnrolment,
     FloatArray,
     IntArray,
     PublicReply,
     PublicRequest,
+    SumOrder,
+    claim_parts,
+    find_slots,
 )
-from flower_graph.wire.arrays import Answer, Config, Parameters
+from flower_graph.strategies.ppfl.modules import PublicGAT
+from flower_graph.wire.arrays import Answer, Config, Parameters, decode_array
+from flower_graph.wire.counts import added, counts_size
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, ROLES, RUN_TOKEN, SERVER_ROUND
 
+Floats = NDArray[np.float64]
 # Evaluates the embeddings of all of a client's nodes, given the round and whether it is the last
 Judge = Callable[[FloatArray, int, bool], Mapping[str, float]]
+ROTATIONS = "public-rotations"  # in Context.state: W_i of each client
+RUN = "public-run"  # likewise: the run of a SuperNode with a key of its own
+ROUNDS = b"public-rounds"  # in its journal
 
 
 class EmbeddingModel(Protocol):
@@ -52,15 +76,7 @@ class EmbeddingModel(Protocol):
         """Return the embeddings of all nodes of the client, ``[n, d]``."""
 
 
-@runtime_checkable
-class Classifies(Protocol):
-    """Methods of a model that classifies nodes itself and can be saved."""
-
-    def logits(self) -> Tensor:
-        """Return the logits of all nodes, ``[n, k]``."""
-
-    def saved(self) -> SavedModels:
-        """Return the weights under a plain module's names."""
+Models = dict[int, EmbeddingModel]
 
 
 @dataclass(frozen=True)
@@ -125,9 +141,6 @@ def public_rows(nodes: IntArray, public: IntArray) -> IntArray:
     return order[np.searchsorted(nodes, public, sorter=order)]
 
 
-Models = dict[int, EmbeddingModel]
-
-
 class ModelState(CohortState[Models]):
     """The state of models whose ``state_dict`` returns copies."""
 
@@ -176,16 +189,14 @@ class PublicNodeClient(NumPyClient):
         checkpoint_dir: Path | None = None,
         output_dir: Path | None = None,
     ) -> None:
-        if not members:
-            raise ValueError("members: none is given; a SuperNode hosts at least one client")
-        self.members = {member.number: member for member in members}
-        if len(self.members) != len(members):
-            numbers = [member.number for member in members]
-            raise ValueError(f"members: client numbers {numbers!s:.60} are not all different")
+        numbers = [member.number for member in members]
+        if not numbers or len(set(numbers)) != len(numbers):
+            raise ValueError(f"members: client numbers {brief(numbers)}: one or more must differ")
+        self.members = dict(zip(numbers, members, strict=True))
+        self.public = {number: member.public for number, member in self.members.items()}
         self._save_to = save_to
         self.outputs = ClientOutputs(context, output_dir)
-        name, numbers = "public-node-client", list(self.members)
-        self._state = ModelState(context, name, numbers, checkpoint_dir)
+        self._state = ModelState(context, "public-node-client", numbers, checkpoint_dir)
         self._makers = Makers(self._first, self._build)
 
     def get_properties(self, config: Config) -> Config:
@@ -198,7 +209,7 @@ class PublicNodeClient(NumPyClient):
     def enrolment(self) -> EmbeddingEnrolment:
         dimensions = [member.dimension for member in self.members.values()]
         handled = self._state.processed(self._makers)
-        return EmbeddingEnrolment(list(self.members), [*self.public.values()], dimensions, handled)
+        return EmbeddingEnrolment(list(self.public), [*self.public.values()], dimensions, handled)
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         request = PublicRequest.from_numpy(parameters, config, public=self.public)
@@ -206,10 +217,6 @@ class PublicNodeClient(NumPyClient):
         if request.saves:
             reply.not_saved = self.save(request.server_round, request.run)
         return reply.to_numpy()
-
-    @property
-    def public(self) -> dict[int, IntArray]:
-        return {number: member.public for number, member in self.members.items()}
 
     def save(self, server_round: int, run: str) -> str:
         """Write a round's checkpoint; return why it failed, or an empty string."""
@@ -226,39 +233,44 @@ class PublicNodeClient(NumPyClient):
         placed, predictions, saved = [], [], []
         for number, member in self.members.items():
             model, judge, named = models[number], member.judge, member.nodes
-            embeddings = np.asarray(model.embed(), np.float32)
-            logits = model.logits() if isinstance(model, Classifies) else None
+            embeddings, logits = np.asarray(model.embed(), np.float32), None
+            if isinstance(model, PublicGAT):
+                logits = model.logits()
+                saved.append(model.saved())
             if isinstance(judge, GraphJudge):
                 named = judge.named
                 if np.isfinite(embeddings).all():
                     predictions.append(judge.predict(embeddings, logits))
-            if isinstance(model, Classifies):
-                saved.append(model.saved())
             client = np.full(member.nodes.size, number)
             placed.append(Embeddings(client, named, member.nodes, member.is_public, embeddings))
-        return Snapshot(
-            Predictions.join(predictions) if predictions else None,
-            SavedModels.join(saved),
-            Embeddings.join(placed),
-        )
+        joined = Predictions.join(predictions) if predictions else None
+        return Snapshot(joined, SavedModels.join(saved), Embeddings.join(placed))
 
     def round(self, request: PublicRequest) -> PublicReply:
         reply, embedded = PublicReply(request, [], [], []), dict[int, FloatArray]()
-        judged: list[Mapping[str, float]] = []
+        judged, counts = list[Mapping[str, float]](), list[Counts]()
         with self._state.opened(self._makers, follows=request.follows) as models:
             for client, targets in zip(request.clients, request.targets, strict=True):
-                member = self.members[client]
-                loss, rows = _learn(member, models[client], targets, request.server_round)
+                member, model = self.members[client], models[client]
+                public, who = (member.rows.size, member.dimension), f"client {client}"
+                if targets is not None and (
+                    targets.shape != public or not np.isfinite(targets).all()
+                ):
+                    why = f"finite ones of {public} are allowed"
+                    raise ValueError(f"{who}: means {targets.shape}: {why}")
+                reply.loss.append(float(model.learn(member.rows, targets, request.server_round)))
+                rows, shape = np.asarray(model.embed(), np.float32), (member.nodes.size, public[1])
+                if rows.shape != shape:
+                    raise ValueError(f"{who}: its model embeds as {rows.shape}, expected {shape}")
                 embedded[client], shared, judge = rows, rows[member.rows], member.judge
-                pull = math.nan if targets is None else disagreement(shared, targets)
-                reply.loss.append(loss)
-                reply.disagreement.append(pull)
+                reply.disagreement.append(disagreement(shared, targets))
                 is_finite = bool(np.isfinite(rows).all())
                 reply.embeddings.append(shared if is_finite else None)
                 if not is_finite:
                     reply.left_out[client], judge = NOT_FINITE, None
                 when = request.server_round, request.is_last
                 judged.append({} if judge is None else judge(rows, *when))
+                counts += [judge.counts] if isinstance(judge, GraphJudge) else []
         if request.is_last and self._save_to is not None:
             private_folder(self._save_to)
             for client, rows in embedded.items():
@@ -266,6 +278,9 @@ class PublicNodeClient(NumPyClient):
                 nodes, public = member.nodes, member.is_public
                 with saying(file), replaced(file) as stream:
                     np.savez(stream, nodes=nodes, public=public, embeddings=rows)
+        names = dict.fromkeys(name for one in judged for name in one)
+        reply.judged = {name: [one.get(name, math.nan) for one in judged] for name in names}
+        reply.counts = added(counts) if request.counting else None
         self.outputs.measured(
             request.server_round,
             [*embedded],
@@ -273,9 +288,6 @@ class PublicNodeClient(NumPyClient):
             accuracy=[[one.get(role, math.nan) for role in ROLES] for one in judged],
             nodes=[len(rows) for rows in embedded.values()],
         )
-        names = dict.fromkeys(name for one in judged for name in one)
-        reply.judged = {name: [one.get(name, math.nan) for one in judged] for name in names}
-        reply.counts = count_judged(judged) if request.counting else None
         return reply
 
     def _first(self) -> Tensors:
@@ -293,24 +305,223 @@ class PublicNodeClient(NumPyClient):
         return {number: member.build() for number, member in self.members.items()}
 
 
-def _learn(
-    member: EmbeddingClient, model: EmbeddingModel, targets: FloatArray | None, server_round: int
-) -> tuple[float, FloatArray]:
-    """Train a client's model for a round; return its loss and its embeddings ``[n, d]``."""
-    who, shape = f"client {member.number}", (member.rows.size, member.dimension)
-    if targets is not None and (targets.shape != shape or not np.isfinite(targets).all()):
-        raise ValueError(f"{who}: means {targets.shape}: finite ones of {shape} are allowed")
-    loss = float(model.learn(member.rows, targets, server_round))
-    embeddings, shape = np.asarray(model.embed(), np.float32), (member.nodes.size, shape[1])
-    if embeddings.shape != shape:
-        raise ValueError(f"{who}: its model embeds as {embeddings.shape}, expected {shape}")
-    return loss, embeddings
-
-
-def disagreement(embeddings: FloatArray, targets: FloatArray) -> float:
+def disagreement(embeddings: FloatArray, targets: FloatArray | None) -> float:
     """Return the mean of 1 - cos between rows ``[p, d]`` and their targets (equation 8)."""
+    if targets is None:
+        return math.nan
     a, b = embeddings.astype(np.float64), targets.astype(np.float64)
     length = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         cosine = np.where(length > 0, (a * b).sum(1) / length, 0.0)
     return float(1.0 - cosine.mean())
+
+
+# In a secure sum ----------------------------------------------------------------------------------
+
+
+class SecureConsensusClient(PublicNodeClient, MaskingClient):
+    """The clients of one SuperNode: usually one, in a simulation any number.
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context, which keeps models, keys and rotations.
+    members : sequence of EmbeddingClient
+        The clients; their embedding models are those of ``PublicNodeClient``.
+    trust : TrustSettings, optional
+        The SuperNode's key and the parties that it trusts, if it does not trust the server.
+    least_holders : int
+        Least number of SuperNodes that hold a summed node, if the server is not trusted.
+    **where
+        ``save_to``, ``checkpoint_dir`` and ``output_dir`` as of ``PublicNodeClient``; checkpoints
+        have the rotations too, and never keys.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        members: Sequence[EmbeddingClient],
+        *,
+        trust: TrustSettings | None = None,
+        least_holders: int = LEAST_HOLDERS,
+        **where: Path | None,
+    ) -> None:
+        super().__init__(context, members, **where)
+        MaskingClient.__init__(self, context, list(self.members), trust)
+        self._least = least_holders
+
+    def enrolment(self) -> EmbeddingEnrolment:
+        here = super().enrolment()
+        if self.trust is not None:
+            signed = self.trust.identity.sign(*claim_parts(self.context.run_id, self.public))
+            here.signature = np.frombuffer(signed, np.uint8)
+        return here
+
+    def save(self, server_round: int, run: str) -> str:
+        if self.trust is not None and run != self._run():
+            raise RefusedError("a checkpoint of another run than this SuperNode takes part in")
+        return super().save(server_round, run)
+
+    def beside(self) -> Tensors:
+        return {str(client): torch.from_numpy(w) for client, w in self._rotations().items()}
+
+    def resume(self, resume: Resume) -> Tensors | None:
+        """Record the run; refuse a second run, and a checkpoint from before its last sum."""
+        if self.trust is not None:
+            if self._run() not in ("", resume.run):
+                raise RefusedError("this SuperNode takes part in another run already")
+            last = Journal(self.trust.journal).last(ROUNDS, resume.run.encode()) or 0
+            if self._state.store.is_due(resume) and resume.server_round < last:
+                raise RefusedError(
+                    f"this SuperNode is in the sum of round {last}: no way back to the checkpoint "
+                    f"of round {resume.server_round}, as two sums of a round can be compared"
+                )
+            self.context.state[RUN] = ConfigRecord({RUN: resume.run})
+        turns = super().resume(resume)
+        if turns is not None:
+            self._keep_rotations({int(client): turn.numpy() for client, turn in turns.items()})
+        return turns
+
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
+        """Rotate the mean back, train, embed, measure, rotate and mask (steps 2 to 4)."""
+        request = PublicRequest.from_numpy(parameters, config, public=self.public)
+        order = SumOrder.from_config(config, sizes=[ids.size for ids in request.nodes])
+        self.keys()  # before anything is trained: without keys there is no round
+        layout = self._layout(request, order, config)
+        kept = self._rotations()
+        targets = [
+            self._own_space(client, mean, kept.get(client)) if order.is_target else None
+            for client, mean in zip(request.clients, request.targets, strict=True)
+        ]
+        reply = self.round(replace(request, targets=targets))
+        ring, counts, reply.counts = RING.from_config(config), reply.counts, None
+        # Counts are in the sum with the first client's rows; a node is one step of the ring
+        flat = np.zeros(0) if counts is None else counts.flat().numpy() * 2.0**-ring.fraction_bits
+        hidden = 0 if self.trust is None else 2 * len(MEASURED)
+        rows = int(config["mask-length"]) - flat.size - hidden
+        turns, vectors = rotate(request, order, reply, rows)
+        figures = hide_figures(reply, ring.limit) if hidden else {}
+        first, none = min(vectors, default=-1), np.zeros(0)
+        vectors = {
+            c: np.concatenate([vector, figures.get(c, none), flat * (c == first)])
+            for c, vector in vectors.items()
+        }
+        # The same embeddings with another rotation are the same state.
+        state = [one for one in reply.embeddings if one is not None]
+        masked, entries = self.masked(config, vectors, MEANS, layout, state)
+        if self.trust is not None and masked.left_out:
+            # A missing client may leave others alone in the sum, and means may push a client out.
+            raise RefusedError("a client here cannot be in the sum: its SuperNode sends nothing")
+        self._keep_rotations(kept | turns)
+        if request.saves:
+            reply.not_saved = self.save(request.server_round, request.run)
+        reply.request = replace(request, wants_embeddings=False)
+        _, weight, metrics = reply.to_numpy()
+        return [masked.total], weight, metrics | entries
+
+    def _layout(self, request: PublicRequest, order: SumOrder, config: Config) -> bytes:
+        """Return the meaning of a vector's numbers; an untrusting SuperNode checks it first."""
+        if self.trust is None:
+            return order.meaning(*NOT_TOLD, request)
+        claims, epoch = Claims.from_config(config), self.keys().epoch
+        if epoch is None:
+            raise StateLostError("no epoch has begun under this version of the registry")
+        run, parties = self.context.run_id, epoch.parties.tolist()
+        nodes = claims.agreed(self.trust, run, parties, self.public, self._least)
+        for ids, slots, mean in zip(request.nodes, order.slots, request.targets, strict=True):
+            if not np.array_equal(slots, find_slots(ids, nodes)):
+                raise RefusedError("the server orders public nodes otherwise than their holders")
+            claims.check_mean(mean, slots)
+        judges = [member.judge for member in self.members.values()]
+        classes = next((one.num_classes for one in judges if isinstance(one, GraphJudge)), 0)
+        size = counts_size(classes, request.counting)
+        if config["mask-length"] != nodes.size * request.dimension + 2 * len(MEASURED) + size:
+            raise RefusedError("the sum has another length than the nodes that are in it")
+        Journal(self.trust.journal).contribute(request.server_round, ROUNDS, self._run().encode())
+        return order.meaning(nodes, claims.means, request)
+
+    def _run(self) -> str:
+        record = self.context.state.config_records.get(RUN, ConfigRecord())
+        return str(record.get(RUN, ""))
+
+    def _own_space(
+        self, client: int, mean: FloatArray | None, turn: NDArray[Any] | None
+    ) -> FloatArray | None:
+        """Rotate the common mean into a client's space; rows without a mean stay its own."""
+        if mean is None or turn is None:
+            return None
+        target: FloatArray = (mean @ turn.T).astype(np.float32)
+        if (missing := ~mean.any(1)).any():
+            local = self._state.look(self._makers)[client].embed()[self.members[client].rows]
+            target[missing] = local[missing]
+        return target
+
+    def _keep_rotations(self, kept: Mapping[int, NDArray[np.generic]]) -> None:
+        arrays = {str(client): Array(w) for client, w in kept.items()}
+        self.context.state[ROTATIONS] = ArrayRecord(arrays)
+
+    def _rotations(self) -> dict[int, NDArray[np.generic]]:
+        record = self.context.state.array_records.get(ROTATIONS, ArrayRecord())
+        return {int(name): decode_array(name, array) for name, array in record.items()}
+
+
+def first_points(seed: int, nodes: int, dimension: int) -> Floats:
+    """Draw the points ``[u, d]`` to which clients rotate before there is a mean."""
+    # Any fixed points do: clients with similar embeddings get similar rotated embeddings.
+    rng = np.random.default_rng(derive_seed(seed, "secure-consensus"))
+    return rng.standard_normal((nodes, dimension))
+
+
+def rotate(
+    request: PublicRequest, order: SumOrder, reply: PublicReply, length: int
+) -> tuple[dict[int, Floats], dict[int, Floats]]:
+    """Rotate each client's rows nearest to the common mean, or to the first points.
+
+    Returns the rotations ``W_i``, and the clients' parts of the sum. The reply gets the distances
+    to the common mean.
+    """
+    start = first_points(order.seed, length // request.dimension, request.dimension)
+    turns, vectors = dict[int, Floats](), dict[int, Floats]()
+    near = dict[int, Mapping[int, float]]()
+    of_clients = request.clients, reply.embeddings, request.targets, order.slots
+    for client, x, mean, slots in zip(*of_clients, strict=True):
+        if x is None:
+            continue
+        here, local = slots != ABSENT, x.astype(np.float64)
+        points = start[slots[here]] if mean is None else mean[here].astype(np.float64)
+        turns[client] = turn = np.eye(request.dimension)
+        if here.any():
+            only = order.rotations_only
+            turns[client] = turn = orthogonal_procrustes(local[here], points, rotations_only=only)
+            if mean is not None:
+                near[client] = alignment_precision(local[here], points, turn)
+        vectors[client] = sum_vector(local @ turn, slots, length)
+    for name, k in PRECISIONS.items() if near else ():
+        reply.judged[name] = [near.get(c, {}).get(k, math.nan) for c in request.clients]
+    return turns, vectors
+
+
+def hide_figures(reply: PublicReply, limit: float) -> dict[int, Floats]:
+    """Move measurements from a reply into vectors: the server learns no single client's."""
+    # Some of them depend on the server's means.
+    nothing = [math.nan] * len(reply.loss)
+    said = {**reply.judged, "loss": reply.loss, "disagreement": reply.disagreement}
+    values = np.array([said.get(name, nothing) for name in MEASURED]).T
+    fits = np.abs(values) <= limit  # not if it is NaN
+    reply.loss, reply.disagreement, reply.judged = nothing, nothing, {}
+    vectors = np.concatenate([np.where(fits, values, 0), fits], 1)
+    return dict(zip(reply.request.clients, vectors, strict=True))
+
+
+def sum_vector(turned: Floats, slots: IntArray, length: int) -> Floats:
+    """Place a client's rotated rows ``[p, d]`` at their slots, zeros elsewhere, ``[length]``."""
+    dimension = turned.shape[1]
+    here, count = slots != ABSENT, length // dimension
+    chosen = slots[here]
+    is_inside = ((chosen >= 0) & (chosen < count)).all()
+    if length % dimension or np.unique(chosen).size != chosen.size or not is_inside:
+        given = f"{brief(chosen.tolist())} of {length} numbers in rows of {dimension}"
+        raise ValueError(f"slots: {given}; allowed are different ones from 0 to {count - 1}")
+    rows = np.zeros((count, dimension))
+    rows[chosen] = turned[here]
+    return rows.ravel()

@@ -34,10 +34,6 @@ LEAVE_OUT, LAST = ABSENT = ("leave-out", "last")
 PRECISIONS = {"precision-1": 1, "precision-5": 5, "precision-10": 10}
 
 
-def _are_shares(ratios: list[float]) -> bool:
-    return len(ratios) == 3 and min(ratios) >= 0 and 0 < sum(ratios) <= 1 + 1e-9
-
-
 @dataclass
 class PartitionConfig(OverlapSection):
     """Public and private nodes of the clients, and the split of nodes."""
@@ -47,7 +43,8 @@ class PartitionConfig(OverlapSection):
     seed: int | None = setting(None, SEED, help="of nodes, roles and noise; null: the run's")
     ratios: list[float] = setting(
         [0.6, 0.2, 0.2],
-        Rule("three shares that add up to at most 1", _are_shares),
+        Rule("three shares", lambda ratios: len(ratios) == 3 and min(ratios) >= 0),
+        Rule("shares that add up to at most 1", lambda ratios: 0 < sum(ratios) <= 1 + 1e-9),
         Rule("shares with test nodes: the last above 0", lambda ratios: ratios[2] > 0),
         help="shares of train, val and test; a node has one role at all clients. The first may "
         "be 0 for `deepwalk`, the second for both",
@@ -114,11 +111,9 @@ class StrategyConfig(OpenedSums):
     absent: str = setting(LEAVE_OUT, choice(*ABSENT), help="for clients that did not answer")
 
     def validate(self) -> None:
-        readable = {
-            "name": (self.name != ALIGNED, "nothing is summed"),
-            "alignment": (self.alignment != SECURE, "every embedding would be in the clear"),
-        }
-        self.refuse_trust({key: why for key, (is_so, why) in readable.items() if is_so})
+        readable = {} if self.name == ALIGNED else {"name": "nothing is summed"}
+        clear = {"alignment": "every embedding would be in the clear"}
+        self.refuse_trust(readable | ({} if self.alignment == SECURE else clear))
         self.refuse_holders(self.alignment, SECURE)
 
 
@@ -128,7 +123,6 @@ class PPFLConfig(RunConfig):
 
     # ``data.name`` may also be a folder with one saved PyG ``Data`` per client; ``partition`` then
     # only splits the nodes of clients that come without masks.
-
     app: str = APP
     rounds: int = 10
     # The graph's own split plays no part: ``partition`` gives the nodes their roles.
@@ -146,12 +140,9 @@ class PPFLConfig(RunConfig):
         return f"{self.model.name}.learning_rate", f"{self.model.name}.{other}"
 
     def long_work(self, server_round: int) -> str:
-        if server_round < self.rounds or not self.judge.mlp:
-            return ""
-        return (
-            "the last one, in which an MLP too judges the embeddings: it takes several times as "
-            "long (judge.mlp=false leaves it out)"
-        )
+        takes = "an MLP too judges the embeddings: it takes several times as long"
+        is_long = server_round >= self.rounds and self.judge.mlp
+        return f"the last one, in which {takes} (judge.mlp=false leaves it out)" if is_long else ""
 
     def local_steps(self, graphs: object) -> float:
         """Return the epochs of a round: a GAT's are steps, DeepWalk's are passes over its walks."""
@@ -166,18 +157,18 @@ class PPFLConfig(RunConfig):
         how, model, ratios = self.strategy, self.model, self.partition.ratios
         self.privacy.require_averaging(how.name, ())
         require(AUC not in self.metrics, "metrics", AUC, "others: an SVC gives no probabilities")
-        silent = how.name == LOCAL or self.masks_sums
-        epsilon, why = self.privacy.epsilon, "null: no embedding is sent in the clear"
-        require(epsilon is None or not silent, "privacy.epsilon", epsilon, why)
+        epsilon, is_silent = self.privacy.epsilon, how.name == LOCAL or self.masks_sums
+        none = "null: no embedding is sent in the clear"
+        require(epsilon is None or not is_silent, "privacy.epsilon", epsilon, none)
         if how.alignment == SECURE:
-            good = {"participation": how.participation == 1, "absent": how.absent != LAST}
-            for key in [key for key, is_good in good.items() if not is_good]:
-                why = "sums over changing clients could be compared"
-                other = f"strategy.alignment={SECURE}"
-                refuse_with(f"strategy.{key}", getattr(how, key), other, why)
+            why = f"strategy.alignment={SECURE}", "sums over changing clients could be compared"
+            if how.participation != 1:
+                refuse_with("strategy.participation", how.participation, *why)
+            if how.absent == LAST:
+                refuse_with("strategy.absent", how.absent, *why)
         if model.name == GAT:
-            fits, words = model.dimension % self.gat.heads == 0, "a divisor of model.dimension"
-            require(fits, "gat.heads", self.gat.heads, f"{words}: {model.dimension}")
+            words = f"a divisor of model.dimension: {model.dimension}"
+            require(model.dimension % self.gat.heads == 0, "gat.heads", self.gat.heads, words)
             learns = f"with the first above 0: model.name={GAT} learns from labels"
             require(ratios[0] > 0, "partition.ratios", ratios, learns)
 

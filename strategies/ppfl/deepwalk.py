@@ -19,7 +19,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.data.description import check_edges, saying
 from flower_graph.rng import derive_seed
 
 if TYPE_CHECKING:
@@ -40,14 +39,11 @@ class DeepWalk:
     # numbers.
 
     def __init__(self, graph: OverlappingGraph, config: PPFLConfig, classes: int = 0) -> None:
-        num_nodes = graph.nodes.numel()
-        with saying(f"client {graph.client}"):
-            check_edges(graph.edge_index, num_nodes)
         self.settings, self._run_seed, self.client = config.deepwalk, config.seed, graph.client
-        self.lists = neighbour_lists(graph.edge_index.numpy(), num_nodes)
+        self.lists = neighbour_lists(graph.edge_index.numpy(), graph.nodes.numel())
         self.connected = np.flatnonzero(np.diff(self.lists[0]))
-        shape = (num_nodes, config.model.dimension)
         # Small, as word2vec starts.
+        shape = graph.nodes.numel(), config.model.dimension
         first = self._rng("vectors", 0).random(shape, dtype=np.float32)
         self.vectors: Floats = (first * 2 - 1) / np.float32(config.model.dimension)
 
@@ -65,7 +61,12 @@ class DeepWalk:
         # Nodes without edges are drawn at times too, since gensim takes no count of zero.
         counts = np.bincount(walks.ravel(), minlength=len(self.vectors)).clip(1)
         context = self._train(walks, counts, server_round)
-        return self._loss(context, walks, counts, server_round)
+        rng = self._rng("loss", server_round)
+        node, near = sample_pairs(walks, self.settings.window, LOSS_PAIRS, rng)
+        noise = np.cumsum(counts**NOISE_POWER)
+        drawn = rng.random((LOSS_PAIRS, self.settings.negative)) * noise[-1]
+        far = np.searchsorted(noise, drawn, side="right")
+        return negative_sampling_loss(self.vectors[node], context[near], context[far])
 
     def embed(self) -> Floats:
         return self.vectors.copy()
@@ -113,14 +114,6 @@ class DeepWalk:
         self.vectors = model.wv.vectors
         context: Floats = model.syn1neg
         return context
-
-    def _loss(self, context: Floats, walks: Integers, counts: Integers, server_round: int) -> float:
-        rng = self._rng("loss", server_round)
-        node, near = sample_pairs(walks, self.settings.window, LOSS_PAIRS, rng)
-        noise = np.cumsum(counts**NOISE_POWER)
-        drawn = rng.random((LOSS_PAIRS, self.settings.negative)) * noise[-1]
-        far = np.searchsorted(noise, drawn, side="right")
-        return negative_sampling_loss(self.vectors[node], context[near], context[far])
 
 
 def negative_sampling_loss(vectors: Floats, near: Floats, far: Floats) -> float:

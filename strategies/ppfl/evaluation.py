@@ -6,8 +6,7 @@ scikit-learn is imported where it is used, because it takes half a second.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -19,13 +18,13 @@ from flower_graph.errors import DataError
 from flower_graph.ops.counts import Counts, confusion_of
 from flower_graph.outputs.files import NODE_ROLES, Predictions, role_of
 from flower_graph.rng import derive_seed
-from flower_graph.wire.counts import added
 
 if TYPE_CHECKING:
     from flower_graph.data.partition.overlapping import OverlappingGraph
     from flower_graph.strategies.ppfl.config import PPFLConfig
 
 SVC, MLP = CLASSIFIERS = ("svc", "mlp")
+JUDGED = ("val", "test")  # roles
 NOBODY = -1  # class and fold of a node that is not evaluated
 
 
@@ -39,12 +38,6 @@ class Folds(NamedTuple):
         """Return the mean of the folds' micro-F1, which with one class a node is accuracy."""
         right = self.predicted == y
         return float(np.mean([right[self.fold == one].mean() for one in np.unique(self.fold)]))
-
-
-class Judgement(dict[str, float]):
-    """Figures by name, and the SVC's predictions as counts."""
-
-    confusion: Tensor  # [3, k, k] nodes by role, class, and what the SVC said
 
 
 def judge_embeddings(
@@ -92,11 +85,7 @@ def judge_embeddings(
 
 
 def cross_validated(
-    z: NDArray[np.floating],
-    y: NDArray[np.integer],
-    folds: int,
-    seed: int,
-    classifier: str = SVC,
+    z: NDArray[np.floating], y: NDArray[np.integer], folds: int, seed: int, classifier: str
 ) -> Folds:
     """Classify each labelled node by the others; arguments as of ``judge_embeddings``."""
     if problem := _problem(y, folds):
@@ -129,14 +118,11 @@ def _problem(y: NDArray[np.integer], folds: int) -> str:
     remedy = "larger shares in partition or of partition.ratios give more nodes"
     if len(classes) < 2:
         return f"{len(classes)} classes among {len(y)} labelled nodes, 2 are needed; {remedy}"
-    least = int(counts.argmin())
-    if (count := int(counts[least])) >= folds:
+    if (count := int(counts.min())) >= folds:
         return ""
     fewer = f"judge.folds={count}" if count > 1 else "no judge.folds"
-    return (
-        f"class {classes[least]}: {count} labelled nodes for {folds} folds; {fewer} would do, and "
-        f"{remedy}"
-    )
+    few = f"class {classes[counts.argmin()]}: {count} labelled nodes for {folds} folds"
+    return f"{few}; {fewer} would do, and {remedy}"
 
 
 # Any: scikit-learn has no types
@@ -153,16 +139,13 @@ def untrained(classifier: str, seed: int = 0) -> Any:
     return make_pipeline(StandardScaler(), chosen)
 
 
-def count_judged(judged: Iterable[Mapping[str, float]]) -> Counts | None:
-    """Add up the confusion counts of all clients whose judge counts."""
-    return added(Counts(one.confusion) for one in judged if isinstance(one, Judgement))
-
-
 class GraphJudge:
     """Cross-validates classifiers among the nodes from which the embedding did not learn."""
 
     # Validation and test nodes are evaluated separately. The SVC's figures are the round's; after
     # the last round both classifiers' figures are returned by name.
+
+    counts: Counts  # by role, class, and what the SVC said, in the last evaluation
 
     def __init__(
         self,
@@ -171,70 +154,66 @@ class GraphJudge:
         classes: Sequence[str] | None = None,
         num_classes: int = 0,
     ) -> None:
-        self._settings, self._client = config.judge, graph.client
-        self._seed = partial(derive_seed, config.seed, "folds", graph.client)
+        self._settings, self._client, self._seed = config.judge, graph.client, config.seed
         self.labels: NDArray[np.int64] = graph.y.numpy()
         self.num_classes = num_classes or 1 + int(self.labels.max())
         self.roles = role_of(graph.train_mask, graph.val_mask, graph.test_mask)
         self.named = graph.nodes.numpy() if graph.called is None else np.array(graph.called)
         self.classes = None if classes is None else tuple(classes)
-        masks = zip(NODE_ROLES, (self.roles == number for number in range(4)), strict=True)
-        judged = {role: mask & (self.labels >= 0) for role, mask in [*masks][2:]}
+        judged = {
+            role: (self.roles == NODE_ROLES.index(role)) & (self.labels >= 0) for role in JUDGED
+        }
         self._judged = {role: chosen for role, chosen in judged.items() if chosen.any()}
 
     def __call__(
         self, embeddings: NDArray[np.float32], server_round: int, is_last: bool
-    ) -> Judgement:
+    ) -> dict[str, float]:
         """Measure in the rounds that ``judge.every`` names, and in the last."""
         is_due = is_last or server_round % self._settings.every == 0
         names = (SVC, MLP) if is_last and self._settings.mlp else (SVC,)
-        result, said = Judgement(), np.full(len(self.labels), NOBODY)
+        result, said = dict[str, float](), np.full(len(self.labels), NOBODY)
         for name in names if is_due else ():
-            found = self.classify(embeddings, name)
-            for role, chosen in self._judged.items():
-                score = Folds(*(one[chosen] for one in found)).score(self.labels[chosen])
+            for role, found in self.classify(embeddings, name).items():
+                chosen = self._judged[role]
+                score = found.score(self.labels[chosen])
                 result[f"{name}-{role}"] = score
                 result.setdefault(role, score)
-            said = found.predicted if name == SVC else said
+                if name == SVC:
+                    said[chosen] = found.predicted
         rows = [np.flatnonzero((self.roles == role) & (said >= 0)) for role in range(1, 4)]
         pair = torch.from_numpy(said), torch.from_numpy(self.labels)
-        result.confusion = confusion_of(*pair, [*map(torch.from_numpy, rows)], self.num_classes)
+        self.counts = Counts(confusion_of(*pair, [*map(torch.from_numpy, rows)], self.num_classes))
         return result
 
-    def classify(self, embeddings: NDArray[np.float32], classifier: str = SVC) -> Folds:
-        """Classify each judged node by the others of its role; ``NOBODY`` elsewhere."""
-        result = Folds(*(np.full(len(self.labels), NOBODY) for _ in Folds._fields))
+    def classify(self, embeddings: NDArray[np.float32], classifier: str = SVC) -> dict[str, Folds]:
+        """Classify, by role, each judged node by the others of its role."""
+        result = {}
         for role, chosen in self._judged.items():
-            z, y, seed = embeddings[chosen], self.labels[chosen], self._seed(role) % 2**32
-            found = cross_validated(z, y, self._settings.folds, seed, classifier)
-            result.predicted[chosen], result.fold[chosen] = found
+            seed = derive_seed(self._seed, "folds", self._client, role) % 2**32
+            given = embeddings[chosen], self.labels[chosen], self._settings.folds
+            result[role] = cross_validated(*given, seed, classifier)
         return result
 
     def predict(self, embeddings: NDArray[np.float32], logits: Tensor | None) -> Predictions:
         """Return the SVC's predictions, and for other nodes a model's own, if it has any."""
-        n, (predicted, fold) = len(self.labels), self.classify(embeddings)
+        n = len(self.labels)
+        predicted, fold = np.full(n, NOBODY), np.full(n, NOBODY)
+        for role, found in self.classify(embeddings).items():
+            predicted[self._judged[role]], fold[self._judged[role]] = found
         probability = np.full(n, np.nan, np.float32)  # an SVC has none
         if logits is not None:
             share, itself = logits.cpu().softmax(1).numpy(), predicted < 0
             predicted = np.where(itself, share.argmax(1), predicted)
             probability[itself] = share.max(1)[itself]
-        predictions = Predictions(
-            np.full(n, self._client),
-            self.named,
-            predicted,
-            probability,
-            self.roles,
-            np.maximum(self.labels, -1),
-            self.classes,
-            fold,
-        )
-        return predictions.rows(predicted >= 0)
+        client, labels = np.full(n, self._client), np.maximum(self.labels, -1)
+        of_nodes = self.named, predicted, probability, self.roles, labels
+        return Predictions(client, *of_nodes, self.classes, fold).rows(predicted >= 0)
 
 
 def check_labels(graphs: list[OverlappingGraph], folds: int) -> None:
     """Refuse, before any training, clients whose held-out nodes cannot be evaluated."""
     for graph in graphs:
-        for role, mask in (("val", graph.val_mask), ("test", graph.test_mask)):
-            labels = graph.y[mask].numpy()
+        for role in JUDGED:
+            labels = graph.y[getattr(graph, f"{role}_mask")].numpy()
             if labels.size and (problem := _problem(labels[labels >= 0], folds)):
                 raise DataError(f"client {graph.client}, {role} nodes: {problem}")

@@ -2,6 +2,14 @@
 
 A SuperNode speaks for one or more clients; their rows are concatenated. Ids are sent once, at
 enrolment; later messages name them by a fingerprint.
+
+Masked embeddings are summed by node. If the server is not trusted, SuperNodes agree on the order of
+nodes without it. The order decides which rows are added: a server that gives each client other
+positions can read every row from the sum, without a lie about masks. So each SuperNode signs which
+nodes its clients hold. All SuperNodes get all claims and compute the same nodes in the same order:
+the nodes with so many holders that any sum has two honest ones. The masks depend on the order and
+on everything else that decides what a client sends: the round, and the means to which embeddings
+are rotated. If clients were told different things, their sum cannot be read.
 """
 
 from __future__ import annotations
@@ -9,15 +17,19 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.errors import MalformedReplyError, brief
+from flower_graph.errors import MalformedReplyError, RefusedError, brief
+from flower_graph.secure.channel import framed, rows_of
+from flower_graph.secure.node_config import LEAST_HOLDERS
+from flower_graph.secure.parties.identity import SIGNATURE_BYTES, TrustSettings
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import largest_size, pack_integers, read_numbers
 from flower_graph.wire.codec import Field, Known, Message, Reading, Writing, take
@@ -39,11 +51,24 @@ from flower_graph.wire.fields import (
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
+Held = Mapping[int, IntArray]  # of each client of a SuperNode, the ids of its public nodes
 
 NOT_FINITE = "its embeddings are not finite"
 MAX_DIMENSION = 1 << 16
 MOST_CLIENTS = 4096  # of one SuperNode: each is checked, even invented ones
 MAX_JUDGED = 64  # measurements of a round
+ABSENT = -1  # slot of a node that is not in a sum
+UNSIGNED = "its claim of public nodes is not signed with its key"
+DIGEST = hashlib.sha256().digest_size
+NOT_TOLD = np.zeros(0, np.int64), np.zeros((0, DIGEST), np.uint8)  # nodes, means: a client knows
+MEANS = "PPFL-GNN means"  # the purpose of the sums
+# Measurements are summed too: they follow the rows of a vector, then a 1 for each that exists.
+MEASURED = ("loss", "disagreement", *keys.ROLES, "precision-1", "precision-5", "precision-10")
+# Largest size of a number in an embedding, and the step to which it is rounded
+RING_SIZE: dict[str, Any] = {"limit": 32.0, "resolution": 2.0**-16}
+# Shares of the SuperNodes that may be missing from a sum, and that may collude with the server: the
+# same at all, since all must choose the same nodes.
+MISSING, COLLUDING = 3, 1  # tenths
 
 
 def fingerprint(nodes: IntArray) -> int:
@@ -58,7 +83,6 @@ def held_nodes(prefix: str = "") -> Ragged:
     return Ragged(f"{prefix}nodes", "their ids", shape="sum of rows", pointer=counts)
 
 
-@dataclass
 class EmbeddingEnrolment(Message, up="query"):
     """Client to server: its clients, and their public nodes."""
 
@@ -76,16 +100,14 @@ class EmbeddingEnrolment(Message, up="query"):
     ] = None
 
     @property
-    def held(self) -> dict[int, IntArray]:
+    def held(self) -> Held:
         return dict(zip(self.clients, self.nodes, strict=True))
 
     def check(self, known: Known) -> None:
-        clients = self.clients
-        if not clients or len(set(clients)) != len(clients) or min(clients) < 0:
-            raise MalformedReplyError(
-                f"{keys.CLIENTS}: {brief(clients)}: not different numbers >= 0"
-            )
-        for client, ids, dimension in zip(clients, self.nodes, self.dimensions, strict=True):
+        if not self.clients or len(self.held) != len(self.clients) or min(self.clients) < 0:
+            why = "not different numbers >= 0"
+            raise MalformedReplyError(f"{keys.CLIENTS}: {brief(self.clients)}: {why}")
+        for client, ids, dimension in zip(self.clients, self.nodes, self.dimensions, strict=True):
             if not 1 <= dimension <= MAX_DIMENSION:
                 raise MalformedReplyError(f"client {client} has embeddings of {dimension} numbers")
             if ids.size < 1 or np.unique(ids).size != ids.size:
@@ -121,17 +143,15 @@ class Rows(Field[Sequence[FloatArray | None]]):
         """Write the rows; zeros for a client without, so that the answer has the same shape."""
         # Flower's ``LocalDpMod`` works on the difference of the two.
         self.marks.write([int(part is not None) for part in value], to)
-        asked = to.message if isinstance(to.message, PublicRequest) else to.message.request
+        asked: PublicRequest = getattr(to.message, "request", to.message)
         if asked.wants_embeddings:
             zeros = [np.zeros((ids.size, asked.dimension), np.float32) for ids in asked.nodes]
             parts = zip(value, zeros, strict=True)
             to.arrays[self.key] = np.concatenate([z if x is None else x for x, z in parts])
 
     def read(self, name: str, reading: Reading) -> object:
-        request, own = reading.known.get("request"), reading.values
-        asked: Known = own if request is None else vars(request)
-        if request is None:
-            own["dimension"] = 0
+        request = reading.known.get("request")
+        asked: Known = reading.values if request is None else vars(request)
         marks, sizes = self.marks.required(name, reading), [ids.size for ids in asked["nodes"]]
         if not set(marks) <= {0, 1}:
             raise self.marks.refuse("0 or 1", marks)
@@ -143,13 +163,12 @@ class Rows(Field[Sequence[FloatArray | None]]):
         else:
             reading.sizes["n"] = sum(sizes)
             rows = take(keys.PUBLIC, "n d", reading)
-            own["dimension"] = rows.shape[1]
+            reading.values["dimension"] = rows.shape[1]
         with np.errstate(over="ignore"):
             parts = split_rows(rows.astype(np.float32), sizes)
         return [part if mark else None for part, mark in zip(parts, marks, strict=True)]
 
 
-@dataclass
 class PublicRequest(Message, down="train"):
     """Server to client: the aligned means of the last round."""
 
@@ -170,7 +189,7 @@ class PublicRequest(Message, down="train"):
         list[FloatArray | None],
         Rows("arrays/public", "means of public nodes; in the secure form the common mean"),
     ]
-    dimension: int  # numbers of an embedding
+    dimension: int = 0  # numbers of an embedding
     is_last: Annotated[bool, Flag(keys.IS_LAST, "whether no round follows")] = False
     wants_embeddings: Annotated[
         bool, Flag("wants-embeddings", "false where clients train alone; then no array travels")
@@ -210,7 +229,6 @@ class Judged(Field[Mapping[str, Sequence[float]]]):
         return judged
 
 
-@dataclass
 class PublicReply(Message, up="train"):
     """Client to server: embeddings of public nodes, and what the clients measured."""
 
@@ -242,20 +260,17 @@ class PublicReply(Message, up="train"):
         return max(1, sum(part.size for part in self.request.nodes))
 
     @classmethod
-    def from_record(
-        cls, content: RecordDict, request: PublicRequest, classes: int = 0
+    def answering(
+        cls, request: PublicRequest, content: RecordDict, classes: int = 0
     ) -> PublicReply:
         asked = {"request": request, "classes": classes, "counting": request.counting}
         return cls.read(content, c=len(request.clients), **asked)
 
     def check(self, known: Known) -> None:
         """Leave out a client whose rows cannot be used; refuse impossible measurements of any."""
-        most = {keys.LOSS: keys.MAX_NUMBER, "disagreement": 2.001}
-        for name, largest in most.items():
-            if wrong := [v for v in getattr(self, name) if math.isfinite(v) and abs(v) > largest]:
-                raise MalformedReplyError(
-                    f"{name} is {wrong[0]:g}, at most {largest:g} is possible"
-                )
+        for name, most in ((keys.LOSS, keys.MAX_NUMBER), ("disagreement", 2.001)):
+            if wrong := [v for v in getattr(self, name) if math.isfinite(v) and abs(v) > most]:
+                raise MalformedReplyError(f"{name}: {wrong[0]:g}; at most {most:g} is possible")
         asked = self.request.clients  # a SuperNode speaks for these alone
         self.left_out = {client: why for client, why in self.left_out.items() if client in asked}
         for index, (client, rows) in enumerate(zip(asked, self.embeddings, strict=True)):
@@ -266,7 +281,6 @@ class PublicReply(Message, up="train"):
             self.embeddings[index] = None
 
 
-@dataclass
 class SumOrder(Message, down="train"):
     """Server to client, with a ``PublicRequest`` whose targets are rows of the common mean."""
 
@@ -281,3 +295,111 @@ class SumOrder(Message, down="train"):
         Flag("is-target", "whether the common mean may be learnt from; else only turned to"),
     ]
     rotations_only: Annotated[bool, Flag("rotations-only", "leave reflections out")]
+
+    def meaning(self, nodes: IntArray, means: Bytes, request: PublicRequest) -> bytes:
+        """Hash the meaning of a vector's numbers, for the masks: nodes and means."""
+        numbers = request.dimension, request.server_round, self.seed
+        packed = struct.pack("<qqQ??", *numbers, self.is_target, self.rotations_only)
+        return hashlib.sha256(framed(packed, pack_integers(nodes), means.tobytes())).digest()
+
+
+# The nodes of a sum -------------------------------------------------------------------------------
+
+
+def fewest_parties(parties: int) -> int:
+    """Return the least number of SuperNodes that hold a summed node."""
+    return 2 + MISSING * parties // 10 + COLLUDING * parties // 10
+
+
+def fewest_holders(clients: int, dropout: float, least: int = LEAST_HOLDERS) -> int:
+    """Return how many clients must hold a summed node, if the server is trusted."""
+    # At most the share ``dropout`` of the clients may be missing from a sum that is opened, so two
+    # are then always in the sum of every node: no row is one client's alone.
+    return max(least, 2 + math.floor(dropout * clients))
+
+
+def common_nodes(held: Iterable[Held], fewest: int) -> IntArray:
+    """Choose the nodes that enough holders have, by ascending id; a holder counts once."""
+    each = [np.unique(np.concatenate(list(one.values()))) for one in held]
+    nodes, counts = np.unique(np.concatenate([np.zeros(0, np.int64), *each]), return_counts=True)
+    return nodes[counts >= fewest]
+
+
+def find_slots(nodes: IntArray, common: IntArray) -> IntArray:
+    """Find nodes ``[p]`` among the ascending common ones; ``ABSENT`` for others."""
+    at = np.searchsorted(common, nodes)
+    return np.where(np.isin(nodes, common), at, ABSENT)
+
+
+def digests_of(rows: FloatArray) -> Bytes:
+    """Hash each row of the common mean, ``[u, 32]``: clients compare all, and see their own."""
+    digests = [hashlib.sha256(row.tobytes()).digest() for row in rows.astype("<f4")]
+    return rows_of(digests, -1, DIGEST)
+
+
+def claim_parts(run_id: int, held: Held) -> list[bytes]:
+    """Return what a SuperNode signs: the run, its clients in ascending order, their nodes."""
+    clients = np.array(sorted(held), np.int64)
+    nodes = [pack_integers(held[client]) for client in clients.tolist()]
+    return [b"public-nodes", struct.pack("<Q", run_id), pack_integers(clients), *nodes]
+
+
+class Claims(Message, down="train"):
+    """Server to client, with a ``SumOrder``: what all SuperNodes of the sums have signed."""
+
+    clients: Annotated[list[int], Numbers("claim-clients", whole=True)]  # of all these SuperNodes
+    nodes: Annotated[list[IntArray], held_nodes("claim-")]
+    # of each SuperNode
+    signatures: Annotated[Bytes, Block("claim-signatures", shape=f"a {SIGNATURE_BYTES}")]
+    # SHA-256 of each row of the common mean; missing if there is none yet
+    means: Annotated[Bytes, Block("claim-means", shape=f"u {DIGEST}")] = field(
+        default_factory=lambda: NOT_TOLD[1]
+    )
+
+    @classmethod
+    def of(cls, answers: Iterable[EmbeddingEnrolment]) -> Claims:
+        every = {client: nodes for one in answers for client, nodes in one.held.items()}
+        signed = [one.signature.tobytes() for one in answers if one.signature is not None]
+        return cls(list(every), list(every.values()), rows_of(signed, -1, SIGNATURE_BYTES))
+
+    def check_mean(self, mean: FloatArray | None, slots: IntArray) -> None:
+        """Refuse means for a client, ``[p, d]``, that differ from the means shown to all."""
+        if mean is None and not self.means.size:
+            return
+        here = slots >= 0
+        if mean is None or slots.max() >= len(self.means) or mean[~here].any():
+            raise RefusedError("the server has means for some clients and not for others")
+        if not np.array_equal(digests_of(mean[here]), self.means[slots[here]]):
+            raise RefusedError("the means that the server sends are not those that it shows to all")
+
+    def agreed(
+        self,
+        trust: TrustSettings,
+        run_id: int,
+        parties: Collection[int],
+        own: Held,
+        least: int = LEAST_HOLDERS,
+    ) -> IntArray:
+        """Compute the nodes of these parties' sum; refuse claims that would hide less."""
+        count, every = len(parties), dict(zip(self.clients, self.nodes, strict=True))
+        missing, colluding = count - trust.minimum, int(trust.corrupt * count)
+        if missing > MISSING * count // 10 or colluding > COLLUDING * count // 10:
+            raise RefusedError(
+                f"trust-minimum: {trust.minimum} of {count}, trust-corrupt: {trust.corrupt:g}: two "
+                f"honest holders are sure up to {MISSING} tenths missing, {COLLUDING} colluding"
+            )
+        if len(self.signatures) != count:
+            raise RefusedError(f"claims of {len(self.signatures)} parties, sums of {count}")
+        held, registry = dict[int, Held](), trust.registry
+        for party, signature in zip(sorted(parties), self.signatures, strict=True):
+            granted = registry.parties[party]
+            held[party] = {c: nodes for c, nodes in every.items() if granted.may_host([c])}
+            parts = claim_parts(run_id, held[party])
+            if not registry.verify(party, signature.tobytes(), *parts):
+                raise RefusedError(f"party {party}: {UNSIGNED}")
+        if sum(map(len, held.values())) != len(self.clients):
+            raise RefusedError("claim-clients: one is there twice, or of no party of the sums")
+        local = held[trust.identity.party]
+        if local.keys() != own.keys() or not all(np.array_equal(local[c], own[c]) for c in own):
+            raise RefusedError("what the server shows as this SuperNode's claim is not its claim")
+        return common_nodes(held.values(), max(least, fewest_parties(count)))

@@ -12,26 +12,28 @@ from flwr.app import Context
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.description import check_clients
-from flower_graph.data.features import Gaps
+from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_overlapping_folder
 from flower_graph.data.folders.party import RunFolder
 from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
-from flower_graph.data.sources.datasets import cached_clients, cached_data
+from flower_graph.data.sources.datasets import cached_data
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.method import OwnGraphMethod, Partition
 from flower_graph.method.base import class_names
 from flower_graph.privacy.local import require_one_client
-from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, PublicNodeClient
-from flower_graph.strategies.ppfl.config import (
-    APP,
-    LOCAL,
-    PPFLConfig,
-    require_gensim,
+from flower_graph.strategies.ppfl.cohort_client import (
+    EmbeddingClient,
+    PublicNodeClient,
+    SecureConsensusClient,
 )
-from flower_graph.strategies.ppfl.evaluation import MLP, SVC, GraphJudge, check_labels
+from flower_graph.strategies.ppfl.config import APP, LOCAL, PPFLConfig, require_gensim
+from flower_graph.strategies.ppfl.evaluation import JUDGED, MLP, SVC, GraphJudge, check_labels
 from flower_graph.strategies.ppfl.newcomer import EMBEDDERS, join_graph
-from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus, SecureConsensusClient
-from flower_graph.strategies.ppfl.strategy import LocalEmbedding, ProcrustesAlignment
+from flower_graph.strategies.ppfl.strategy import (
+    LocalEmbedding,
+    ProcrustesAlignment,
+    SecureConsensus,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.ppfl.attack import EmbeddingAudit
 
-JUDGED = ("val", "test")
 # Section 4.1 (Zhang et al., 2023): 4 clients, 40 % public and 15 % private nodes.
 OVERLAP_FIGURES = ("nodes-per-client", "public-per-client", "private-per-client")
 OVERLAPS = {"cora": (1489, 1083, 406), "citeseer": (1829, 1330, 499)}
@@ -95,26 +96,18 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         return here, folder
 
     def graphs(self, config: PPFLConfig) -> list[OverlappingGraph]:
-        return cached_clients(self._checked, config, config.judge.folds)
-
-    def _checked(self, config: PPFLConfig) -> list[OverlappingGraph]:
-        graphs = cached_clients(self.load_graphs, config)
+        graphs = super().graphs(config)
         check_labels(graphs, config.judge.folds)
         return graphs
 
     def load_graphs(self, config: PPFLConfig) -> list[OverlappingGraph]:
         folder, parts = clients_path(config.data), config.partition
         if folder is not None:
-            return load_overlapping_folder(
-                folder,
-                parts.ratios,
-                config.seed if parts.seed is None else parts.seed,
-                parts.label_noise,
-                features=config.data.features,
-                gaps=Gaps.of(config.data),
-            )
+            seed = config.seed if parts.seed is None else parts.seed
+            given = folder, parts.ratios, seed, parts.label_noise
+            return load_overlapping_folder(*given, how=ReadOptions.of(config.data))
         whole = cached_data(config)
-        graphs = overlapping_graphs(whole, config.partition, config.seed)
+        graphs = overlapping_graphs(whole, parts, config.seed)
         classes = Clients.of(graphs).num_classes  # by the clients' labels
         return Clients(graphs, classes, whole.classes, whole.notes, whole.treatment, whole)
 
@@ -124,11 +117,11 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
     def final_figures(
         self, config: PPFLConfig, strategy: ProcrustesAlignment, folder: RunFolder | None = None
     ) -> dict[str, object]:
+        measured = strategy.clients.measured
         judged = {
             name: {
-                role: [by_client[client] for client in sorted(by_client)]
+                role: [value for _, value in sorted(measured.get(f"{name}-{role}", {}).items())]
                 for role in JUDGED
-                for by_client in [strategy.clients.measured.get(f"{name}-{role}", {})]
             }
             for name in (SVC, MLP)
         }

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import parameters_to_vector
 
-from flower_graph.data.description import check_clients
 from flower_graph.engine.graph_batch import check_sizes, pack_graphs, turn_of, with_dropout
 from flower_graph.ops.adam import adam_rows_
 from flower_graph.ops.attention import AttentionGraph, attend, attention_graph
@@ -108,8 +108,7 @@ class PublicGAT(nn.Module):
 
     def __init__(self, graph: OverlappingGraph, config: PPFLConfig, classes: int) -> None:
         super().__init__()
-        check_clients([graph])
-        n, features = graph.x.shape
+        features, dimension = graph.x.shape[1], config.model.dimension
         check_sizes(graph, features, classes)
         self.settings, self._seed = config.gat, config.seed
         self._client, self._device = graph.client, graph.x.device
@@ -120,24 +119,19 @@ class PublicGAT(nn.Module):
         batch = pack_graphs([graph], self._device)
         self._x, self._turn = batch.x, turn_of(batch.x)
         self._feature = batch.feature  # [r] the features that occur: of others it has no weights
-        self._edges = attention_graph(graph.edge_index, n)
-        self._arguments: dict[str, Any] = {
-            "features": features,
-            "dimension": config.model.dimension,
-            "classes": classes,
-            "heads": config.gat.heads,
-            "dropout": config.gat.dropout,
-        }
-        self.module = GAT(**self._arguments | {"features": self._feature.numel()}).eval()
+        self._edges = attention_graph(graph.edge_index, len(graph.x))
+        more: dict[str, Any] = {"heads": config.gat.heads, "dropout": config.gat.dropout}
+        self._whole = partial(GAT, features, dimension, classes, **more)
+        self.module = GAT(self._feature.numel(), dimension, classes, **more).eval()
         rng = generator(config.seed, "gat", graph.client)
-        shapes = {name: one.shape for name, one in self.module.named_parameters()}
-        drawn = [_glorot(name, shape, features, rng) for name, shape in shapes.items()]
-        # In one column, so that a step of Adam is one call
+        named = dict(self.module.named_parameters())
+        drawn = [_glorot(*one, features, rng) for one in named.items()]
+        # In one column, of which the parameters are parts, so that a step of Adam is one call
         self._weight = torch.cat(drawn)[:, None].to(self._device)
         parts = self._weight.split([one.numel() for one in drawn])
-        for (name, shape), part in zip(shapes.items(), parts, strict=True):
+        for (name, like), part in zip(named.items(), parts, strict=True):
             layer, _, own = name.partition(".")
-            setattr(getattr(self.module, layer), own, nn.Parameter(part.view(shape)))
+            setattr(self.module.get_submodule(layer), own, nn.Parameter(part.view(like.shape)))
         self.register_buffer("exp_avg", torch.zeros_like(self._weight))
         self.register_buffer("exp_avg_sq", torch.zeros_like(self._weight))
         self.register_buffer("step", torch.zeros(1, dtype=torch.int64))
@@ -167,12 +161,10 @@ class PublicGAT(nn.Module):
             return self.module.classify(self._hidden(), self._edges)
 
     def saved(self) -> SavedModels:
-        own = {n: value.detach().cpu() for n, value in self.module.named_parameters()}
-        whole = torch.zeros(self._arguments["features"], len(self.module.hidden.bias))
-        own[FIRST] = whole.index_copy_(0, self._feature.cpu(), own[FIRST])
-        module = GAT(**self._arguments)
+        module, own = self._whole(), {n: one.cpu() for n, one in self.module.state_dict().items()}
+        own[FIRST] = module.hidden.linear.detach().index_copy(0, self._feature.cpu(), own[FIRST])
         module.load_state_dict(own)
-        return form_of(module, partial(GAT, **self._arguments), self._client)
+        return form_of(module, self._whole, self._client)
 
     def _hidden(self) -> Tensor:
         x = self._x
@@ -197,7 +189,7 @@ class PublicGAT(nn.Module):
             self._weight,
             self.exp_avg,
             self.exp_avg_sq,
-            torch.cat([one.reshape(-1) for one in gradients])[:, None],
+            parameters_to_vector(gradients)[:, None],
             self.step,
             [0, len(self._weight)],
             learning_rate=settings.learning_rate,
@@ -206,10 +198,10 @@ class PublicGAT(nn.Module):
         return cross_entropy.detach()
 
 
-def _glorot(name: str, shape: torch.Size, features: int, rng: torch.Generator) -> Tensor:
+def _glorot(name: str, like: Tensor, features: int, rng: torch.Generator) -> Tensor:
     """Draw a parameter as GAT's authors do, in one row; a bias is 0."""
     # Only the bound of the first matrix depends on all ``features``: rows of features that the
     # client does not have would not change its output.
-    ends = (features, shape[1]) if name == FIRST else shape
-    bound = sqrt(6 / sum(ends)) if len(shape) == 2 else 0.0
-    return (2 * torch.rand(shape, generator=rng) - 1).mul_(bound).view(-1)
+    ends = (features, like.shape[1]) if name == FIRST else like.shape
+    bound = sqrt(6 / sum(ends)) if like.dim() == 2 else 0.0
+    return (2 * torch.rand(like.shape, generator=rng) - 1).mul_(bound).view(-1)

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flower_graph.data.description import check_clients
 from flower_graph.data.folders.client_folder import identities_in
 from flower_graph.data.graph import to_undirected
 from flower_graph.data.partition.overlapping import OverlappingGraph
@@ -32,7 +33,6 @@ from flower_graph.strategies.ppfl.modules import PublicGAT
 if TYPE_CHECKING:
     from flower_graph.data.new_graph import NewGraph
     from flower_graph.method.base import FinishedRun
-    from flower_graph.outputs.files import Embeddings, Predictions
     from flower_graph.strategies.ppfl.cohort_client import EmbeddingModel
 
 LOG = logging.getLogger(__name__)
@@ -59,8 +59,7 @@ class PublicSpace(NamedTuple):
 
     def common(self, nodes: NDArray[np.generic]) -> tuple[Integers, Integers]:
         """Find the common nodes: their indices in ``nodes``, and here."""
-        _, here, there = np.intersect1d(nodes, self.nodes, return_indices=True)
-        return here, there
+        return np.intersect1d(nodes, self.nodes, return_indices=True)[1:]
 
     def split(
         self, nodes: NDArray[np.generic], share: float, seed: int
@@ -72,8 +71,8 @@ class PublicSpace(NamedTuple):
             raise DataError(f"none of the graph's {nodes.size} nodes is among the {count} public")
         order = np.random.default_rng(derive_seed(seed, "held-back")).permutation(there)
         held, rest = np.split(order, [round(share * len(order))])
-        parts = (PublicSpace(self.nodes[rows], self.embeddings[rows]) for rows in (rest, held))
-        return next(parts), next(parts)
+        kept, out = (PublicSpace(self.nodes[one], self.embeddings[one]) for one in (rest, held))
+        return kept, out
 
 
 class Joined(NamedTuple):
@@ -84,6 +83,14 @@ class Joined(NamedTuple):
     common: int  # number of public nodes that were aligned
     # P@1, 5 and 10 of the public nodes that were held back; empty with fewer than two
     precision: Mapping[int, float]
+
+
+class Beside(NamedTuple):
+    """A new graph in the space of a client."""
+
+    joined: Joined
+    probability: Tensor  # [n, k] of the classes, by an SVC of the client's own embeddings
+    client: int  # whose space it is
 
 
 def learn_beside(
@@ -137,7 +144,7 @@ def join_space(
     nodes : ndarray
         ``[n]`` ids of these.
     space : PublicSpace
-        Public nodes in the space to join.
+        Public nodes in the space to join; ``ValueError`` if none is common.
     held : PublicSpace, optional
         Other public nodes, which measure the alignment (``PublicSpace.split``).
     rotations_only : bool
@@ -147,30 +154,15 @@ def join_space(
     -------
     Joined
         The embeddings in that space, and the precision of the alignment.
-
-    Raises
-    ------
-    ValueError
-        If no node is common, or embeddings have different lengths.
     """
     here, there = space.common(nodes)
-    rotation = orthogonal_procrustes(
-        embeddings[here], space.embeddings[there], rotations_only=rotations_only
-    )
+    own, shared = embeddings[here], space.embeddings[there]
+    rotation = orthogonal_procrustes(own, shared, rotations_only=rotations_only)
     precision = dict[int, float]()
     if held is not None and held.nodes.size > 1:
         local, other = held.common(nodes)
-        points = held.embeddings[other]
-        precision = alignment_precision(embeddings[local], points, rotation)
+        precision = alignment_precision(embeddings[local], held.embeddings[other], rotation)
     return Joined(embeddings @ rotation, rotation, len(here), precision)
-
-
-class Beside(NamedTuple):
-    """A new graph in the space of a client."""
-
-    joined: Joined
-    probability: Tensor  # [n, k] of the classes, by an SVC of the client's own embeddings
-    client: int  # whose space it is
 
 
 def join_graph(run: FinishedRun, graph: NewGraph, client: int | None = None) -> Beside:
@@ -204,59 +196,49 @@ def join_graph(run: FinishedRun, graph: NewGraph, client: int | None = None) -> 
     every = run.embeddings()
     client = int(every.client.min()) if client is None else client
     placed, predictions = run.embeddings(client), run.predictions(client)
-    config = run.config
+    config, classes = run.config, run.data.num_classes
     if not isinstance(config, PPFLConfig):
         raise OutputError(f"app: {config.app} has no spaces to lie in; the run's must be {APP}")
-    new, nodes = _new_client(graph, placed, int(every.client.max()) + 1)
-    if config.model.name == GAT and not new.train_mask.any():
-        raise DataError("y, train_mask: no node has a label, from which a GAT learns")
-    named = placed.node if nodes.dtype.kind == "U" else placed.number
-    whole = PublicSpace(named[placed.public], placed.embeddings[placed.public])
-    space, held = whole.split(nodes, HELD_BACK, config.seed)
-    model = EMBEDDERS[config.model.name](new, config, run.data.num_classes)
-    how = {"rotations_only": config.strategy.rotations_only}
-    learn_beside(model, nodes, space, range(1, config.rounds + 1), **how)
-    joined = join_space(model.embed(), nodes, space, held, **how)
-    near = ", ".join(f"P@{k} {share:.3f}" for k, share in joined.precision.items())
-    LOG.info(
-        "beside client %d by %d public nodes; of %d others: %s",
-        *(client, joined.common, held.nodes.size, near or "nothing measured"),
-    )
-    share = _classified(joined, placed, predictions, config.judge.folds, run.data.num_classes)
-    return Beside(joined, share, client)
-
-
-def _new_client(
-    graph: NewGraph, placed: Embeddings, client: int
-) -> tuple[OverlappingGraph, NDArray[np.generic]]:
     n = len(graph.x)
     numbers, words = identities_in({"names": graph.names, **graph.values}, n)
-    nodes = numbers.numpy() if words is None else np.array(words)
+    nodes, named = (
+        (numbers.numpy(), placed.number) if words is None else (np.array(words), placed.node)
+    )
     if graph.edge_index is None or not graph.edge_index.numel():
         raise DataError("the graph has no edges, from which its nodes are embedded")
     given = graph.values.get("train_mask")
     train = graph.y >= 0 if given is None else torch.as_tensor(given).bool() & (graph.y >= 0)
-    nobody = torch.zeros(n, dtype=torch.bool)
-    edges = to_undirected(graph.edge_index, n)
-    public = torch.from_numpy(np.isin(nodes, placed.node if words else placed.number))
+    if config.model.name == GAT and not train.any():
+        raise DataError("y, train_mask: no node has a label, from which a GAT learns")
+    nobody, edges = torch.zeros(n, dtype=torch.bool), to_undirected(graph.edge_index, n)
     held = numbers, graph.x, graph.y, edges, None, train, nobody, nobody
-    return OverlappingGraph(client, *held, public=public, train_y=graph.y), nodes
-
-
-def _classified(
-    joined: Joined, placed: Embeddings, found: Predictions, folds: int, classes: int
-) -> Tensor:
+    public = torch.from_numpy(np.isin(nodes, named))
+    number = int(every.client.max()) + 1
+    new = OverlappingGraph(number, *held, public=public, train_y=graph.y)
+    check_clients([new])
+    whole = PublicSpace(named[placed.public], placed.embeddings[placed.public])
+    space, out = whole.split(nodes, HELD_BACK, config.seed)
+    model = EMBEDDERS[config.model.name](new, config, classes)
+    how = {"rotations_only": config.strategy.rotations_only}
+    learn_beside(model, nodes, space, range(1, config.rounds + 1), **how)
+    joined = join_space(model.embed(), nodes, space, out, **how)
+    near = ", ".join(f"P@{k} {share:.3f}" for k, share in joined.precision.items())
+    LOG.info(
+        "beside client %d by %d public nodes; of %d others: %s",
+        *(client, joined.common, out.nodes.size, near or "nothing measured"),
+    )
+    # Nodes that the client learnt from lie nearer to their classes than others do.
+    fold = np.array(-1) if predictions.fold is None else predictions.fold
+    found = predictions.rows((predictions.label >= 0) & (fold >= 0))
+    if not found.label.size:
+        raise OutputError("no judged node of the client has a label, from which classes are learnt")
     from sklearn.calibration import CalibratedClassifierCV
 
-    # Nodes that the client learnt from lie nearer to their classes than others do.
-    judged = found.rows((found.label >= 0) & (found.fold >= 0)) if found.fold is not None else None
-    if judged is None or not judged.label.size:
-        raise OutputError("no judged node of the client has a label, from which classes are learnt")
     order = np.argsort(placed.node)
-    rows = order[np.searchsorted(placed.node, judged.node, sorter=order)]
-    svc = CalibratedClassifierCV(untrained(SVC), ensemble=False, cv=folds)
-    svc.fit(placed.embeddings[rows].astype(np.float64), judged.label)
-    share = torch.zeros(len(joined.embeddings), classes)
-    probabilities = svc.predict_proba(joined.embeddings.astype(np.float64))
-    share[:, torch.from_numpy(svc.classes_)] = torch.from_numpy(probabilities).float()
-    return share
+    rows = order[np.searchsorted(placed.node, found.node, sorter=order)]
+    svc = CalibratedClassifierCV(untrained(SVC), ensemble=False, cv=config.judge.folds)
+    svc.fit(placed.embeddings[rows].astype(np.float64), found.label)
+    probability = torch.zeros(n, classes)
+    shares = svc.predict_proba(joined.embeddings.astype(np.float64))
+    probability[:, torch.from_numpy(svc.classes_)] = torch.from_numpy(shares).float()
+    return Beside(joined, probability, client)

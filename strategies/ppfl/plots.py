@@ -8,10 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
-from flower_graph.report.plots import Line, Panel, finish, line, plot_panels, save
+from flower_graph.report.plots import Line, Panel, plot_panels
 
 if TYPE_CHECKING:
     from flower_graph.records.rounds import RoundReport
@@ -23,25 +20,22 @@ X_LABEL = "iteration"
 
 def save_alignment(path: Path, reports: Sequence[RoundReport], *, title: str) -> None:
     """Draw a run: alignment precision and accuracy over the rounds."""
-    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
-    precision, accuracy = figure.subplots(1, 2)
     rounds = [report.round for report in reports]
     # Clients may evaluate their embeddings in some rounds only: curves bridge the others
     named = {"validation": "val_accuracy", "test": "test_accuracy"}
     shares = {n: [one.alignment.get(k, math.nan) for one in reports] for n, k in PRECISIONS.items()}
     accuracies = {name: [getattr(one, field) for one in reports] for name, field in named.items()}
-    for axes, curves in ((precision, shares), (accuracy, accuracies)):
-        for name, values in curves.items():
-            if any(map(math.isfinite, values)):
-                line(axes, rounds, values, name)
-    _finish_share(precision, "alignment precision", legend=True)
-    finish(accuracy, "accuracy", legend=bool(accuracy.lines), x_label=X_LABEL)
-    figure.suptitle(title, fontsize=11)
-    save(figure, path)
+    panels = []
+    for label, curves in (("alignment precision", shares), ("accuracy", accuracies)):
+        known = {
+            n: Line(rounds, [row]) for n, row in curves.items() if any(map(math.isfinite, row))
+        }
+        panels.append(Panel(known, label, X_LABEL, from_zero=True))
+    plot_panels(path, [panels], title)
 
 
 # Any: what ``reproduce`` shows, which no method imports
-def plot_figures(shown: Sequence[Any], _: object) -> tuple[Any, Any, dict[str, Any]]:
+def plot_figures(path: Path, shown: Sequence[Any], _: object) -> bool:
     """Draw Figures 3 to 6 from the rows of tables that were run, by seed."""
     upper, lower = list[Panel](), list[Panel]()
     figures = [one for one in shown if one.table.startswith("Figure") and one.runs]
@@ -69,13 +63,8 @@ def plot_figures(shown: Sequence[Any], _: object) -> tuple[Any, Any, dict[str, A
         upper.append(Panel(precision, "alignment precision", X_LABEL, title))
         levels = {"full graph": fmean(whole)} if whole else {}
         lower.append(Panel(accuracy, "accuracy", X_LABEL, levels=levels))
-    return plot_panels, [upper, lower] if upper else [], {}
+    return plot_panels(path, [upper, lower])
 
 
 def _over_iterations(values: Sequence[Sequence[float]]) -> Line:
     return Line(range(1, 1 + max(map(len, values))), values)
-
-
-def _finish_share(axes: Axes, label: str, *, legend: bool) -> None:
-    finish(axes, label, legend=legend, x_label=X_LABEL)
-    axes.set_ylim(0, 1.05)

@@ -17,7 +17,23 @@ Iteration ``t`` (Algorithms 1 and 2), one exchange:
 5. server: ``X'_i = 1/m (X_i + sum_{j != i} X_j W_ji)``, by node, over the clients that hold it.
 
 With ``alignment="consensus"`` steps 4 and 5 rotate all clients into one common space and back:
-``m`` alignments instead of ``m (m - 1)``.
+``m`` alignments instead of ``m (m - 1)``. The consensus needs only the sum of the rotated
+embeddings. So with ``alignment="secure"`` each client rotates its own embeddings, and the secure
+sum of ``flower_graph.secure`` adds them up. The server learns this sum, and nothing else of the
+embeddings; ``W_i`` never leaves client ``i``. Iteration ``t``, two exchanges:
+
+1. server -> client ``i``: ``R``, the common mean of the last iteration, for its public nodes;
+2. client: ``X'_i = R W_i^T``, trains with it as above, and embeds its graph;
+3. client: ``W_i``, the orthogonal matrix with the least ``||X_i W_i - R||_F`` (equation 4);
+4. client -> server: ``X_i W_i``, masked;
+5. server: adds up, and in the second exchange takes the masks off; ``R`` = sum / holders, by node.
+
+The plain form repeats steps 3 and 5 until ``R`` stands still. Here each iteration does them once
+and starts from the last ``R``. The server never asks for a second sum of the same embeddings: with
+as many sums as clients it could compute each client's part. The first ``R`` is random points. Their
+mean is too blurred to learn from: clients rotate to it, and ``X'_i`` begins with iteration 3. Nodes
+with too few holders are in no sum; a client keeps its own rows of them. ``messages.py`` says what
+SuperNodes sign if the server is not trusted.
 
 Steps 2 and 3 are ``PublicNodeClient``'s. Its model is any ``EmbeddingModel``: something that embeds
 nodes and can take targets.
@@ -28,7 +44,9 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -41,15 +59,15 @@ from torch import Tensor
 
 from flower_graph.config.rules import choice
 from flower_graph.config.schema import check_settings
-from flower_graph.ops import (
-    align_pairs,
-    alignment_precision,
-    consensus,
-    orthogonal_procrustes,
-)
-from flower_graph.records.participation import NOT_DRAWN, Participation
+from flower_graph.ops import align_pairs, alignment_precision, consensus, orthogonal_procrustes
+from flower_graph.records.participation import NOT_READY, Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
+from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum.round import Reason, Skipped
+from flower_graph.secure.sum.server import PartySums, SumServer
+from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
@@ -60,26 +78,45 @@ from flower_graph.strategies.ppfl.config import (
     LAST,
     PAIRS,
     PRECISIONS,
+    SECURE,
     StrategyConfig,
 )
 from flower_graph.strategies.ppfl.messages import (
+    ABSENT,
+    MEANS,
+    MEASURED,
+    NOT_TOLD,
+    RING_SIZE,
+    UNSIGNED,
+    Claims,
     EmbeddingEnrolment,
     FloatArray,
+    Held,
     IntArray,
     PublicReply,
     PublicRequest,
+    SumOrder,
+    claim_parts,
+    common_nodes,
+    digests_of,
+    fewest_holders,
+    fewest_parties,
+    find_slots,
 )
-from flower_graph.wire.counts import added, counts_size
+from flower_graph.wire import keys
+from flower_graph.wire.client_errors import Kind
+from flower_graph.wire.counts import added, as_counts, counts_size
 from flower_graph.wire.exchange import Rejected, Replies
 from flower_graph.wire.fields import Resume
-from flower_graph.wire.keys import CHECKPOINT, CONFIG, LOSS, ROLES, RUN_TOKEN, SERVER_ROUND
 from flower_graph.wire.ledger import reply_bytes
 
 LOG = logging.getLogger(__name__)
 MEASURED_PAIRS = 12  # ordered pairs whose alignment is measured in a round: all, up to 4 clients
 TRIED_PAIRS = 1000  # of these some may share no node; all, up to 32 clients
+LEARNT_FROM = 2  # sums before clients learn from the mean
 DISAGREEMENT = "disagreement"
-BY_CLIENT = ("embeddings", "targets", "ids")  # arrays that a checkpoint has of each client
+# What a checkpoint has of the clients
+SAVED = ("embeddings", "targets", "ids", "dimension", "begun", "measured")
 ByClient = dict[str, dict[int, float]]  # measurements by name and client
 
 
@@ -92,13 +129,16 @@ class PublicMembership(Membership):
         self.targets: dict[int, FloatArray] = {}  # [p, d] by client
         self.ids: dict[int, IntArray] = {}  # of each client's public nodes
         self.dimension = 0  # dimension of all embeddings; 0 before the first enrolment
-        self.begun: set[int] = set()  # clients that have answered a round
+        self.begun: list[int] = []  # clients that have answered a round
         self.measured: ByClient = {}  # of the last round with an answer
-        # Tells why an answer is refused, where clients do not trust the server
-        self.refused: Callable[[EmbeddingEnrolment], str] = lambda answer: ""
+        # With the registry of the SuperNodes' keys, each must have signed which public nodes its
+        # clients hold in the run: the signed answers by party
+        self.registry: Registry | None = None
+        self.run_id: Callable[[], int] = lambda: 0
+        self.claims: dict[int, EmbeddingEnrolment] = {}
 
     def question(self, resume: Resume) -> RecordDict:
-        return RecordDict({CONFIG: ConfigRecord(resume.to_config())})
+        return RecordDict({keys.CONFIG: ConfigRecord(resume.to_config())})
 
     def read(self, node: int, content: RecordDict) -> EmbeddingEnrolment:
         return EmbeddingEnrolment.read(content)
@@ -116,36 +156,40 @@ class PublicMembership(Membership):
         return super().in_order(answers)
 
     def refusal(self, answer: EmbeddingEnrolment) -> str:
-        if why := self.refused(answer):
-            return why
-        claims = zip(answer.clients, answer.nodes, answer.dimensions, strict=True)
-        for client, nodes, dimension in claims:
+        if (registry := self.registry) is not None:
+            parties = [registry.parties[number] for number in registry.active]
+            party = next((one.number for one in parties if one.may_host(answer.held)), None)
+            if party is None or answer.signature is None:
+                return "its claim of nodes is not signed, or no party may host all its clients"
+            parts = claim_parts(self.run_id(), answer.held)
+            if not registry.verify(party, answer.signature.tobytes(), *parts):
+                return f"party {party}: {UNSIGNED}"
+            self.claims[party] = answer
+        for client, nodes, d in zip(answer.clients, answer.nodes, answer.dimensions, strict=True):
             # Its embeddings and means are in the order of these nodes.
             if not np.array_equal(self.ids.get(client, nodes), nodes):
                 return f"client {client} has other public nodes than before: ids must stay the same"
-            if dimension != self.dimension:
-                return (
-                    f"client {client} has embeddings of {dimension} numbers, the others of "
-                    f"{self.dimension}; all must have the same"
-                )
+            if d != self.dimension:
+                others = f"the others of {self.dimension}; all must have the same"
+                return f"client {client} has embeddings of {d} numbers, {others}"
         return ""
 
     def enrolled(self, node: int, answer: EmbeddingEnrolment) -> None:
-        lost = sorted(self.begun & set(answer.clients)) if answer.handled == 0 else []
+        lost = sorted(set(self.begun) & set(answer.clients)) if answer.handled == 0 else []
         for client in lost:
             self.begun.remove(client)
             self.embeddings.pop(client, None)
             self.targets.pop(client, None)
         if lost:
             LOG.warning("node %d has lost its state: clients %s begin anew", node, lost)
-        self.ids |= dict(zip(answer.clients, answer.nodes, strict=True))
+        self.ids |= answer.held
 
     def take(self, replies: Iterable[PublicReply]) -> tuple[ByClient, dict[int, str]]:
         """Return what clients measured, and the clients that are left out, with the reason."""
         measured, failed = ByClient(), dict[int, str]()
         for reply in replies:
             failed |= reply.left_out
-            figures = {**reply.judged, LOSS: reply.loss, DISAGREEMENT: reply.disagreement}
+            figures = {**reply.judged, keys.LOSS: reply.loss, DISAGREEMENT: reply.disagreement}
             for index, client in enumerate(reply.request.clients):
                 x = reply.embeddings[index]
                 if client in failed or (x is None and reply.request.wants_embeddings):
@@ -154,36 +198,9 @@ class PublicMembership(Membership):
                     measured.setdefault(name, {})[client] = values[index]
                 if x is not None:
                     self.embeddings[client] = x
-        self.begun |= measured.get(LOSS, {}).keys()
+        self.begun = sorted({*self.begun, *measured.get(keys.LOSS, ())})
         self.measured = measured or self.measured
         return measured, failed
-
-    def state_dict(self) -> dict[str, object]:
-        arrays = {
-            name: {client: torch.from_numpy(rows) for client, rows in getattr(self, name).items()}
-            for name in BY_CLIENT
-        }
-        session = {"dimension": self.dimension, "begun": sorted(self.begun)}
-        return arrays | session | {"measured": self.measured}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        for name in BY_CLIENT:
-            setattr(self, name, {int(client): rows.numpy() for client, rows in state[name].items()})
-        self.measured = dict(state["measured"])
-        self.dimension, self.begun = int(state["dimension"]), set(state["begun"])
-
-    def stacked(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Stack the embeddings of some clients, node by node."""
-        ids = [self.ids[client] for client in clients]
-        every = np.unique(np.concatenate(ids))
-        slots = [torch.from_numpy(np.searchsorted(every, nodes)) for nodes in ids]
-        width = self.embeddings[clients[0]].shape[1]
-        x = torch.zeros(len(clients), every.size, width)
-        held = torch.zeros(len(clients), every.size, dtype=torch.bool)
-        for index, (client, slot) in enumerate(zip(clients, slots, strict=True)):
-            x[index, slot] = torch.from_numpy(self.embeddings[client])
-            held[index, slot] = True
-        return x, held, slots
 
 
 class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
@@ -203,7 +220,6 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
     """
 
     usual_rounds = 10
-    idle = NOT_DRAWN  # why a connected client may not have been asked
     wants_embeddings = True
     forms: tuple[str, ...] = (PAIRS, CONSENSUS)  # of the alignment
 
@@ -262,7 +278,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
             known.dimension,
             wants_embeddings=self.wants_embeddings,
             is_last=server_round == session.rounds or session.stops_early(server_round),
-            follows=not known.begun.isdisjoint(hosted),
+            follows=not set(known.begun).isdisjoint(hosted),
             saves=saves,
             run=session.checkpoints.run if saves else "",
             counting=self.counting,
@@ -272,7 +288,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return self.clients.targets.get(client)
 
     def read(self, node: int, content: RecordDict) -> PublicReply:
-        return PublicReply.from_record(content, self.requests[node], self.num_classes)
+        return PublicReply.answering(self.requests[node], content, self.num_classes)
 
     def reply_bytes(self, numbers: int = 0) -> int:
         asked = self.requests.values()
@@ -282,62 +298,69 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
 
     def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
         """Do steps 4 and 5 with the replies, and return the round's figures."""
-        self.counts = added(reply.counts for reply in replies.values.values())
-        measured, failed = self.clients.take(replies.values.values())
-        answered = sorted(measured.get(LOSS, ()))
-        precision = self.align(server_round, answered)
-        who = self.participation(answered, failed)
+        measured, failed = self.take()
+        answered = sorted(measured.get(keys.LOSS, ()))
+        none = f"none of {len(self.requests)} SuperNodes gave an answer"
+        aligns = answered and self.wants_embeddings
+        precision = self.align(server_round, answered) if aligns else {}
+        who = self.session.participation(answered, failed=failed)
+        figures = means_of(measured)
+        return self.reported(server_round, who, figures, precision, "" if answered else none)
+
+    def take(self) -> tuple[ByClient, dict[int, str]]:
+        self.counts = added(reply.counts for reply in self.answers.values())
+        return self.clients.take(self.answers.values())
+
+    def reported(
+        self,
+        server_round: int,
+        who: Participation,
+        figures: Mapping[str, float],
+        precision: dict[str, float],
+        skipped: str,
+    ) -> RoundReport:
         self.session.rejected += [
             Rejected(node, f"client {client}: {why}")
-            for node, reply in replies.values.items()
+            for node, reply in self.answers.items()
             for client, why in reply.left_out.items()
         ]
-        mean = defaultdict(lambda: math.nan, self.averages(measured))
-        return self.report(
-            server_round,
-            who,
-            {role: mean[role] for role in ROLES},
-            loss=mean[LOSS],
-            cross_entropy=mean[LOSS],
-            regulariser=mean[DISAGREEMENT],
-            bytes=self.count(),
-            skipped="" if answered else f"none of {len(self.requests)} SuperNodes gave an answer",
-            alignment=precision,
-        )
-
-    def averages(self, measured: ByClient) -> Mapping[str, float]:
-        return {name: mean_of(dict(sorted(by.items())).values()) for name, by in measured.items()}
-
-    def participation(self, answered: Collection[int], failed: Mapping[int, str]) -> Participation:
-        return self.session.participation(answered, failed=failed, idle=self.idle)
-
-    def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
-        """Do steps 4 and 5, and return how precise the alignment is."""
-        shown = sorted(self.clients.embeddings) if self.settings.absent == LAST else answered
-        if not answered:
-            return {}
-        x, held, slots = self.clients.stacked(shown)
-        means = self.means(x, held)
-        for index, (client, slot) in enumerate(zip(shown, slots, strict=True)):
-            self.clients.targets[client] = means[index, slot].numpy()
-        rows = np.searchsorted(shown, answered)  # both ascend
-        rng = generator(self.session.seed, "measured-pairs", server_round)
-        return measure_alignment(x[rows], held[rows], self.settings.rotations_only, rng)
-
-    def means(self, x: Tensor, held: Tensor) -> Tensor:
-        """Return every client's means ``[m, u, d]`` of its nodes, in its own space."""
-        # x [m, u, d], held [m, u]: which client has which node
-        if self.settings.alignment == PAIRS:
-            return align_pairs(x, held, rotations_only=self.settings.rotations_only)
-        return consensus(x, held, rotations_only=self.settings.rotations_only).aligned
-
-    def count(self) -> dict[str, dict[str, int]]:
         ledger = self.session.exchange.ledger
         for node, request in self.requests.items():
             ledger.count("down", "means", sum(x.nbytes for x in request.targets if x is not None))
             if node in self.answers:
                 ledger.count("up", *self.came(node))
-        return ledger.payload
+        mean = defaultdict(lambda: math.nan, figures)
+        return self.report(
+            server_round,
+            who,
+            {role: mean[role] for role in keys.ROLES},
+            loss=mean[keys.LOSS],
+            cross_entropy=mean[keys.LOSS],
+            regulariser=mean[DISAGREEMENT],
+            bytes=ledger.payload,
+            skipped=skipped,
+            alignment=precision,
+        )
+
+    def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
+        """Do steps 4 and 5, and return how precise the alignment is."""
+        known, rotations_only = self.clients, self.settings.rotations_only
+        shown = sorted(known.embeddings) if self.settings.absent == LAST else answered
+        every = np.unique(np.concatenate([known.ids[client] for client in shown]))
+        slots = [torch.from_numpy(np.searchsorted(every, known.ids[client])) for client in shown]
+        x = torch.zeros(len(shown), every.size, known.dimension)
+        held = torch.zeros(len(shown), every.size, dtype=torch.bool)
+        for index, (client, slot) in enumerate(zip(shown, slots, strict=True)):
+            x[index, slot], held[index, slot] = torch.from_numpy(known.embeddings[client]), True
+        if self.settings.alignment == PAIRS:
+            means = align_pairs(x, held, rotations_only=rotations_only)
+        else:
+            means = consensus(x, held, rotations_only=rotations_only).aligned
+        for index, (client, slot) in enumerate(zip(shown, slots, strict=True)):
+            known.targets[client] = means[index, slot].numpy()
+        rows = np.searchsorted(shown, answered)  # both ascend
+        rng = generator(self.session.seed, "measured-pairs", server_round)
+        return measure_alignment(x[rows], held[rows], rotations_only, rng)
 
     def came(self, node: int) -> tuple[str, int]:
         """Return the kind of a SuperNode's answer, and how many bytes of it are payload."""
@@ -359,9 +382,10 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         run = self.session.checkpoints.run
-        order: dict[str, Any] = {CHECKPOINT: True, SERVER_ROUND: server_round, RUN_TOKEN: run}
+        order = ConfigRecord({keys.CHECKPOINT: True, keys.RUN_TOKEN: run})
+        order[keys.SERVER_ROUND] = server_round
         saved = {node: reply.not_saved for node, reply in self.answers.items()}
-        content = RecordDict({CONFIG: ConfigRecord(order)})
+        content = RecordDict({keys.CONFIG: order})
         return self.session.have_saved(server_round, content, saved, "query")
 
     def fixed_settings(self) -> dict[str, object]:
@@ -370,10 +394,10 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return {"method": type(self).__name__, **chosen, "seed": self.session.seed}
 
     def state(self) -> dict[str, object]:
-        return {"clients": self.clients.state_dict()}
+        return {"clients": {name: getattr(self.clients, name) for name in SAVED}}
 
     def load_state(self, state: StateDict) -> None:
-        self.clients.load_state_dict(state["clients"])
+        vars(self.clients).update({name: state["clients"][name] for name in SAVED})
 
 
 class LocalEmbedding(ProcrustesAlignment):
@@ -381,8 +405,10 @@ class LocalEmbedding(ProcrustesAlignment):
 
     wants_embeddings, forms = False, FORMS
 
-    def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
-        return {}
+
+def means_of(measured: ByClient) -> dict[str, float]:
+    """Return the mean of each measurement over the clients."""
+    return {name: mean_of(by[client] for client in sorted(by)) for name, by in measured.items()}
 
 
 def mean_of(values: Iterable[float]) -> float:
@@ -415,3 +441,202 @@ def draw_pairs(count: int, rng: torch.Generator) -> Iterator[tuple[int, int]]:
     for distance in (1 + torch.randperm(max(count - 1, 0), generator=rng)).tolist():
         for source in torch.randperm(count, generator=rng).tolist():
             yield source, (source + distance) % count
+
+
+# The mean of a secure sum -------------------------------------------------------------------------
+
+
+class CommonMean:
+    """The server's mean of the rotated embeddings, by node."""
+
+    def __init__(self) -> None:
+        self.made = 0  # sums so far
+        self.nodes: IntArray = np.zeros(0, np.int64)  # ids of the rows, ascending
+        self.rows: FloatArray = np.zeros((0, 0), np.float32)
+        self.slots: dict[int, IntArray] = {}  # the rows of each client's nodes
+
+    def choose(self, nodes: IntArray, ids: Mapping[int, IntArray], dimension: int) -> None:
+        """Set the nodes of the next sum; a node that stays keeps its mean."""
+        if not np.array_equal(nodes, self.nodes):
+            rows = np.zeros((nodes.size, dimension), np.float32)
+            at = find_slots(self.nodes, nodes)
+            if self.made:
+                rows[at[at != ABSENT]] = self.rows[at != ABSENT]
+            self.nodes, self.rows = nodes, rows
+        self.slots = {client: find_slots(own, self.nodes) for client, own in ids.items()}
+
+    def of(self, client: int) -> FloatArray | None:
+        """Return a client's rows; zeros for missing ones."""
+        if not self.made:
+            return None
+        slots = self.slots[client]
+        return np.where((slots != ABSENT)[:, None], self.rows[slots], np.float32(0))
+
+    def take(self, total: NDArray[np.float64], contributors: Iterable[int]) -> None:
+        slots = np.concatenate([self.slots[client] for client in contributors])
+        holders = np.bincount(slots[slots != ABSENT], minlength=self.nodes.size)
+        rows = total.reshape(self.nodes.size, -1)
+        self.rows, self.made = (rows / holders[:, None]).astype(np.float32), self.made + 1
+
+
+class SecureConsensus(ProcrustesAlignment):
+    """The server: adds up embeddings that clients have rotated, and sends the mean back.
+
+    All SuperNodes are asked in every iteration: sums over changing clients could be compared.
+
+    Parameters
+    ----------
+    settings, seed, checkpoint_dir, checkpoint_every
+        As of ``ProcrustesAlignment``; a checkpoint has everything but keys. The seed draws the
+        first points, to which all clients rotate.
+    dropout : float
+        Share of the clients that may be missing from a sum. If more are missing, the iteration has
+        no mean. A node is in no sum if only one of its holders might remain.
+    **fields
+        As of ``ProcrustesAlignment``: also ``registry``, the file of the SuperNodes' keys, where
+        clients do not trust the server, ``least_holders`` and ``differ_by``.
+    """
+
+    forms = (SECURE,)
+
+    # Any: as the base class
+    def __init__(
+        self, settings: StrategyConfig | None = None, *, dropout: float = 0.3, **given: Any
+    ) -> None:
+        self.dropout, self.mean = dropout, CommonMean()
+        self._parties: PartySums | None = None
+        self.contributors: list[int] = []  # to the last sum
+        self._named = 0  # of the clients at fault
+        self._parts = 0, 0, 0  # numbers of a sum: rows, measurements, counts
+        super().__init__(settings, **given)
+        if (registry := self.settings.registry) is not None:
+            differ_by = self.settings.differ_by
+            self._parties = PartySums(registry, dropout=dropout, differ_by=differ_by)
+            self.clients.registry = self._parties.registry
+            self.clients.run_id = lambda: self.session.exchange.grid.run.run_id
+
+    @cached_property
+    def sums(self) -> SecureSum:
+        return SecureSum(
+            self.session.exchange,
+            **RING_SIZE,
+            server=self._parties or SumServer(dropout=self.dropout),
+            timeout=self.session.timeout,
+            min_nodes=self.session.min_nodes,
+        )
+
+    def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
+        there, mean, known = self.there(server_round), self.mean, self.clients
+        nodes, claims = self._nodes(self.sums.prepare(server_round, there))
+        everyone = (client for local in there.values() for client in local)
+        mean.choose(nodes, {client: known.ids[client] for client in everyone}, known.dimension)
+        is_target, only = mean.made >= LEARNT_FROM, self.settings.rotations_only
+        order = SumOrder([], self.session.seed, is_target, only)
+        told, shown, measured = NOT_TOLD, {}, 0
+        if claims is not None:
+            claims.means = digests_of(mean.rows) if mean.made else claims.means
+            told, shown, measured = (nodes, claims.means), claims.to_config(), 2 * len(MEASURED)
+        self._parts = mean.rows.size, measured, counts_size(*self.counted)
+        requests = {n: self.request(server_round, local, local) for n, local in there.items()}
+        layout = order.meaning(*told, next(iter(requests.values())))
+        entries = self.sums.requests(sum(self._parts), MEANS, layout)
+        slots = {n: [mean.slots[client] for client in local] for n, local in there.items()}
+        self.entries = {
+            n: entries[n] | replace(order, slots=slots[n]).to_config() | shown
+            for n in there
+            if n in entries
+        }
+        return {n: requests[n] for n in self.entries}
+
+    def target(self, client: int) -> FloatArray | None:
+        return self.mean.of(client)
+
+    def _nodes(self, ready: Sequence[int]) -> tuple[IntArray, Claims | None]:
+        """Choose the nodes of the next sum, for untrusting clients with the claims of all."""
+        known, claims, least = self.clients, None, self.settings.least_holders
+        if self._parties is None:
+            held: list[Held] = [{client: known.ids[client]} for client in ready]
+            fewest = fewest_holders(len(held), self.dropout, least)
+        else:
+            members = [party for party in sorted(self._parties.members) if party in known.claims]
+            claims = Claims.of([known.claims[party] for party in members])
+            held = [known.claims[party].held for party in members]
+            fewest = max(least, fewest_parties(len(held)))
+        nodes = common_nodes(held, fewest) if held else self.mean.nodes
+        if len(held) > 1 and not nodes.size:
+            why = "a sum could be one client's embedding; lower dropout, or align in the clear"
+            raise ValueError(f"no public node has {fewest} holders among {len(held)}: {why}")
+        return nodes, claims
+
+    def read(self, node: int, content: RecordDict) -> PublicReply:
+        # What clients count is in the sum.
+        request = replace(self.requests[node], wants_embeddings=False, counting="")
+        reply = PublicReply.answering(request, content)
+        self.sums.take(node, content)
+        return reply
+
+    def reply_bytes(self, numbers: int = 0) -> int:
+        lengths = (int(entries["mask-length"]) for entries in self.entries.values())
+        return super().reply_bytes(numbers + max(lengths, default=0))
+
+    def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
+        """Do step 5, and return the round's figures."""
+        for entry in replies.rejected:
+            if entry.kind is Kind.STATE_LOST:
+                self.sums.forget(entry.node_id)  # its keys are lost too
+        measured, failed = self.take()
+        used = set(measured.get(keys.LOSS, ()))
+        figures = means_of(measured) if self._parties is None else {}
+        precision, skipped = dict[str, float](), ""
+        summed = self.sums.close(server_round)
+        if isinstance(summed, Skipped):  # the clients' measurements are still used
+            self.contributors, skipped = [], f"no sum: {_without_number(summed.reason)}"
+        else:
+            self.contributors = summed.contributors.tolist()
+            used &= set(self.contributors)
+            rows, hidden, counts = np.split(summed.values, np.cumsum(self._parts)[:2])
+            self.mean.take(rows, self.contributors)
+            if counts.size:  # a node is one step of the sum's numbers
+                steps = counts * 2.0 ** Ring.fit(2, **RING_SIZE).fraction_bits
+                self.counts = as_counts(np.rint(steps).astype(np.int64), *self.counted)
+            if self._parties is not None:
+                each = zip(MEASURED, *hidden.reshape(2, -1).tolist(), strict=True)
+                figures = {name: one / of for name, one, of in each if of >= 1}
+            precision = {name: figures[name] for name in PRECISIONS if name in figures}
+        server = self.sums.server
+        blamed, self._named = server.blamed[self._named :], len(server.blamed)
+        failed |= {
+            one.client: _without_number(one)
+            for one in blamed
+            if one.client is not None and one.client not in failed
+        }
+        who = self.session.participation(sorted(used), failed=failed, idle=NOT_READY)
+        report = self.reported(server_round, who, figures, precision, skipped)
+        report.rejected += [
+            {"client": one.client, "reason": _without_number(one)} for one in blamed
+        ]
+        rejected = self.sums.take_rejected()
+        report.rejected += [{"node": one.node_id, "reason": one.reason} for one in rejected]
+        return report
+
+    def came(self, node: int) -> tuple[str, int]:
+        summed = set(self.requests[node].clients) & set(self.contributors)
+        return "sums", len(summed) * self.mean.rows.size * (self.entries[node][keys.RING_WORD] // 8)
+
+    def weights(self) -> dict[str, NDArray[np.generic]]:
+        """Return ``mean`` ``[u, d]`` and its ids ``nodes`` ``[u]``; empty before the first sum."""
+        return {"mean": self.mean.rows, "nodes": self.mean.nodes} if self.mean.made else {}
+
+    def state(self) -> dict[str, object]:
+        mean = {"nodes": self.mean.nodes, "rows": self.mean.rows, "made": self.mean.made}
+        return super().state() | {"mean": mean, "excluded": sorted(self.sums.server.excluded)}
+
+    def load_state(self, state: StateDict) -> None:
+        super().load_state(state)
+        vars(self.mean).update(state["mean"])
+        self.sums.server.exclude(state["excluded"])
+
+
+def _without_number(reason: Reason) -> str:
+    """Return a reason without the number of the sum, which is not the round's."""
+    return str(replace(reason, round=None))

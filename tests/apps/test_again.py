@@ -68,7 +68,7 @@ def test_changed_weights_differ_by_little_and_unchanged_ones_not_at_all() -> Non
     for draw in (0, 1, 1, 2):
         with again.perturbed(0, draw) as count:
             drawn.append(torch.nn.init.xavier_uniform_(torch.empty(9, 9), generator=_fixed()))
-            assert count() == 1
+            assert len(count) == 1
     plain = torch.nn.init.xavier_uniform_(torch.empty(9, 9), generator=_fixed())
     assert torch.equal(drawn[0], plain) and torch.equal(drawn[1], drawn[2])
     assert not torch.equal(drawn[1], drawn[3])

@@ -8,7 +8,7 @@ import logging
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ def forbid_whole_data(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a party read the whole data")
 
     monkeypatch.setattr(cached, "load_graph", refuse)
-    for module in (fedgls, ppfl, method):
+    for module in (fedgls, method):
         monkeypatch.setattr(module, "cached_clients", refuse)
 
 
@@ -379,32 +379,6 @@ def test_a_new_folder_in_the_same_place_is_read_anew(config_of: MakeConfig, tmp_
     assert not torch.equal(*found)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["strategy.name=fed-gnn"], r"client \d.*partition --true-edges"),
-        (
-            ["graph.neighbours=30", "strategy.name=fed-gnn-knn"],
-            r"graph.neighbours.*2\d nodes of client \d",
-        ),
-        (["graph.graphless_ratio=0"], "0 leaves none of 4 clients without edges"),
-    ],
-)
-def test_clients_that_a_method_cannot_work_with(
-    overrides: list[str], message: str, config_of: MakeConfig, tmp_path: Path
-) -> None:
-    config = config_of("fedgls", *overrides)
-    folders = folders_of(partition(config, tmp_path / "out"))
-    errors = []
-    for folder in folders:
-        context = context_of({"data-folder": str(folder), "state-dir": ":memory:"})
-        try:
-            fedgls.METHOD.build_client(config, context, None)
-        except (ConfigError, DataError) as error:
-            errors.append(str(error))
-    assert errors and all(re.search(message, error) for error in errors)
-
-
 # Two SuperNodes with one client, and other versions ----------------------------------------------
 
 
@@ -425,7 +399,7 @@ def test_one_folder_at_two_supernodes_is_one_s_by_the_list_alone(
     members = read_members(out / "server")
     assert members is not None
     assert [one.folder for one in members] == [folder.name for folder in folders]
-    held = [replace(one, node=node) for one, node in zip(members, nodes, strict=False)]
+    held = [one._replace(node=node) for one, node in zip(members, nodes, strict=False)]
     write_members(out / "server" / MEMBERS, held)
     reports: list[RoundReport] = []
     go(tmp_path / "run", folder=server, on_round=reports.append)

@@ -5,16 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from app_helpers import context_of, own_config, own_graph
+from app_helpers import own_config, own_graph
 from torch_geometric.data import Data
 
 from flower_graph.apps.run import simulate
 from flower_graph.errors import ConfigError
 from flower_graph.records.rounds import RoundReport
-from flower_graph.strategies.fed_proto import FedProtoClient
 from flower_graph.strategies.fedgls import method as fedgls
 from flower_graph.strategies.fedgls.config import GRAPHS, METHODS, FedGLSConfig
-from flower_graph.strategies.fedgls.strategy import NearestClient, StructureClient
 
 MakeFedGLSConfig = Callable[..., FedGLSConfig]
 
@@ -32,30 +30,6 @@ def figures(reports: list[RoundReport]) -> list[float]:
         for report in reports
         for value in (report.loss, report.train_accuracy, report.val_accuracy, report.test_accuracy)
     ]
-
-
-# What is built -----------------------------------------------------------------------------------
-
-
-CLIENTS = {"fedproto": FedProtoClient, "local-gnn-knn": NearestClient}
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_both_halves_have_the_sections_of_the_config(
-    name: str, config_of: MakeFedGLSConfig
-) -> None:
-    config = config_of(
-        *(f"strategy.name={name}", "strategy.participation=0.5", "strategy.min_nodes=2", "seed=7")
-    )
-    strategy = fedgls.METHOD.build_strategy(config, None)
-    context = context_of({"partition-id": 0, "num-partitions": 1})
-    client = fedgls.METHOD.build_client(config, context, None)
-    assert type(client) is CLIENTS.get(name, StructureClient)
-    assert strategy.settings == client.settings
-    if name not in CLIENTS:
-        assert client.settings == (6, 3, config.graph, config.model, config.strategy, 7)
-    session = strategy.session
-    assert (session.share, session.seed, session.min_nodes) == (0.5, 7, 2)
 
 
 # Who has edges -----------------------------------------------------------------------------------

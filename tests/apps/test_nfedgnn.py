@@ -1,37 +1,14 @@
 """What a config of nFedGNN becomes: the strategy, and each SuperNode's users."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from app_helpers import MakeConfig, context_of, own_graph
 
 from flower_graph.apps.run import simulate
-from flower_graph.config.common import CHECKPOINTS
 from flower_graph.errors import DataError, RefusedError
 from flower_graph.method.load import load_config
-from flower_graph.models import SplitGAT, SplitGCN, SplitSAGE
 from flower_graph.strategies.nfedgnn.method import METHOD
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "latent"), [("gcn", SplitGCN, 4), ("gat", SplitGAT, 8), ("sage", SplitSAGE, 8)]
-)
-def test_the_strategy_is_what_the_config_says(
-    name: str, kind: type, latent: int, config_of: MakeConfig, tmp_path: Path
-) -> None:
-    overrides = ["model.heads=2", "strategy.participation=0.5"]
-    overrides += ["strategy.share=averaged", "strategy.average_every=3"]
-    overrides += ["strategy.weight_decay=0.01", "strategy.learning_rate=0.2", "seed=5"]
-    config = config_of(own_graph(), f"model.name={name}", *overrides)
-    strategy = METHOD.build_strategy(config, tmp_path)
-    assert isinstance(strategy.server.model, kind)
-    assert strategy.layer.settings[:5] == (latent, False, 0.01, 5, "holders")
-    assert strategy.section.learning_rate == 0.2
-    assert (strategy.session.share, strategy.section.average_every) == (0.5, 3)
-    assert strategy.server.reg_weight == 1.0
-    saving = strategy.session.checkpoints
-    assert (saving.folder, saving.every) == (tmp_path / CHECKPOINTS, 2)
 
 
 def test_a_deployed_client_shows_no_sum_of_gradients_unless_its_node_allows_it(

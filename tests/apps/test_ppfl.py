@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
 from torch_geometric.data import Data
 
-from flower_graph.apps.run import run, simulate
+from flower_graph.apps.run import simulate
 from flower_graph.errors import DataError, NoClientsError
 from flower_graph.method.load import load_config
 from flower_graph.strategies.ppfl import evaluation
@@ -96,20 +95,6 @@ def test_judging_seldom_and_without_validation_nodes(small: MakePPFL) -> None:
 
 
 # Privacy -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_noise_by_a_setting_and_its_budget(small: MakePPFL, tmp_path: Path) -> None:
-    config = small("privacy.epsilon=5", "privacy.clipping_norm=2")
-    result = run(config, tmp_path / "out", supernodes=4)
-    assert result["rejected"] == 0
-    assert 4.9 < result["privacy"]["epsilon"] <= 5
-    assert result["privacy"]["delta"] == 1e-5
-    weights = load_file(tmp_path / "out" / "weights.safetensors")
-    clear = run(small(), tmp_path / "clear", supernodes=4)
-    assert "privacy" not in clear
-    # Noise of 48 x 16 numbers is far longer than what it hides.
-    assert np.linalg.norm(weights["means-0"]) > 10 * result["privacy"]["noise"]
 
 
 def test_noise_for_several_clients_at_one_supernode_is_refused(small: MakePPFL) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from app_helpers import MakeConfig, context_of, own_graph
+from app_helpers import MakeConfig, own_graph
 from safetensors.torch import load_file
 
 from flower_graph.apps.run import client_app, make_server, run, simulate
@@ -19,15 +19,11 @@ from flower_graph.config.common import CHECKPOINTS
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DivergedError
 from flower_graph.method.load import load_config, to_dict
-from flower_graph.method.of_app import configured
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.nfedgnn.config import NFedGNNConfig
 from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
 
 ROOT = Path(__file__).resolve().parents[2]
-AVERAGED = ["strategy.share=averaged"]
-OVER_ALL = [*AVERAGED, "strategy.average_over=all"]
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
@@ -78,33 +74,6 @@ def test_a_run_writes_everything(config_of: MakeConfig, tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("overrides", "latent"),
-    [
-        (["model.name=sage"], 8),
-        (["model.name=gat", "model.heads=3", "strategy.learning_rate=0.01"], 12),
-        (["strategy.participation=0.5", *AVERAGED, "strategy.average_every=2"], 4),
-        (
-            [*OVER_ALL, "strategy.average_every=1", "model.user_bias=true"],
-            4,
-        ),
-        (["data.split=random", "data.ratios=[0.5,0.2,0.3]"], 4),
-        (["data.features=as-is", "device=cpu", "strategy.reg_weight=0"], 4),
-    ],
-)
-def test_settings_reach_the_run(
-    overrides: list[str], latent: int, config_of: MakeConfig, tmp_path: Path
-) -> None:
-    config = config_of(own_graph(), *overrides)
-    result = run(config, tmp_path / "out", supernodes=2)
-    users = 15 if config.strategy.participation == 0.5 else 30
-    assert result["bytes"]["up"]["latent"] == 6 * users * latent * 4
-    weights = result["bytes"]["up"].get("weights", 0)
-    rows = 6 + config.model.user_bias
-    times = 6 // config.strategy.average_every if config.strategy.average_every else 0
-    assert weights == times * users * rows * 4 * 4
-
-
 # Graphs that can and cannot be trained on --------------------------------------------------------
 
 
@@ -137,7 +106,7 @@ def test_a_run_that_ends_before_its_first_round_leaves_its_folder_as_it_was(
     def fail(*given: Any) -> None:
         raise error
 
-    monkeypatch.setattr(SplitGradientRelay, "measure", fail)
+    monkeypatch.setattr(SplitGradientRelay, "round", fail)
     (tmp_path / "empty").mkdir()
     for out in (tmp_path / "empty", tmp_path / "new" / "out"):
         with pytest.raises(error):
@@ -145,23 +114,6 @@ def test_a_run_that_ends_before_its_first_round_leaves_its_folder_as_it_was(
     assert [*(tmp_path / "empty").iterdir()] == [] and not (tmp_path / "new").exists()
     monkeypatch.undo()
     assert run(config, tmp_path / "empty")["rounds"] == 6
-
-
-# Rounds that take longer than the others -------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "override", "number", "other"),
-    [
-        ("ppfl/cora-linqs-gat", "judge.mlp=true", 22, 21),
-        ("fedscem/cora-linqs", "seed=0", 1, 2),
-    ],
-)
-def test_a_method_says_which_rounds_are_long(
-    name: str, override: str, number: int, other: int
-) -> None:
-    config = load_config(name, [override, "rounds=22"])
-    assert config.long_work(number) and not config.long_work(other)
 
 
 def test_a_long_round_is_announced_before_it_is_run(
@@ -198,24 +150,6 @@ def test_the_data_are_loaded_anew_when_something_changes(config_of: MakeConfig) 
     assert cached_data(config_of(own_graph(), "seed=1")) is not first
     wider = own_graph(x=torch.cat([own_graph().x, own_graph().x], 1))
     assert cached_data(config_of(wider)).x.shape == (30, 12)  # of the same name, saved anew
-
-
-def test_a_flower_run_config_names_config_overrides_and_folder(tmp_path: Path) -> None:
-    given = {
-        "config": "nfedgnn/cora",
-        "overrides": "model.name=gat strategy.reg_weight=10",
-        "output-dir": str(tmp_path),
-    }
-    config, out = configured(context_of({}, given))
-    assert isinstance(config, NFedGNNConfig)
-    assert (config.data.name, config.model.name, config.strategy.reg_weight) == ("Cora", "gat", 10)
-    assert out == tmp_path
-    config, out = configured(context_of({}, {"config": "quickstart", "output-dir": ""}))
-    assert (config.data.name, out) == ("cora-linqs", None)
-    config, _ = configured(context_of({}, {"config": "fedscem/pubmed", "overrides": "rounds=7"}))
-    assert (config.app, config.data.name, config.rounds) == ("fedscem", "PubMed", 7)
-    with pytest.raises(ConfigError, match=r"checkpoint_every: 5.*output-dir"):
-        configured(context_of({}, {"overrides": "checkpoint_every=5"}))
 
 
 def test_a_process_loads_no_method_before_it_is_asked_to() -> None:

@@ -125,8 +125,8 @@ def test_what_was_killed_or_diverged_is_no_run(
         return whole(config, out, **how)
 
     monkeypatch.setattr(command, "run", run)
-    trial = command.Trial(HIDDEN[0], tuple(HIDDEN[1:]), ("model.hidden=3",), Path("out").absolute())
-    cut = trial.run_folder(0)
+    sweep = command.Trial(HIDDEN[0], tuple(HIDDEN[1:]), Path("out").absolute(), (0,))
+    cut = sweep.vary(["model.hidden=3"]).folder / "seed-0"
     cut.mkdir(parents=True)
     (cut / "metrics.jsonl").write_text("cut")
     assert main(["sweep", *HIDDEN, "model.hidden=2,3", "--out", "out"]) == 0
@@ -214,12 +214,11 @@ def test_a_run_s_seconds_are_its_start_and_as_many_later_rounds(
 ) -> None:
     starts = iter([400.0, 5.0] * 2)  # of a process, then of a run in it
     monkeypatch.setattr(command, "tried", lambda config: (next(starts), 0.5))
-    trial = command.Trial(BASE[0], (*BASE[1:], "rounds=101"), (), Path("swept"))
+    trial = command.Trial(BASE[0], (*BASE[1:], "rounds=101"), Path("swept"), (0, 1))
     assert command.try_run(trial, 0) == (395.0, 5 + 100 * 0.5)
     monkeypatch.setattr(command, "workers_for", lambda tasks: 2)
     monkeypatch.setattr(command, "try_run", lambda trial, seed: (395.0, 55.0))
-    sweep = command.Sweep(trial.config, trial.fixed, trial.out, (0, 1))
-    sweep.announce([trial], 1)
+    command.announce([trial], 1)
     assert f"about {parallel.time_left(395 + 55 * 2 / 2)}," in capsys.readouterr().err
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flower_graph.apps.cli.audit import audit_run, settings_of
-from flower_graph.audit.scores import Finding, _guess_variance
+from flower_graph.audit.scores import Finding, guess_variance
 
 DATA = """
 data:
@@ -39,7 +39,7 @@ def audited(folder: Path, app: str, *overrides: str) -> dict[str, Finding]:
 
 def is_a_guess(finding: Finding) -> bool:
     """Say whether a success is within four standard deviations of a guess's."""
-    return abs(finding.success - finding.chance) <= 4 * math.sqrt(_guess_variance(finding))
+    return abs(finding.success - finding.chance) <= 4 * math.sqrt(guess_variance(finding))
 
 
 def by_words(findings: Mapping[str, Finding], words: str) -> Finding:

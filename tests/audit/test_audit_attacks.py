@@ -1,18 +1,19 @@
 """Attacks on small runs: those that must succeed, and those that must do no better than a guess."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from audit_helpers import audited, by_words, is_a_guess
 from federation import ALL, Setup
 
 from flower_graph.apps.cli.audit import _deviating_run
 from flower_graph.audit.deviating import NOTES, Deviation, all_notes
-from flower_graph.audit.scores import Finding, auc, auc_deviation, guesses, ranking, top
+from flower_graph.audit.scores import Finding, auc, guess_variance, guesses, ranking, top
 from flower_graph.method.registry import method_of
-from flower_graph.strategies.fedgls import attack as models
-from flower_graph.strategies.fedgls.attack import Sent, Truth
+from flower_graph.strategies.fedgls.attack import Models, attack
 
 
 def test_users_words_are_found_where_nothing_protects_them(tmp_path: Path) -> None:
@@ -68,24 +69,19 @@ def test_models_show_features_and_noise_hides_them(tmp_path: Path) -> None:
 
 
 def test_a_models_bias_shows_classes_and_its_losses_training_nodes() -> None:
-    rng = np.random.default_rng(0)
-    classes, width, count = 3, 4, 12
-    sent, truth = {}, {}
+    rng, (classes, width, count) = np.random.default_rng(0), (3, 4, 12)
+    models, graphs = [], []
     for client in range(3):
-        y = np.full(count, client)
-        train = np.arange(count) < 6
+        train = torch.arange(count) < 6
         # A node that was trained on has a feature of its own that makes its class sure.
-        x = np.where(train[:, None], 1.0, 0.0) * np.ones((count, 2))
-        first = np.ones((3, width))
-        weight = np.zeros((width, classes))
-        weight[:, client] = 1.0
-        bias = np.zeros(classes)
-        bias[client] = 0.1
+        x = torch.where(train[:, None], torch.tensor([1.0, 1.0, 0.0]), torch.zeros(3))
+        weight, bias = np.zeros((width, classes)), np.zeros(classes)
+        weight[:, client], bias[client] = 1.0, 0.1
         rest = np.concatenate([np.zeros(width), weight.ravel(), bias])
-        start = Sent((rng.normal(size=(3, width)), first), (np.zeros_like(rest), rest))
-        sent[client] = [start]
-        truth[client] = Truth(np.pad(x, ((0, 0), (0, 1))), y, train)
-    _, trains_more, trained_on = models.attack(sent, truth, classes)
+        first = np.stack([rng.normal(size=(3, width)), np.ones((3, width))])
+        models.append(Models(first[None], np.stack([0 * rest, rest])[None]))
+        graphs.append(SimpleNamespace(x=x, y=torch.full((count,), client), train_mask=train))
+    _, trains_more, trained_on = attack(models, graphs, classes)
     assert trains_more.success == trained_on.success == 1.0
 
 
@@ -112,8 +108,9 @@ def test_areas_count_ties_half_and_need_both_kinds_of_cases() -> None:
 def test_a_guess_strays_as_far_as_it_is_said_to() -> None:
     rng = np.random.default_rng(1)
     truth = np.arange(60) < 20
-    drawn = [auc(rng.random(60), truth) for _ in range(2000)]
-    assert np.std(drawn) == pytest.approx(auc_deviation(20, 40), rel=0.06)
+    drawn = [ranking("", rng.random(60), truth) for _ in range(2000)]
+    spread = np.std([one.success for one in drawn])
+    assert spread == pytest.approx(guess_variance(drawn[0]) ** 0.5, rel=0.06)
 
 
 def test_findings_count_their_cases() -> None:
@@ -134,7 +131,7 @@ def tried(setup: Setup, words: str = "") -> list[Finding]:
     config = setup.load()
     method = method_of(config)
     lies = [one for one in method.audit().deviations(config, method) if words in one.name]
-    return [found for lie in lies for found in _deviating_run(config, lie, setup.supernodes)]
+    return [_deviating_run(config, lie, setup.supernodes) for lie in lies]
 
 
 @pytest.mark.parametrize("name", LIES)
@@ -179,7 +176,7 @@ def test_clients_that_do_not_trust_the_server_show_it_nothing(setup: Setup, lies
 
 def test_a_run_that_ends_before_its_server_lies_shows_nothing() -> None:
     lie = Deviation()
-    lie.name, lie.patch = "never", lambda strategy: None  # type: ignore[method-assign]
+    lie.name, lie.patch = "never", lambda strategy: None
     setup = ALL["fedscem"]
     with pytest.raises(AssertionError, match="before"):
         _deviating_run(setup.load(), lie, setup.supernodes)

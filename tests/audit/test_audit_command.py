@@ -43,8 +43,8 @@ def test_an_audit_writes_its_figures_a_table_and_a_picture(
 @pytest.mark.parametrize(
     ("words", "key"),
     [
-        ("nfedgnn/cora-linqs --epsilon 0", "--epsilon '0'"),
-        ("nfedgnn/cora-linqs --epsilon ten", "--epsilon 'ten'"),
+        ("nfedgnn/cora-linqs --epsilon 0", "--epsilon 0"),
+        ("nfedgnn/cora-linqs --epsilon ten", "--epsilon ten"),
         ("nfedgnn/cora-linqs --rounds 1", "--rounds 1"),
         ("", "CONFIG"),
         ("nfedgnn/cora-linqs --page here", "--page here"),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flower_graph.client.resident import ray_workers as mirror
-from flower_graph.client.resident.ray_workers import Change, Folders, Mirror
+from flower_graph.client.resident.ray_workers import Folders, Mirror
 from flower_graph.errors import OutputError
 
 
@@ -46,7 +46,7 @@ def test_a_remote_worker_changes_no_other_files(
     (tmp_path / "a").write_text("mine")
     (tmp_path / "out" / "link").symlink_to(tmp_path)
     with pytest.raises(OutputError):
-        folders.write([Change("out", name, data)])
+        folders.write([("out", name, data)])
     assert (tmp_path / "a").read_text() == "mine"
 
 

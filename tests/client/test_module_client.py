@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
@@ -21,6 +22,7 @@ from flower_graph.client.module_client import (
     ModuleSettings,
     first_module,
 )
+from flower_graph.errors import RefusedError
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.graph import gcn_adjacency, propagate
 from flower_graph.records.rounds import RoundReport
@@ -326,14 +328,19 @@ def test_a_client_with_another_number_of_features_is_left_out_by_name(more: int)
     assert reasons and all(f"client {odd}: x has not as many features" in one for one in reasons)
 
 
-def test_who_diverged_has_no_predictions() -> None:
+def test_who_diverges_begins_anew_and_without_a_loss_has_no_predictions() -> None:
     """What all others leave, ``contracts/test_predictions.py`` shows."""
-    context = Context(1, 2, {"partition-id": 0}, RecordDict(), {})
     settings = SETTINGS._replace(learning_rate=1e30, local=("*",))
     make = partial(models.GCN, FEATURES, 5, CLASSES)
+    context = Context(1, 2, {"partition-id": 0}, RecordDict(), {})
     client = ModuleClient(context, GRAPHS, make, settings, classes="abcd")
+    before = client.evaluate([], {"server-round": 0})
     for server_round in (1, 2):
-        with pytest.raises(ValueError, match="not finite"):
+        with pytest.raises(RefusedError, match="not finite"):
             client.fit([], {"server-round": server_round})
-        client.evaluate([], {"server-round": server_round})
+        assert client.evaluate([], {"server-round": server_round}) == before
+    context = Context(1, 3, {"partition-id": 0}, RecordDict(), {})
+    client = ModuleClient(context, GRAPHS, make, SETTINGS, classes="abcd")
+    lost = [np.full(p.shape, np.nan, np.float32) for p in make().state_dict().values()]
+    client.evaluate(lost, {"server-round": 1})
     assert client.snapshot().predictions is None

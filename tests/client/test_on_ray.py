@@ -146,9 +146,21 @@ def test_a_message_goes_to_the_worker_that_keeps_its_clients(tmp_path: Path) -> 
         time.sleep(0.1)
 
 
-def test_how_many_gpus_a_worker_has() -> None:
-    for given in ("", None, "0.5", 2):
-        assert server_app._number(GPUS, given) == float(given or 0)
-    for given in ("half", "-1", "inf", "nan"):
+def test_how_many_gpus_a_worker_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid, given = SimpleNamespace(get_node_ids=lambda: [1, 2]), dict[str, Any]()
+    context: Any = SimpleNamespace(run_id=RUN, run_config=given)
+    counted = SimpleNamespace(num_clients=lambda config: 2)
+    monkeypatch.setattr(server_app, "is_simulation", lambda grid: True)
+    monkeypatch.setattr(server_app, "configured", lambda context: (None, None))
+    monkeypatch.setattr(server_app, "method_of", lambda config: counted)
+    monkeypatch.setattr(ray_workers, "wait_for_ray", lambda: None)
+    monkeypatch.setattr(ray_workers, "ray_workers", lambda run, made: run)
+
+    def asked(value: Any) -> Any:
+        given[GPUS] = value
+        return server_app._workers(grid, context, tmp_path)  # type: ignore[arg-type]
+
+    assert [asked(value).gpus for value in ("", None, "0.5", 2)] == [0, 0, 0.5, 2]
+    for wrong in ("half", "-1", "inf", "nan"):
         with pytest.raises(ConfigError, match=GPUS):
-            server_app._number(GPUS, given)
+            asked(wrong)

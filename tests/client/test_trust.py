@@ -1,7 +1,6 @@
 """Whom SuperNodes trust: settings of a run, and the throw-away keys of a simulation."""
 
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,12 +50,5 @@ def test_a_supernode_without_a_key_takes_no_part_and_keys_go_with_the_run() -> N
 
 
 def test_only_clients_that_do_not_trust_the_server_need_keys() -> None:
-    def make() -> Path:
-        return Path("made")
-
     trusting, not_trusting = OpenedSums(), OpenedSums(trust=MALICIOUS_SERVER)
     assert (trusting.fewest_nodes, not_trusting.fewest_nodes) == (1, FEWEST_PARTIES)
-    assert trusting.with_registry(make) is trusting
-    assert not_trusting.with_registry(make).registry == "made"
-    named = replace(not_trusting, registry="named")
-    assert named.with_registry(make) is named

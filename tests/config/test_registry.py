@@ -310,3 +310,5 @@ def test_the_root_app_runs_by_its_keys(tmp_path):
     result = json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))
     assert (result["rounds"], result["seed"], result["clients"]) == (2, 7, 60)
     assert result["config"]["strategy"]["learning_rate"] == 0.05
+    with pytest.raises(ConfigError, match=r"checkpoint_every: 5.*output-dir"):
+        configured(given_to_flower("overrides='checkpoint_every=5'"))

@@ -7,9 +7,8 @@ import pytest
 from federation import ALL, tried
 from flwr.serverapp.strategy import Result
 
-from flower_graph.apps.run import client_app, with_registry
+from flower_graph.apps.run import client_app, make_server
 from flower_graph.client.state import forget_run
-from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 
@@ -45,7 +44,7 @@ def test_figures_of_a_round_are_those_of_its_report(name: str) -> None:
     config = setup.load("rounds=2")
     grid = InProcessGrid(client_app(config, None), num_supernodes=setup.supernodes)
     try:
-        strategy = method_of(config).build_strategy(with_registry(config, grid), None)
+        strategy = make_server(config, grid)
         result: Result = strategy.start(grid, num_rounds=2, on_round=reports.append)
     finally:
         forget_run(grid.run.run_id)

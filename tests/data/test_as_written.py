@@ -20,7 +20,7 @@ from flower_graph.config.common import DataConfig
 from flower_graph.config.partition import PartitionSection
 from flower_graph.data import as_graph, to_undirected
 from flower_graph.data.description import read_labels
-from flower_graph.data.features import Gaps, Treatment, Uses
+from flower_graph.data.features import PLAIN, ReadOptions, Treatment
 from flower_graph.data.folders.client_folder import (
     RATIOS,
     client_graphs,
@@ -49,7 +49,11 @@ COLUMNS = {
     "age": [age for age, _ in X],
     "income": [i for _, i in X],
 }
-COMMA, WEIGHTED, VALUED = Gaps(decimal="comma"), Uses(weights=True), Uses(targets=True)
+COMMA, WEIGHTED, VALUED = (
+    ReadOptions(decimal="comma"),
+    ReadOptions(weights=True),
+    ReadOptions(targets=True),
+)
 
 
 def people(columns: Sequence[str] = tuple(COLUMNS)) -> str:
@@ -108,7 +112,7 @@ def test_another_clients_columns_are_found_by_name(kind, tmp_path):
 def form_of(graph: Graph, config: DataConfig) -> DataForm:
     """Return the form of a run's new graphs, by way of its file."""
     assert graph.treatment is not None
-    form = DataForm(graph.treatment, graph.num_classes, graph.classes, Gaps.of(config))
+    form = DataForm(graph.treatment, graph.num_classes, graph.classes, ReadOptions.of(config))
     return DataForm.from_json(json.loads(json.dumps(form.to_json())))
 
 
@@ -120,7 +124,9 @@ def test_new_files_are_read_as_the_runs_own(tmp_path):
     path = tables(tmp_path, rows, "source;target;v\nanna;bert;2,5\n")
     own = {"label": "group", "weight": "v", "decimal": "comma"}
     config = DataConfig(str(path), split="auto", features="as-is", **own)
-    form = form_of(load_graph(config, uses=WEIGHTED), config)._replace(weights=True)
+    form = form_of(
+        load_graph(config, how=ReadOptions.of(config)._replace(weights=True)), config
+    )._replace(weights=True)
     new = read_new_graph(path, form)
     assert new.x.tolist() == [[1.5], [-2], [0.25], [1]] and new.y.tolist() == [0, 1, 0, 1]
     assert new.edge_weight is not None and new.edge_weight.tolist() == [2.5, 2.5]
@@ -212,7 +218,7 @@ def test_weights_that_from_networkx_makes_are_weights_and_no_feature(tmp_path):
     settings = with_saved_graphs({"data.name": from_networkx(ring)}, tmp_path)
     path = Path(str(settings["data.name"]))
     said(lambda: load_file(path), "no x")
-    assert load_file(path, Gaps("degree"), WEIGHTED).edge_weight.tolist() == [3.0] * 10
+    assert load_file(path, ReadOptions("degree", weights=True)).edge_weight.tolist() == [3.0] * 10
     nx.set_node_attributes(ring, 1.0, "age")
     said(lambda: with_saved_graphs({"data.name": from_networkx(ring)}, tmp_path), "age")
 
@@ -224,7 +230,7 @@ def given(graph: object, folder: Path, **how: Any) -> Graph:
     """Give a graph to a run, and read it as the run does."""
     settings = with_saved_graphs({"data": {"name": graph}, **how}, folder)
     name = settings["data"]["name"]
-    return load_file(Path(name), Gaps(label=how.get("data.label")), WEIGHTED)
+    return load_file(Path(name), ReadOptions(label=how.get("data.label"), weights=True))
 
 
 def test_graphs_of_networkx_and_igraph_are_read_as_their_files(tmp_path):
@@ -238,7 +244,7 @@ def test_graphs_of_networkx_and_igraph_are_read_as_their_files(tmp_path):
     nx.set_edge_attributes(directed, 2.0, "weight")
     files = [saved(tmp_path / name, back) for name in ("g.graphml", "g.json")]
     files += [tmp_path / "igraph.graphml", saved(tmp_path / "d.json", directed)]
-    for one in [*found, *(load_file(path, uses=WEIGHTED) for path in files)]:
+    for one in [*found, *(load_file(path, how=WEIGHTED) for path in files)]:
         assert one.x.tolist() == X and one.names == PEOPLE
         assert one.classes == ("cat", "dog") and one.y.tolist() == [0, 1] * 2
         assert one.columns is not None and one.columns.names == ("age", "income")
@@ -275,9 +281,11 @@ def test_a_data_is_read_with_gradients_scipys_matrix_or_an_adjacency(tmp_path):
 def test_saved_graphs_have_the_named_entries_too(tmp_path):
     torch.save({"x": torch.eye(3), "edge_index": torch.tensor([[0], [1]]), "group": [1, 0, 1],
                 "strength": torch.tensor([3.0])}, tmp_path / "g.pt")  # fmt: skip
-    graph = load_file(tmp_path / "g.pt", Gaps(label="group", weight="strength"), WEIGHTED)
+    graph = load_file(
+        tmp_path / "g.pt", ReadOptions(label="group", weight="strength", weights=True)
+    )
     assert graph.y.tolist() == [1, 0, 1] and graph.edge_weight.tolist() == [3, 3]
-    said(lambda: load_file(tmp_path / "g.pt", Gaps(label="club")), "data.label", "strength")
+    said(lambda: load_file(tmp_path / "g.pt", ReadOptions(label="club")), "data.label", "strength")
 
 
 # Programs that draw -------------------------------------------------------------------------------
@@ -356,11 +364,11 @@ def gephi_tables(folder: Path) -> Path:
 def test_a_drawing_programs_captions_and_places_are_no_classes_and_no_features(write, tmp_path):
     path = write(tmp_path)
     said(lambda: load_file(path), "data.label", "group, age", "yEd" if write is yed else "Gephi")
-    graph = load_file(path, Gaps(label="group"), WEIGHTED)
+    graph = load_file(path, ReadOptions(label="group", weights=True))
     assert graph.x.tolist() == [[age] for age, _ in X] and graph.classes == ("cat", "dog")
     assert graph.edge_weight is None if write is yed else set(graph.edge_weight.tolist()) == {2}
     assert any("of the nodes left out" in note for note in graph.notes)
-    said(lambda: load_file(path, Gaps(label="club")), "data.label", "group")
+    said(lambda: load_file(path, ReadOptions(label="club")), "data.label", "group")
     assert clients_path(DataConfig(str(path), label="group")) is None
     assert clients_path(DataConfig(str(saved(tmp_path / "g.json", network())))) is None
 
@@ -431,17 +439,17 @@ def both(**more: Any) -> Files:
 
 
 # What stands in the files, how they are read, and what is found; None: no such entry
-READ: dict[str, tuple[Files, Gaps, dict[str, Any]]] = {
-    "pandas, index=False": (two(HEAD + ROWS), Gaps(), WHOLE),
-    "pandas, tabs": (two((HEAD + ROWS).replace(",", "\t")), Gaps(), WHOLE),
+READ: dict[str, tuple[Files, ReadOptions, dict[str, Any]]] = {
+    "pandas, index=False": (two(HEAD + ROWS), PLAIN, WHOLE),
+    "pandas, tabs": (two((HEAD + ROWS).replace(",", "\t")), PLAIN, WHOLE),
     "pandas, decimal=','": (two(with_commas(HEAD + ROWS)), COMMA, WHOLE),
     "NetworkX, to_pandas_edgelist": (
         two(HEAD + ROWS, "source,target,weight\nanna,bert,1\nbert,cora,1\n"),
-        Gaps(), {**WHOLE, "edge_weight": [1, 1]},
+        PLAIN, {**WHOLE, "edge_weight": [1, 1]},
     ),
     "R, write.csv(row.names = FALSE)": (
         two(QUOTED, '"from","to","weight"\n"anna","bert",2\n"bert","cora",1e+05\n'),
-        Gaps(), {**WHOLE, "edge_weight": [2, 1e5]},
+        PLAIN, {**WHOLE, "edge_weight": [2, 1e5]},
     ),
     "R, write.csv2(row.names = FALSE)": (
         two(QUOTED.replace(",", ";").replace("1.5", "1,5"),
@@ -458,37 +466,37 @@ READ: dict[str, tuple[Files, Gaps, dict[str, Any]]] = {
         COMMA, {"x": [[1.5], [-2], [0.25]], "edge_weight": [0.5, 2]},
     ),
     "semicolons in a name": (
-        two(SLIP.replace("age", '"age; in years; whole"'), EDGE), Gaps(), SMALL
+        two(SLIP.replace("age", '"age; in years; whole"'), EDGE), PLAIN, SMALL
     ),
     "commas at the end": (
-        two("name,label,age,\na,x,1,\nb,y,2,\n", "source,target,\na,b,\n"), Gaps(), SMALL
+        two("name,label,age,\na,x,1,\nb,y,2,\n", "source,target,\na,b,\n"), PLAIN, SMALL
     ),
-    "empty lines": (two(SLIP[:-1] + ",,\n,,\n", f"{EDGE}\n,\n"), Gaps(), SMALL),
+    "empty lines": (two(SLIP[:-1] + ",,\n,,\n", f"{EDGE}\n,\n"), PLAIN, SMALL),
     "unseen blanks": (
         two("\u200bname,label\ufeff,age\n\u200ba,x,\u00a01\nb,y\u200b,2\n", EDGE + "\u200b\n"),
-        Gaps(), SMALL,
+        PLAIN, SMALL,
     ),
     "capitals": (
-        two("Name;LABEL;Age\r\na;x;1\r\nb;y;2\r\n", "SOURCE\tTarget\na\tb\n"), Gaps(), SMALL
+        two("Name;LABEL;Age\r\na;x;1\r\nb;y;2\r\n", "SOURCE\tTarget\na\tb\n"), PLAIN, SMALL
     ),
     "names whole or as floats": (  # with an empty cell pandas writes floats
         two("id,label,a\n1,x,1\n2,y,2\n007,x,3\n", "source,target\n1.0,2.0\n2.0,007\n"),
-        Gaps(), {"names": ("1", "2", "007"), "edge_index": [[0, 1], [1, 2]]},
+        PLAIN, {"names": ("1", "2", "007"), "edge_index": [[0, 1], [1, 2]]},
     ),
     "a weight in any case": (
-        two(HEAD + ROWS, "Source,Target,WEIGHT\nanna,bert,2\n"), Gaps(), {"edge_weight": [2]}
+        two(HEAD + ROWS, "Source,Target,WEIGHT\nanna,bert,2\n"), PLAIN, {"edge_weight": [2]}
     ),
     "a weight of another name": (
         two(HEAD + ROWS, "source,target,value\nanna,bert,2\n"),
-        Gaps(weight="value"), {"edge_weight": [2]},
+        ReadOptions(weight="value"), {"edge_weight": [2]},
     ),
     "empty weights": (
         two(HEAD + ROWS, "source,target,weight\nanna,bert,\nbert,cora,NA\n"),
-        Gaps(), {"edge_weight": None},
+        PLAIN, {"edge_weight": None},
     ),
     "quotes, splits and a node without a label": (
         two(NODES, PAIRS),
-        Gaps(),
+        PLAIN,
         {"x": [[30.0, 1.5], [40.0, 2.0], [50.0, -30.0], [60.0, 0.0]], "notes": None,
          "y": ["cat", "dog", None, "dog"], "names": ("anna", "bert", "Cox, C.", "dora"),
          "edge_index": [[0, 1], [1, 2]], "edge_weight": [1, 2],
@@ -496,19 +504,19 @@ READ: dict[str, tuple[Files, Gaps, dict[str, Any]]] = {
          "test_mask": [False, False, True, False]},
     ),
     "neither features nor split nor edges": (
-        two("id,label\n7,three\n9,-1\n\n", "source,target\n"), Gaps(),
+        two("id,label\n7,three\n9,-1\n\n", "source,target\n"), PLAIN,
         {"x": None, "train_mask": None, "notes": None, "y": ["three", "-1"], "names": ("7", "9"),
          "edge_index": [[], []]},
     ),
     "GraphML with defaults and descriptions": (
-        {"g.graphml": DESCRIBED}, Gaps(),
+        {"g.graphml": DESCRIBED}, PLAIN,
         {"x": [[30, 0], [40, 1], [30, 0]], "y": ["cat", "dog", None], "edge_weight": [2.5, 1],
          "names": ("anna", "bert", "cora")},
     ),
     "JSON, of NetworkX's `edges` beside empty `links`": (
-        both(links=[]), Gaps(), {"x": X, "edge_index": [[0, 1, 2], [1, 2, 3]]}
+        both(links=[]), PLAIN, {"x": X, "edge_index": [[0, 1, 2], [1, 2, 3]]}
     ),
-    "JSON whose nodes have a name": (both(nodes=NAMED), Gaps(), {"x": X, "names": PEOPLE}),
+    "JSON whose nodes have a name": (both(nodes=NAMED), PLAIN, {"x": X, "names": PEOPLE}),
 }  # fmt: skip
 
 
@@ -530,9 +538,9 @@ def test_files_are_read_as_they_are_meant(files, tmp_path):
 
 def test_numbers_to_learn_are_read_and_minus_one_is_one_of_them(tmp_path):
     rows = "name,label,age\na,-1,3\nb,,4\nc,2.5,5\n"
-    for text, gaps in ((rows, Gaps()), (rows.replace(",", ";").replace(".", ","), COMMA)):
+    for text, gaps in ((rows, PLAIN), (rows.replace(",", ";").replace(".", ","), COMMA)):
         path = tables(tmp_path / "t", text, "source,target\na,b\n")
-        graph = load_file(path, gaps, VALUED)
+        graph = load_file(path, gaps._replace(targets=True))
         assert graph.targets is not None and graph.num_classes == 1
         expected = torch.tensor([-1, torch.nan, 2.5])
         torch.testing.assert_close(graph.targets, expected, equal_nan=True)
@@ -541,7 +549,7 @@ def test_numbers_to_learn_are_read_and_minus_one_is_one_of_them(tmp_path):
         load_file(tables(tmp_path / "t", rows))
     for wrong, words in (("old", "'old'"), ('"2,5"', "data.decimal")):
         path = tables(tmp_path / "t", rows.replace("2.5", wrong))
-        said(lambda path=path: load_file(path, uses=VALUED), "y[2]", words)
+        said(lambda path=path: load_file(path, how=VALUED), "y[2]", words)
 
 
 def test_lists_and_truths_are_features_and_names_of_igraph_count(tmp_path):
@@ -581,66 +589,66 @@ def weight(value: str) -> Files:
 HALF = next(iter(changed("age", 40).values()))
 MANY = [{"id": node, "label": node % 2, f"a{node}": 1} for node in range(3000)]
 CAPTIONS = "name,label\n" + "".join(f"n{row},person {row}\n" for row in range(12))
-ONE_HOT = Gaps(categories="one-hot")
-REFUSED: list[tuple[Files, Gaps, str]] = [
-    (nodes("name,", "who,"), Gaps(), r"nodes\.csv"),
-    (nodes("age,", "n_id,"), Gaps(), r"nodes\.csv: n_id"),
-    (nodes("age,", "id,"), Gaps(), r"nodes\.csv: one column"),
-    (nodes("income", "AGE"), Gaps(), r"nodes\.csv: .*'age'"),
-    (nodes("label,", "class,"), Gaps(), r"nodes\.csv, line 2.*'cat'"),
-    (nodes("40,2", "40,two"), Gaps(), r"nodes\.csv, line 3.*'two'"),
-    (nodes("40,2", "40,"), Gaps(), r"nodes\.csv, line 3"),
-    (nodes("40,2", "40"), Gaps(), r"nodes\.csv, line 3: 4.*line 1"),
-    (nodes("40,2", "nan,2"), Gaps(), r"nodes\.csv, line 3.*nan"),
-    (nodes("40,2", "1e39,2"), Gaps(), r"nodes\.csv, line 3.*1e\+39"),
-    (nodes("bert,", ","), Gaps(), r"nodes\.csv, line 3"),
-    (nodes("bert,", "anna,"), Gaps(), r"nodes\.csv, line 3.*'anna'.*line 2"),
-    (nodes(",val,", ",valid,"), Gaps(), r"nodes\.csv, line 5.*'valid'"),
-    (nodes(NODES, ""), Gaps(), r"nodes\.csv: is empty"),
-    (nodes(NODES, "name,label\n"), Gaps(), r"nodes\.csv: has no nodes"),
-    (nodes(NODES, "name,label\nanna,\n"), Gaps(), r"nodes\.csv: no label"),
-    (nodes("name", '"name'), Gaps(), r"nodes\.csv, line \d"),
-    (nodes('"Cox, C."', '"Cox, C.'), Gaps(), r"nodes\.csv, line \d"),
-    (two(COMMAS), Gaps(), r"nodes\.csv, line 2.*data\.decimal"),
+ONE_HOT = ReadOptions(categories="one-hot")
+REFUSED: list[tuple[Files, ReadOptions, str]] = [
+    (nodes("name,", "who,"), PLAIN, r"nodes\.csv"),
+    (nodes("age,", "n_id,"), PLAIN, r"nodes\.csv: n_id"),
+    (nodes("age,", "id,"), PLAIN, r"nodes\.csv: one column"),
+    (nodes("income", "AGE"), PLAIN, r"nodes\.csv: .*'age'"),
+    (nodes("label,", "class,"), PLAIN, r"nodes\.csv: no label.*class"),
+    (nodes("40,2", "40,two"), PLAIN, r"nodes\.csv, line 3.*'two'"),
+    (nodes("40,2", "40,"), PLAIN, r"nodes\.csv, line 3"),
+    (nodes("40,2", "40"), PLAIN, r"nodes\.csv, line 3: 4.*line 1"),
+    (nodes("40,2", "nan,2"), PLAIN, r"nodes\.csv, line 3.*nan"),
+    (nodes("40,2", "1e39,2"), PLAIN, r"nodes\.csv, line 3.*1e\+39"),
+    (nodes("bert,", ","), PLAIN, r"nodes\.csv, line 3"),
+    (nodes("bert,", "anna,"), PLAIN, r"nodes\.csv, line 3.*'anna'.*line 2"),
+    (nodes(",val,", ",valid,"), PLAIN, r"nodes\.csv, line 5.*'valid'"),
+    (nodes(NODES, ""), PLAIN, r"nodes\.csv: is empty"),
+    (nodes(NODES, "name,label\n"), PLAIN, r"nodes\.csv: has no nodes"),
+    (nodes(NODES, "name,label\nanna,\n"), PLAIN, r"nodes\.csv: no label"),
+    (nodes("name", '"name'), PLAIN, r"nodes\.csv, line \d"),
+    (nodes('"Cox, C."', '"Cox, C.'), PLAIN, r"nodes\.csv, line \d"),
+    (two(COMMAS), PLAIN, r"nodes\.csv, line 2.*data\.decimal"),
     (two(COMMAS), ONE_HOT, r"nodes\.csv, line 2.*data\.decimal"),  # not a word for each number
     (two(COMMAS.replace("-2", "2.5")), COMMA, r"nodes\.csv, line 3.*decimal point"),
-    (two(CAPTIONS, "source,target\n"), Gaps("degree"), ".*12 labels.*data.label"),
-    (two(",name,label\n0,anna,cat\n"), Gaps(), ".*index=False"),
-    (two("Unnamed: 0,name,label\n0,anna,cat\n"), Gaps(), ".*index=False"),
-    (two('"","name","label"\n"1","anna","cat"\n'), Gaps(), ".*row.names = FALSE"),
-    (two(QUOTED.replace('"anna"', '"1","anna"', 1)), Gaps(), ".*row.names"),
-    (two('"name" "label"\n"1" "anna" "cat"\n'), Gaps(), r"nodes\.csv"),
-    (two("\ufeff" + (HEAD + ROWS).replace("40.0", "#N/A")), Gaps(), r"nodes\.csv, line 3: age"),
-    (two(HEAD + ROWS, ",source,target\n0,anna,bert\n"), Gaps(), r"edges\.csv, line 1"),
+    (two(CAPTIONS, "source,target\n"), ReadOptions("degree"), ".*12 labels.*data.label"),
+    (two(",name,label\n0,anna,cat\n"), PLAIN, ".*index=False"),
+    (two("Unnamed: 0,name,label\n0,anna,cat\n"), PLAIN, ".*index=False"),
+    (two('"","name","label"\n"1","anna","cat"\n'), PLAIN, ".*row.names = FALSE"),
+    (two(QUOTED.replace('"anna"', '"1","anna"', 1)), PLAIN, ".*row.names"),
+    (two('"name" "label"\n"1" "anna" "cat"\n'), PLAIN, r"nodes\.csv"),
+    (two("\ufeff" + (HEAD + ROWS).replace("40.0", "#N/A")), PLAIN, r"nodes\.csv, line 3: age"),
+    (two(HEAD + ROWS, ",source,target\n0,anna,bert\n"), PLAIN, r"edges\.csv, line 1"),
     (two("vertex ID,name,label\n0,anna,cat\n1,bert,dog\n", "edge ID,source,target\n0,0,1\n"),
-     Gaps(), ".*'0' is no node"),
-    (two("id,label,a\n007,x,3\n", "source,target\n7,7\n"), Gaps(), ".*'7' is no node"),
-    (two(HEAD + ROWS, "source,target\nanna,zoe\n"), Gaps(), r"edges\.csv, line 2: target: 'zoe'"),
-    (two(HEAD + ROWS, "source,target\n,anna\n"), Gaps(), r"edges\.csv, line 2: source"),
-    (two(HEAD + ROWS, "source,target\nanna\n"), Gaps(), r"edges\.csv, line 2: 1.*2"),
-    (two(HEAD + ROWS, "from,target\nanna,bert\n"), Gaps(), r"edges\.csv, line 1.*source"),
-    (two(HEAD + ROWS, ""), Gaps(), r"edges\.csv: is empty"),
-    ({"nodes.csv": NODES}, Gaps(), r"edges\.csv: there is no such file"),
-    (two(HEAD + ROWS), Gaps(weight="value"), r"edges\.csv: data\.weight"),
-    *((weight(value), Gaps(), r"edges\.csv, line 3: weight") for value in ("", '"1,5"', "strong")),
-    ({"g.json": ""}, Gaps(), r"g\.json"),
-    ({"g.json": HALF[: len(HALF) // 2]}, Gaps(), r"g\.json.*line 1"),
-    ({"g.json": "[1]"}, Gaps(), r"g\.json.*nodes.*links"),
-    ({"g.json": '{"nodes": 3, "links": []}'}, Gaps(), r"g\.json.*nodes"),
-    ({"g.json": '{"nodes": [3], "links": []}'}, Gaps(), r"g\.json, node 0: 3"),
-    ({"g.json": json.dumps({"nodes": MANY, "links": []})}, Gaps(missing="mean"), ".*3,000 attrib"),
-    (both(links=IN_JSON["edges"][:1]), Gaps(), r"g\.json.*`links` and `edges`"),
-    (changed("id", "anna"), Gaps(), r"g\.json, node 1: name: 'anna'"),
-    (changed("age", "old"), Gaps(), r"g\.json, node 1: age: 'old'"),
-    (changed("age", None), Gaps(), r"g\.json, node 1: age"),
-    (changed("age", [1, 2], one=0), Gaps(), r"g\.json, node 1: 2.*3"),
-    (changed("city", 5), Gaps(), r"g\.json, node 0: city"),
-    (changed("split", "all"), Gaps(), r"g\.json, node 1: split: 'all'"),
-    (changed("label", ["cat", "dog"]), Gaps(), r"g\.json, node 1: label.*'cat', 'dog'"),
-    (changed("target", "zoe", "links"), Gaps(), r"g\.json, edge 1: target: 'zoe'"),
-    (changed("weight", None, "links"), Gaps(), r"g\.json, edge 1: weight"),
-    ({"g.graphml": DESCRIBED[: len(DESCRIBED) // 2]}, Gaps(), r"g\.graphml"),
-    ({"g.graphml": DESCRIBED.replace("<edge id", "<hyperedge/><edge id")}, Gaps(), ".*two ends"),
+     PLAIN, ".*'0' is no node"),
+    (two("id,label,a\n007,x,3\n", "source,target\n7,7\n"), PLAIN, ".*'7' is no node"),
+    (two(HEAD + ROWS, "source,target\nanna,zoe\n"), PLAIN, r"edges\.csv, line 2: target: 'zoe'"),
+    (two(HEAD + ROWS, "source,target\n,anna\n"), PLAIN, r"edges\.csv, line 2: source"),
+    (two(HEAD + ROWS, "source,target\nanna\n"), PLAIN, r"edges\.csv, line 2: 1.*2"),
+    (two(HEAD + ROWS, "from,target\nanna,bert\n"), PLAIN, r"edges\.csv, line 1.*source"),
+    (two(HEAD + ROWS, ""), PLAIN, r"edges\.csv: is empty"),
+    ({"nodes.csv": NODES}, PLAIN, r"edges\.csv: there is no such file"),
+    (two(HEAD + ROWS), ReadOptions(weight="value"), r"edges\.csv: data\.weight"),
+    *((weight(value), PLAIN, r"edges\.csv, line 3: weight") for value in ("", '"1,5"', "strong")),
+    ({"g.json": ""}, PLAIN, r"g\.json"),
+    ({"g.json": HALF[: len(HALF) // 2]}, PLAIN, r"g\.json.*line 1"),
+    ({"g.json": "[1]"}, PLAIN, r"g\.json.*nodes.*links"),
+    ({"g.json": '{"nodes": 3, "links": []}'}, PLAIN, r"g\.json.*nodes"),
+    ({"g.json": '{"nodes": [3], "links": []}'}, PLAIN, r"g\.json, node 0: 3"),
+    (both(nodes=MANY), ReadOptions(missing="mean"), ".*attributes"),
+    (both(links=IN_JSON["edges"][:1]), PLAIN, r"g\.json.*`links` and `edges`"),
+    (changed("id", "anna"), PLAIN, r"g\.json, node 1: name: 'anna'"),
+    (changed("age", "old"), PLAIN, r"g\.json, node 1: age: 'old'"),
+    (changed("age", None), PLAIN, r"g\.json, node 1: age"),
+    (changed("age", [1, 2], one=0), PLAIN, r"g\.json, node 1: age.* 2"),
+    (changed("city", 5), PLAIN, r"g\.json, node 0: city"),
+    (changed("split", "all"), PLAIN, r"g\.json, node 1: split: 'all'"),
+    (changed("label", ["cat", "dog"]), PLAIN, r"g\.json, node 1: label.*'cat', 'dog'"),
+    (changed("target", "zoe", "links"), PLAIN, r"g\.json, edge 1: target: 'zoe'"),
+    (changed("weight", None, "links"), PLAIN, r"g\.json, edge 1: weight"),
+    ({"g.graphml": DESCRIBED[: len(DESCRIBED) // 2]}, PLAIN, r"g\.graphml"),
+    ({"g.graphml": DESCRIBED.replace("<edge id", "<hyperedge/><edge id")}, PLAIN, ".*two ends"),
 ]  # fmt: skip
 
 
@@ -725,7 +733,8 @@ def test_names_of_the_kinds_lead_to_them_and_others_are_refused_with_the_remedy(
 
 # Missing numbers and words ------------------------------------------------------------------------
 
-FILLED = Gaps(missing="mean", categories="one-hot")
+SETTINGS = ReadOptions._fields[:6]  # of the section `data`
+FILLED = ReadOptions(missing="mean", categories="one-hot")
 TOWNS = """\
 name,label,split,age,town
 anna,cat,train,30,bern
@@ -735,9 +744,13 @@ dora,dog,train,60,
 """
 
 
-def load(path: Path, features: str = "as-is", gaps: Gaps = FILLED) -> Graph:
+def load(path: Path, features: str = "as-is", gaps: ReadOptions = FILLED) -> Graph:
     """Load a graph as a run does."""
-    return load_graph(DataConfig(str(path), split="auto", features=features, **gaps._asdict()))
+    return load_graph(
+        DataConfig(
+            str(path), split="auto", features=features, **dict(zip(SETTINGS, gaps, strict=False))
+        )
+    )
 
 
 def table(rows: str, count: int) -> str:
@@ -750,10 +763,9 @@ def table(rows: str, count: int) -> str:
     [
         (TOWNS, FILLED, ""),
         (TOWNS.replace("30,", ","), FILLED, ""),
-        (TOWNS, Gaps(), r"line 2: town.*data\.categories=one-hot"),
-        (TOWNS, Gaps(categories="one-hot"), r"line 3: age.*data\.missing=mean"),
-        (TOWNS, Gaps(missing="mean"), r"line 2: town.*data\.categories=one-hot"),
-        (TOWNS.replace("30,", "nan,"), Gaps(categories="one-hot"), r"line 2: age"),
+        (TOWNS, ReadOptions(categories="one-hot"), r"line 3: age.*data\.missing=mean"),
+        (TOWNS, ReadOptions(missing="mean"), r"line 2: town.*data\.categories=one-hot"),
+        (TOWNS.replace("30,", "nan,"), ReadOptions(categories="one-hot"), r"line 2: age"),
         (TOWNS.replace("60,bern", "60,7"), FILLED, r"line 4: town.*line 2.*'bern'"),
         (TOWNS.replace("60,bern", "inf,bern"), FILLED, "line 4: age: inf"),
         (table("", 9), FILLED, "a: no node"),
@@ -801,12 +813,12 @@ def test_nan_in_a_saved_graph_gets_the_mean(tmp_path):
     data = Data(x=x, edge_index=edges, y=torch.tensor([0, 1, 0]))
     data.train_mask, data.val_mask, data.test_mask = torch.eye(3, dtype=torch.bool)
     torch.save(data, tmp_path / "g.pt")
-    graph = load(tmp_path / "g.pt", "standardise", Gaps(missing="mean"))
+    graph = load(tmp_path / "g.pt", "standardise", ReadOptions(missing="mean"))
     assert graph.x[2, 0] == graph.x[0, 1] == 0  # the mean
     assert graph.treatment is not None
     torch.testing.assert_close(graph.treatment.apply(x), graph.x)
     with pytest.raises(DataError, match=r"x\[0, 1\].*data\.missing=mean"):
-        load(tmp_path / "g.pt", gaps=Gaps())
+        load(tmp_path / "g.pt", gaps=PLAIN)
 
 
 def test_new_nodes_get_the_runs_means_and_words(tmp_path):
@@ -834,7 +846,7 @@ def test_all_clients_have_the_same_features(tmp_path):
     tables(tmp_path / "all" / "one", TOWNS)
     other = "name,label,split,town,age\nanna,cat,train,chur,100\nbert,dog,val,genf,\n"
     tables(tmp_path / "all" / "two", f"{other}cora,cat,test,chur,100\ndora,dog,train,,100\n")
-    clients = load_folder(tmp_path / "all", RATIOS, seed=0, gaps=FILLED)
+    clients = load_folder(tmp_path / "all", RATIOS, seed=0, how=FILLED)
     # Known ages: 30, 60, 60, 100, 100, 100. Of six towns, two each.
     thirds = [1 / 3] * 3
     assert clients.treatment is not None and clients.treatment.columns is not None
@@ -883,6 +895,6 @@ def test_labels_get_the_runs_numbers(tmp_path):
         read_new_graph(tmp_path / "new.pt", FORM)
     torch.save({"edge_index": edges, "y": [1, 0]}, tmp_path / "new.pt")
     with pytest.raises(DataError):  # numbers of nodes are no features of new ones
-        read_new_graph(tmp_path / "new.pt", FORM._replace(given=Gaps("one-hot")))
-    form = DataForm(Treatment("as-is", 32), 2, None, Gaps("degree"))
+        read_new_graph(tmp_path / "new.pt", FORM._replace(given=ReadOptions("one-hot")))
+    form = DataForm(Treatment("as-is", 32), 2, None, ReadOptions("degree"))
     assert read_new_graph(tmp_path / "new.pt", form).x.argmax(1).tolist() == [1, 1]

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from flower_graph.config.common import DataConfig
+from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import (
     client_graphs,
     clients_path,
@@ -29,7 +30,7 @@ from flower_graph.data.folders.client_folder import (
 from flower_graph.data.folders.party import (
     CLIENTS,
     SERVER,
-    Manifest,
+    RunFolder,
     assigned,
     deciding_settings,
     fingerprint,
@@ -123,9 +124,9 @@ def test_files_become_clients_with_their_masks_or_drawn_ones(tmp_path):
         assert found.sum(1).tolist() == [3, 1, 1] and found.sum(0).tolist() == [1] * 5 + [0]
     draws = [load_folder(folder, RATIOS, seed)[1].train_mask.tolist() for seed in range(6)]
     assert draws[0] == second.train_mask.tolist() and any(draw != draws[0] for draw in draws)
-    assert load_folder(folder, RATIOS, 0, features="row")[1].x[1].tolist() == pytest.approx(
-        [0.4, 0.6]
-    )
+    assert load_folder(folder, RATIOS, 0, how=ReadOptions(features="row"))[1].x[
+        1
+    ].tolist() == pytest.approx([0.4, 0.6])
 
 
 UNFIT: list[tuple[dict[str, Any], str]] = [
@@ -381,23 +382,23 @@ def test_a_change_of_any_file_is_noticed(tmp_path):
 SETTINGS: dict[str, Any] = {"app": "fedgls", "seed": 0, "data.name": "Cora", "ratios": [0.5, 0.5]}
 
 
-def manifest(**changes: Any) -> Manifest:
+def manifest(**changes: Any) -> RunFolder:
     counts = {"num_clients": 5, "features": 4, "classes": 2}
-    return Manifest(**{"role": CLIENTS, "settings": SETTINGS, "clients": [3], **counts, **changes})
+    return RunFolder(**{"role": CLIENTS, "settings": SETTINGS, "clients": [3], **counts, **changes})
 
 
 @pytest.fixture
 def folder(tmp_path):
     """Write a folder of one tensor."""
     path = tmp_path / "client-0003"
-    write_folder(path, manifest(details={"graphless-clients": 2}), {"3.y": torch.arange(4)})
+    tensors = {"3.y": torch.arange(4)}
+    write_folder(path, manifest(details={"graphless-clients": 2}, tensors=tensors))
     return path
 
 
 def test_what_was_written_is_read_back_by_its_owner_alone(folder):
-    found = open_folder(folder, SETTINGS, CLIENTS)
-    there = found.manifest
-    assert (there.role, there.app, there.clients) == ("clients", "fedgls", [3])
+    found = there = open_folder(folder, SETTINGS, CLIENTS)
+    assert (there.role, there.clients) == ("clients", [3])
     assert (there.num_clients, there.features, there.classes) == (5, 4, 2)
     assert there.settings == SETTINGS and found.detail("graphless-clients", int) == 2
     assert torch.equal(found.tensors["3.y"], torch.arange(4))
@@ -408,7 +409,7 @@ def test_what_was_written_is_read_back_by_its_owner_alone(folder):
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [folder, *folder.iterdir()]}
     assert modes == {"client-0003": 0o700, "data.safetensors": 0o600, "manifest.json": 0o600}
     with pytest.raises(OutputError, match="client-0003"):
-        write_folder(folder, manifest(), {})
+        write_folder(folder, manifest())
 
 
 def test_what_cannot_be_read_is_named(folder):
@@ -472,7 +473,7 @@ def test_a_missing_folder_and_the_folder_of_the_other_role(tmp_path):
     for role, other in ((CLIENTS, SERVER), (SERVER, CLIENTS)):
         with pytest.raises(DataError, match=f"{role}.*{keys[role]}"):
             open_folder(tmp_path / role, SETTINGS, role)
-        write_folder(tmp_path / role, manifest(role=role, clients=[]), {})
+        write_folder(tmp_path / role, manifest(role=role, clients=[]))
         with pytest.raises(DataError, match=f"{keys[role]}.*give"):
             open_folder(tmp_path / role, SETTINGS, other)
 
@@ -593,13 +594,13 @@ def test_every_client_is_in_one_folder(tmp_path):
     for number, name in enumerate(names[:3]):
         found = open_folder(tmp_path / name, SETTINGS, CLIENTS)
         here = assigned(number, 3, 7)
-        assert found.manifest.clients == [*here]
+        assert found.clients == [*here]
         assert {key.partition(".")[0] for key in found.tensors} == {str(one) for one in here}
         for client in here:
             y = read_graph(ClientGraph, client, found.tensors).nodes
             assert torch.equal(y, graphs[client].nodes)
     server = open_folder(tmp_path / "server", SETTINGS, SERVER)
-    assert (server.tensors, server.manifest.num_clients, server.manifest.clients) == ({}, 7, [])
+    assert (server.tensors, server.num_clients, server.clients) == ({}, 7, [])
     # Names are as wide as the largest number
     assert folder_name(range(3, 4), 10) == "client-0003"
     assert folder_name(range(0, 677), 2708) == "clients-0000-0676"

@@ -21,7 +21,7 @@ from torch_geometric.utils import k_hop_subgraph, subgraph
 
 from flower_graph.config.partition import PartitionSection
 from flower_graph.data import Graph, csbm, to_undirected
-from flower_graph.data.graph import Neighbours
+from flower_graph.data.graph import Masks, Neighbours
 from flower_graph.data.partition.client_graphs import (
     DRAWS,
     LEAST_NODES,
@@ -62,7 +62,6 @@ from flower_graph.data.partition.statistics import (
     node_statistics,
 )
 from flower_graph.data.splits import (
-    Masks,
     check_roles,
     geom_gcn_split,
     labelled_split,

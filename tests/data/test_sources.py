@@ -23,7 +23,7 @@ from flower_graph.data import csbm, csbm_sparse, describe, load_data, load_graph
 from flower_graph.data import graph as data_graph
 from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import as_graph
-from flower_graph.data.features import Uses, move_features, sketched
+from flower_graph.data.features import ReadOptions, move_features, sketched
 from flower_graph.data.folders.client_folder import client_graph_from_data
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources import cache as cache_module
@@ -153,7 +153,7 @@ def test_the_root_is_only_read_once_and_new_raw_files_are_noticed(cache, root):
     load_data(DataConfig(name="Actor", split="geom-gcn"))
     assert listing(root) == before
     # Each folder of the cache has the raw files of its own set, and no others.
-    names = {path.name for path in cache.glob("*/raw/*") if "split" not in path.name}
+    names = {path.name for path in cache.glob("*/*/raw/*") if "split" not in path.name}
     assert names == {"data.json", "out1_graph_edges.txt", "out1_node_feature_label.txt"}
     before = listing(cache)
     assert torch.equal(load_data(DataConfig(name="WikiCS")).x, first.x)
@@ -762,15 +762,15 @@ def test_a_graph_too_large_to_be_dense_has_sparse_features_where_they_are_taken(
     config.split, config.ratios = "random", [0.4, 0.3, 0.3]
     dense = load_graph(config)
     monkeypatch.setattr(data_graph, "DENSE_LIMIT", 4 * 30 * 20 - 1)
-    sparse = load_graph(config, uses=Uses(sparse=True))
+    sparse = load_graph(config, how=ReadOptions(sparse=True))
     assert sparse.x.layout == torch.sparse_csr
     assert torch.equal(sparse.x.to_dense(), dense.x)
     assert torch.equal(sparse.edge_index, dense.edge_index)
     for rows in (slice(0, 30), slice(7, 19), slice(5, 5)):
-        assert torch.equal(data_graph.row_range(sparse.x, rows).to_dense(), dense.x[rows])
-        assert torch.equal(data_graph.row_range(dense.x, rows), dense.x[rows])
+        assert torch.equal(data_graph.take_rows(sparse.x, rows).to_dense(), dense.x[rows])
+        assert torch.equal(data_graph.take_rows(dense.x, rows), dense.x[rows])
     with pytest.raises(DataError, match=r"data\.features"):
-        load_graph(replace(config, features="row"), uses=Uses(sparse=True))
+        load_graph(replace(config, features="row"), how=ReadOptions(sparse=True))
     with pytest.raises(DataError):
         load_graph(config)  # a method that takes none
     with pytest.raises(DataError, match=r"data\.nodes"):

@@ -9,25 +9,25 @@ a `ModuleClient`, are PyTorch's and theirs.
 
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 from ego_helpers import SETTINGS as EGO
 from ego_helpers import toy_egos, toy_shared
 from other_device import ELSEWHERE, Far, watched
-from structure_helpers import settings_of, toy_clients
 from test_gat import ROWS, Client, make_client, make_targets
 from test_gat import SETTINGS as GAT
 from torch import Tensor, nn
 
-from benchmarks.gpu import make_rows, make_server
-from flower_graph.strategies.fedgls.cohort import StructureCohort
-from flower_graph.strategies.fedgls.config import FEDGLS
+from flower_graph.models import build_server_model
+from flower_graph.ops.active_rows import ActiveRows
 from flower_graph.strategies.fedscem.cohort import EgoCohort, EgoGroup, Shared
+from flower_graph.strategies.nfedgnn.config import StrategyConfig
+from flower_graph.strategies.nfedgnn.server_model import RelayServer
 from flower_graph.strategies.nfedgnn.users import (
     CommonLayer,
     LinearCohort,
-    LinearLayer,
     ModuleCohort,
     UserSettings,
 )
@@ -37,6 +37,32 @@ USERS = UserSettings(16, True, 5e-4, 0, "holders")
 Place = torch.device
 Step = Callable[[], None]
 Reply = Callable[[], list[Tensor]]
+
+
+def make_rows(users: int, features: int, active: int) -> ActiveRows:
+    """Give every user one feature out of each of ``active`` ranges."""
+    width = features // active
+    seed = torch.Generator().manual_seed(0)
+    chosen = torch.randint(width, (users, active), generator=seed, dtype=torch.int32)
+    chosen += torch.arange(active, dtype=torch.int32) * width
+    pointers = torch.arange(users + 1, dtype=torch.int32) * active
+    return ActiveRows(pointers, chosen.flatten(), torch.ones(users * active), features)
+
+
+def make_server(users: int, device: Place) -> RelayServer:
+    """Build the server of a ring of users."""
+    nodes = torch.arange(users)
+    edges = torch.stack([nodes, nodes.roll(1)])
+    data = SimpleNamespace(
+        edge_index=torch.cat([edges, edges.flip(0)], 1),
+        y=nodes % 7,
+        train_mask=nodes < 20,
+        val_mask=(nodes >= 20) & (nodes < 40),
+        test_mask=nodes >= 40,
+    )
+    model = build_server_model("gcn", hidden=16, heads=1, classes=7, dropout=0.0, seed=0)
+    settings = UserSettings(16, False, 5e-4, 0)
+    return RelayServer(data, model, StrategyConfig(reg_weight=1.0), settings, device)
 
 
 def linear(device: Place) -> tuple[Step, Reply]:
@@ -86,23 +112,11 @@ def egos(device: Place) -> tuple[Step, Reply]:
     return step, lambda: [group.embed(), group.logits()]
 
 
-def structures(device: Place) -> tuple[Step, Reply]:
-    settings = settings_of(FEDGLS, model={"dropout": 0.5, "input_dropout": 0.5})
-    cohort = StructureCohort(toy_clients(), settings, device=device)
-
-    def reply() -> list[Tensor]:
-        models = cohort.mean_models(cohort.clients)[0]
-        return [*cohort.evaluate(), *(part for m in models for part in (m.first, m.rest))]
-
-    return lambda: (cohort.train(1), None)[1], reply
-
-
 def common_layer(device: Place) -> tuple[Step, Reply]:
     settings = UserSettings(16, True, 5e-4, 0, dropout=0.5)
     users = torch.arange(12, device=device)
-    layer = LinearLayer(make_rows(12, 40, 4).to(device), users, settings)
-    tensors = {name: t.to(device) for name, t in CommonLayer.start(layer, settings).items()}
-    common = CommonLayer(layer, settings, tensors)
+    common = CommonLayer(make_rows(12, 40, 4).to(device), users, settings)
+    common.hold({name: t.to(device) for name, t in common.start().items()})
     total: list[Tensor] = []
 
     def step() -> None:
@@ -125,34 +139,21 @@ def placed(graph: Client, device: Place) -> Client:
     return dataclasses.replace(graph, **moved)
 
 
-ENGINES = {
-    f.__name__: f
-    for f in (linear, of_modules, relay_server, egos, structures, common_layer, attention)
-}
-EVALUATE = "flower_graph/engine/graph_batch.py:evaluate"
+ENGINES = {f.__name__: f for f in (linear, of_modules, relay_server, egos, common_layer, attention)}
 SERVER = "strategies/nfedgnn/server_model.py"
-EGOS, COHORT = (f"strategies/{one}/cohort.py" for one in ("fedscem", "fedgls"))
+EGOS = "strategies/fedscem/cohort.py"
 # Where a step waits for the device: numbers that it reads, and tensors that it copies to the host
 READS = {
     # Losses, which go to the report, and sizes that depend on who has answered
     "relay_server": {f"{SERVER}:{f}" for f in ("gradients", "receive", "graph", "entropy")},
     "egos": {f"{EGOS}:_contrast_losses"},  # how many shared nodes each client has
-    "structures": {
-        "flower_graph/ops/similarity.py:_product_blocks",  # bounds of blocks that fit the memory
-        "flower_graph/ops/graph.py:_replace",  # bounds of the block that a learnt graph replaces
-        "flower_graph/engine/graph_batch.py:draw_kept",  # how many entries each client has
-        "strategies/fedgls/learners.py:learn",
-        f"{COHORT}:_diverged",
-    },
     "attention": {"strategies/ppfl/modules.py:learn"},  # the loss, which is replied
 }
 COPIES = {
     "egos": {f"{EGOS}:_contrast"},  # losses, which are replied
-    "structures": {f"{COHORT}:learn_structure"},  # the same
     "common_layer": {"flower_graph/rng.py:chances"},  # what users drop is drawn on the host
 }
 REPLIES = {
-    "structures": {EVALUATE},
     "attention": {"strategies/ppfl/modules.py:embed"},
 }
 

@@ -29,7 +29,7 @@ from flower_graph import errors
 from flower_graph.apps.cli.run import Job
 from flower_graph.apps.cli.run import _done as done
 from flower_graph.client.adaptor import read_state, write_state
-from flower_graph.data.folders.party import CLIENTS, Manifest, open_folder, write_folder
+from flower_graph.data.folders.party import CLIENTS, RunFolder, open_folder, write_folder
 from flower_graph.data.sources.pyg import load_file
 from flower_graph.data.splits import geom_gcn_split
 from flower_graph.errors import StateLostError
@@ -197,8 +197,7 @@ def of_supernode(place: Path) -> list[Target]:
     state = {"w": torch.arange(40.0), "clients": [1, 2, 3], "known": {"up": {"a": 1}}}
     checkpoint.save_server(saved, 1, state)
     folder = place / "client-0003"
-    said = Manifest(CLIENTS, SETTINGS, [3], 5, 4, 2)
-    write_folder(folder, said, {"3.y": torch.arange(4)})
+    write_folder(folder, RunFolder(CLIENTS, SETTINGS, [3], 5, 4, 2, {}, {"3.y": torch.arange(4)}))
     context = place / "state" / "run-1" / "context-0.state"
     write_state(context, RecordDict({"a": ConfigRecord({"b": [1, 2]})}), 3)
     secret, given = place / "secret", {"state-key": str(place / "secret")}

@@ -193,7 +193,7 @@ def test_key_holders_are_asked_for_so_many_points_at_a_time(monkeypatch: Any) ->
     names = set()
     for node, union in aligner.union_requests().items():
         hosts[node].answer(union.to_config())
-        names |= {bytes(token) for token in hosts[node]._tokens[node][:2]}
+        names |= {bytes(token) for token in hosts[node]._named(node, 12)[:2]}
     assert len(names) == 2  # identities 1 and 2 have the same token everywhere
 
 

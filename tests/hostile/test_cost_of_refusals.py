@@ -32,14 +32,14 @@ from flower_graph.secure.ring import Ring
 from flower_graph.server.averaging import Wanted, check_replies
 from flower_graph.server.membership import Membership
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedgls.cohort import initial_models
 from flower_graph.strategies.fedgls.config import StructureSettings
+from flower_graph.strategies.fedgls.modules import first_model
 from flower_graph.strategies.fedscem.cohort import EgoSettings
 from flower_graph.strategies.fedscem.cohort import first_model as first_of
 from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment
 from flower_graph.wire.arrays import decode_array, read_array
 from flower_graph.wire.averaging import Trained
-from flower_graph.wire.exchange import MAX_NAMED, Gathering, Rejected, few, log_rejected
+from flower_graph.wire.exchange import MAX_NAMED, Rejected, fault_of, few, log_rejected
 from flower_graph.wire.ledger import ENROLMENT, ROOM, reply_bytes, size_of
 
 MB = 1 << 20
@@ -71,12 +71,9 @@ def cheap(work: Callable[[], Any], most: int = MB) -> Any:
 
 def refused(answer: Any, most: int = ROOM) -> str:
     """Give the reason why a reply is refused, which costs little."""
-    message, reply = exchange(answer)
-    gathering = Gathering[Any](1, lambda node, content: pytest.fail("it was read"), most)
-    gathering.open[message.metadata.message_id] = message.metadata.dst_node_id
-    cheap(lambda: gathering.take(reply, size_of(reply)))
-    (entry,) = gathering.replies.rejected
-    return entry.reason
+    _, reply = exchange(answer)
+    why = cheap(lambda: one_line(fault_of(reply, size_of(reply), 1, most)))
+    return str(why)
 
 
 def refused_by_averaging(answer: Any) -> str:
@@ -329,7 +326,7 @@ def test_a_label_that_is_no_class_is_named() -> None:
 def test_a_billion_classes_are_refused_before_anything_is_made(make: str) -> None:
     makes = {
         "as_graph": lambda: as_graph(graph_with(2), num_classes=10**9),
-        "structure": lambda: initial_models(StructureSettings(2, 10**9)),
+        "structure": lambda: first_model(StructureSettings(2, 10**9)),
         "ego": lambda: first_of(EgoSettings(2, 10**9)),
     }
     assert re.search("num_classes.*1000000000.*100000", cheap(makes[make], MB))

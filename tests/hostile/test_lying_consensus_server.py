@@ -15,14 +15,8 @@ from flower_graph.client.trust import trust_of
 from flower_graph.errors import NoClientsError
 from flower_graph.method.registry import method_of
 from flower_graph.secure.sum.service import entries_of
-from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment, IntArray
-from flower_graph.strategies.ppfl.secure_consensus import (
-    CommonMean,
-    Floats,
-    SecureConsensus,
-    SignedClaims,
-    sign_claim,
-)
+from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment, IntArray, claim_parts
+from flower_graph.strategies.ppfl.strategy import CommonMean, SecureConsensus
 from flower_graph.wire.keys import CONFIG, PUBLIC
 
 COUNT = 7
@@ -134,7 +128,7 @@ def test_who_lays_nodes_apart_reads_nothing() -> None:
     """The attack below, on clients that do not trust the server."""
     members = [still_member(i, np.eye(5)[:, :3].tolist(), range(5)) for i in range(COUNT)]
     grid, strategy = make_distrusting(members, COUNT)
-    strategy.mean = lying = LaidApart(0.3)
+    strategy.mean = lying = LaidApart()
     outcome = start(grid, strategy, rounds=1, skipped=True)
     assert not hasattr(lying, "read")
     reasons = [entry["reason"] for entry in outcome.reports[0].rejected]
@@ -157,16 +151,16 @@ def test_a_claim_that_is_replayed_from_another_run_is_refused() -> None:
     grid, strategy = make_distrusting(toy_members(COUNT), COUNT)
     context = next(c for c in grid.contexts.values() if c.node_config["partition-id"] == 1)
     held = {1: toy_members(COUNT)[1].public}
-    old = sign_claim(trust_of(context).identity, grid.run.run_id + 1, held)
-    strategy.claims = Replayed(strategy.claims.registry, lambda: grid.run.run_id)
-    strategy.claims[1] = EmbeddingEnrolment([1], [held[1]], [3], None, old)
+    old = trust_of(context).identity.sign(*claim_parts(grid.run.run_id + 1, held))
+    claim = EmbeddingEnrolment([1], [held[1]], [3], None, np.frombuffer(old, np.uint8))
+    strategy.clients.claims = Replayed({1: claim})
     outcome = start(grid, strategy, rounds=1, skipped=True)
     reasons = {entry["reason"] for entry in outcome.reports[0].rejected}
     assert any("party 1: its claim of public nodes is not signed" in why for why in reasons)
     assert outcome.strategy.contributors == []
 
 
-class Replayed(SignedClaims):
+class Replayed(dict[int, EmbeddingEnrolment]):
     """Claims that what comes later does not replace."""
 
     def __setitem__(self, party: int, claim: EmbeddingEnrolment) -> None:
@@ -176,23 +170,14 @@ class Replayed(SignedClaims):
 class LaidApart(CommonMean):
     """Gives each client places of its own in the sum, and keeps what lies there."""
 
-    def choose(
-        self,
-        nodes: IntArray,
-        ids: Mapping[int, IntArray],
-        there: Mapping[int, Iterable[int]],
-        dimension: int,
-    ) -> None:
-        clients = [client for here in there.values() for client in here]
-        ends = np.cumsum([ids[client].size for client in clients])
-        self.slots = {
-            client: np.arange(end - ids[client].size, end)
-            for client, end in zip(clients, ends, strict=True)
-        }
+    def choose(self, nodes: IntArray, ids: Mapping[int, IntArray], dimension: int) -> None:
+        ends = np.cumsum([own.size for own in ids.values()])
+        of_clients = zip(ids.items(), ends, strict=True)
+        self.slots = {client: np.arange(end - own.size, end) for (client, own), end in of_clients}
         self.nodes = np.arange(ends[-1])
         self.rows = np.zeros((ends[-1], dimension), np.float32)
 
-    def take(self, total: Floats, contributors: Iterable[int]) -> None:
+    def take(self, total: Any, contributors: Iterable[int]) -> None:
         self.read = {c: total.reshape(self.rows.shape)[slots] for c, slots in self.slots.items()}
 
 
@@ -201,7 +186,7 @@ def test_who_lays_out_the_secure_consensus_reads_every_client_out_of_one_sum() -
     chance = np.random.default_rng(0)
     vectors = [chance.normal(size=(5, 3)) for _ in range(4)]
     strategy = SecureConsensus()
-    strategy.mean = lying = LaidApart(0.3)
+    strategy.mean = lying = LaidApart()
     members = [still_member(i, rows.tolist(), range(5)) for i, rows in enumerate(vectors)]
     run_secure(members, rounds=1, strategy=strategy)
     assert lying.read.keys() == {0, 1, 2, 3}

@@ -38,11 +38,10 @@ from told_otherwise import (
 )
 
 from flower_graph import EgoNetworkClient
-from flower_graph.apps.run import client_app, with_registry
+from flower_graph.apps.run import client_app, make_server
 from flower_graph.client.state import IN_PROCESS, forget_run
 from flower_graph.client.trust import trust_of
 from flower_graph.errors import NoClientsError, RefusedError
-from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.relayed import CHECKS, REFUSAL
 from flower_graph.secure.sum import round as sum_round
@@ -51,7 +50,7 @@ from flower_graph.secure.sum.server import PartySums
 from flower_graph.secure.sum.service import SecureSum, Summed
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import MaskedEmbeddingAveraging
-from flower_graph.strategies.ppfl.secure_consensus import CommonMean
+from flower_graph.strategies.ppfl.strategy import CommonMean
 from flower_graph.wire.arrays import own_records
 from flower_graph.wire.exchange import Exchange
 from flower_graph.wire.keys import CONFIG
@@ -129,7 +128,7 @@ def repeated_means(keys: Path | None, who: tuple[int, ...]) -> list[Any]:
     reports = list[Any]()
     grid = without_some(public_app(0, keys, Restless), who, lambda: len(reports) >= 3)
     strategy = public_server(keys)
-    strategy.mean = Repeats(0.3)
+    strategy.mean = Repeats()
     try:
         strategy.start(grid, num_rounds=5, timeout=TIMEOUT, on_round=reports.append)
     finally:
@@ -271,7 +270,7 @@ def test_every_lie_to_a_method_is_refused_and_it_learns_as_if_nobody_had_lied(
     )
     lying = LyingGrid(other, lies)
     for grid in (honest, lying):
-        strategy: Any = method_of(config).build_strategy(with_registry(config, grid), None)
+        strategy: Any = make_server(config, grid)
         reports: list[RoundReport] = []
         strategy.start(grid, num_rounds=2, timeout=5.0, on_round=reports.append)
         losses.append([report.loss for report in reports])

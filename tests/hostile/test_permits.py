@@ -20,7 +20,7 @@ from flower_graph.data.sources.cache import fetching, missing_message
 from flower_graph.errors import ConfigError, DataError, NoClientsError, RefusedError
 from flower_graph.method.load import load_config
 from flower_graph.method.of_app import configured_client
-from flower_graph.method.permits import PROMISES, Permits
+from flower_graph.method.permits import LIMITS, Permits
 from flower_graph.method.registry import known_apps, method_named, method_of
 from flower_graph.privacy.accountant import noise_multiplier
 from flower_graph.secure.node_config import least_clients
@@ -223,7 +223,7 @@ OTHERS = {
     "the server's own copy; each SuperNode reads its own": "strategy.registry",
     "the run's to say": "device",
 }
-FLOORED = {key for settings in PROMISES.values() for key in settings}
+FLOORED = {key for limit in LIMITS.values() for key in limit.metadata["settings"]}
 
 
 def kinds_of(key: str) -> list[str]:

@@ -38,10 +38,8 @@ from flower_graph.secure.sum.client import SumClient
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
 from flower_graph.strategies.fedscem import client as ego_host
-from flower_graph.strategies.ppfl.secure_consensus import (
-    SecureConsensus,
-    SecureConsensusClient,
-)
+from flower_graph.strategies.ppfl.cohort_client import SecureConsensusClient
+from flower_graph.strategies.ppfl.strategy import SecureConsensus
 from flower_graph.wire.client_errors import AT_HOME
 
 SECRET = "hunter2-of-this-machine"
@@ -330,9 +328,7 @@ def secrets_of(part: Any) -> Iterator[bytes]:
             yield from (share.tobytes() for share in kept.held.reshape(-1, kept.held.shape[-1]))
     if isinstance(part, AlignmentClient):
         yield from (bytes(secret) for secret in part._secrets.values())
-        for keys in part._keys.values():
-            yield from (key.tobytes() for key in keys)
-        yield part._group_key
+        yield from (key for _, key in part._names.values())
 
 
 def spellings(secret: bytes) -> Iterator[bytes]:

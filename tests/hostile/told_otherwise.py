@@ -51,12 +51,8 @@ from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import messages as of_egos
 from flower_graph.strategies.fedscem.messages import VectorEncoding
 from flower_graph.strategies.ppfl import messages as of_public
-from flower_graph.strategies.ppfl import secure_consensus as claims
-from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient
-from flower_graph.strategies.ppfl.secure_consensus import (
-    SecureConsensus,
-    SecureConsensusClient,
-)
+from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, SecureConsensusClient
+from flower_graph.strategies.ppfl.strategy import SecureConsensus
 from flower_graph.wire.arrays import decode_array
 from flower_graph.wire.codec import Field, Part
 from flower_graph.wire.codec import Message as Declared
@@ -741,7 +737,7 @@ class TrustedFedSCem(FedSCem):
 class PublicNodes(World):
     """PPFL-GNN's secure consensus whose server may lie."""
 
-    modules, rounds = (of_public, claims), 3
+    modules, rounds = (of_public,), 3
     app, server = staticmethod(public_app), staticmethod(public_server)
 
 
@@ -749,7 +745,9 @@ class TrustedPublicNodes(PublicNodes):
     """Likewise, where the server is trusted; it is told what each client measured."""
 
     trusted, tells_figures = True, True
-    modules = (of_public,)
+    never = frozenset(
+        f"Claims.claim-{key}" for key in ("clients", "rows", "nodes", "signatures", "means")
+    )
 
 
 class Summing:

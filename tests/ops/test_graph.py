@@ -15,13 +15,13 @@ from flower_graph.ops import graph
 from flower_graph.ops.graph import (
     Adjacency,
     adjacency,
+    block_diagonal,
     csr,
     gcn_adjacency,
     laplacian_regulariser,
     laplacian_term,
     mean_adjacency,
     propagate,
-    replace_block,
 )
 
 # A triangle 0-1-2 with a tail 2-3; node 4 is alone.
@@ -60,22 +60,15 @@ def test_mean_adjacency_by_hand():
     torch.testing.assert_close(mean, torch.tensor([[3.0], [2.5], [11 / 3], [4.0], [0.0]]))
 
 
-@pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
-@pytest.mark.parametrize("new", [EDGES, DIRECTED, NO_EDGES], ids=["more", "directed", "none"])
-def test_replaced_blocks_are_dense_blocks(place: int, new: Tensor) -> None:
-    # Three clients of five nodes; one gets another graph, with more or fewer entries.
-    olds = [DIRECTED, EDGES[:, :4], NO_EDGES]
-    together = torch.cat([edges + 5 * number for number, edges in enumerate(olds)], 1)
-    graph, block = gcn_adjacency(together, 15), gcn_adjacency(new, 5)
-    before = graph.matrix.to_dense()
-    found = replace_block(graph, 5 * place, block)
-    blocks = [gcn_adjacency(edges, 5).matrix.to_dense() for edges in olds]
-    blocks[place] = block.matrix.to_dense()
-    wanted = torch.block_diag(*blocks)
+def test_blocks_of_a_graph_are_joined_and_cut() -> None:
+    parts = [gcn_adjacency(edges, 5) for edges in (DIRECTED, EDGES[:, :4], NO_EDGES, EDGES)]
+    found, wanted = block_diagonal(parts), torch.block_diag(*(p.matrix.to_dense() for p in parts))
     torch.testing.assert_close(found.matrix.to_dense(), wanted)
     torch.testing.assert_close(found.transpose.to_dense(), wanted.T)
-    torch.testing.assert_close(graph.matrix.to_dense(), before, rtol=0, atol=0)
-    x = torch.randn(15, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    for one, other in zip(found.blocks([0, 5, 10, 15, 20]), parts, strict=True):
+        assert torch.equal(one.matrix.to_dense(), other.matrix.to_dense())
+        assert torch.equal(one.transpose.to_dense(), other.transpose.to_dense())
+    x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
     torch.testing.assert_close(propagate(found, x), wanted @ x)
     (grad,) = torch.autograd.grad(propagate(found, x).square().sum(), x)
     torch.testing.assert_close(grad, 2 * wanted.T @ wanted @ x.detach())

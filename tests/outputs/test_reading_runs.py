@@ -146,7 +146,7 @@ REFUSED: list[tuple[dict[str, Any] | None, str, list[str], str]] = [
     ({"edge_index": torch.tensor([[0], [3]])}, "", ONE, "edge_index["),
     ({"x": NAN}, "", ONE, "x[1, 2]"),
     ({"y": ["cat", "cow", None]}, "", ONE, "'cow'"),
-    ({"y": torch.tensor([0, 2, -1])}, "", ONE, "y has 2"),
+    ({"y": torch.tensor([0, 2, -1])}, "", ONE, "y[1] is 2"),
     ({}, "", ["--client", "7"], "client 7: no model of it in"),
     ({}, "", [], "--client"),
     (None, "", ["--client", "7"], "there are those of 0, 1"),

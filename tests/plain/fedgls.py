@@ -134,7 +134,7 @@ class Client:
         self.kind = int(alone)  # which model its first net is: theta is number 0, omega 1
         numbers = (0, 1) if method == "structure-fedavg" else (self.kind,)
         self.nets = [Net(starts[number], settings) for number in numbers]
-        self.contrast = self.distillation = torch.nan
+        self.contrast = torch.nan
 
     def begin(self, models: Sequence[Any]) -> None:
         for number, net in enumerate(self.nets, start=self.kind):
@@ -151,16 +151,19 @@ class Client:
     def models(self) -> dict[int, Weights]:
         return {n: net.model(self.x) for n, net in enumerate(self.nets, start=self.kind)}
 
+    def learn(self) -> None:
+        gnn, encoder = self.nets
+        h, z = gnn(self.x, self.learner.graph(self.x)), encoder(self.x, None).detach()
+        step(self.learner, loss := contrast(h, z, self.settings.graph.tau))
+        self.contrast, self.adjacency = loss.item(), self.learner.graph(self.x).detach()
+
     def train(self, drops: Sequence[Drops] = (Drops(), Drops())) -> None:
         """One round: φ on equation 8, then θ on 10 and ω on 11; ``drops`` of each net."""
         if self.settings.strategy.optimiser == "reset":
             for net in self.nets:
                 net.new_optimiser()
         if self.learner is not None:
-            gnn, encoder = self.nets
-            h, z = gnn(self.x, self.learner.graph(self.x)), encoder(self.x, None).detach()
-            step(self.learner, loss := contrast(h, z, self.settings.graph.tau))
-            self.contrast, self.adjacency = loss.item(), self.learner.graph(self.x).detach()
+            self.learn()
         mask, y = self.graph.train_mask, self.graph.y
         for epoch in range(self.settings.strategy.local_epochs):
             at = [min(epoch, len(drop.hidden) - 1) for drop in drops]
@@ -171,7 +174,6 @@ class Client:
                 student = self.nets[1](x[1], None, drops[1].hidden[at[1]]).softmax(1)
                 p = logits.detach().softmax(1)
                 losses.append((p * (p / student).log()).sum(1).mean())
-                self.distillation = losses[1].item()
             for net, loss in zip(self.nets, losses, strict=True):
                 step(net, loss)
 
@@ -181,7 +183,13 @@ class Federation:
 
     def __init__(self, graphs: Any, settings: Any, starts: Any, phi: Sequence[Tensor]) -> None:
         self.clients = [Client(graph, settings, starts, phi) for graph in graphs]
-        self.models = list(starts)
+        self.models, self.phi = list(starts), phi
+
+    def learn(self) -> None:
+        gnn, encoder = self.nets
+        h, z = gnn(self.x, self.learner.graph(self.x)), encoder(self.x, None).detach()
+        step(self.learner, loss := contrast(h, z, self.settings.graph.tau))
+        self.contrast, self.adjacency = loss.item(), self.learner.graph(self.x).detach()
 
     def train(self, drops: Callable[[Client, int], Drops] = lambda *_: Drops()) -> None:
         for client in self.clients:

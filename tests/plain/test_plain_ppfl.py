@@ -9,8 +9,8 @@ from ppfl import Member, PlainGAT, pairs, summed
 from public_helpers import run, run_secure, toy_members
 
 from flower_graph.method.registry import method_of
+from flower_graph.strategies.ppfl.cohort_client import first_points
 from flower_graph.strategies.ppfl.method import make_member
-from flower_graph.strategies.ppfl.secure_consensus import first_points
 from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment
 
 STEPS = ["rounds=4", "gat.epochs=5", "gat.dropout=0", "gat.heads=2", "judge.every=9"]

@@ -107,7 +107,7 @@ def client(rows: np.ndarray, **measured: Any) -> Callable[[Message, Context], Me
 
 
 def replies(norm: float = 1.0, multiplier: float = 1.0, releases: int = 1, **how: Any) -> Any:
-    return PrivateReplies(norm, multiplier, 1e-5, releases, **how)
+    return PrivateReplies(ClientNoise(norm, 2 * norm * multiplier, releases, **how))
 
 
 def rows_mod(deviation: float = 1.0, releases: int = 1, norm: float = 1.0) -> PrivateRows:
@@ -171,7 +171,7 @@ def test_a_client_stops_when_its_budget_is_spent(mod_of: Callable[..., Any]) -> 
     [
         *((mod_of(), np.array([[1, bad], [1, 1]]), "numbers") for mod_of in (replies, rows_mod)
           for bad in (np.nan, np.inf)),
-        (replies(), ZEROS, "nothing changed"),
+        (replies(), np.zeros((3, 2)), "6 numbers"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_clipped_is_not_sent(mod: Any, after: np.ndarray, said: str) -> None:

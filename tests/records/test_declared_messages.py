@@ -20,7 +20,7 @@ from flower_graph.strategies.fedscem import messages as ego
 from flower_graph.strategies.nfedgnn import messages as common
 from flower_graph.strategies.nfedgnn import messages as relay
 from flower_graph.strategies.ppfl import messages as public
-from flower_graph.strategies.ppfl.secure_consensus import Claims
+from flower_graph.strategies.ppfl.messages import Claims
 from flower_graph.wire import codec, fields
 from flower_graph.wire.arrays import decode_array, encode_array
 from flower_graph.wire.averaging import ClientMean, Measured

@@ -11,7 +11,6 @@ from flower_graph.strategies.ppfl.messages import (
     EmbeddingEnrolment,
     PublicReply,
     PublicRequest,
-    SumOrder,
     fingerprint,
 )
 from flower_graph.wire import keys
@@ -47,7 +46,7 @@ def good_reply() -> PublicReply:
         ({keys.CLIENTS: [3, -1]}, "numbers.*0"),
         ({keys.CLIENTS: [1]}, "rows.*1"),
         ({keys.ROWS: [3, 0], "nodes": pack_integers(np.array([7, 5, 4]))}, "client 1"),
-        ({keys.ROWS: [2, 2]}, "nodes: 3"),
+        ({keys.ROWS: [2, 2]}, "nodes"),
         ({"dimensions": [2, 0]}, "client 1.*0"),
         ({"nodes": pack_integers(np.array([7, 7, 5]))}, "client 3"),
     ],
@@ -92,41 +91,19 @@ def test_a_request_for_other_nodes_or_clients_is_refused() -> None:
 def test_who_is_left_out_is_named_and_never_read_as_zeros() -> None:
     reply = good_reply()
     reply.embeddings[1], reply.left_out = None, {1: "its embeddings are not finite"}
-    found = PublicReply.from_record(answer(reply), REQUEST)
+    found = PublicReply.answering(REQUEST, answer(reply))
     assert [rows is None for rows in found.embeddings] == [False, True]
     assert found.left_out == {1: "its embeddings are not finite"}
     # The server itself leaves out who sends what is no number.
     reply = good_reply()
     assert reply.embeddings[0] is not None
     reply.embeddings[0][1, 0] = np.inf
-    found = PublicReply.from_record(answer(reply), REQUEST)
+    found = PublicReply.answering(REQUEST, answer(reply))
     assert [rows is None for rows in found.embeddings] == [True, False]
     assert found.left_out == {3: "its embeddings are not finite"}
-
-
-def test_a_reply_that_cannot_be_is_refused() -> None:
-    for record, key, bad in (
-        (keys.ARRAYS, keys.PUBLIC, None),
-        (keys.ARRAYS, keys.PUBLIC, encode_array("", np.zeros((3, 3), np.float32))),
-        (keys.ARRAYS, keys.PUBLIC, encode_array("", np.zeros((3, 2), bool))),
-        (keys.METRICS, "loss", None),
-        (keys.METRICS, "judged-val", [0.5]),
-    ):
-        content = answer(good_reply())
-        del content[record][key]
-        if bad is not None:
-            content[record][key] = bad  # type: ignore[assignment,index]
-        with pytest.raises(MalformedReplyError, match=key):
-            PublicReply.from_record(content, REQUEST)
 
 
 def test_fingerprints_tell_order_and_ids() -> None:
     prints = {fingerprint(np.array(ids)) for ids in ([1, 2], [2, 1], [1], [1, 2, 0])}
     assert len(prints) == 4
     assert all(0 <= number < 2**63 for number in prints)
-
-
-def test_slots_that_do_not_fit_are_refused() -> None:
-    entries = SumOrder([np.array([3, -1])], 7, True, False).to_config()
-    with pytest.raises(MalformedReplyError, match="slots: 2"):
-        SumOrder.from_config(entries, sizes=[3])

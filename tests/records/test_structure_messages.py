@@ -1,49 +1,24 @@
-"""Messages of FedGLS: models of other settings, and sums that average to means."""
+"""Messages of FedGLS: sums that average to means."""
 
 import math
 from typing import Any
 
-import numpy as np
-import pytest
 import torch
 
-from flower_graph.config.module import GCNSection
-from flower_graph.strategies.fedgls.config import FedGLSSection, StructureSettings
 from flower_graph.strategies.fedgls.strategy import (
     FIGURES,
     StructureMeasured,
     StructureTrained,
-    to_models,
 )
-
-
-@pytest.mark.parametrize(
-    ("name", "shapes", "why"),
-    [
-        ("structure-fedavg", [(3, 2), (5,), (3, 2)], "3.*4"),
-        ("fed-gnn-mlp", [(3, 2), (5,), (3, 2), (5,)], "4.*6"),
-        ("fed-mlp", [(3, 2), (5,), (1,)], "3.*2"),
-        ("structure-fedavg", [(3, 2), (5,), (3, 2), (4,)], r"encoder-rest.*\(4,\).*\(5,\)"),
-        ("fed-mlp", [(2, 3), (5,)], r"gnn-first.*\(2, 3\).*\(3, 2\)"),
-    ],
-)
-def test_models_of_other_settings(name: str, shapes: list[tuple[int, ...]], why: str) -> None:
-    sections = {"model": GCNSection(hidden=2), "strategy": FedGLSSection(name=name)}
-    with pytest.raises(ValueError, match=why):
-        to_models(
-            [np.zeros(shape, np.float32) for shape in shapes], StructureSettings(3, 1, **sections)
-        )
 
 
 def test_what_training_says_by_hand() -> None:
-    losses = {"contrast": torch.tensor([3.0, math.nan]), "distillation": torch.tensor([1.0, 2.0])}
-    said = StructureTrained(weight=10, clients=3, left_out={3: "no"}, **losses).to_config()
+    losses = torch.tensor([3.0, math.nan])
+    said = StructureTrained(weight=10, clients=3, left_out={3: "no"}, contrast=losses).to_config()
     assert said == {
         "clients": 3,
         "contrast": 0.3,
         "has-contrast": 0.1,
-        "distillation": 0.3,
-        "has-distillation": 0.2,
         "left-out": ["3:no"],
     }
     nothing = StructureTrained(weight=10, clients=3).to_config()

@@ -27,7 +27,7 @@ read  flower_graph/client/resident/worker.py read_text: the kernel's
 read  flower_graph/lazy.py read_text: the package's own source
 read  apps/cli/launch.py open: copies the log that it wrote itself
 read  apps/cli/run.py open: new lines of the metrics that its own run writes
-read  flower_graph/method/registry.py open: the package's own source
+read  flower_graph/method/registry.py read_text: the package's own source
 read  flower_graph/data/cora_linqs/__init__.py np.load read_text: the package's own
 read  flower_graph/engine/machine.py read_text: the kernel's
 read  flower_graph/outputs/figures.py fromfile: of a stream that storage opened

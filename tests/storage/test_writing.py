@@ -162,7 +162,7 @@ def test_who_takes_the_name_in_shared_memory_stops_nobody(
     if how == "link":
         usual.symlink_to(theirs)
     else:
-        monkeypatch.setattr(files, "is_taken", lambda folder: folder == usual)
+        monkeypatch.setattr(writing, "is_taken", lambda folder: folder == usual)
     folder = files.default_folder()
     assert folder.is_relative_to(tmp_path / "cache")
     own_folder(folder / "run-1")

@@ -87,28 +87,15 @@ def test_walks_and_draws_depend_on(what: str) -> None:
 
 def test_clients_start_at_different_vectors_of_word2vecs_size_and_hand_out_copies():
     walker = model()
-    first, second = walker.embed(), model(client=1).embed()
+    first = walker.embed()
     assert first.shape == (9, 4) and first.dtype == np.float32
-    assert not np.array_equal(first, second)
+    assert not np.array_equal(first, model(client=1).embed())
     assert 0.2 < np.abs(first).max() <= 1 / 4  # uniform in -1/d to 1/d
-    first[:] = 7
-    walker.state_dict()["vectors"].fill_(7)
     state = walker.state_dict()
     walker.load_state_dict(state)
-    state["vectors"].fill_(7)
+    for handed in (first, state["vectors"], walker.state_dict()["vectors"]):
+        handed[:] = 7
     assert np.abs(walker.embed()).max() < 1
-
-
-def test_public_rows_start_at_their_targets_and_others_where_they_were():
-    """With steps of a billionth nothing moves that far that a float would show it."""
-    still = replace(SETTINGS, learning_rate=1e-9, final_learning_rate=1e-9)
-    walker = model(still)
-    before = walker.embed()
-    walker.learn(ROWS, targets(), 1)
-    after = walker.embed()
-    np.testing.assert_allclose(after[ROWS], targets(), atol=1e-6)
-    others = np.setdiff1d(np.arange(9), ROWS)
-    np.testing.assert_allclose(after[others], before[others], atol=1e-6)
 
 
 def test_steps_of_a_later_round_are_smaller_by_the_decay():
@@ -120,6 +107,9 @@ def test_steps_of_a_later_round_are_smaller_by_the_decay():
         walker = model(replace(small, decay=decay))
         walker.learn(ROWS, targets(), 3)
         changes.append(walker.embed()[ROWS] - targets())
+        before, others = model().embed(), np.setdiff1d(np.arange(9), ROWS)  # they stay, and ROWS
+        np.testing.assert_allclose(walker.embed()[others], before[others], atol=1e-3)
+        np.testing.assert_allclose(walker.embed()[ROWS], targets(), atol=1e-3)
     np.testing.assert_allclose(changes[1], changes[0] / 16, atol=np.abs(changes[0]).max() / 100)
 
 
@@ -131,9 +121,7 @@ def test_a_node_without_edges_keeps_its_vector_or_its_target():
     assert after[8].tolist() == [0.5] * 4 and np.array_equal(after[9], before[9])
     assert not np.array_equal(after[:8], before[:8])
     none = DeepWalk(graph_of(torch.empty(2, 0, dtype=torch.long), 3), config_of(SETTINGS))
-    alone = none.embed()[1]
-    assert none.learn(ROWS, targets(), 1) == 0.0
-    assert np.array_equal(none.embed()[ROWS], targets()) and np.array_equal(none.embed()[1], alone)
+    assert none.learn(ROWS, targets(), 1) == 0.0 and np.array_equal(none.embed()[ROWS], targets())
 
 
 def test_two_cliques_come_apart_and_the_loss_falls():

@@ -25,18 +25,14 @@ SETTINGS = ["judge.folds=2", "judge.mlp=false", f"model.dimension={WIDTH}", "rou
 def graph_of(client: int, nodes: int = 36) -> OverlappingGraph:
     """Draw a graph: half its nodes are public, a third each trains, validates and tests."""
     draw = torch.Generator().manual_seed(client)
-    x = (torch.rand(nodes, 7, generator=draw) < 0.4).float()
-    x[:, client] = 0  # a feature that the client never sees
     upper = (torch.rand(nodes, nodes, generator=draw) < 0.2).triu(1)
     place = torch.arange(nodes)
-    y = (place // 3) % CLASSES
-    role = place % 3
+    y, role = (place // 3) % CLASSES, place % 3
     y[5] = role[5] = -1  # without a label, and in no part
     ids = torch.where(place < 18, place, 1000 * (client + 1) + place)
     called = tuple(f"p{number}" for number in ids.tolist())
-    edges = (upper | upper.T).nonzero().T
     masks = [role == number for number in range(3)]
-    held = ids, x, y, edges, None, *masks, called
+    held = ids, torch.ones(nodes, 1), y, (upper | upper.T).nonzero().T, None, *masks, called
     return OverlappingGraph(client, *held, public=place < 18, train_y=y)
 
 

@@ -45,41 +45,35 @@ def test_a_turned_space_is_turned_back_and_private_nodes_with_it(words: bool) ->
     np.testing.assert_allclose(found.embeddings, truth[10:][::-1], atol=1e-5)
     assert found.common == 15 and found.precision == {1: 1.0, 5: 1.0, 10: 1.0}
     assert join_space(truth[10:][::-1] @ turn, new, space).precision == {}
-
-
-def test_a_graph_without_a_public_node_is_refused() -> None:
-    truth, _ = planted()
-    with pytest.raises(DataError, match=r"3.*40 public"):
-        PublicSpace(np.arange(40), truth).split(np.array([50, 51, 52]), 0.2, seed=0)
+    with pytest.raises(DataError, match=r"3.*30 public"):
+        public.split(np.array([50, 51, 52]).astype(ids.dtype), 0.2, seed=0)
 
 
 class Recorder:
     """A model that stays where it is and notes what it is told."""
 
     def __init__(self, vectors: Floats) -> None:
-        self.vectors, self.told = vectors, list[tuple[int, Integers, Any]]()
+        self.told = list[tuple[int, Integers, Any]]()
+        self.embed = lambda: vectors
 
-    def learn(self, rows: Integers, targets: Floats | None, server_round: int) -> float:
-        self.told.append((server_round, rows, targets))
+    def learn(self, *told: Any) -> float:
+        self.told.append((told[2], *told[:2]))
         return 0.0
-
-    def embed(self) -> Floats:
-        return self.vectors
 
 
 def test_targets_are_public_nodes_in_the_models_own_space() -> None:
     truth, turn = planted()
     own, nodes = truth @ turn, np.arange(40)
     space, held = PublicSpace(nodes[:20], truth[:20]).split(nodes, 0.2, seed=0)
-    model = Recorder(own)
-    learn_beside(model, nodes, space, range(1, 3))
-    learn_beside(model, nodes, space, range(3, 4))
-    assert [number for number, _, _ in model.told] == [1, 2, 3]
-    assert model.told[0][2] is None
+    model, alone = Recorder(own), Recorder(own)
+    for rounds in (range(1, 3), range(3, 4)):
+        learn_beside(model, nodes, space, rounds)
+    assert [(number, targets is None) for number, _, targets in model.told] == [
+        (1, True), (2, False), (3, False)
+    ]  # fmt: skip
     for _, rows, targets in model.told[1:]:
         np.testing.assert_allclose(targets, own[rows], atol=1e-5)
         assert set(rows) == set(space.nodes) and not set(rows) & set(held.nodes)
-    alone = Recorder(own)
     learn_beside(alone, nodes, None, range(1, 3))
     assert [(rows.size, targets) for _, rows, targets in alone.told] == [(0, None)] * 2
 

@@ -117,12 +117,6 @@ def test_a_supernode_that_comes_back_with_other_nodes_is_refused() -> None:
     assert "client 2" in report.rejected[0]["reason"]
 
 
-@pytest.mark.parametrize("key", ["alignment", "absent"])
-def test_bad_settings(key: str) -> None:
-    with pytest.raises(ValueError, match=key):
-        ProcrustesAlignment(**{key: "zero"})  # type: ignore[arg-type]
-
-
 def test_every_pair_is_drawn_once_and_one_at_a_time() -> None:
     for count in (1, 2, 4, 7):
         drawn = list(draw_pairs(count, torch.Generator().manual_seed(3)))

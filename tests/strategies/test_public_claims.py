@@ -14,17 +14,15 @@ from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.errors import RefusedError
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment
-from flower_graph.strategies.ppfl.secure_consensus import (
-    ROUNDS,
+from flower_graph.strategies.ppfl.cohort_client import ROUNDS, SecureConsensusClient
+from flower_graph.strategies.ppfl.messages import (
     Claims,
-    SecureConsensusClient,
-    SignedClaims,
-    check_layout,
+    EmbeddingEnrolment,
+    claim_parts,
     common_nodes,
     fewest_parties,
-    sign_claim,
 )
+from flower_graph.strategies.ppfl.strategy import PublicMembership
 from flower_graph.wire.fields import Resume
 
 STEP = 2.0**-16
@@ -68,9 +66,8 @@ def test_what_clients_measure_is_in_no_message_of_one() -> None:
     run(5, 5, rounds=3, mods=[spy])
     assert len(seen) == 15
     for metrics in seen:
-        assert np.isnan(metrics["loss"]).all()
-        assert np.isnan(metrics["disagreement"]).all()
-        assert not [key for key in metrics if key.startswith("judged")]
+        assert np.isnan([metrics["loss"], metrics["disagreement"]]).all()
+        assert not any(key.startswith("judged") for key in metrics)
 
 
 @pytest.mark.parametrize("lost", [{3}, {2, 3}], ids=["one", "two"])
@@ -124,12 +121,9 @@ def test_a_supernode_does_not_go_back_behind_a_sum_that_it_is_in(
 # Claims by themselves -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("parties", "fewest"), [(5, 3), (6, 3), (7, 4), (10, 6), (20, 10), (100, 42)]
-)
-def test_two_honest_holders_are_in_every_sum(parties: int, fewest: int) -> None:
-    assert fewest_parties(parties) == fewest
-    assert fewest - 3 * parties // 10 - parties // 10 >= 2
+@pytest.mark.parametrize("parties", [*range(5, 40), 100])
+def test_two_honest_holders_are_in_every_sum(parties: int) -> None:
+    assert fewest_parties(parties) - 3 * parties // 10 - parties // 10 == 2
 
 
 def test_nodes_are_counted_once_a_party() -> None:
@@ -145,21 +139,26 @@ def test_nodes_are_counted_once_a_party() -> None:
 HELD = {i: {i: np.array([10, 11, *([12] if i < 3 else []), 100 + i])} for i in range(6)}
 
 
+def signed(trust: TrustSettings, held: Any) -> Any:
+    return np.frombuffer(trust.identity.sign(*claim_parts(5, held)), np.uint8)
+
+
+def membership(parties: list[TrustSettings]) -> PublicMembership:
+    members = PublicMembership()
+    members.registry, members.run_id = parties[0].registry, lambda: 5
+    return members
+
+
 @pytest.fixture
 def claims(parties: list[TrustSettings]) -> Claims:
     """What a server shows that took the claims of all."""
-    signed = SignedClaims(parties[0].registry, lambda: 5)
+    members = membership(parties)
     for party, trust in enumerate(parties):
-        signature = sign_claim(trust.identity, 5, HELD[party])
+        signature = signed(trust, HELD[party])
         answer = EmbeddingEnrolment([party], [*HELD[party].values()], [3], None, signature)
-        assert signed.take(EmbeddingEnrolment.from_config(answer.to_config())) == ""
-    return Claims.from_config(Claims.of(signed.of(range(6)).values()).to_config())
-
-
-def test_all_find_the_same_nodes(parties: list[TrustSettings], claims: Claims) -> None:
-    for party, trust in enumerate(parties):
-        nodes = check_layout(claims, trust, 5, range(6), HELD[party])
-        assert nodes.tolist() == [10, 11, 12]
+        answers = {party: EmbeddingEnrolment.from_config(answer.to_config())}
+        assert [members.refusal(one) for _, one in members.in_order(answers)] == [""]
+    return Claims.from_config(Claims.of(members.claims.values()).to_config())
 
 
 @pytest.mark.parametrize(
@@ -183,7 +182,7 @@ def test_claims_are_refused_that_nobody_signed(
 ) -> None:
     changed = replace(claims, **change(claims))
     with pytest.raises(RefusedError, match=message):
-        check_layout(changed, parties[2], run_id, range(count), HELD[2])
+        changed.agreed(parties[2], run_id, range(count), HELD[2])
 
 
 @pytest.mark.parametrize(
@@ -197,16 +196,18 @@ def test_claims_are_refused_that_nobody_signed(
 def test_who_held_other_nodes_or_counts_on_fewer_takes_no_part(
     parties: list[TrustSettings], claims: Claims, own: Any, change: dict[str, Any], message: str
 ) -> None:
-    assert check_layout(claims, parties[2], 5, range(6), HELD[2]).tolist() == [10, 11, 12]
-    assert check_layout(claims, parties[2], 5, range(6), HELD[2], 4).tolist() == [10, 11]
+    for party, trust in enumerate(parties):
+        assert claims.agreed(trust, 5, range(6), HELD[party]).tolist() == [10, 11, 12]
+    assert claims.agreed(parties[2], 5, range(6), HELD[2], 4).tolist() == [10, 11]
     with pytest.raises(RefusedError, match=message):
-        check_layout(claims, replace(parties[2], **change), 5, range(6), own)
+        claims.agreed(replace(parties[2], **change), 5, range(6), own)
 
 
 def test_the_server_takes_no_claim_that_is_not_signed(parties: list[TrustSettings]) -> None:
-    signed = SignedClaims(parties[0].registry, lambda: 5)
+    members = membership(parties)
     answer = EmbeddingEnrolment([0], [np.array([10])], [3])
-    assert "is not signed" in signed.take(answer)
-    other = sign_claim(parties[1].identity, 5, {0: np.array([10])})
-    assert "not signed with its key" in signed.take(replace(answer, signature=other))
-    assert "no party may host" in signed.take(replace(answer, clients=[17], signature=other))
+    assert "is not signed" in members.refusal(answer)
+    other = signed(parties[1], {0: np.array([10])})
+    assert "not signed with its key" in members.refusal(replace(answer, signature=other))
+    assert "no party may host" in members.refusal(replace(answer, clients=[17], signature=other))
+    assert members.claims == {}

@@ -87,28 +87,20 @@ def test_alone_newcomers_train_and_all_others_stay_as_they_were(tmp_path: Path) 
     assert run.reports[-1].cross_entropy < run.reports[0].cross_entropy
 
 
-def test_with_all_newcomers_begin_from_the_seed_and_others_go_on(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    strategy = run.go_on(1)
-    assert run.reports[0].answered == 24
-    start = strategy_start(strategy)
+@pytest.mark.parametrize("averages", [False, True])
+def test_newcomers_begin_from_the_seed_or_the_last_mean_and_others_go_on(
+    averages: bool, tmp_path: Path
+) -> None:
+    run = Run(tmp_path, **({"average_every": 2} if averages else {}))
+    mean = run.strategy.layer.state_dict().get("average")
+    strategy = run.go_on(1, alone=int(averages))
+    start = shared_linear_weight(FEATURES, strategy.layer.settings)
+    start = start if mean is None else torch.where(mean.isnan(), start, mean)
     torch.testing.assert_close(strategy.server.latent[OLD:], WHOLE.x[OLD:] @ start)
-    users = saved_users(tmp_path, ROUNDS + 1)
-    assert {int(users[user]["step"]) for user in range(OLD)} == {ROUNDS}
-    assert {int(users[user]["step"]) for user in NEW} == {0}
-
-
-def strategy_start(strategy: SplitGradientRelay) -> Tensor:
-    return shared_linear_weight(FEATURES, strategy.layer.settings)
-
-
-def test_newcomers_of_a_run_that_averages_begin_from_the_last_mean(tmp_path: Path) -> None:
-    run = Run(tmp_path, average_every=2)
-    mean = run.strategy.layer.state_dict()["average"]
-    strategy = run.go_on(1, alone=1)
-    start = strategy_start(strategy)
-    weight = torch.where(mean.isnan(), start, mean)
-    torch.testing.assert_close(strategy.server.latent[OLD:], WHOLE.x[OLD:] @ weight)
+    assert run.reports[0].answered == (len(NEW) if averages else 24)
+    steps = {u: int(one["step"]) for u, one in saved_users(tmp_path, ROUNDS + 1).items()}
+    assert {steps[user] for user in NEW} == {0}
+    assert {steps[user] for user in range(OLD)} == {ROUNDS - averages}
 
 
 def test_a_grown_run_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path) -> None:
@@ -132,7 +124,7 @@ def test_who_left_is_in_no_file_and_no_edge_any_more(tmp_path: Path) -> None:
     assert all(before[user].any() for user in gone)
     left = run.go_on(1, left=gone)
     assert not left.server.latent[gone].any()
-    assert not torch.isin(left.server.edges, torch.tensor(gone)).any()
+    assert not torch.isin(left.server.graph, torch.tensor(gone)).any()
     assert run.reports[0].answered == 21
     for server_round in checkpoint.complete_rounds(tmp_path):
         assert not saved_users(tmp_path, server_round).keys() & set(gone)

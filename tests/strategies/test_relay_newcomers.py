@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import Context, RecordDict
 from relay_helpers import small_graph
 from torch_geometric.data import Data
 
@@ -16,7 +17,7 @@ from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import load_config
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
-from flower_graph.strategies.nfedgnn.method import hosted_by, users_graph, users_left
+from flower_graph.strategies.nfedgnn.method import hosted_users, users_graph, users_left
 
 # name, class, part and the numbers of two features; friends are who stands beside whom
 PEOPLE = {
@@ -87,9 +88,9 @@ def test_who_left_may_be_missing_and_must_have_been_there(tmp_path: Path) -> Non
     config = config_of(tmp_path, f"data.add={file}", "data.remove=[bert]")
     graph = users_graph(config)
     assert graph.names is not None and graph.names[:4] == tuple(PEOPLE)
-    assert users_left(config, 6, graph.names) == [1]
+    assert users_left(config, graph) == [1]
     with pytest.raises(ConfigError, match="'zoe'"):
-        users_left(config_of(tmp_path, "data.remove=[zoe]"), 4, tuple(PEOPLE))
+        users_left(config_of(tmp_path, "data.remove=[zoe]"), graph)
 
 
 def save(data: Data, path: Path) -> None:
@@ -101,11 +102,20 @@ def test_without_names_old_users_come_first(tmp_path: Path) -> None:
     save(whole.subgraph(torch.arange(18)), tmp_path / "old.pt")
     save(whole, tmp_path / "whole.pt")
 
-    def grown(file: str) -> Any:
+    def config(file: str) -> Any:
         words = [f"data.name={tmp_path / 'old.pt'}", f"data.add={tmp_path / file}"]
-        return users_graph(load_config("nfedgnn/own-graph", words))
+        return load_config("nfedgnn/own-graph", words)
 
-    graph = grown("whole.pt")
+    def grown(file: str) -> Any:
+        return users_graph(config(file))
+
+    graph, users = grown("whole.pt"), []
+    for part in range(5):  # old users in ranges, newcomers in turn: nobody moves as more come
+        place = {"partition-id": part, "num-partitions": 5}
+        _, here = hosted_users(config("whole.pt"), Context(1, part, place, RecordDict(), {}))
+        users.append(here.tolist())
+    assert sorted(user for local in users for user in local) == list(range(24))
+    assert [local[-2:] for local in users[:2]] == [[18, 23], [6, 19]]
     assert graph.num_nodes == 24 and torch.equal(graph.test_mask, whole.test_mask)
     whole.x = whole.x.flip(0)
     save(whole, tmp_path / "other.pt")
@@ -113,14 +123,6 @@ def test_without_names_old_users_come_first(tmp_path: Path) -> None:
         grown("other.pt")
     with pytest.raises(DataError):
         grown("none.pt")
-
-
-def test_nobody_moves_to_another_supernode_as_more_come() -> None:
-    for total in (5, 6, 9):
-        parts = [hosted_by(part, 3, 5, total).tolist() for part in range(3)]
-        assert sorted(user for part in parts for user in part) == list(range(5, total))
-    assert hosted_by(1, 3, 5, 9).tolist() == [6]
-    assert hosted_by(0, 3, 5, 9).tolist() == [5, 8]
 
 
 ALONE = "strategy.share=own"  # newcomers may train alone at first

@@ -34,10 +34,6 @@ def features() -> Tensor:
     return x
 
 
-def gradients(rounds: int) -> Tensor:
-    return torch.randn(rounds, N, H, generator=torch.Generator().manual_seed(2))
-
-
 def linear(settings: UserSettings, users: slice | list[int] = slice(None)) -> LinearCohort:
     return LinearCohort(pack(features()[users], bias=settings.bias), settings)
 
@@ -52,17 +48,6 @@ def test_all_users_start_from_one_seeded_matrix():
     assert torch.equal(shared[:F], shared_linear_weight(F, SETTINGS))
     assert not torch.equal(shared[:F], shared_linear_weight(F, SETTINGS._replace(seed=6)))
     torch.testing.assert_close(linear(SETTINGS).forward(None), features() @ shared[:F])
-
-
-def test_a_whole_cohort_named_user_by_user_gives_equal_bits():
-    one, other = linear(SETTINGS), linear(SETTINGS)
-    everybody = torch.arange(N)
-    for gradient in gradients(4):
-        one.step(None, gradient, RATE)
-        other.step(everybody, gradient, RATE)
-    assert torch.equal(one.forward(None), other.forward(everybody))
-    for got, want in zip(other.weight_sum(everybody), one.weight_sum(None), strict=True):
-        assert torch.equal(got, want)
 
 
 # From message to message -------------------------------------------------------------------------

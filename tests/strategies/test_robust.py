@@ -124,7 +124,7 @@ def test_no_defence_is_the_strategy_itself_and_settings_arrive() -> None:
     made = make_robust(StructureFedAvg, RobustSection(), settings_of(), min_nodes=2)
     assert type(made) is StructureFedAvg
     other: Any = make_robust(EgoFedProx, RobustSection("krum", num_malicious=3), PROXIMAL)
-    assert (other.num_malicious_nodes, other.proximal) == (3, 0.5)
+    assert (other.num_malicious_nodes, other.proximal_mu) == (3, 0.5)
     assert isinstance(other, EgoFedProx)
     trimmed: Any = make_robust(EgoFedAvg, RobustSection("trimmed-mean", beta=0.3), PROXIMAL)
     assert trimmed.beta == 0.3

@@ -33,8 +33,11 @@ from flower_graph.strategies.nfedgnn.messages import (
     GradientRequest,
     LatentRequest,
 )
-from flower_graph.strategies.nfedgnn.strategy import MaskedGradientRelay
-from flower_graph.strategies.nfedgnn.users import Dropped, shared_linear_weight
+from flower_graph.strategies.nfedgnn.users import (
+    UserSettings,
+    dropped,
+    shared_linear_weight,
+)
 
 RATE, DECAY, ROUNDS = 0.05, 5e-4, 20
 LINEAR = "weight"
@@ -75,9 +78,9 @@ class Summed:
             hosted = [range(k, k + 1) for k in range(supernodes)]  # the first user of each
             registry = str(throwaway_parties(self.grid.run.run_id, hosted))
             how |= {"registry": registry, "trust": MALICIOUS_SERVER}
-        kind: Any = MaskedGradientRelay if is_masked else SummedGradientRelay
         how = {"dropout": 0.0, "reg_weight": None, **how}
-        self.strategy = strategy_for(data, model, kind=kind, **how)
+        how |= {"aggregation": "masked"} if is_masked else {}
+        self.strategy = strategy_for(data, model, kind=SummedGradientRelay, **how)
         self.first = {n: t.clone() for n, t in self.strategy.server.model.state_dict().items()}
         self.seed = self.strategy.layer.settings.seed
         try:
@@ -129,11 +132,12 @@ def rich_graph() -> Data:
 
 def test_what_is_dropped_is_a_draw_of_the_user_the_feature_and_the_round() -> None:
     user, feature = torch.arange(400)[:, None].expand(400, 50), torch.arange(50).expand(400, 50)
-    first, second = (Dropped(0.3, 1, number).scale(user, feature) for number in (1, 2))
+    settings = UserSettings(4, False, 0.0, 1, dropout=0.3)
+    first, second = (dropped(settings, number, user, feature) for number in (1, 2))
     assert first.unique().tolist() == pytest.approx([0, 1 / 0.7])
     assert float((first == 0).float().mean()) == pytest.approx(0.3, abs=0.01)
     assert not torch.equal(first, second) and not torch.equal(first[0], first[1])
-    assert torch.equal(Dropped(0.3, 1, 1).scale(user[7:8], feature[7:8]), first[7:8])
+    assert torch.equal(dropped(settings, 1, user[7:8], feature[7:8]), first[7:8])
 
 
 def numbers_sent(grid: Federation) -> Counter[str]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from flower_graph.apps.reproduce import table as t
-from flower_graph.apps.reproduce.rows import STRUCTURE
+from flower_graph.apps.reproduce.page import STRUCTURE
 
 DATA = {"Cora": 4, "CiteSeer": 4, "PubMed": 2, "Flickr": 2, "ogbn-arxiv": 2}  # settings tried
 METHODS: dict[str, dict[str, Any]] = {
@@ -44,21 +44,20 @@ PAPER_1: dict[str, list[float]] = {
     "Fed-GNN": [0.8238, 0.7951, 0.8629, 0.5014, 0.5386],
 }
 COMPARED = ["Fed-MLP", "Fed-GNN_k", "FedGLS"]
-EPOCHS = [  # Table 2: local epochs, and the paper's figures of those three
-    ("CiteSeer", 3, [0.7203, 0.7876, 0.8017]),
-    ("CiteSeer", 5, [0.7253, 0.7884, 0.8058]),
-    ("CiteSeer", 10, [0.7311, 0.7859, 0.8015]),
-    ("PubMed", 3, [0.8406, 0.8467, 0.8477]),
-    ("PubMed", 5, [0.8398, 0.8426, 0.8491]),
-    ("PubMed", 10, [0.8354, 0.8455, 0.8493]),
-]
-GRAPHLESS = [  # Table 3: graph:graphless, the share, and the paper's figures
-    ("PubMed", "12:4", 0.25, [0.8398, 0.8465, 0.8527]),
-    ("PubMed", "8:8", 0.5, [0.8398, 0.8426, 0.8491]),
-    ("PubMed", "4:12", 0.75, [0.8398, 0.8351, 0.8422]),
-    ("Flickr", "12:8", 0.4, [0.4649, 0.4831, 0.4982]),
-    ("Flickr", "10:10", 0.5, [0.4649, 0.4796, 0.4937]),
-    ("Flickr", "8:12", 0.6, [0.4649, 0.4687, 0.4790]),
+# Local epochs, and clients graph:graphless; with the paper's figures of those three
+VARIED = [
+    ("Table 2", "CiteSeer", "3", "strategy.local_epochs=3", [0.7203, 0.7876, 0.8017]),
+    ("Table 2", "CiteSeer", "5", "strategy.local_epochs=5", [0.7253, 0.7884, 0.8058]),
+    ("Table 2", "CiteSeer", "10", "strategy.local_epochs=10", [0.7311, 0.7859, 0.8015]),
+    ("Table 2", "PubMed", "3", "strategy.local_epochs=3", [0.8406, 0.8467, 0.8477]),
+    ("Table 2", "PubMed", "5", "strategy.local_epochs=5", [0.8398, 0.8426, 0.8491]),
+    ("Table 2", "PubMed", "10", "strategy.local_epochs=10", [0.8354, 0.8455, 0.8493]),
+    ("Table 3", "PubMed", "12:4", "graph.graphless_ratio=0.25", [0.8398, 0.8465, 0.8527]),
+    ("Table 3", "PubMed", "8:8", "graph.graphless_ratio=0.5", [0.8398, 0.8426, 0.8491]),
+    ("Table 3", "PubMed", "4:12", "graph.graphless_ratio=0.75", [0.8398, 0.8351, 0.8422]),
+    ("Table 3", "Flickr", "12:8", "graph.graphless_ratio=0.4", [0.4649, 0.4831, 0.4982]),
+    ("Table 3", "Flickr", "10:10", "graph.graphless_ratio=0.5", [0.4649, 0.4796, 0.4937]),
+    ("Table 3", "Flickr", "8:12", "graph.graphless_ratio=0.6", [0.4649, 0.4687, 0.4790]),
 ]
 LINE = t.Line(
     table="Table 1",
@@ -69,57 +68,46 @@ LINE = t.Line(
     keys={"varied": ""},
     figures=t.PLAIN,
 )
-GAINS = [  # FedGLS less another method, seed by seed
-    (t.Figure(f"gain-over-{rival.lower()}", t.TEST, rival), ["FedGLS"])
-    for rival in ("Fed-GNN_k", "Fed-MLP", "FedGLS, phi fixed", t.REGRESSION)
-]
-COSTS = ["seconds-per-round", "steps-a-client", "MiB-a-client", *STRUCTURE]
-TABLE_1 = [
-    *t.grid(
-        replace(LINE, figures=[*t.PLAIN, *COSTS]),
-        DATA,
-        {
-            name: {**fields, "tries": TRIES[name], "paper": PAPER_1.get(name, {})}
-            for name, fields in METHODS.items()
-        },
-        GAINS,
-        t.within("100 rounds", "500 steps", "10 MiB"),
-    ),
-    *t.grid(LINE, DATA, t.BASELINES),
-]
-
-
-def varied(line: t.Line, data: str, value: str, paper: list[float], setting: str) -> list[t.Line]:
-    """Make the lines of three methods with another value of a setting."""
-    own = {
-        name: METHODS[name] | {"paper": [one]} for name, one in zip(COMPARED, paper, strict=True)
-    }
-    return t.grid(line, [data], own, GAINS, over={"varied": {value: [setting]}})
-
-
-TABLE_2 = [
-    line
-    for data, epochs, paper in EPOCHS
-    for line in varied(
-        replace(LINE, table="Table 2", seeds=range(3 if data == "PubMed" else 5)),
-        *(data, str(epochs), paper, f"strategy.local_epochs={epochs}"),
-    )
-]
-TABLE_3 = [
-    # Fed-MLP reads no edges: it is the same run with any share
-    replace(line, settings=line.settings[:-1]) if line.method == "Fed-MLP" else line
-    for data, value, share, paper in GRAPHLESS
-    for line in varied(
-        replace(LINE, table="Table 3", seeds=(0, 1, 2)),
-        *(data, value, paper, f"graph.graphless_ratio={share}"),
-    )
-]
+GAINS = [t.gain(rival, "FedGLS") for rival in ("Fed-GNN_k", "Fed-MLP", "FedGLS, phi fixed")]
+GAINS += [t.gain(t.REGRESSION, "FedGLS")]
+TABLES = {
+    table: [
+        # Fed-MLP reads no edges: it is the same run with any share of clients without them
+        replace(line, settings=line.settings[:-1])
+        if (table, line.method) == ("Table 3", "Fed-MLP")
+        else line
+        for place, data, value, setting, paper in VARIED
+        if place == table
+        for line in replace(LINE, table=table, seeds=range(5 if data == "CiteSeer" else 3)).grid(
+            [data],
+            {n: METHODS[n] | {"paper": [one]} for n, one in zip(COMPARED, paper, strict=True)},
+            GAINS,
+            over={"varied": {value: [setting]}},
+        )
+    ]
+    for table in ("Table 2", "Table 3")
+}
 MARKED = ["Fed-MLP", "Local-GNN_k", "Fed-GNN_k", "FedGLS", "FedGLS, phi fixed", "Fed-GNN"]
 EDGES = {"Table 1": ["Fed-GNN_k", "FedGLS"]}
 TRUE = {"FedGLS": {"true edges": "true-homophily"}}
 PAPER = t.Paper(
     title="FedGLS: the paper's comparison",
-    tables={"table-1": TABLE_1, "table-3": TABLE_3, "table-2": TABLE_2},
+    tables={
+        "table-1": [
+            *replace(LINE, figures=[*t.PLAIN, "seconds-per-round", *t.SPENT, *STRUCTURE]).grid(
+                DATA,
+                {
+                    n: {**METHODS[n], "tries": TRIES[n], "paper": PAPER_1.get(n, {})}
+                    for n in METHODS
+                },
+                GAINS,
+                t.within("100 rounds", "500 steps", "10 MiB"),
+            ),
+            *LINE.grid(DATA, t.BASELINES),
+        ],
+        "table-3": TABLES["Table 3"],
+        "table-2": TABLES["Table 2"],
+    },
     settings={
         "GCN": [
             *("partition.clients", "strategy.local_epochs", "strategy.learning_rate"),

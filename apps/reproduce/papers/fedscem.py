@@ -89,12 +89,10 @@ MEMORY = {
 }
 GLOBAL = {"Cora": (0.8399, 0.0081), "LastFM-Asia": (0.8792, 0.0038)}
 BUDGETS = t.within("20 rounds", "100 rounds", "100 steps", "500 steps", "10 MiB", "50 MiB")
-COSTS = ["steps-a-client", "MiB-a-client"]
-GAIN = t.Figure("gain-over-self-training", t.TEST, "Self-training")
 GAINS = [  # with the same seed, ego-networks and split
-    (GAIN, TRAINED[1:]),
-    (t.Figure("gain-over-fedavg", t.TEST, "FedAvg"), ["FedSCem", "FedAvg+FedSCem"]),
-    (t.Figure("gain-over-regression", t.TEST, t.REGRESSION), [MAIN[0], *MAIN[2:]]),
+    t.gain("Self-training", *TRAINED[1:]),
+    t.gain("FedAvg", "FedSCem", "FedAvg+FedSCem"),
+    t.gain(t.REGRESSION, MAIN[0], *MAIN[2:], name="gain-over-regression"),
 ]
 LINE = t.Line(table="", config="fedscem/{data}", seeds=(0, 1, 2, 3, 4))
 STRICT, PER_CLIENT = "partition.split=global", "partition.split=per-client"
@@ -129,13 +127,13 @@ def _fields(data: str, method: str) -> dict[str, Any]:
 
 def split_table(table: str, split: str) -> list[t.Line]:
     """Make Table 3 under a split; the large data sets have what others are judged by."""
-    line = replace(CHOSEN, table=table, figures=[*t.PLAIN, *COSTS])
-    untrained = {name: {**how, "figures": [t.TEST, GAIN]} for name, how in t.BASELINES.items()}
-    more, last = (GAINS, BUDGETS), [split, "patience=50"]
+    line = replace(CHOSEN, table=table, figures=[*t.PLAIN, *t.SPENT])
+    figures, more = [t.TEST, GAINS[0][0]], (GAINS, BUDGETS, [split, "patience=50"])
+    untrained = {name: {**how, "figures": figures} for name, how in t.BASELINES.items()}
     return [
-        *t.grid(line, SMALL, ours(*TRAINED, is_tried=True), *more, last),
-        *t.grid(line, LARGE, ours(*MAIN, is_tried=True), *more, last),
-        *t.grid(replace(LINE, table=table), DATA, untrained, last=[split]),
+        *line.grid(SMALL, ours(*TRAINED, is_tried=True), *more),
+        *line.grid(LARGE, ours(*MAIN, is_tried=True), *more),
+        *replace(LINE, table=table).grid(DATA, untrained, last=[split]),
     ]
 
 
@@ -144,46 +142,38 @@ TABLE_1 = [
     line
     # The same model on the whole graph can be judged under the strict split only.
     for split, more in {"per-client": [], "global": ["Global"]}.items()
-    for line in t.grid(
-        replace(CHOSEN, table="Table 1", keys={"split": split}, figures=[t.TEST]),
+    for line in replace(CHOSEN, table="Table 1", keys={"split": split}, figures=[t.TEST]).grid(
         {"Cora": 4, "LastFM-Asia": 2},
         ours("Self-training", "FedAvg", "FedProx", *more, is_tried=True),
         last=[f"partition.split={split}", "patience=50"],
     )
 ]
-FEDAVG = replace(LINE, config="fedscem/{data}-fedavg", seeds=(0, 1, 2))
+FEDAVG = replace(LINE, table="Shipped", config="fedscem/{data}-fedavg", seeds=(0, 1, 2))
 AS_SHIPPED: t.Methods = {"FedAvg+FedSCem, as shipped": {}}
-SHIPPED = t.grid(
-    replace(FEDAVG, table="Shipped", figures=[t.TEST, t.LAST, "rounds", "MiB-a-client"]),
-    SMALL,
-    AS_SHIPPED,
-    over={"sums": {"masked": [PER_CLIENT], "plain": [*OPEN, PER_CLIENT]}},
-)
-SHIPPED += [
-    line
-    for line in t.grid(
-        # Of two or three seeds others come out best
-        replace(FEDAVG, table="Shipped, tried", seeds=range(10, 16), figures=[t.VALIDATION]),
+SHIPPED = [
+    *replace(FEDAVG, figures=[t.TEST, t.LAST, "rounds", "MiB-a-client"]).grid(
         SMALL,
         AS_SHIPPED,
-        last=[*OPEN, PER_CLIENT],
-        over={
-            "mu": {mu: [f"{MU}={mu}"] for mu in (1, 0.1)},
-            "lr": {rate: [f"{RATE}={rate}"] for rate in (0.0005, 0.002)},
-        },
-    )
-    if line.keys != {"mu": 0.1, "lr": 0.0005}
+        over={"sums": {"masked": [PER_CLIENT], "plain": [*OPEN, PER_CLIENT]}},
+    ),
+    *(
+        replace(line, seeds=range(10, 16))  # of two or three seeds others come out best
+        for line in replace(FEDAVG, table="Shipped, tried", figures=[t.VALIDATION]).grid(
+            SMALL,
+            AS_SHIPPED,
+            last=[*OPEN, PER_CLIENT],
+            over={
+                "mu": {mu: [f"{MU}={mu}"] for mu in (1, 0.1)},
+                "lr": {rate: [f"{RATE}={rate}"] for rate in (0.0005, 0.002)},
+            },
+        )
+        if line.keys != {"mu": 0.1, "lr": 0.0005}
+    ),
 ]
+VARIED = replace(LINE, rounds=500, figures=[t.VALIDATION, t.TEST, "rounds"])
 FIGURE_6A = [
     replace(line, shown="FedSCem, mu={mu}, tau={tau}".format(**line.keys))
-    for line in t.grid(
-        replace(
-            LINE,
-            table="Figure 6a",
-            seeds=(0, 1, 2),
-            rounds=500,
-            figures=[t.VALIDATION, t.TEST, "rounds"],
-        ),
+    for line in replace(VARIED, table="Figure 6a", seeds=(0, 1, 2)).grid(
         ["Cora"],
         {"FedSCem": {"settings": FULL}},
         last=[PER_CLIENT, "patience=50", f"{RATE}=0.002"],
@@ -194,46 +184,25 @@ FIGURE_6A = [
     )
 ]
 SIZES = {"16": "16", "64": "64", "all": "null"}
-BATCHES = t.grid(
-    replace(
-        LINE,
-        table="Batches",
-        seeds=(10, 11),
-        rounds=500,
-        figures=[t.VALIDATION, "rounds", "steps-a-client"],
-    ),
+STEPS = [t.VALIDATION, "rounds", "steps-a-client"]
+BATCHES = replace(VARIED, table="Batches", seeds=(10, 11), figures=STEPS).grid(
     ["Cora"],
     ours("FedSCem", "Self-training"),
     last=["patience=50", f"{RATE}=0.002"],
     over={"batch": {name: [f"strategy.batch_size={size}"] for name, size in SIZES.items()}},
 )
-MASKS = t.grid(
-    replace(LINE, table="Masks", seeds=(0,), rounds=50, figures=[t.LAST, "run-seconds"]),
-    SMALL,
-    ours("FedSCem", MASKED),
-    last=[PER_CLIENT],
+MASKS = replace(LINE, table="Masks", seeds=(0,), rounds=50, figures=[t.LAST, "run-seconds"]).grid(
+    SMALL, ours("FedSCem", MASKED), last=[PER_CLIENT]
 )
 MEASURED = ["seconds-per-round", "peak-mib"]
 SHOWN = ("ms a round", 1000), ("memory, MiB", 1)
-COST = t.grid(
-    replace(
-        LINE,
-        measure="flower_graph.apps.reproduce.runs:costs",
-        table="Cost",
-        rounds=10,
-        figures=MEASURED,
-    ),
-    DATA,
-    ours(*TRAINED),
-    last=[PER_CLIENT],
+COSTS = "flower_graph.apps.reproduce.runs:costs"
+COST = replace(LINE, table="Cost", measure=COSTS, rounds=10, figures=MEASURED).grid(
+    DATA, ours(*TRAINED), last=[PER_CLIENT]
 )
-FIGURE_8 = t.grid(
-    replace(
-        LINE, measure=f"{TABLES}:costs", table="Figure 8", figures=["nodes", "edges", *MEASURED]
-    ),
-    DATA,
-    {"FedSCem": {"settings": FULL}},
-    last=[PER_CLIENT],
+SIZED = replace(LINE, table="Figure 8", measure=f"{TABLES}:costs")
+FIGURE_8 = replace(SIZED, figures=["nodes", "edges", *MEASURED]).grid(
+    DATA, {"FedSCem": {"settings": FULL}}, last=[PER_CLIENT]
 )
 ON_BOTH = [one for one in TABLE_3 if one.data in SMALL and one.method in TRAINED]
 FIGURE_5 = ["Self-training", "FedSCem", "FedAvg", "FedAvg+FedSCem", "FedProx", "FedProx+FedSCem"]

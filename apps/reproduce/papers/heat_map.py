@@ -37,13 +37,10 @@ METHODS: dict[str, dict[str, Any]] = {
     },
 }
 GAINS = [
-    (t.Figure(f"gain-{name}", t.TEST, over), [method])
-    for name, method, over in (
-        ("nfedgnn", "nFedGNN", REGRESSION),
-        ("summed", SUMMED, REGRESSION),
-        ("fedscem", "FedSCem", "Self-training"),
-        ("fedgls", "FedGLS", "Local-GNN_k"),
-    )
+    t.gain(REGRESSION, "nFedGNN", name="gain-nfedgnn"),
+    t.gain(REGRESSION, SUMMED, name="gain-summed"),
+    t.gain("Self-training", "FedSCem", name="gain-fedscem"),
+    t.gain("Local-GNN_k", "FedGLS", name="gain-fedgls"),
 ]
 LINE = t.Line(table="Gain", config="", settings=GRAPH, seeds=(0, 1), figures=[t.TEST])
 OVER = {
@@ -56,8 +53,8 @@ PAPER = t.Paper(
         "gain": [
             line
             for method, how in METHODS.items()
-            for line in t.grid(
-                *(LINE, ["csbm"], {method: {"model": how["config"], **how}}, GAINS), over=OVER
+            for line in LINE.grid(
+                ["csbm"], {method: {"model": how["config"], **how}}, GAINS, over=OVER
             )
         ]
     },

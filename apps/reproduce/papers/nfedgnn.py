@@ -33,10 +33,10 @@ UNTRAINED: dict[str, dict[str, Any]] = {
     },
 }
 GAINS = [
-    (t.Figure("gain-over-lambda-0", t.TEST, "lambda=0"), OURS),
-    (t.Figure("gain-over-regression", t.TEST, t.REGRESSION), [NFEDGNN]),
-    (t.Figure("gain-over-propagation", t.TEST, t.PROPAGATION), [NFEDGNN]),
-    (t.Figure("gain-over-cnfgnn", t.TEST, "CNFGNN"), [*OURS, "lambda=0"]),
+    t.gain("lambda=0", *OURS, name="gain-over-lambda-0"),
+    t.gain(t.REGRESSION, NFEDGNN, name="gain-over-regression"),
+    t.gain(t.PROPAGATION, NFEDGNN, name="gain-over-propagation"),
+    t.gain("CNFGNN", *OURS, "lambda=0"),
 ]
 BUDGETS = t.within("20 rounds", "100 rounds", "0.005 MiB", "1 MiB")
 MIB = {  # Table 1: its 34.06 is a slip, as n h 4 200 bytes are 33.06
@@ -74,15 +74,14 @@ def compared(table: str, model: str, data: str) -> list[t.Line]:
         ours[NFEDGNN]["paper"], ours["centralised"]["paper"] = [0.719], [0.815]
     tried = {data: 2 if data in ("PubMed", "Squirrel", "Squirrel-filtered", "Wiki-CS") else 4}
     figures = [*t.PLAIN, "MiB-a-client"]
-    lines = t.grid(replace(line, figures=figures), tried, ours, GAINS, BUDGETS, ["patience=50"])
-    lines += t.grid(line, [data], UNTRAINED)
+    lines = replace(line, figures=figures).grid(tried, ours, GAINS, BUDGETS, ["patience=50"])
+    lines += line.grid([data], UNTRAINED)
     if table == "Figure 4":
         # Each feature that is not 0 is another one: what of the accuracy does not need them. Lambda
         # is that of the config, which is also what was chosen for nFedGNN
         noise = ["data.feature_noise=1", "patience=50"]
-        gain = t.Figure("gain-over-nfedgnn", t.TEST, NFEDGNN)
-        scrambled = {"nFedGNN, scrambled features": {"figures": [*t.PLAIN, gain]}}
-        lines += t.grid(line, [data], scrambled, last=noise)
+        scrambled = {"figures": [*t.PLAIN, t.gain(NFEDGNN)[0]]}
+        lines += line.grid([data], {"nFedGNN, scrambled features": scrambled}, last=noise)
     return lines
 
 
@@ -95,52 +94,35 @@ def swept(table: str, model: str, data: str) -> list[t.Line]:
     return [
         replace(one, shown=f"{begins[one.method]}{weight}", seeds=(0,) if one_seed else one.seeds)
         for weight in ([0.1, 1, 10, 100, 300] if data in CITATION else [1, 10, 100, 500])
-        for one in t.grid(line, [data], ours, last=[f"strategy.reg_weight={weight}"])
+        for one in line.grid([data], ours, last=[f"strategy.reg_weight={weight}"])
     ]
 
 
+PRIVACY = replace(LINE, table="Privacy", rounds=200, figures=[t.TEST])
 UPLINK = [
     replace(line, paper={"uplink-mib": values[number]}, tries=[()])
     for number, data in enumerate([*CITATION, *WIKIPEDIA])
     for (model, method), values in MIB.items()
-    for line in t.grid(
-        replace(
-            LINE,
-            table="Table 1",
-            model=model,
-            settings=MODELS[model],
-            rounds=200,
-            seeds=(0,),
-            figures=["uplink-mib"],
-        ),
-        [data],
-        {method: methods(model)[method]},
-    )
+    for line in replace(
+        PRIVACY, table="Table 1", model=model, settings=MODELS[model], figures=["uplink-mib"]
+    ).grid([data], {method: {**methods(model)[method], "seeds": (0,)}})
 ]
-# A curve of accuracy against a budget, chosen among by the first seed
-PRIVACY = replace(LINE, table="Privacy", rounds=200, figures=[t.TEST])
 GUESS = "commonest class"
-BUDGET = [
-    *t.grid(replace(PRIVACY, seeds=(0,)), ["Cora"], {GUESS: UNTRAINED[GUESS]}),
-    *t.grid(PRIVACY, ["Cora"], {"nFedGNN, no noise": {}}),
-    *t.grid(
-        replace(
-            PRIVACY,
-            # Most are far beyond what protects anybody, to show where it begins to work.
-            figures=["epsilon-of-a-round", "noise-multiplier", t.TEST],
-            tries=[
-                [
-                    f"privacy.clipping_norm={norm}",
-                    f"strategy.reg_weight={weight}",
-                    f"rounds={rounds}",
-                ]
-                for norm, weight, rounds in product((0.1, 0.3, 1.0), (1.0, 100.0), (50, 200))
-            ],
-            choosers=(0,),
-            rounds=None,
-        ),
+NOISY = {  # chosen among by the first seed
+    "figures": ["epsilon-of-a-round", "noise-multiplier", t.TEST],
+    "tries": [
+        [f"privacy.clipping_norm={norm}", f"strategy.reg_weight={weight}", f"rounds={rounds}"]
+        for norm, weight, rounds in product((0.1, 0.3, 1.0), (1.0, 100.0), (50, 200))
+    ],
+    "choosers": (0,),
+    "rounds": None,
+}
+BUDGET = [  # a curve of accuracy against a budget
+    *PRIVACY.grid(["Cora"], {GUESS: {**UNTRAINED[GUESS], "seeds": (0,)}, "nFedGNN, no noise": {}}),
+    *PRIVACY.grid(
         ["Cora"],
-        {"nFedGNN, with noise": {}},
+        {"nFedGNN, with noise": NOISY},
+        # Most are far beyond what protects anybody, to show where it begins to work.
         over={"epsilon": {10.0**n: [f"privacy.epsilon={10.0**n}"] for n in range(7)}},
     ),
 ]

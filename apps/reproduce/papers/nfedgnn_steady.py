@@ -30,7 +30,6 @@ FINALISTS = [[*METHODS][number] for number in (0, 2, 6, 8, 9)]
 
 def lines(table: str, seeds: tuple[int, ...], names: list[str], figures: list[str]) -> list[t.Line]:
     """Make a table of some methods."""
-    line = t.Line(table=table, config="nfedgnn/cora", seeds=seeds, figures=figures)
     methods = {
         name: {
             "settings": METHODS[name],
@@ -39,7 +38,8 @@ def lines(table: str, seeds: tuple[int, ...], names: list[str], figures: list[st
         }
         for name in names
     }
-    return t.grid(line, ["Cora"], methods)
+    line = t.Line(table=table, config="nfedgnn/cora", seeds=seeds, figures=figures)
+    return line.grid(["Cora"], methods)
 
 
 PAPER = t.Paper(

@@ -17,7 +17,7 @@ LINE = t.Line(
     settings=["patience=50"],
     seeds=(0, 1, 2, 3, 4),
     rounds=500,
-    figures=[*t.PLAIN, "MiB-a-client"],
+    figures=[*t.PLAIN, t.SPENT[1]],
 )
 METHODS: dict[str, dict[str, Any]] = {
     SUMMED: {"tries": TRIES},
@@ -28,17 +28,12 @@ METHODS: dict[str, dict[str, Any]] = {
     OWN: {"config": "nfedgnn/{data}"},
 }
 GAINS = [
-    (t.Figure(name, of, over), [SUMMED])
-    for name, of, over in (
-        ("gain-over-central", t.TEST, CENTRAL),
-        ("last-over-central", t.LAST, CENTRAL),
-        ("gain-over-regression", t.TEST, t.REGRESSION),
-        ("gain-over-propagation", t.TEST, t.PROPAGATION),
-    )
+    t.gain(CENTRAL, SUMMED, name="gain-over-central"),
+    t.gain(CENTRAL, SUMMED, of=t.LAST, name="last-over-central"),
+    t.gain(t.REGRESSION, SUMMED, name="gain-over-regression"),
+    t.gain(t.PROPAGATION, SUMMED, name="gain-over-propagation"),
 ]
 DATA = {"Cora": 4, "CiteSeer": 4, "PubMed": 2}  # settings tried
-
-
 SCRAMBLED: t.Methods = {"nFedGNN, summed, scrambled features": {}}
 UNTRAINED = {name: t.BASELINES[name] for name in (t.REGRESSION, t.PROPAGATION)}
 # Each feature that is not 0 is another one
@@ -51,15 +46,14 @@ PAPER = t.Paper(
             line
             for data, tried in DATA.items()
             for line in (
-                *t.grid(LINE, {data: tried}, METHODS, GAINS),
-                *t.grid(replace(LINE, settings=NOISE), [data], SCRAMBLED),
-                *t.grid(replace(LINE, settings=[]), [data], UNTRAINED),
+                *LINE.grid({data: tried}, METHODS, GAINS),
+                *replace(LINE, settings=NOISE).grid([data], SCRAMBLED),
+                *replace(LINE, settings=[]).grid([data], UNTRAINED),
             )
         ],
         "sketch": [
             replace(line, shown=f"{line.method} to {line.keys['buckets']}")
-            for line in t.grid(
-                replace(LINE, table="Sketch"),
+            for line in replace(LINE, table="Sketch").grid(
                 DATA,
                 {"nFedGNN, summed, sketched": {}},
                 over={"buckets": {k: [f"strategy.sketch={v}"] for k, v in BUCKETS.items()}},

@@ -71,22 +71,16 @@ LEVELS = {  # LOC, FED, and their difference, by percent of public nodes
 }
 COMPARED = ["LOC", "FED"]
 GAIN = t.Figure("fed-less-loc", t.TEST, "LOC")
-SPENT = ["rounds", "steps-a-client", "MiB-a-client", "seconds-per-round"]
+SPENT = ["rounds", *t.SPENT, "seconds-per-round"]
 PRECISION = ["precision-1", "precision-5", "precision-10"]
 CLASSIFIERS = ("mlp", "svc")
 
 
 def line_of(table: str, data: str, model: str) -> t.Line:
     """Return what all lines of a table have on a data set; wrong labels are one of their own."""
-    config = f"ppfl/{{data}}-{model.lower()}"
-    return t.Line(
-        table=table,
-        model=model,
-        config=config,
-        seeds=(0, 1, 2, 3, 4),
-        rounds=MODELS[model][0],
-        data_shown=data,
-    )
+    config, rounds = f"ppfl/{{data}}-{model.lower()}", MODELS[model][0]
+    line = t.Line(table=table, model=model, config=config, seeds=(0, 1, 2, 3, 4), rounds=rounds)
+    return replace(line, data_shown=data)
 
 
 def noise(data: str) -> str:
@@ -137,8 +131,9 @@ def compared(table: str, data: str, model: str) -> list[t.Line]:
         for method, settings in METHODS.items()
         if (data, method) != (NOISY, FULL)
     }
+    last = [noise(data), MODELS[model][1]]
     line = replace(line_of(table, data, model), tried_on=["judge.mlp=false"])
-    return t.grid(line, [data.partition(",")[0]], methods, last=[noise(data), MODELS[model][1]])
+    return line.grid([data.partition(",")[0]], methods, last=last)
 
 
 def public(data: str, model: str, by: str, levels: list[int]) -> list[t.Line]:
@@ -155,8 +150,9 @@ def public(data: str, model: str, by: str, levels: list[int]) -> list[t.Line]:
             figures = LEVELS[model, share]
             paper = {t.TEST: figures[number] / 100, GAIN.name: figures[2] / 100}
         own = TRIES[method, model][0][: 1 if model == "GAT" else 2]
-        lines += t.grid(
-            replace(line_of("Table 3", data, model), seeds=(0, 1, 2), figures=t.PLAIN[:3]),
+        lines += replace(
+            line_of("Table 3", data, model), seeds=(0, 1, 2), figures=t.PLAIN[:3]
+        ).grid(
             [data],
             {method: {"settings": METHODS[method], "paper": paper}},
             [(GAIN, ["FED"])],
@@ -188,19 +184,14 @@ def budgets(model: str, norm: float) -> list[t.Line]:
     """Make the curve of accuracy against a budget, not in the paper."""
     # Clients are evaluated once, after the last round.
     measured = ["privacy.measurements=report", "judge.every=1000000", "judge.mlp=false"]
-    line = replace(
-        line_of("Privacy", "Cora", model), rounds=None, seeds=(0, 1, 2), figures=[t.TEST]
-    )
+    line = replace(line_of("Privacy", "Cora", model), rounds=None, seeds=(0, 1, 2))
+    plain = {one: {"settings": METHODS[one], "figures": [t.TEST]} for one in COMPARED}
     noisy = {"FED, with noise": {"figures": ["epsilon-of-a-round", "noise-multiplier", t.TEST]}}
     clipped = [f"privacy.clipping_norm={norm}", *measured]
+    over = {10.0**n: [f"privacy.epsilon={10.0**n}", *clipped] for n in range(7)}
     return [
-        *t.grid(
-            line, ["Cora"], {one: {"settings": METHODS[one]} for one in COMPARED}, last=measured
-        ),
-        *t.grid(
-            *(line, ["Cora"], noisy),
-            over={"epsilon": {10.0**n: [f"privacy.epsilon={10.0**n}", *clipped] for n in range(7)}},
-        ),
+        *line.grid(["Cora"], plain, last=measured),
+        *line.grid(["Cora"], noisy, over={"epsilon": over}),
     ]
 
 
@@ -209,9 +200,8 @@ TABLE_2 = {data: compared("Table 2", data, "GAT") for data in ("Cora", "CiteSeer
 UNTRAINED = [  # not in Table 1: with DeepWalk nobody trains on labels
     line
     for data in TABLE_2
-    for line in t.grid(
-        *(line_of("Table 2", data, "GAT"), [data.partition(",")[0]], t.BASELINES),
-        last=[noise(data)],
+    for line in line_of("Table 2", data, "GAT").grid(
+        [data.partition(",")[0]], t.BASELINES, last=[noise(data)]
     )
 ]
 ALL, FEW = [5, 10, 20, 30, 40], [5, 10]

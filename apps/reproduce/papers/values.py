@@ -46,11 +46,12 @@ METHODS: dict[str, dict[str, dict[str, Any]]] = {
         LINEAR: REGRESSION,
     },
 }
+CHANGE = "change-over-linear"
 CHANGES = {
-    WHOLE: [(t.Figure("change-over-linear", MSE, "linear model in one place"), [*METHODS[WHOLE]])],
+    WHOLE: [t.gain("linear model in one place", *METHODS[WHOLE], of=MSE, name=CHANGE)],
     INSIDE: [
-        (t.Figure("change-over-linear", MSE, LINEAR), [*METHODS[INSIDE]]),
-        (t.Figure("change-over-local", MSE, LOCAL), [*METHODS[INSIDE]][1:]),
+        t.gain(LINEAR, *METHODS[INSIDE], of=MSE, name=CHANGE),
+        t.gain(LOCAL, *[*METHODS[INSIDE]][1:], of=MSE, name="change-over-local"),
     ],
 }
 LINE = t.Line(
@@ -72,11 +73,8 @@ PAPER = t.Paper(
         "values": [
             line
             for table, methods in METHODS.items()
-            for line in t.grid(
-                replace(LINE, table=table, settings=[*MODEL, *CUT[table]]),
-                ["US counties"],
-                methods,
-                CHANGES[table],
+            for line in replace(LINE, table=table, settings=[*MODEL, *CUT[table]]).grid(
+                ["US counties"], methods, CHANGES[table]
             )
         ]
     },

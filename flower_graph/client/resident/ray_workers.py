@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import ray
 from flwr.app import Context, Message, RecordDict
@@ -234,12 +234,8 @@ NEEDED = {
 Stamps = dict[tuple[str, str], tuple[int, int, int]]
 
 
-class Change(NamedTuple):
-    """The change of a file."""
-
-    folder: str  # out or state
-    path: str  # below it
-    data: bytes | None  # the whole file; None: it was removed
+# The folder of a file, its path there, and the whole file; None if it was removed
+Change = tuple[str, str, bytes | None]
 
 
 class Folders:
@@ -279,12 +275,11 @@ class Folders:
 
     def changes(self, before: Stamps) -> list[Change]:
         now = self.stamps()
-        gone = [Change(*name, None) for name in before.keys() - now.keys()]
+        gone: list[Change] = [(*name, None) for name in before.keys() - now.keys()]
         return gone + [self._read(name) for name in now if now[name] != before.get(name)]
 
     def _read(self, name: tuple[str, str]) -> Change:
-        folder, path = name
-        return Change(folder, path, read_bytes(self._roots[folder] / path, MOST_TENSORS))
+        return (*name, read_bytes(self._roots[name[0]] / name[1], MOST_TENSORS))
 
 
 class Mirror:

@@ -6,9 +6,8 @@ gone, or no message came for some time.
 
 A worker listens on a Unix socket of mode 600 in a folder of mode 700, and both sides check the
 other's user. Starting a worker takes a lock on the folder, so two messages never start two workers.
-A block on the socket is a list of Flower's protobuf messages: their number, their lengths, their
-bytes. Nothing is unpickled. The process that sends a message imports neither PyTorch nor the
-engine.
+What goes over the socket are the bytes of Flower's protobuf messages. Nothing is unpickled. The
+process that sends a message imports neither PyTorch nor the engine.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Never
 
@@ -47,7 +47,7 @@ from flower_graph.flower_compat import (
     recorddict_to_proto,
 )
 from flower_graph.storage.files import default_folder, own_folder
-from flower_graph.storage.writing import is_alive, is_there, remove, remove_empty
+from flower_graph.storage.writing import is_alive, is_there, path_of, remove, remove_empty
 from flower_graph.wire.client_errors import ClientError, boundary
 from flower_graph.wire.keys import CONFIG
 
@@ -58,7 +58,6 @@ LINGER = 20.0
 HELLO = b"flower-graph resident 1"  # what a worker says first
 REPLY, ERROR = b"reply", b"error"  # what a worker's answer begins with
 ATTEMPTS = 3  # a worker may end, its work done, just when it is called
-NUMBER = struct.Struct("!Q")
 BACKLOG = 8  # messages that wait for a worker that is busy
 # Modules are found where the process that starts it finds them, the app's own folder among them.
 BOOT = """\
@@ -89,20 +88,23 @@ class WorkerHome:
             The ClientApp's own, by the same name and words.
         """
         with boundary(context), self._called(context) as connection:
-            asked = message_to_proto(message), context_to_proto(context)
             try:
-                send(connection, *(one.SerializeToString() for one in asked))
-                kind, answer, state = receive(connection)
+                connection.send_bytes(message_to_proto(message).SerializeToString())
+                connection.send_bytes(context_to_proto(context).SerializeToString())
+                kind, answer, state = (connection.recv_bytes() for _ in range(3))
             except (OSError, EOFError) as error:
                 words = "the process that keeps its clients died while it answered"
                 raise told(WorkerLostError(words), words) from error
             context.state = recorddict_from_proto(RecordDictProto.FromString(state))
-            if kind != REPLY:
-                raise _as_raised(answer)
-            return message_from_proto(MessageProto.FromString(answer))
+            if kind == REPLY:
+                return message_from_proto(MessageProto.FromString(answer))
+            said: dict[str, str] = json.loads(answer)
+            about = {"__module__": said["module"], "__qualname__": said["name"]}
+            fault: type[ClientError] = type(said["name"], (ClientError,), about)
+            raise told(fault(said["text"]), said["text"])
 
     @contextmanager
-    def _called(self, context: Context) -> Iterator[socket.socket]:
+    def _called(self, context: Context) -> Iterator[Connection]:
         folder = default_folder() / f"run-{context.run_id}"
         name = f"resident-{context.node_id}-{self._owner}"
         for _ in range(ATTEMPTS):
@@ -113,37 +115,25 @@ class WorkerHome:
             with locked(folder) as handle:
                 if handle is None:  # likewise
                     continue
-                connection = self._connected(handle, name)
-                if connection is None:
-                    self._start(folder, handle, name)
-                    connection = self._connected(handle, name)
-            if connection is None:
+                where = path_of(handle, name)
+                reached = _connected(where)
+                if reached is None:
+                    self._start(folder, where)
+                    reached = _connected(where)
+            if reached is None:
                 continue
-            with connection:
+            with Connection(reached.detach()) as connection:
                 try:
-                    ready = receive(connection) == [HELLO]
+                    hello = connection.recv_bytes()
                 except (OSError, EOFError):
                     continue
-                if ready:
+                if hello == HELLO:
                     yield connection
                     return
         words = "the process that keeps its clients cannot be started"
         raise told(WorkerLostError(f"{words}: the SuperNode's log says why"), words)
 
-    def _connected(self, handle: int, name: str) -> socket.socket | None:
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.connect(reach(handle, name))
-        except (FileNotFoundError, ConnectionRefusedError):
-            connection.close()
-            return None
-        if not is_own(connection):
-            connection.close()
-            raise WorkerLostError(f"{name}: its socket belongs to another user's process")
-        return connection
-
-    def _start(self, folder: Path, handle: int, name: str) -> None:
-        where = reach(handle, name)
+    def _start(self, folder: Path, where: str) -> None:
         with suppress(FileNotFoundError):
             os.unlink(where)  # of a worker that was killed
         with socket.socket(socket.AF_UNIX) as listener:
@@ -154,7 +144,7 @@ class WorkerHome:
                 "path": sys.path,
                 "reference": self._reference,
                 "folder": str(folder),
-                "name": name,
+                "name": where.rpartition("/")[2],
                 "listener": listener.fileno(),
                 "owner": self._owner,
                 "idle": self._idle,
@@ -167,11 +157,17 @@ class WorkerHome:
             )
 
 
-def _as_raised(fault: bytes) -> Exception:
-    said: dict[str, str] = json.loads(fault)
-    about = {"__module__": said["module"], "__qualname__": said["name"]}
-    kind: type[ClientError] = type(said["name"], (ClientError,), about)
-    return told(kind(said["text"]), said["text"])
+def _connected(where: str) -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(where)
+    except (FileNotFoundError, ConnectionRefusedError):
+        connection.close()
+        return None
+    if not is_own(connection):
+        connection.close()
+        raise WorkerLostError(f"{where}: its socket belongs to another user's process")
+    return connection
 
 
 @contextmanager
@@ -189,42 +185,12 @@ def locked(folder: Path) -> Iterator[int | None]:
         os.close(handle)
 
 
-def reach(handle: int, name: str) -> str:
-    """Return a path to a socket in an open folder, short enough for the system's limit."""
-    return f"/proc/self/fd/{handle}/{name}"
-
-
 def is_own(connection: socket.socket) -> bool:
     """Whether this user owns the process at the other end."""
     form = struct.Struct("3i")  # process, user, group
     told_by_system = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, form.size)
     _, user, _ = form.unpack(told_by_system)
     return bool(user == os.getuid())
-
-
-def send(connection: socket.socket, *parts: bytes) -> None:
-    """Send a block; ``OSError`` if the other side is gone."""
-    connection.sendall(b"".join(map(NUMBER.pack, (len(parts), *map(len, parts)))))
-    for part in parts:
-        connection.sendall(part)
-
-
-def receive(connection: socket.socket) -> list[bytes]:
-    """Receive a whole block; return its parts. ``EOFError`` if the other side is gone."""
-    (count,) = NUMBER.unpack(_read(connection, NUMBER.size))
-    lengths = _read(connection, count * NUMBER.size)
-    return [_read(connection, size) for (size,) in NUMBER.iter_unpack(lengths)]
-
-
-def _read(connection: socket.socket, size: int) -> bytes:
-    data = bytearray(size)
-    free = memoryview(data)
-    while free:
-        count = connection.recv_into(free)
-        if not count:
-            raise EOFError("the other side is gone")
-        free = free[count:]
-    return bytes(data)
 
 
 # The process -------------------------------------------------------------------------------------
@@ -263,34 +229,35 @@ class Worker:
         return load_app(self._reference)
 
     def serve(self) -> None:
-        threading.Thread(target=self._leave_when_alone, daemon=True).start()
+        def leave_when_alone() -> None:
+            self._events.poll()  # a process of the SuperNode is gone, or the one that waits
+            self.leave()
+
+        threading.Thread(target=leave_when_alone, daemon=True).start()
         _remove_dead(self._folder.parent)
         self._listener.settimeout(self._idle)
         is_over = False
         while not is_over:
             try:
-                connection, _ = self._listener.accept()
+                caller, _ = self._listener.accept()
             except TimeoutError:
                 break
-            with connection:
-                connection.settimeout(None)
-                # Whoever has called may have died meanwhile.
-                with suppress(OSError, EOFError):
-                    is_over = is_own(connection) and self._serve(connection)
+            caller.settimeout(None)
+            # Whoever has called may have died meanwhile.
+            with suppress(OSError, EOFError):
+                is_ours = is_own(caller)
+                with Connection(caller.detach()) as connection:
+                    is_over = is_ours and self._serve(connection)
         self._end()
-
-    def _leave_when_alone(self) -> None:
-        self._events.poll()  # a process of the SuperNode is gone, or the one that waits
-        self.leave()
 
     def leave(self) -> Never:
         """End at once, even in the middle of a message; the files on disk stay whole."""
         self._remove()
         os._exit(0)
 
-    def _serve(self, connection: socket.socket) -> bool:
-        send(connection, HELLO)
-        asked, given = receive(connection)
+    def _serve(self, connection: Connection) -> bool:
+        connection.send_bytes(HELLO)
+        asked, given = connection.recv_bytes(), connection.recv_bytes()
         message = message_from_proto(MessageProto.FromString(asked))
         context = context_from_proto(ContextProto.FromString(given))
         before = bool(context.state)
@@ -299,12 +266,18 @@ class Worker:
             answer = self._answer(message, context)
         finally:
             self._events.unregister(connection)
-        is_late = _writes_outputs(message)
+        from flower_graph.outputs.client import FINISH, TYPE  # not in a process that only sends
+
+        # Whether it asks for the run's final outputs: at most one message follows
+        asks = message.metadata.message_type == TYPE and message.has_content()
+        entries = message.content.config_records.get(CONFIG) if asks else None
+        is_late = entries is not None and entries.get("keep-action") == FINISH
         self._listener.settimeout(min(self._idle, LINGER) if is_late else self._idle)
         is_over = before and not context.state  # clients forget what they kept of a run
         if is_over:
             self._end()
-        send(connection, *answer)
+        for part in answer:
+            connection.send_bytes(part)
         return is_over
 
     def _answer(self, message: Message, context: Context) -> list[bytes]:
@@ -330,18 +303,6 @@ class Worker:
             if self._socket.stat().st_ino == self._inode:
                 remove(self._socket)
         remove_empty(self._folder)
-
-
-def _writes_outputs(message: Message) -> bool:
-    """Whether a message asks for a run's final outputs; at most one message follows."""
-    from flower_graph.outputs.client import FINISH, TYPE, KeepRequest
-
-    if message.metadata.message_type != TYPE or not message.has_content():
-        return False
-    with suppress(KeyError, ValueError):
-        request = KeepRequest.from_config(message.content.config_records[CONFIG])
-        return request.action == FINISH
-    return False
 
 
 def _owners(owner: int) -> list[int]:

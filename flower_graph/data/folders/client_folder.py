@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import compress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import AS_IS, MEAN, ONE_HOT, DataConfig
+from flower_graph.config.common import MEAN, ONE_HOT, DataConfig
 from flower_graph.config.partition import GLOBAL
 from flower_graph.data.description import (
     EDGE_VALUES,
@@ -29,7 +30,6 @@ from flower_graph.data.description import (
     check_edges,
     declared_classes,
     describe_graph,
-    filled_masks,
     listed,
     number_classes,
     of_edges,
@@ -38,11 +38,9 @@ from flower_graph.data.description import (
     tell,
 )
 from flower_graph.data.features import (
-    NO_GAPS,
     PLAIN,
-    Gaps,
+    ReadOptions,
     Treatment,
-    Uses,
     common_columns,
     prepare_features,
 )
@@ -52,6 +50,7 @@ from flower_graph.data.graph import (
     EgoNetwork,
     Graph,
     OverlappingGraph,
+    joined_edges,
     to_undirected,
 )
 from flower_graph.data.partition.client_graphs import (
@@ -79,17 +78,9 @@ from flower_graph.data.sources.names import (
 )
 from flower_graph.data.sources.pyg import read_file
 from flower_graph.data.sources.tables import CLIENT, names_clients
-from flower_graph.data.splits import (
-    ROLE_WORDS,
-    Masks,
-    check_roles,
-    masks_of,
-    stratified_split,
-    with_masks,
-)
+from flower_graph.data.splits import ROLE_WORDS, check_roles, stratified_split
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
-from flower_graph.storage.reading import Tree
 
 RATIOS = (0.6, 0.2, 0.2)  # FedGLS's
 T = TypeVar("T")
@@ -118,6 +109,11 @@ class Clients(list[T]):
         common = (whole.num_classes, whole.classes, whole.notes, whole.treatment)
         return cls(clients, *common, whole)
 
+    def replaced(self, clients: Iterable[G]) -> Clients[G]:
+        """Return other clients with what all of these have in common."""
+        common = self.num_classes, self.classes, self.notes, self.treatment, self.whole
+        return Clients(clients, *common)
+
     @classmethod
     def of(cls, graphs: Sequence[G]) -> Clients[G]:
         """Return clients as ``Clients``; for a plain list the highest label gives the classes."""
@@ -131,25 +127,19 @@ class Clients(list[T]):
         A node is in a mask if it is in that mask at any client.
         """
         if self.whole is not None:
-            n = self.whole.num_nodes
-            masks = {part: torch.zeros(n, dtype=torch.bool) for part in PARTS}
+            masks = torch.zeros(len(PARTS), self.whole.num_nodes, dtype=torch.bool)
             for graph in self:
-                for part, mask in masks.items():
-                    mask[graph.nodes[getattr(graph, part)]] = True
-            return with_masks(self.whole, Masks(*masks.values()))
-        ends, start = [torch.empty(2, 0, dtype=torch.int64)], 0
-        for graph in self:
-            if graph.edge_index is not None:
-                ends.append(graph.edge_index + start)
-            start += graph.y.numel()
+                for mask, own in zip(masks, graph.masks.values(), strict=True):
+                    mask[graph.nodes[own]] = True
+            return self.whole.with_masks(masks)
+        edges = joined_edges(self, [graph.edge_index for graph in self])
         x, y, train, val, test = (
             torch.cat([getattr(graph, part) for graph in self]) for part in ("x", "y", *PARTS)
         )
-        given = (getattr(graph, "targets", None) for graph in self)
-        numbers = [one for one in given if one is not None]
+        numbers = [graph.targets for graph in self if graph.targets is not None]
+        whole = Graph(x, edges, y, self.num_classes, train, val, test, self.classes)
         targets = torch.cat(numbers) if numbers else None
-        whole = Graph(x, torch.cat(ends, 1), y, self.num_classes, train, val, test)
-        return replace(whole, classes=self.classes, notes=self.notes, targets=targets)
+        return replace(whole, notes=self.notes, targets=targets)
 
 
 class ClientFile(NamedTuple):
@@ -157,9 +147,8 @@ class ClientFile(NamedTuple):
 
     where: str  # what errors call it: `file x.pt`, or `file x.pt, client 3`
     values: SimpleNamespace
-    notes: list[str]
+    found: Described
     graph: ClientGraph  # its masks are empty where the file has none
-    has_masks: bool
 
 
 def load_folder(
@@ -169,85 +158,72 @@ def load_folder(
     *,
     train_share: float | None = None,
     graphless_ratio: float = 0.0,
-    features: str = AS_IS,
-    gaps: Gaps = NO_GAPS,
-    uses: Uses = PLAIN,
+    how: ReadOptions = PLAIN,
 ) -> Clients[ClientGraph]:
     """Load one client from each graph of a folder, or of a file whose nodes name their client.
 
     ``graphless_ratio`` removes edges from clients of one graph; in a folder, files without edges
-    make graphless clients. ``uses``: whether labels are numbers to learn, and edges have weights.
+    make graphless clients.
     """
-    files = read_clients(path, features, gaps, needs_edges=False, uses=uses)
+    files = read_clients(path, how._replace(needs_edges=False))
     drawn = graphless_clients(len(files), graphless_ratio, seed) if is_one_graph(path) else set()
     graphs = []
     for file in files:
         with saying(file.where):
-            graph = file.graph if file.has_masks else split_nodes(file.graph, ratios, seed)
+            graph = file.graph if file.found.has_masks else split_nodes(file.graph, ratios, seed)
             graph = without_edges(graph) if graph.client in drawn else graph
             check_client_graph(graph, files.treatment)
             graphs.append(fewer_trained(graph, train_share, seed))
     check_training(graphs)
-    return _told(path, files, graphs)
+    return files.replaced(graphs)
 
 
-def read_clients(
-    path: Path | str, features: str, gaps: Gaps, *, needs_edges: bool = True, uses: Uses = PLAIN
-) -> Clients[ClientFile]:
-    """Read the clients' graphs, their labels numbered and features prepared together."""
-    if gaps.no_features == ONE_HOT:
+def read_clients(path: Path | str, how: ReadOptions) -> Clients[ClientFile]:
+    """Read the clients' graphs, their labels numbered and features prepared together.
+
+    Logs the changes to all data, and to single clients'.
+    """
+    if how.no_features == ONE_HOT:
         raise DataError("data.no_features='one-hot': of one graph; set data.no_features=degree")
-    files, declared = list[tuple[str, SimpleNamespace, Described]](), list[int]()
-    for where, content in client_graphs(path, gaps):
+    places, given, graphs = list[str](), list[SimpleNamespace](), list[Described]()
+    for where, content in client_graphs(path, how):
         with saying(where):
-            values = SimpleNamespace(**content)
-            found = describe_graph(values, gaps=gaps, needs_edges=needs_edges, uses=uses)
-            declared.append(declared_classes(getattr(values, "num_classes", None)) or 0)
-            files.append((where, values, found))
-    named = [found.columns for _, _, found in files if found.columns is not None]
+            places.append(where)
+            given.append(SimpleNamespace(**content))
+            graphs.append(describe_graph(given[-1], how))
+    named = [found.columns for found in graphs if found.columns is not None]
     common, matrices = common_columns(named) if named else None, list[Tensor]()
-    for where, _, found in files:
+    for where, found in zip(places, graphs, strict=True):
         with saying(where):
             matrices.append(by_columns(where, found.x, found.columns, common))
-        if (count := matrices[-1].size(1)) != (width := matrices[0].size(1)):
-            raise DataError(f"{where}: x has {count} features, {files[0][0]} has {width}")
-    numbers = [where for where, _, found in files if isinstance(found.labels, Tensor)]
-    if numbers and (words := [where for where, _, _ in files if where not in numbers]):
-        note = f"labels are numbers at {numbers[0]}, but words at {words[0]}: all taken as words"
+            if (count := matrices[-1].size(1)) != (width := matrices[0].size(1)):
+                raise DataError(f"x has {count} features, {places[0]} has {width}")
+    are_numbers = [isinstance(found.labels, Tensor) for found in graphs]
+    kinds = dict(zip(are_numbers, places, strict=True))
+    if len(kinds) > 1:
+        note = f"labels are numbers at {kinds[True]}, but words at {kinds[False]}: all are words"
         tell(f"folder {path}", [note], logging.WARNING)
-    with saying(f"folder {path}"):
-        classes = 1 if uses.targets else max(declared) or None
-        labels = number_classes([found.labels for _, _, found in files], classes)
-        done = prepare_features(matrices, features, gaps.missing, common)
-    described = []
-    for client, (one, x, y) in enumerate(zip(files, done.features, labels.y, strict=True)):
-        where, values, found = one
-        notes = [*getattr(values, "notes", ()), *found.notes]
+    declared = 1 if how.targets else None
+    for where, values in zip(places, given, strict=True):
         with saying(where):
-            graph, has_masks = _client_graph(client, replace(found, x=x, labels=y))
-        described.append(ClientFile(where, values, notes, graph, has_masks))
-    notes = [*labels.notes, *done.notes]
-    return Clients(described, labels.num_classes, labels.classes, notes, done.treatment)
-
-
-def _client_graph(client: int, found: Described) -> tuple[ClientGraph, bool]:
-    """Make a client's graph, and say whether it has masks of its own."""
-    y, has_masks = found.labels, any(mask is not None for mask in found.masks.values())
-    assert isinstance(y, Tensor)
-    masks = Masks(*filled_masks(found.masks, y, found.names).values())
-    held = torch.arange(len(y)), found.x, y, found.edge_index, None, *masks
-    own = found.names, found.targets, found.edge_weight
-    return ClientGraph(client, *held, *own), has_masks
-
-
-def _told(path: Path | str, files: Clients[ClientFile], graphs: list[T]) -> Clients[T]:
-    """Return the clients of a folder; log the changes to all data, and to single clients'."""
-    clients = Clients(graphs, files.num_classes, files.classes, files.notes, files.treatment)
-    cautions = {note: None for each in files for note in each.notes if isinstance(note, Caution)}
-    tell(f"data {path}", [*clients.notes, *cautions])  # one line, however many clients there are
-    for each in files:
-        tell(each.where, [note for note in each.notes if note not in cautions])
-    return clients
+            count = declared_classes(getattr(values, "num_classes", None)) or 0
+            declared = declared if how.targets else max(declared or 0, count) or None
+    with saying(f"folder {path}"):
+        labels = number_classes([found.labels for found in graphs], declared)
+        prepared, changes, treatment = prepare_features(matrices, how.features, how.missing, common)
+    files = list[ClientFile]()
+    for client, one in enumerate(zip(places, given, graphs, prepared, labels.y, strict=True)):
+        where, values, found, x, y = one
+        with saying(where):
+            files.append(ClientFile(where, values, found, found.as_client(client, x, y)))
+    notes = [*labels.notes, *changes]
+    # One line of each, however many clients there are
+    each = [(one.where, [*getattr(one.values, "notes", ()), *one.found.notes]) for one in files]
+    cautions = [*{note: None for _, own in each for note in own if isinstance(note, Caution)}]
+    tell(f"data {path}", [*notes, *cautions])
+    for where, own in each:
+        tell(where, [note for note in own if note not in cautions])
+    return Clients(files, labels.num_classes, labels.classes, notes, treatment)
 
 
 def client_graph_from_data(
@@ -289,12 +265,12 @@ def client_graph_from_data(
         If something is missing or malformed, or a graphless client has constant features; names the
         client.
     """
+    how = ReadOptions(targets=targets, weights=weights, needs_edges=False)
     with saying(f"client {client}"):
-        described = _alone(data, needs_edges=False, uses=Uses(targets, weights))
-        graph, has_masks = _client_graph(client, described)
-        graph = graph if has_masks else split_nodes(graph, ratios, seed)
+        found, graph = _alone(client, data, how)
+        graph = graph if found.has_masks else split_nodes(graph, ratios, seed)
         check_client_graph(graph)
-    tell(f"client {client}", described.notes)
+    tell(f"client {client}", found.notes)
     return graph
 
 
@@ -306,20 +282,19 @@ def ego_from_data(client: int, data: object, identities: Identities) -> EgoNetwo
     the same identity at every client.
     """
     with saying(f"client {client}"):
-        described = _alone(data)
-        named = named_by(identities, described.x.size(0))
-        ego = _ego(_client_graph(client, described)[0], named)
-    tell(f"client {client}", described.notes)
+        found, graph = _alone(client, data)
+        ego = _ego(graph, named_by(identities, found.x.size(0)))
+    tell(f"client {client}", found.notes)
     return ego
 
 
-def _alone(data: object, **how: Any) -> Described:
+def _alone(client: int, data: object, how: ReadOptions = PLAIN) -> tuple[Described, ClientGraph]:
     """Describe a client without others': words are no labels, -1 is none; features untreated."""
-    found = describe_graph(data, **how)
+    found = describe_graph(data, how)
     if not isinstance(found.labels, Tensor):
         word = next(one for one in found.labels if one is not None)
         raise DataError(f"y has {word!r}: must be numbers of classes, the same at all clients")
-    return replace(found, x=found.x.float(), labels=found.labels.clamp(min=-1))
+    return found, found.as_client(client, found.x.float(), found.labels.clamp(min=-1))
 
 
 def _ego(graph: ClientGraph, named: Named) -> EgoNetwork:
@@ -373,8 +348,6 @@ def _identities_of(files: Sequence[ClientFile]) -> list[Named]:
 
 # Clients that share nodes -----------------------------------------------------------------------
 
-NO_ROLE = -1
-
 
 def load_ego_folder(
     path: Path | str,
@@ -382,8 +355,7 @@ def load_ego_folder(
     ratios: Sequence[float],
     seed: int,
     *,
-    features: str = AS_IS,
-    gaps: Gaps = NO_GAPS,
+    how: ReadOptions = PLAIN,
 ) -> Clients[EgoNetwork]:
     """Load FedSCem's clients from a folder, or from a file whose nodes name their client.
 
@@ -391,7 +363,7 @@ def load_ego_folder(
     masks are split by ``ratios`` and ``seed``, ``per-client`` or ``global``. ``DataError`` names
     file, client and what is allowed.
     """
-    files = read_clients(path, features, gaps)
+    files = read_clients(path, how)
     numbers: dict[int | str, int] = {}
     egos = [_ego(file.graph, who) for file, who in zip(files, _identities_of(files), strict=True)]
     ids = [[numbers.setdefault(one, len(numbers)) for one in ego.identities] for ego in egos]
@@ -399,11 +371,11 @@ def load_ego_folder(
         egos = _with_roles(files, egos, [*map(torch.tensor, ids)], ratios, seed)
     else:
         drawn = zip(files, egos, split_per_client(egos, ratios, seed), strict=True)
-        egos = [ego if file.has_masks else new for file, ego, new in drawn]
+        egos = [ego if file.found.has_masks else new for file, ego, new in drawn]
     if len(egos) > 1 and len(numbers) == sum(map(len, ids)):
         note = "no two clients hold the same node (identity): nothing is shared, each trains alone"
         tell(f"data {path}", [note], logging.WARNING)
-    return _told(path, files, egos)
+    return files.replaced(egos)
 
 
 def load_overlapping_folder(
@@ -412,91 +384,68 @@ def load_overlapping_folder(
     seed: int,
     label_noise: float = 0.0,
     *,
-    features: str = AS_IS,
-    gaps: Gaps = NO_GAPS,
+    how: ReadOptions = PLAIN,
 ) -> Clients[OverlappingGraph]:
     """Load PPFL-GNN's clients from a folder, each client's nodes in the order of their ids."""
-    files = read_clients(path, features, gaps)
-    every_id, words = _ids(files)
-    graphs, offered = [], []
-    for file, ids in zip(files, every_id, strict=True):
+    files = read_clients(path, how)
+    who = _identities_of(files)
+    words = sorted({word for _, own in who for word in own or ()})
+    number, graphs = {word: index for index, word in enumerate(words)}, list[OverlappingGraph]()
+    offered = list[Tensor]()  # ids of the nodes that a client does not hold back
+    for file, (ids, own) in zip(files, who, strict=True):
         with saying(file.where):
-            n, public = ids.numel(), getattr(file.values, "public", None)
-            public = read_mask("public", public, n, [])
-            if public is not None and public.dim() > 1:
-                raise DataError(f"public is of several splits: must be bool [{n}]")
-        graphs.append(_overlapping(file.graph, ids, words))
-        offered.append(None if public is None else public[ids.argsort()])
+            graphs.append(_overlapping(file, torch.tensor([*map(number.get, own)]) if own else ids))
+        offered.append(graphs[-1].nodes[graphs[-1].public])
+    if words:
+        called = [tuple(words[one] for one in graph.nodes.tolist()) for graph in graphs]
+        graphs = [replace(graph, called=own) for graph, own in zip(graphs, called, strict=True)]
+    where = f"data.name = {str(path)!r}"
     if not any(graph.edge_index.numel() for graph in graphs):
-        raise DataError(f"data.name = {str(path)!r}: no client has an edge, so none can embed")
-    every = torch.cat([graph.y for graph in graphs])
-    classes, publics = every[every >= 0].unique(), _publics(path, files, graphs, offered)
+        raise DataError(f"{where}: no client has an edge, so none can embed")
+    if not _at_two([graph.nodes for graph in graphs]).numel():
+        raise DataError(f"{where}: no identity is at two of {len(graphs)} clients")
+    # A node that one client holds back is not public at another that says nothing about it.
+    common, every = _at_two(offered), torch.cat([graph.y for graph in graphs])
+    classes = every[every >= 0].unique()
     graphs = _with_roles(files, graphs, [graph.nodes for graph in graphs], ratios, seed)
     for client, (file, graph) in enumerate(zip(files, graphs, strict=True)):
-        # Of masks that are given, validation and test may be empty
-        if not file.has_masks or (ratios[0] > 0 and not graph.train_mask.any()):
-            with saying(file.where):
-                check_roles(client, masks_of(graph), ratios)
+        shared = torch.isin(graph.nodes, common)
+        public = shared if getattr(file.values, "public", None) is None else graph.public
+        with saying(file.where):
+            if not (public & shared).any():
+                raise DataError(f"no node of {len(shared)} is public elsewhere too")
+            # Of masks that are given, validation and test may be empty
+            if not file.found.has_masks or (ratios[0] > 0 and not graph.train_mask.any()):
+                check_roles(client, graph.masks.values(), ratios)
         rng = generator(seed, "label-noise", client)
         noisy = noisy_labels(graph.y, graph.train_mask, classes, label_noise, generator=rng)
-        graphs[client] = replace(graph, public=publics[client], train_y=noisy)
-    return _told(path, files, graphs)
+        graphs[client] = replace(graph, public=public, train_y=noisy)
+    return files.replaced(graphs)
 
 
-def _ids(files: Sequence[ClientFile]) -> tuple[list[Tensor], list[str]]:
-    """Return the nodes' ids, int64 ``[n]`` each, and, if they are words, the words in order."""
-    who = _identities_of(files)
-    words_of_all = sorted({word for _, words in who for word in words or ()})
-    number = {word: index for index, word in enumerate(words_of_all)}
-    result = []
-    for file, (ids, words) in zip(files, who, strict=True):
-        if words is None and int(ids.min()) < 0:
-            raise DataError(f"{file.where}: identities have {int(ids.min())}: must be at least 0")
-        result.append(torch.tensor([number[word] for word in words]) if words else ids)
-    return result, words_of_all
+def _at_two(ids: Sequence[Tensor]) -> Tensor:
+    """Return the ids that at least two clients have."""
+    every, counts = torch.cat([*ids]).unique(return_counts=True)
+    result: Tensor = every[counts >= 2]
+    return result
 
 
-def _overlapping(graph: ClientGraph, ids: Tensor, words: list[str]) -> OverlappingGraph:
-    """Order a client's nodes by their ids; nobody's nodes are public yet."""
-    order, names = ids.argsort(), graph.called
+def _overlapping(file: ClientFile, ids: Tensor) -> OverlappingGraph:
+    """Order a client's nodes by their ids; public are all that its file does not hold back."""
+    graph, n, order = file.graph, ids.numel(), ids.argsort()
+    if int(ids.min()) < 0:
+        raise DataError(f"identities have {int(ids.min())}: must be at least 0")
+    public = read_mask("public", getattr(file.values, "public", None), n, [])
+    if public is not None and public.dim() > 1:
+        raise DataError(f"public is of several splits: must be bool [{n}]")
+    public = torch.ones(n, dtype=torch.bool) if public is None else public[order]
     assert graph.edge_index is not None
     own: dict[str, Any] = {key: getattr(graph, key)[order] for key in ("x", "y", *PARTS)}
     own["nodes"] = ids[order]
-    own["edge_index"] = to_undirected(order.argsort()[graph.edge_index], ids.numel())
-    if words:
-        own["called"] = tuple(words[number] for number in own["nodes"].tolist())
-    elif names is not None:
-        own["called"] = tuple(names[row] for row in order.tolist())
-    nobody = torch.zeros_like(order, dtype=torch.bool)
-    return OverlappingGraph(**vars(graph) | own, public=nobody, train_y=own["y"])
-
-
-def _publics(
-    path: Path | str,
-    files: Sequence[ClientFile],
-    graphs: Sequence[OverlappingGraph],
-    offered: Sequence[Tensor | None],
-) -> list[Tensor]:
-    """Return the nodes that each client sends; refuse a client without common nodes."""
-
-    def at_two(ids: list[Tensor]) -> Tensor:
-        every, counts = torch.cat(ids).unique(return_counts=True)
-        result: Tensor = every[counts >= 2]
-        return result
-
-    ids = [graph.nodes for graph in graphs]
-    if not at_two(ids).numel():
-        raise DataError(f"data.name = {str(path)!r}: no identity is at two of {len(ids)} clients")
-    # A node that one client holds back is not public at another that says nothing about it.
-    shown = zip(ids, offered, strict=True)
-    common = at_two([one if public is None else one[public] for one, public in shown])
-    publics = []
-    for file, own, public in zip(files, ids, offered, strict=True):
-        shared = torch.isin(own, common)
-        publics.append(shared if public is None else public)
-        if not (publics[-1] & shared).any():
-            raise DataError(f"{file.where}: no node of {len(shared)} is public elsewhere too")
-    return publics
+    own["edge_index"] = to_undirected(order.argsort()[graph.edge_index], n)
+    if graph.called is not None:
+        own["called"] = tuple(graph.called[row] for row in order.tolist())
+    return OverlappingGraph(**vars(graph) | own, public=public, train_y=own["y"])
 
 
 def _with_roles(
@@ -508,31 +457,30 @@ def _with_roles(
 ) -> list[G]:
     """Draw a role for each node of clients without masks, the same at all clients that hold it."""
     every = torch.cat([*ids]).unique()
-    role, y = torch.full(every.shape, NO_ROLE), torch.full(every.shape, -1)
+    role, y = torch.full(every.shape, -1), torch.full(every.shape, -1)  # -1: none yet
     held = [*zip(files, graphs, [torch.searchsorted(every, own) for own in ids], strict=True)]
     for file, graph, rows in held:
-        for number, mask in enumerate(masks_of(graph)):  # empty where the file has none
+        for number, mask in enumerate(graph.masks.values()):  # empty where the file has none
             before = role[rows[mask]]
-            clash = (before != NO_ROLE) & (before != number)
+            clash = (before >= 0) & (before != number)
             if clash.any():
                 row, other = int(mask.nonzero().flatten()[clash][0]), int(before[clash][0])
                 node = (graph.called or every[rows].tolist())[row]
                 both = f"{ROLE_WORDS[number]}, and {ROLE_WORDS[other]} at an earlier client"
                 raise DataError(f"{file.where}: node {node!r} has two roles: {both}")
             role[rows[mask]] = number
-    for _, graph, rows in [one for one in held if not one[0].has_masks]:
+    drawn = [not file.found.has_masks for file in files]
+    for _, graph, rows in compress(held, drawn):
         # Drawn by the label that the first client gives the node.
-        is_new = (y[rows] < 0) & (role[rows] == NO_ROLE)
+        is_new = (y[rows] < 0) & (role[rows] < 0)
         y[rows] = torch.where(is_new, graph.y, y[rows])
     for number, mask in enumerate(stratified_split(y, ratios, generator=generator(seed, "roles"))):
         role[mask] = number
     return [
-        graph
-        if file.has_masks
-        else with_masks(
-            graph, Masks(*((role[rows] == number) & (graph.y >= 0) for number in range(3)))
-        )
-        for file, graph, rows in held
+        graph.with_masks((role[rows] == number) & (graph.y >= 0) for number in range(3))
+        if is_drawn
+        else graph
+        for is_drawn, (_, graph, rows) in zip(drawn, held, strict=True)
     ]
 
 
@@ -552,13 +500,13 @@ def clients_path(data: DataConfig) -> Path | None:
     if folder is not None or file is None:
         return folder
     # For this look features may have gaps
-    gaps = Gaps.of(data)._replace(missing=MEAN, categories=ONE_HOT)
-    return file if _says_clients(file, saved_at(data.name), gaps) else None
+    how = ReadOptions.of(data)._replace(missing=MEAN, categories=ONE_HOT)
+    return file if _says_clients(file, saved_at(data.name), how) else None
 
 
 @lru_cache(maxsize=16)
-def _says_clients(file: Path, saved: int, gaps: Gaps) -> bool:
-    return names_clients(file) if file.is_dir() else read_file(file, gaps).get(CLIENT) is not None
+def _says_clients(file: Path, saved: int, how: ReadOptions) -> bool:
+    return names_clients(file) if file.is_dir() else read_file(file, how).get(CLIENT) is not None
 
 
 def is_one_graph(path: Path | str) -> bool:
@@ -567,14 +515,14 @@ def is_one_graph(path: Path | str) -> bool:
 
 
 def client_graphs(
-    path: Path | str, gaps: Gaps = NO_GAPS
+    path: Path | str, how: ReadOptions = PLAIN
 ) -> Iterator[tuple[str, dict[str, object]]]:
     """Return each client's graph, still unchecked, with its name in errors."""
     path = Path(path)
     if not path.exists():
         raise absent(str(path), "folder")
     if is_one_graph(path):
-        yield from _parts(path, read_file(path, gaps))
+        yield from _parts(path, read_file(path, how))
         return
     files = graphs_in(path)
     others = [file for file in shown_in(path) if file not in files]
@@ -590,18 +538,32 @@ def client_graphs(
     left_out = ", ".join(file.name for file in others)
     tell(f"folder {path}", [f"not read: {left_out:.200}"] if left_out else [])
     for file in files:
-        yield f"file {file}", read_file(file, gaps)
+        yield f"file {file}", read_file(file, how)
 
 
 def _parts(path: Path, values: dict[str, Any]) -> Iterator[tuple[str, dict[str, object]]]:
     """Divide one graph into the clients that its nodes name, with the edges within each."""
     edges, inside = values.get("edge_index"), torch.empty(0, dtype=torch.bool)
     with saying(f"file {path}"):
-        who = _owners(values)
+        if values.get(CLIENT) is None:
+            raise DataError(f"no node has a {CLIENT}, which says whose it is")
+        who = listed(CLIENT, values[CLIENT])
+        if any(isinstance(one, list) for one in who) or all(one is None for one in who):
+            raise DataError(f"{CLIENT} must be a word or a number a node, at least at one")
+        for key in OF_NODES:
+            count = getattr(value := values.get(key), "shape", [len(who)])[:1]
+            count = [len(value)] if isinstance(value, list | tuple) else [*count]
+            if count != [len(who)]:
+                raise DataError(f"{key}: must have {len(who)} entries, as {CLIENT}")
         if edges is not None:
             edges = as_tensor("edge_index", edges)
             check_edges(edges, len(who))
-    clients = sorted({one for one in who if one is not None}, key=_order)
+
+    def order(client: object) -> tuple[bool, int, str]:
+        is_number = str(client).isdecimal()
+        return not is_number, int(str(client)) if is_number else 0, str(client)
+
+    clients = sorted({one for one in who if one is not None}, key=order)
     number = {one: index for index, one in enumerate(clients)}
     owner = torch.tensor([number.get(one, -1) for one in who])
     if edges is not None:
@@ -624,28 +586,6 @@ def _parts(path: Path, values: dict[str, Any]) -> Iterator[tuple[str, dict[str, 
             part |= dict.fromkeys(EDGE_VALUES)
             part |= {key: _pick(one, numbers[mine]) for key, one in said.items()}
         yield f"file {path}, client {name}", part
-
-
-def _owners(values: Tree) -> list[object]:
-    given = values.get(CLIENT)
-    if given is None:
-        raise DataError(f"no node has a {CLIENT}, which says whose it is")
-    who = listed(CLIENT, given)
-    if any(isinstance(one, list) for one in who) or all(one is None for one in who):
-        raise DataError(f"{CLIENT} must be a word or a number a node, at least at one")
-    for key in OF_NODES:
-        value = values.get(key)
-        count = (
-            len(value) if isinstance(value, list | tuple) else [*getattr(value, "shape", ())][:1]
-        )
-        if value is not None and count not in (len(who), [len(who)]):
-            raise DataError(f"{key}: must have {len(who)} entries, as {CLIENT}")
-    return who
-
-
-def _order(client: Any) -> tuple[bool, int, str]:
-    is_number = str(client).isdecimal()
-    return not is_number, int(client) if is_number else 0, str(client)
 
 
 def _pick(value: Any, rows: Tensor) -> object:

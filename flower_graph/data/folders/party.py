@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path, PurePath
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from flwr.app import Context
@@ -29,7 +29,7 @@ from flower_graph.data.graph import PARTS, ClientGraph, Graph, take_rows
 from flower_graph.data.sources.generators import SIGNAL
 from flower_graph.data.sources.names import GRAPH_FILES, has_ending
 from flower_graph.errors import ConfigError, DataError, told
-from flower_graph.ops.graph import csr_tensor, pointers
+from flower_graph.ops.graph import csr_tensor, entries_of, pointers
 from flower_graph.records.participation import numbers, ranges
 from flower_graph.storage.files import DATA_FOLDER, PARTITION, PARTITIONS
 from flower_graph.storage.formats import load_tensors
@@ -58,77 +58,40 @@ CLASS_NAMES, DATA_FORM = "class-names", "data-form"
 # Keys of ``data`` that do not change a party's data: its folder, and users that came and went
 _OTHERS = ("root", "add", "remove")
 USERS = "users"
+# Entries of the manifest that are a folder's own fields
+KINDS: dict[str, type] = {
+    "role": str, "settings": dict, "clients": list, "num-clients": int, "features": int,
+    "classes": int, "details": dict,
+}  # fmt: skip
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
 # Of a matrix, besides its values: start and columns of each row, and [rows, columns, is dense].
-POINTERS, COLUMNS, FORM = ".pointers", ".columns", ".form"
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """The description of a folder."""
-
-    role: str  # "clients" or "server"
-    settings: dict[str, object]  # The settings that decide the data (deciding_settings)
-    clients: list[int]  # Numbers of the clients whose data are here; none in the server's folder
-    num_clients: int  # Clients of the whole run
-    features: int  # Of the whole run
-    classes: int
-    details: Tree = field(default_factory=dict)  # Further entries for one method
-    files: dict[str, str] = field(default_factory=dict)  # SHA-256 of each file, by name
-    versions: dict[str, str] = field(default_factory=dict)  # Versions of the packages that wrote it
-    format: int = FORMAT
-
-    @property
-    def app(self) -> str:
-        return str(self.settings.get("app"))
-
-    def to_json(self) -> dict[str, object]:
-        own = {name.replace("_", "-"): value for name, value in vars(self).items()}
-        return {"app": self.app, "fingerprint": fingerprint(self.settings), **own}
-
-    @classmethod
-    def from_json(cls, record: Tree) -> Manifest:
-        """Read the entries of ``to_json``; any error if they are unfit."""
-        if record["format"] != FORMAT:
-            raise ValueError(f"format: {record['format']!r:.20} must be {FORMAT}")
-        if fingerprint(record["settings"]) != record["fingerprint"]:
-            raise ValueError("fingerprint: does not fit the settings")
-        values = {}
-        for one in fields(cls):
-            value = values[one.name] = record[name := one.name.replace("_", "-")]
-            kind = {"int": int, "str": str, "list[int]": list}.get(str(one.type), dict)
-            if not isinstance(value, kind):
-                raise ValueError(f"{name}: {value!r:.40} is unfit")
-        result = cls(**values)
-        if result.role not in KEY:
-            raise ValueError(f"role: {result.role!r:.40} is neither {CLIENTS} nor {SERVER}")
-        clients = result.clients
-        inside = all(type(one) is int and 0 <= one < result.num_clients for one in clients)
-        if not inside or len({*clients}) < len(clients):
-            raise ValueError(f"clients: {clients!r:.40} are not different numbers of clients")
-        if bad := {*result.files} - {TENSORS}:
-            raise ValueError(f"files: {sorted(bad)!r:.60} are none of this format")
-        return result
+ENDINGS = ("", ".pointers", ".columns", FORM := ".form")
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A folder that was opened and checked."""
+    """One party's folder: its part of a run's data, and what it needs of the whole."""
 
-    path: Path  # The folder
-    manifest: Manifest  # What it is
-    tensors: Tensors  # What it holds, by name
+    role: str  # "clients" or "server"
+    settings: dict[str, object]  # those that decide the data (deciding_settings)
+    clients: list[int]  # numbers of the clients whose data are here; none in the server's folder
+    num_clients: int  # of the whole run, as the next two
+    features: int
+    classes: int
+    details: Tree = field(default_factory=dict)  # further entries for one method
+    tensors: Tensors = field(default_factory=dict)  # by name
+    path: Path = Path()  # where it was read
 
     @property
     def class_names(self) -> list[str] | None:
         """Names of the run's classes, by number; None if the numbers are the names."""
-        names: list[str] | None = self.manifest.details.get(CLASS_NAMES)
+        names: list[str] | None = self.details.get(CLASS_NAMES)
         return names
 
     def detail(self, key: str, kind: type[T]) -> T:
-        """Read one of the manifest's details; ``DataError`` if it is missing or of another type."""
-        value = self.manifest.details.get(key)
+        """Read one of the details; ``DataError`` if it is missing or of another type."""
+        value = self.details.get(key)
         if not isinstance(value, kind):
             raise DataError(f"{self.path / MANIFEST}: details: {key}: {value!r:.40} is unfit")
         return value
@@ -193,18 +156,16 @@ def check_supernodes(supernodes: int, clients: int) -> None:
 def write_run(out: Path, settings: dict[str, object], data: RunData, supernodes: int) -> None:
     """Write the folder of every party: ``server``, and one for each SuperNode."""
     check_supernodes(supernodes, data.num_clients)
-    counts = (data.num_clients, data.features, data.classes)
+    counts, members = (data.num_clients, data.features, data.classes), list[Member]()
     names = {} if data.class_names is None else {CLASS_NAMES: list(data.class_names)}
-    versions = {"flower-graph": __version__, "torch": torch.__version__}
-    server = Manifest(SERVER, settings, [], *counts, data.server_details | names, versions=versions)
-    write_folder(out / "server", server, data.server)
-    members = list[Member]()
+    server = RunFolder(SERVER, settings, [], *counts, data.server_details | names, data.server)
+    write_folder(out / "server", server)
+    details = data.client_details | names
     for number in range(supernodes):
         clients = assigned(number, supernodes, data.num_clients)
-        details = data.client_details | names
-        manifest = Manifest(CLIENTS, settings, [*clients], *counts, details, versions=versions)
         folder = folder_name(clients, data.num_clients)
-        write_folder(out / folder, manifest, data.part(clients))
+        own = RunFolder(CLIENTS, settings, [*clients], *counts, details, data.part(clients))
+        write_folder(out / folder, own)
         members.append(Member(folder, frozenset(clients)))
     write_members(out / "server" / MEMBERS, members)
 
@@ -216,16 +177,23 @@ def folder_name(clients: range, count: int) -> str:
     return f"client-{first}" if len(clients) == 1 else f"clients-{first}-{last}"
 
 
-def write_folder(path: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
+def write_folder(path: Path, folder: RunFolder) -> None:
     """Write a folder that only its owner can read."""
     with saying(path):
         make_folder(path, 0o700, may_exist=False)
     contents = {}
-    if tensors:
+    if folder.tensors:
         # Copies: safetensors takes neither views nor two names for one tensor.
-        contents[TENSORS] = save({name: t.contiguous().clone() for name, t in tensors.items()})
-    files = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    record = manifest.to_json() | {"files": files}
+        copies = {name: t.contiguous().clone() for name, t in folder.tensors.items()}
+        contents[TENSORS] = save(copies)
+    record = {
+        "app": folder.settings.get("app"),
+        "fingerprint": fingerprint(folder.settings),
+        **{name: getattr(folder, name.replace("-", "_")) for name in KINDS},
+        "files": {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
+        "versions": {"flower-graph": __version__, "torch": torch.__version__},
+        "format": FORMAT,
+    }
     contents[MANIFEST] = (json.dumps(record, indent=2) + "\n").encode()
     for name, content in contents.items():
         with saying(path / name), replaced(path / name) as stream:
@@ -278,31 +246,43 @@ def client_folder(config: RunConfig, context: Context) -> RunFolder | None:
         return None
     if not isinstance(given, str) or not given:
         raise ConfigError(f"node-config {DATA_FOLDER}: {given!r} is no folder; {HINT[CLIENTS]}")
-    return _open(config, Path(given), CLIENTS)
+    return _open(config, given, CLIENTS)
 
 
 def server_folder(config: RunConfig, given: str) -> RunFolder | None:
     """Open the folder that the run config's ``server-folder`` names; None without one."""
     # The server then reads nothing else. ``DataError`` if the folder cannot be used.
-    return _open(config, Path(given), SERVER) if given else None
+    return _open(config, given, SERVER) if given else None
+
+
+def _open(config: RunConfig, given: str, role: str) -> RunFolder:
+    path, settings = Path(given).expanduser().absolute(), deciding_settings(asdict(config))
+    manifest = path / MANIFEST
+    saved = manifest.stat().st_mtime_ns if manifest.is_file() else 0
+    return _opened(path, json.dumps(settings), role, saved)
+
+
+@lru_cache(maxsize=64)
+def _opened(path: Path, settings: str, role: str, saved: int) -> RunFolder:
+    """Open a folder once a process; with `saved`, a changed folder is read again."""
+    return open_folder(path, json.loads(settings), role)
 
 
 def graphs_of(folder: RunFolder, kind: type[T]) -> list[T]:
     """Read the graphs of a folder's clients, which are of one class."""
     with reading(folder.path, DataError, "is incomplete; make the folder anew"):
-        return [read_graph(kind, client, folder.tensors) for client in folder.manifest.clients]
+        return [read_graph(kind, client, folder.tensors) for client in folder.clients]
 
 
 def share(context: Context, count: int) -> slice:
     """Return which clients a SuperNode hosts: ranges of nearly equal size."""
-    numbers = []
-    for key in (PARTITION, PARTITIONS):
-        value: object = context.node_config.get(key)
-        if not isinstance(value, int) or isinstance(value, bool):
-            error = ConfigError(f"node-config {key}: {value!r:.60} is no whole number; {PLACED}")
-            raise told(error, f"node-config {key}: is no whole number; {PLACED}")
-        numbers.append(value)
-    part, parts = numbers
+    part, parts = (context.node_config.get(key) for key in (PARTITION, PARTITIONS))
+    for key, value in ((PARTITION, part), (PARTITIONS, parts)):
+        if type(value) is not int:
+            why = f"is no whole number; {PLACED}"
+            error = ConfigError(f"node-config {key}: {value!r:.60} {why}")
+            raise told(error, f"node-config {key}: {why}")
+    assert isinstance(part, int) and isinstance(parts, int)
     check_supernodes(parts, count)
     if not 0 <= part < parts:
         why = f"must be at least 0 and below {PARTITIONS}; {PLACED}"
@@ -312,45 +292,46 @@ def share(context: Context, count: int) -> slice:
     return slice(here.start, here.stop)
 
 
-def _open(config: RunConfig, path: Path, role: str) -> RunFolder:
-    path = path.expanduser().absolute()
-    settings = json.dumps(deciding_settings(asdict(config)))
-    manifest = path / MANIFEST
-    saved = manifest.stat().st_mtime_ns if manifest.is_file() else 0
-    return _opened(path, settings, role, saved)
-
-
-@lru_cache(maxsize=64)
-def _opened(path: Path, settings: str, role: str, saved: int) -> RunFolder:
-    """Open a folder once a process; with `saved`, a changed folder is read again."""
-    return open_folder(path, json.loads(settings), role)
-
-
 def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFolder:
     """Open a folder, and check that it is whole and of this run."""
-    label = f"{KEY[role]} {path}"
+    label, file = f"{KEY[role]} {path}", path / MANIFEST
     if not path.is_dir():
         error = DataError(f"{label}: there is no such folder; {HINT[role]}")
         raise told(error, f"{KEY[role]}: cannot be used")
-    file = path / MANIFEST
     with reading(file, DataError, f"cannot be used; {HINT[role]}"):
-        manifest = Manifest.from_json(parse_json(read_bytes(file, 4 * MOST_RECORD)))
-    if manifest.role != role:
-        raise DataError(f"{label}: it is for {KEY[manifest.role]}; {HINT[role]}")
-    theirs = manifest.settings
-    keys = ["app"] if manifest.app != settings["app"] else sorted({*theirs, *settings})
+        record = parse_json(read_bytes(file, 4 * MOST_RECORD))
+        for name, kind in ({"format": int} | KINDS | {"files": dict}).items():
+            if not isinstance(record[name], kind):
+                raise ValueError(f"{name}: {record[name]!r:.40} is unfit")
+        if record["format"] != FORMAT:
+            raise ValueError(f"format: {record['format']!r:.20} must be {FORMAT}")
+        theirs, clients, files = record["settings"], record["clients"], record["files"]
+        if fingerprint(theirs) != record["fingerprint"]:
+            raise ValueError("fingerprint: does not fit the settings")
+        if record["role"] not in KEY:
+            raise ValueError(f"role: {record['role']!r:.40} is neither {CLIENTS} nor {SERVER}")
+        inside = all(type(one) is int and 0 <= one < record["num-clients"] for one in clients)
+        if not inside or len({*clients}) < len(clients):
+            raise ValueError(f"clients: {clients!r:.40} are not different numbers of clients")
+        if bad := {*files} - {TENSORS}:
+            raise ValueError(f"files: {sorted(bad)!r:.60} are none of this format")
+    if record["role"] != role:
+        raise DataError(f"{label}: it is for {KEY[record['role']]}; {HINT[role]}")
+    keys = sorted({*theirs, *settings})
+    keys = keys if theirs.get("app") == settings["app"] else ["app"]
     if differing := [key for key in keys if theirs.get(key) != settings.get(key)]:
         each = [f"{k} is {theirs.get(k)!r}, this run's is {settings.get(k)!r}" for k in differing]
         error = DataError(f"{label}: data folder of another run: {'; '.join(each)}; {MADE}")
         raise told(error, f"{KEY[role]}: data folder of another run: {', '.join(differing)}")
     tensors: Tensors = {}
-    for name, digest in manifest.files.items():
+    for name, digest in files.items():
         with reading(path / name, DataError, "cannot be used; copy the whole folder again"):
             content = read_bytes(path / name, MOST_TENSORS)
             if hashlib.sha256(content).hexdigest() != digest:
                 raise ValueError("its SHA-256 is not that of the manifest")
             tensors |= load_tensors(content)[0]
-    return RunFolder(path, manifest, tensors)
+    own = {name.replace("-", "_"): record[name] for name in KINDS}
+    return RunFolder(**own, tensors=tensors, path=path)
 
 
 # Tensors ----------------------------------------------------------------------------------------
@@ -364,24 +345,20 @@ def matrix_tensors(name: str, x: Tensor) -> Tensors:
         return {name: x}
     form = torch.tensor([*x.shape, int(is_dense)])
     if is_dense:
-        row, column = x.nonzero(as_tuple=True)
-        x = csr_tensor(pointers(row, len(x)), column, x[row, column], (x.size(0), x.size(1)))
+        row, column, value = entries_of(x)
+        x = csr_tensor(pointers(row, len(x)), column, value, (x.size(0), x.size(1)))
     parts = x.values(), x.crow_indices(), x.col_indices(), form
-    return dict(zip(_entries(name), parts, strict=True))
+    return dict(zip([name + ending for ending in ENDINGS], parts, strict=True))
 
 
 def read_matrix(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
     """Read the output of :func:`matrix_tensors`; the same matrix in the same layout."""
     if name + FORM not in tensors:
         return tensors[name]
-    values, start, column, form = (tensors[key] for key in _entries(name))
+    values, start, column, form = (tensors[name + ending] for ending in ENDINGS)
     rows, columns, is_dense = form.tolist()
     csr = csr_tensor(start, column, values, (rows, columns))
     return csr.to_dense() if is_dense else csr
-
-
-def _entries(name: str) -> tuple[str, str, str, str]:
-    return name, name + POINTERS, name + COLUMNS, name + FORM
 
 
 def graph_tensors(graph: ClientGraph) -> Tensors:
@@ -423,23 +400,12 @@ HEAD = ("folder", "clients", "node-id")
 MOST_CLIENTS = 2**20  # of one SuperNode, as at enrolment
 
 
-@dataclass(frozen=True)
-class Member:
-    """One SuperNode of the list.
+class Member(NamedTuple):
+    """One SuperNode of the list."""
 
-    Parameters
-    ----------
-    folder : str
-        The data folder that it was given.
-    clients : frozenset of int
-        The client numbers that it may speak for.
-    node : int, optional
-        Its id in Flower, as ``flwr supernode register`` prints it; None: any SuperNode's.
-    """
-
-    folder: str
-    clients: frozenset[int]
-    node: int | None = None
+    folder: str  # the data folder that it was given
+    clients: frozenset[int]  # the client numbers that it may speak for
+    node: int | None = None  # its id in Flower (`flwr supernode register`); None: any SuperNode's
 
 
 def write_members(path: Path, members: Iterable[Member]) -> None:
@@ -458,25 +424,22 @@ def read_members(folder: Path) -> tuple[Member, ...] | None:
 
     ``DataError`` if the list cannot be read, or has a client number or a node id twice.
     """
-    path = folder / MEMBERS
+    path, members, seen = folder / MEMBERS, list[Member](), Counter[tuple[str, int]]()
     if not path.exists():
         return None
     with reading(path, DataError, "is no list of members"):
         head, *rows = csv.reader(io.StringIO(read_text(path, MOST_RECORD)))
         if tuple(head) != HEAD:
             raise ValueError(f"its first line is not {','.join(HEAD)}")
-        members = tuple(_member(row) for row in rows if row)
-        clients = [("client", client) for one in members for client in one.clients]
-        nodes = [("node-id", one.node) for one in members if one.node is not None]
-        for (what, number), times in Counter([*clients, *nodes]).items():
+        for row in filter(None, rows):
+            name, clients, node = (entry.strip() for entry in row)
+            if node and not (node.isascii() and node.isdigit() and int(node[:21]) < 2**64):
+                raise ValueError(f"node-id: {node!r:.40} is no id of a SuperNode")
+            numbered = frozenset(numbers(clients.replace(" ", ""), MOST_CLIENTS))
+            members.append(Member(name, numbered, int(node) if node else None))
+            seen.update(("client", client) for client in numbered)
+            seen.update([("node-id", int(node))] if node else ())
+        for (what, number), times in seen.items():
             if times > 1:
                 raise ValueError(f"{what} {number} is there {times} times")
-    return members
-
-
-def _member(row: list[str]) -> Member:
-    folder, clients, node = (entry.strip() for entry in row)
-    if node and not (node.isascii() and node.isdigit() and int(node[:21]) < 2**64):
-        raise ValueError(f"node-id: {node!r:.40} is no id of a SuperNode")
-    numbered = frozenset(numbers(clients.replace(" ", ""), MOST_CLIENTS))
-    return Member(folder, numbered, int(node) if node else None)
+    return tuple(members)

@@ -11,11 +11,9 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.config.partition import (
@@ -36,13 +34,7 @@ from flower_graph.data.graph import Neighbours, WholeGraph, take_rows, to_undire
 from flower_graph.data.graph import cut_out as cut_out
 from flower_graph.data.partition.ego_networks import ego_parts, sample_egos, split_egos
 from flower_graph.data.partition.overlapping import overlapping_parts
-from flower_graph.data.splits import (
-    Masks,
-    can_be_split,
-    labelled_split,
-    stratified_split,
-    with_masks,
-)
+from flower_graph.data.splits import can_be_split, labelled_split, stratified_split
 from flower_graph.errors import DataError
 from flower_graph.ops.graph import values_at
 from flower_graph.rng import derive_seed, generator
@@ -78,31 +70,55 @@ def partition_graph(
     """
     check_settings(partition, "partition.")
     partition.validate()
-    seed = seed if partition.seed is None else partition.seed
-    is_split, roles = partition.method == EGO_NETWORKS, None
-    cut = cut_out(data, _parts(data, partition, seed))
-    if is_split:
+    seed, how = seed if partition.seed is None else partition.seed, partition.method
+    edges, n, clients = data.edge_index, int(data.y.numel()), partition.clients
+    require(clients <= n, "partition.clients", clients, f"at most {n}, the nodes of the graph")
+    if how == EGO_NETWORKS:
+        egos = sample_egos(data, clients, partition.hops, partition.min_nodes, seed)
+        parts = ego_parts(data, egos, partition.hops)
+    elif how == LOUVAIN:
+        parts = louvain(
+            edges,
+            n,
+            clients=clients,
+            resolution=partition.resolution,
+            seed=seed,
+            every_node=partition.every_node,
+            fits=lambda nodes: can_be_split(data.y[nodes], partition.ratios),
+        )
+    elif how == METIS:
+        parts = metis(edges, n, clients=clients, seed=seed)
+    elif how == METIS_OVERLAPPING:
+        parts = metis_overlapping(edges, n, clients=clients, draws=partition.draws, seed=seed)
+    elif how == DIRICHLET:
+        parts = dirichlet(data.y, clients, partition.alpha, seed)
+    elif how == OVERLAPPING:
+        parts = [nodes for nodes, _ in overlapping_parts(Neighbours.of(data), partition, seed)]
+    else:
+        parts = random_parts(n, clients, seed)
+    cut = cut_out(data, parts)
+    if how == EGO_NETWORKS:
         cut = split_egos(cut, data.y, partition, seed)
-    graphless = graphless_clients(len(cut), graphless_ratio, seed)
-    if partition.method in WITH_COMMON_ROLES:  # drawn for the whole graph, class by class
+    elif how in WITH_COMMON_ROLES:  # drawn for the whole graph, class by class
         roles = stratified_split(data.y, partition.ratios, generator=generator(seed, "roles"))
+        cut = [graph.with_masks(mask[graph.nodes] for mask in roles) for graph in cut]
+    else:
+        cut = [split_nodes(graph, partition.ratios, seed) for graph in cut]
     targets, weight = getattr(data, "targets", None), getattr(data, WEIGHT, None)
-    graphs = []
-    try:
-        for graph in cut:
-            if targets is not None:
-                graph = replace(graph, targets=targets[graph.nodes])
-            if weight is not None and graph.edge_index is not None:
-                ends = graph.nodes[graph.edge_index]
-                own = values_at(ends, data.edge_index, weight, int(data.y.numel()))
-                graph = replace(graph, edge_weight=own)
-            graph = without_edges(graph) if graph.client in graphless else graph
-            graph = graph if is_split else split_nodes(graph, partition.ratios, seed, roles)
-            graph = fewer_trained(graph, partition.train_share, seed)
+    graphless, graphs = graphless_clients(len(cut), graphless_ratio, seed), []
+    for graph in cut:
+        if targets is not None:
+            graph = replace(graph, targets=targets[graph.nodes])
+        if weight is not None and graph.edge_index is not None:
+            own = values_at(graph.nodes[graph.edge_index], edges, weight, n)
+            graph = replace(graph, edge_weight=own)
+        graph = without_edges(graph) if graph.client in graphless else graph
+        graph = fewer_trained(graph, partition.train_share, seed)
+        try:
             check_client_graph(graph, getattr(data, "treatment", None))
-            graphs.append(graph)
-    except DataError as error:
-        raise DataError(f"{error}; use less than {partition.clients} partition.clients") from error
+        except DataError as error:
+            raise DataError(f"{error}; use less than {clients} partition.clients") from error
+        graphs.append(graph)
     check_training(graphs)
     return graphs
 
@@ -128,19 +144,14 @@ def without_edges(graph: ClientGraph) -> ClientGraph:
     return replace(graph, edge_index=None, edge_weight=None, hidden_edges=graph.edge_index)
 
 
-def split_nodes(
-    graph: ClientGraph, ratios: Sequence[float], seed: int, roles: Masks | None = None
-) -> ClientGraph:
+def split_nodes(graph: ClientGraph, ratios: Sequence[float], seed: int) -> ClientGraph:
     """Split a client's labelled nodes by three shares, each above 0, in sum at most 1.
 
-    The draw depends on the seed and on the client's number alone. ``roles`` are masks of the whole
-    graph's nodes, used instead of a draw if clients share nodes: a node must not train at one
-    client and be tested at another. A part may be empty; where drawn, one node trains at least.
+    The draw depends on the seed and on the client's number alone. A part may be empty; one node
+    trains at least.
     """
-    if roles is not None:
-        return with_masks(graph, Masks(*(mask[graph.nodes] for mask in roles)))
     rng = generator(seed, "split", graph.client)
-    return with_masks(graph, labelled_split(graph.y, ratios, generator=rng, may_be_empty=True))
+    return graph.with_masks(labelled_split(graph.y, ratios, generator=rng, may_be_empty=True))
 
 
 def fewer_trained(graph: ClientGraph, share: float | None, seed: int) -> ClientGraph:
@@ -163,7 +174,16 @@ def check_client_graph(graph: ClientGraph, treatment: Treatment | None = None) -
 
     The treatment is that of all features: features that are alike now may have differed before.
     """
-    if graph.is_graphless and _rows_are_equal(graph.x):
+    x = graph.x
+    if not graph.is_graphless:
+        return
+    if x.layout == torch.strided:
+        are_alike = bool((x == x[0]).all())
+    else:  # row by row, so that a matrix too large to be dense stays sparse
+        rows = (take_rows(x, slice(row, row + 1)).to_dense() for row in range(len(x)))
+        first = next(rows)
+        are_alike = all(torch.equal(row, first) for row in rows)
+    if are_alike:
         how = None if treatment is None else CHANGES.get(treatment.how)
         now = f" once they are {how} (data.features=as-is leaves them)" if how else ""
         where = f"client {graph.client}, {graph.y.numel()} nodes"
@@ -176,40 +196,6 @@ def check_neighbours(graphs: Sequence[ClientGraph], k: int) -> None:
         allowed = f"below the {graph.y.numel()} nodes of client {graph.client}"
         good = k < graph.y.numel() or not graph.is_graphless
         require(good, "graph.neighbours", k, allowed)
-
-
-def _parts(data: WholeGraph, partition: PartitionSection, seed: int) -> list[Tensor]:
-    edges, n, clients = data.edge_index, int(data.y.numel()), partition.clients
-    require(clients <= n, "partition.clients", clients, f"at most {n}, the nodes of the graph")
-    how: dict[str, Any] = {"clients": clients, "seed": seed}
-
-    def fits(nodes: Tensor) -> bool:
-        return can_be_split(data.y[nodes], partition.ratios)
-
-    if partition.method == EGO_NETWORKS:
-        egos = sample_egos(data, clients, partition.hops, partition.min_nodes, seed)
-        return ego_parts(data, egos, partition.hops)
-    if partition.method == LOUVAIN:
-        how |= {"resolution": partition.resolution, "every_node": partition.every_node}
-        return louvain(edges, n, **how, fits=fits)
-    if partition.method == METIS:
-        return metis(edges, n, **how)
-    if partition.method == METIS_OVERLAPPING:
-        return metis_overlapping(edges, n, draws=partition.draws, **how)
-    if partition.method == DIRICHLET:
-        return dirichlet(data.y, clients, partition.alpha, seed)
-    if partition.method == OVERLAPPING:
-        return [nodes for nodes, _ in overlapping_parts(Neighbours.of(data), partition, seed)]
-    return random_parts(n, clients, seed)
-
-
-def _rows_are_equal(x: Tensor) -> bool:
-    if x.layout == torch.strided:
-        return bool((x == x[0]).all())
-    # Row by row, so that a matrix too large to be dense stays sparse.
-    first = take_rows(x, torch.tensor([0])).to_dense()
-    rows = (take_rows(x, torch.tensor([row])).to_dense() for row in range(1, x.size(0)))
-    return all(torch.equal(row, first) for row in rows)
 
 
 # Parts of a graph: int64 tensors of ascending node numbers, one a client --------------------------
@@ -264,19 +250,14 @@ def _communities(
     finally:
         igraph.set_random_number_generator(random)  # Python's, which is igraph's default
     if len(result) < clients:
-        found = (
-            f"Louvain found {len(result)}; set partition.resolution above {resolution:g} or null"
-        )
-        raise DataError(f"partition.clients = {clients}: {found}")
+        found = f"Louvain found {len(result)}; set partition.resolution above {resolution:g} or"
+        raise DataError(f"partition.clients = {clients}: {found} null")
     parts = _nodes_of(torch.tensor(result.membership), len(result))
     parts.sort(key=lambda part: (-part.numel(), int(part[0])))
-    return _merged(parts, clients) if every_node else parts[:clients]
-
-
-def _merged(parts: list[Tensor], clients: int) -> list[Tensor]:
-    """Assign each community, the largest first, to the client with the fewest nodes so far."""
-    held = [torch.empty(0, dtype=torch.int64) for _ in range(clients)]
-    for part in parts:
+    if not every_node:
+        return parts[:clients]
+    held = [torch.empty(0, dtype=torch.int64)] * clients
+    for part in parts:  # the largest first, to the client with the fewest nodes so far
         smallest = min(range(clients), key=lambda client: held[client].numel())
         held[smallest] = torch.cat([held[smallest], part])
     return [nodes.sort().values for nodes in held]
@@ -322,22 +303,18 @@ def dirichlet(y: Tensor, clients: int, alpha: float, seed: int) -> list[Tensor]:
     # A draw that leaves a client fewer than 10 nodes is drawn again, at most 100 times.
     rng = np.random.default_rng(derive_seed(seed, "dirichlet"))
     for _ in range(DRAWS):
-        part = _assigned(y, clients, alpha, rng)
+        part = torch.empty(y.numel(), dtype=torch.int64)
+        for label in y.unique().tolist():
+            members = rng.permutation((y == label).nonzero().flatten().numpy())
+            shares = rng.dirichlet(np.full(clients, alpha))
+            # The running sum is rounded, so that every node goes to a client.
+            ends = np.rint(shares.cumsum()[:-1] * members.size)
+            owners = np.searchsorted(ends, np.arange(members.size), side="right")
+            part[torch.from_numpy(members)] = torch.from_numpy(owners)
         if int(torch.bincount(part, minlength=clients).min()) >= LEAST_NODES:
             return _nodes_of(part, clients)
     few = f"less than {LEAST_NODES} nodes in {DRAWS} draws; use fewer clients, or a larger alpha"
     raise DataError(f"partition.alpha = {alpha:g}: one of {clients} clients has {few}")
-
-
-def _assigned(y: Tensor, clients: int, alpha: float, chance: np.random.Generator) -> Tensor:
-    part: NDArray[np.int64] = np.empty(y.numel(), dtype=np.int64)
-    for label in y.unique().tolist():
-        members = chance.permutation((y == label).nonzero().flatten().numpy())
-        shares = chance.dirichlet(np.full(clients, alpha))
-        # The running sum is rounded, so that every node goes to a client.
-        ends = np.rint(shares.cumsum()[:-1] * members.size).astype(np.int64)
-        part[members] = np.searchsorted(ends, np.arange(members.size), side="right")
-    return torch.from_numpy(part)
 
 
 def random_parts(n: int, clients: int, seed: int) -> list[Tensor]:

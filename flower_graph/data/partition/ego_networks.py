@@ -18,7 +18,7 @@ from flower_graph.config.rules import RATIOS, at_least
 from flower_graph.config.schema import check_settings
 from flower_graph.data.graph import ClientGraph, Neighbours, WholeGraph, cut_out
 from flower_graph.data.graph import EgoNetwork as EgoNetwork
-from flower_graph.data.splits import Masks, labelled_split, with_masks
+from flower_graph.data.splits import labelled_split
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 
@@ -87,7 +87,7 @@ def split_per_client(networks: Sequence[G], ratios: Sequence[float], seed: int) 
     RATIOS.check("partition.ratios", ratios)
     rngs = [generator(seed, "ego-split", one.client) for one in networks]
     return [
-        with_masks(one, labelled_split(one.y, ratios, generator=rng, may_be_empty=True))
+        one.with_masks(labelled_split(one.y, ratios, generator=rng, may_be_empty=True))
         for one, rng in zip(networks, rngs, strict=True)
     ]
 
@@ -102,7 +102,7 @@ def split_global(networks: Sequence[G], y: Tensor, ratios: Sequence[float], seed
     RATIOS.check("partition.ratios", ratios)
     rng = generator(seed, "global-split")
     roles = labelled_split(y, ratios, generator=rng, may_be_empty=True)
-    return [with_masks(one, Masks(*(role[one.nodes] for role in roles))) for one in networks]
+    return [one.with_masks(role[one.nodes] for role in roles) for one in networks]
 
 
 def _each(neighbours: Neighbours, egos: Tensor, hops: int) -> list[Tensor]:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.schema import check_settings
-from flower_graph.data.graph import Neighbours, WholeGraph, cut_out
+from flower_graph.data.graph import Masks, Neighbours, WholeGraph, cut_out
 from flower_graph.data.graph import OverlappingGraph as OverlappingGraph
-from flower_graph.data.splits import Masks, check_roles, stratified_split, with_masks
+from flower_graph.data.splits import check_roles, stratified_split
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 
@@ -54,7 +54,7 @@ def overlapping_graphs(data: WholeGraph, partition: Any, seed: int) -> list[Over
         rng, noise = generator(seed, "label-noise", graph.client), partition.label_noise
         noisy = noisy_labels(graph.y, masks.train, classes, noise, generator=rng)
         sharing = OverlappingGraph(**vars(graph), public=public, train_y=noisy)
-        graphs.append(with_masks(sharing, masks))
+        graphs.append(sharing.with_masks(masks))
     return graphs
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,8 +14,8 @@ import torch
 from flower_graph.config.common import AS_IS, DataConfig, RunConfig
 from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import check_masks, saying, tell
-from flower_graph.data.features import PLAIN, Gaps, Uses, prepare_features
-from flower_graph.data.graph import PARTS, Graph, fits_dense
+from flower_graph.data.features import ReadOptions, prepare_features
+from flower_graph.data.graph import PARTS, Graph, Masks, fits_dense
 from flower_graph.data.sources.cache import fetching
 from flower_graph.data.sources.generators import csbm, csbm_sparse
 from flower_graph.data.sources.names import (
@@ -32,12 +31,10 @@ from flower_graph.data.sources.names import (
 )
 from flower_graph.data.sources.pyg import load_file, load_ogb, load_pyg
 from flower_graph.data.splits import (
-    Masks,
     geom_gcn_split,
     labelled_split,
     random_split,
     select_column,
-    with_masks,
 )
 from flower_graph.errors import DataError
 from flower_graph.handed import handed_over
@@ -89,47 +86,41 @@ def load_data(config: DataConfig, *, seed: int = 0, download: bool = True) -> Da
         return load_graph(config, seed=seed).to_data()
 
 
-def load_graph(config: DataConfig, *, seed: int = 0, uses: Uses = PLAIN) -> Graph:
+def load_graph(config: DataConfig, *, seed: int = 0, how: ReadOptions | None = None) -> Graph:
     """As :func:`load_data`, without importing PyG for sets that need none.
 
-    ``uses``: whether nodes have numbers to learn, and edges weights, as a graph of your own can.
+    ``how`` says whether nodes have numbers to learn, and edges weights, as one's own graph can.
     """
-    graph, masks = _read(config, seed, uses)
-    source, notes = f"data {config.name}", list(graph.notes)
-    masks = _split(config, graph, masks, notes, config.draws(seed))
-    rng, chance = generator(config.draws(seed), "feature-noise"), config.feature_noise
-    moved = (chance, rng) if chance else None
-    with saying(source):
-        how = config.features, config.missing, graph.columns
-        (x,), done, treatment = prepare_features([graph.x], *how, moved)
-        graph = replace(graph, x=x, notes=(*notes, *done), treatment=treatment)
-        graph = with_masks(graph, select_column(masks, seed))
-        check_masks(graph)
-    tell(source, graph.notes)
-    return graph
-
-
-def _split(
-    config: DataConfig, graph: Graph, masks: Masks | None, notes: list[str], seed: int
-) -> Masks:
-    rng, ratios = torch.Generator().manual_seed(seed), config.ratios
+    source, draws, ratios = f"data {config.name}", config.draws(seed), config.ratios
+    graph = _read(config, seed, how or ReadOptions.of(config))
+    notes, rng = list(graph.notes), torch.Generator().manual_seed(draws)
+    absent = [part for part, mask in graph.masks.items() if mask is None]
     if config.split == "random" and ratios is not None:
-        return labelled_split(graph.y, ratios, generator=rng)
-    if config.split == "random":
+        masks = labelled_split(graph.y, ratios, generator=rng)
+    elif config.split == "random":
         counts = {key: getattr(config, key) for key in ("train_per_class", "num_val", "num_test")}
-        return random_split(graph.y, graph.num_classes, **counts, generator=rng)
-    if masks is not None:
-        return masks
-    if config.split != "auto":
+        masks = random_split(graph.y, graph.num_classes, **counts, generator=rng)
+    elif not absent:
+        masks = Masks(*graph.masks.values())
+    elif config.split != "auto":
         advice = "use data.split=random data.ratios=[0.6,0.2,0.2], or data.split=auto"
         raise DataError(f"data set {config.name!r} has no public split: {advice}")
-    parts = [part for part in PARTS if getattr(graph, part) is None]
-    if len(parts) < len(PARTS):
-        raise DataError(f"data {config.name}: has no {', '.join(parts)}; or set data.split=random")
-    drawn = DRAWN if ratios is None else ratios
-    shares = "/".join(f"{100 * share:g}" for share in drawn)
-    notes.append(f"no masks: {shares} % of the labelled nodes drawn with seed {seed}")
-    return labelled_split(graph.y, drawn, generator=rng)
+    elif len(absent) < len(PARTS):
+        raise DataError(f"{source}: has no {', '.join(absent)}; or set data.split=random")
+    else:
+        drawn = DRAWN if ratios is None else ratios
+        shares = "/".join(f"{100 * share:g}" for share in drawn)
+        notes.append(f"no masks: {shares} % of the labelled nodes drawn with seed {draws}")
+        masks = labelled_split(graph.y, drawn, generator=rng)
+    moved = config.feature_noise, generator(draws, "feature-noise")
+    with saying(source):
+        chosen = config.features, config.missing, graph.columns
+        (x,), done, treatment = prepare_features([graph.x], *chosen, moved if moved[0] else None)
+        graph = replace(graph, x=x, notes=(*notes, *done), treatment=treatment)
+        graph = graph.with_masks(select_column(masks, seed))
+        check_masks(graph.masks, graph.y, graph.names)
+    tell(source, graph.notes)
+    return graph
 
 
 # Any: ``Graph`` or PyG's ``Data``, which types its attributes as nothing
@@ -150,74 +141,46 @@ def describe(data: Any) -> dict[str, int]:
     }
 
 
-def _read(config: DataConfig, seed: int, uses: Uses) -> tuple[Graph, Masks | None]:
-    path, name = file_path(config.name), config.name.lower()
+def _read(config: DataConfig, seed: int, how: ReadOptions) -> Graph:
+    path, name, root = file_path(config.name), config.name.lower(), config.root
     is_pyg = path is None and name not in (LINQS, CSBM, *OGB)
-    known = pyg_name(config.name) if is_pyg else PygName("", None)
-    if config.split == "geom-gcn" and known.group not in GEOM_GCN_CLASSES:
+    known, geom_gcn = pyg_name(config.name) if is_pyg else PygName("", None), "geom-gcn"
+    if config.split == geom_gcn and known.group not in GEOM_GCN_CLASSES:
         only = f"only of {', '.join(GEOM_GCN_CLASSES)}"
-        raise DataError(f"data.split = 'geom-gcn': not of {config.name!r}: {only}")
-    if path is None and uses.targets:
-        raise DataError(f"data.name = {config.name!r}: task=values needs a graph of your own")
+        raise DataError(f"data.split = {geom_gcn!r}: not of {config.name!r}: {only}")
     if path is not None:
-        graph = load_file(path, Gaps.of(config), uses)
-    elif name == LINQS:
-        graph = load_cora_linqs()
-    elif name == CSBM:
-        graph = _generated(config, config.draws(seed), uses)
-    elif name in OGB:
-        graph = load_ogb(name, root=data_root(config.root))
-    elif known.group == "Planetoid" and config.split == "geom-gcn":
-        return _with_geom_gcn(known, data_root(config.root), seed)
-    else:
-        graph = load_pyg(known, root=data_root(config.root))
-    return graph, _own_masks(graph)
-
-
-def _generated(config: DataConfig, seed: int, uses: Uses) -> Graph:
-    how = {name: getattr(config, name) for name in ("degree", "active", "homophily", "signal")}
-    how |= {"features": config.num_features, "seed": seed}
-    if not uses.sparse or fits_dense(config.nodes, config.num_features):
-        return csbm(config.nodes, config.classes, **how)
-    if config.features != AS_IS:
-        raise DataError(f"data.features = {config.features!r}: must be {AS_IS} of so many nodes")
-    return csbm_sparse(config.nodes, config.classes, **how)
-
-
-def _with_geom_gcn(name: PygName, root: Path | None, seed: int) -> tuple[Graph, Masks | None]:
-    """Load a set of Planetoid with one of the splits of geom-gcn."""
-    fold = f"{str(name.member).lower()}_split_0.6_0.2_{seed % FOLDS}.npz"
-    file = Path(SPLIT_FOLDER) / fold
-    if root is not None and (root / file).is_file():
-        graph = load_pyg(name, root=root)
-        return graph, geom_gcn_split(root / file, graph.x.size(0))
-    try:
-        # PyG has the ten splits as columns, once it has downloaded them.
-        options = {"split": "geom-gcn"}
-        graph = load_pyg(name, root=root, options=options)
+        return load_file(path, how)
+    if how.targets:
+        raise DataError(f"data.name = {config.name!r}: task=values needs a graph of your own")
+    if name == LINQS:
+        return load_cora_linqs()
+    if name == CSBM:
+        keys = ("degree", "active", "homophily", "signal")
+        own = {"features": config.num_features, "seed": config.draws(seed)}
+        own |= {key: getattr(config, key) for key in keys}
+        if not how.sparse or fits_dense(config.nodes, config.num_features):
+            return csbm(config.nodes, config.classes, **own)
+        if config.features != AS_IS:
+            why = f"must be {AS_IS} of so many nodes"
+            raise DataError(f"data.features = {config.features!r}: {why}")
+        return csbm_sparse(config.nodes, config.classes, **own)
+    if name in OGB:
+        return load_ogb(name, root=data_root(root))
+    if known.group != "Planetoid" or config.split != geom_gcn:
+        return load_pyg(known, root=data_root(root))
+    fold = f"{str(known.member).lower()}_split_0.6_0.2_{seed % FOLDS}.npz"
+    file, folder = Path(SPLIT_FOLDER) / fold, data_root(root)
+    if folder is not None and (folder / file).is_file():
+        graph = load_pyg(known, root=folder)
+        return graph.with_masks(geom_gcn_split(folder / file, graph.num_nodes))
+    try:  # PyG has the ten splits as columns, once it has downloaded them
+        return load_pyg(known, root=folder, options={"split": geom_gcn})
     except DataError as error:
         raise DataError(f"the data root has no {file}, and PyG has none either: {error}") from error
-    return graph, _own_masks(graph)
 
 
-def _own_masks(graph: Graph) -> Masks | None:
-    train, val, test = graph.train_mask, graph.val_mask, graph.test_mask
-    if train is None or val is None or test is None:
-        return None
-    return Masks(train, val, test)
-
-
-@dataclass(frozen=True)
-class _Asked:
-    what: str
-    saved: object
-    by: object
-    make: Callable[[], Any] = field(compare=False)
-
-
-@lru_cache(maxsize=8)  # two runs', whose clients a method may ask for as read, and as checked
-def _answer(asked: _Asked) -> Any:
-    return asked.make()
+_made: dict[object, Any] = {}  # two runs', whose clients a method may ask for as read, as checked
+MOST_MADE = 8
 
 
 def once(what: str, saved: object, make: Callable[[], T], by: object = None) -> T:
@@ -226,19 +189,26 @@ def once(what: str, saved: object, make: Callable[[], T], by: object = None) -> 
     ``what`` describes the data; ``saved`` is when their files were saved, so that a new file is
     read anew; ``by`` is the maker, if others make data of this description.
     """
-    asked = _Asked(what, saved, by, make)
-    result: T = handed_over(what, lambda: _answer(asked))
-    return result
+    key = what, saved, by
+
+    def answer() -> T:
+        result = _made.pop(key) if key in _made else make()
+        _made[key] = result  # the last used is the last to go
+        while len(_made) > MOST_MADE:
+            del _made[next(iter(_made))]
+        return result
+
+    return handed_over(what, answer)
 
 
 def cached_data(config: RunConfig) -> Graph:
     """Load the run's graph once a process; clients are built anew for every message."""
     # JSON, because writing YAML takes longer than a client's whole answer.
     own = {one.name: getattr(config.data, one.name) for one in fields(DataConfig)}
-    uses = Uses.of(config)
-    what = f"data {json.dumps(own)} {config.seed} {uses}"  # without a method's own keys
+    how = ReadOptions.of(config)
+    what = f"data {json.dumps(own)} {config.seed} {how}"  # without a method's own keys
     saved = saved_at(config.data.name)
-    return once(what, saved, lambda: load_graph(config.data, seed=config.seed, uses=uses))
+    return once(what, saved, lambda: load_graph(config.data, seed=config.seed, how=how))
 
 
 def cached_clients(make: Callable[[C], list[G]], config: C, *also: str | int) -> list[G]:
@@ -248,7 +218,7 @@ def cached_clients(make: Callable[[C], list[G]], config: C, *also: str | int) ->
     """
     sections = [getattr(config, name) for name in DECIDING if hasattr(config, name)]
     # Not by ``asdict``, whose copies take several times longer than the rest.
-    settings = json.dumps([config.seed, sections, Uses.of(config), also], default=vars)
+    settings = json.dumps([config.seed, sections, ReadOptions.of(config), also], default=vars)
     what = f"clients {config.app} {make.__qualname__} {settings}"
     return once(what, saved_at(config.data.name), lambda: make(config), by=make)
 

@@ -170,32 +170,24 @@ def pyg_name(name: str) -> PygName:
         raise DataError(f"data.name = {name!r}: {OTHER_OGB[lower]}; of OGB {' and '.join(OGB)}")
     if lower in SHORT:
         return PygName(*SHORT[lower])
-    group, _, member = name.partition("/")
-    classes: Sequence[str] = (*MEMBERS, *SINGLE)
-    if not any(group.lower() == one.lower() for one in classes):
+    group, _, member = lower.partition("/")
+    classes = {one.lower(): one for one in (*MEMBERS, *SINGLE)}
+    if group not in classes:
         import torch_geometric.datasets as datasets  # not at the top: it takes seconds
 
-        classes = datasets.__all__
-    found = _found(group, classes)
-    if not name or found is None:
+        classes = {one.lower(): one for one in datasets.__all__}
+    if group not in classes:
         others = "PyG's Class or Class/name; a file or folder (`flower-graph docs own-data`)"
-        raise _unknown(name, (*known_names(), *classes), f"{', '.join(known_names())}; {others}")
-    if found in MEMBERS and (member := _found(member, MEMBERS[found]) or "") == "":
+        known = known_names()
+        raise _unknown(name, (*known, *classes.values()), f"{', '.join(known)}; {others}")
+    found = classes[group]
+    if found not in MEMBERS:
+        return PygName(found, name.partition("/")[2] or None)
+    members = {one.lower(): one for one in MEMBERS[found]}
+    if member not in members:
         names = [f"{found}/{one}" for one in MEMBERS[found]]
         raise _unknown(name, names, ", ".join(names))
-    return PygName(found, member or None)
-
-
-def _found(word: str, words: Sequence[str]) -> str | None:
-    return next((one for one in words if one.lower() == word.lower()), None)
-
-
-def check_graph_file(path: Path) -> None:
-    """Refuse a graph's path that does not exist, or whose kind of file is not supported."""
-    if not path.exists():
-        raise absent(str(path))
-    if (why := OTHER_FILES.get(path.suffix.lower())) is not None:
-        raise DataError(f"data.name = {str(path)!r}: {why}")
+    return PygName(found, members[member])
 
 
 def absent(name: str, what: str = "file") -> DataError:

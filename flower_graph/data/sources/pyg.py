@@ -17,7 +17,7 @@ import re
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path, PurePath
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ from flower_graph.data.description import (
     saying,
     with_edges,
 )
-from flower_graph.data.features import NO_GAPS, PLAIN, Gaps, Uses
+from flower_graph.data.features import PLAIN, ReadOptions
 from flower_graph.data.graph import PARTS, Graph
 from flower_graph.data.sources.cache import (
     cached_folder,
@@ -44,7 +44,7 @@ from flower_graph.data.sources.cache import (
     missing_message,
     stall_limit,
 )
-from flower_graph.data.sources.names import PygName, check_graph_file
+from flower_graph.data.sources.names import OTHER_FILES, PygName, absent
 from flower_graph.data.sources.tables import CLIENT, read_graphml, read_node_link, read_tables
 from flower_graph.data.splits import masks_from
 from flower_graph.errors import DataError
@@ -53,7 +53,7 @@ from flower_graph.storage.reading import MOST_TENSORS, Tree, open_regular, readi
 from flower_graph.storage.writing import written
 
 if TYPE_CHECKING:
-    from torch_geometric.data import InMemoryDataset
+    from torch_geometric.data import Data, InMemoryDataset
 
 OGB_SPLITS = {"ogbn-arxiv": "time", "ogbn-products": "sales_ranking"}
 OGB_FILES = (
@@ -69,7 +69,6 @@ class _RawFilesWantedError(Exception):
 
 
 Dataset = type["InMemoryDataset"]
-Raw = tuple[PurePath, list[PurePath]]  # a loader's raw folder and its files, from its root
 
 
 def load_pyg(
@@ -77,11 +76,13 @@ def load_pyg(
 ) -> Graph:
     """Load a single-graph node-classification set through its PyG class."""
     import torch_geometric.datasets as datasets
+    from torch_geometric import __version__ as version
     from torch_geometric.data import InMemoryDataset
 
     label = "/".join(part for part in name.raw if part)
-    cls = getattr(datasets, name.group)
-    if not (inspect.isclass(cls) and issubclass(cls, InMemoryDataset)):
+    cls: Any = getattr(datasets, name.group)
+    is_kept = inspect.isclass(cls) and issubclass(cls, InMemoryDataset)
+    if not is_kept:
         raise DataError(f"data set {name.group!r} is not a graph that PyG keeps in memory")
     arguments = dict(options or {})
     if name.member is not None:
@@ -93,58 +94,27 @@ def load_pyg(
     if "root" not in inspect.signature(cls.__init__).parameters:
         # These draw from the global random numbers: another graph each time.
         raise DataError(f"data set {label!r} is generated, not loaded; data.name=csbm generates")
-    folder = _prepared(cls, arguments, label, root)
-    try:
-        dataset = _call(cls, {"root": str(folder), **arguments}, label)
-        return _graph(dataset, label, filtered=name != name.raw)
-    except DataError as error:
-        raise DataError(f"{error} (read from the cache folder {folder})") from error
 
-
-def _call(cls: Dataset, arguments: dict[str, object], label: str) -> InMemoryDataset:
-    try:
-        return cls(**arguments)
-    except (DataError, _RawFilesWantedError):
-        raise
-    # Loaders raise any error: asserts, missing packages, broken files.
-    except Exception as error:
-        raise DataError(f"data set {label!r}: PyG: {type(error).__name__}: {error}") from error
-
-
-def _raw_files(cls: Dataset, arguments: dict[str, object], label: str) -> Raw:
     # PyG calls download() when raw files are missing, as in an empty folder. By then the
     # loader knows their names: no table of layouts is needed for its hundred classes.
     def stop(self: InMemoryDataset) -> None:
         raise _RawFilesWantedError(self.raw_dir, self.raw_paths)
 
     with tempfile.TemporaryDirectory() as empty:
-        looking = type(cls.__name__, (cls,), {"download": stop})
         try:
-            _call(looking, {"root": empty, **arguments}, label)
+            _call(cls, {"root": empty, **arguments}, label, stop)
         except _RawFilesWantedError as wanted:
-            folder, paths = wanted.args
-            files = [PurePath(path).relative_to(empty) for path in paths]
-            return PurePath(folder).relative_to(empty), files
-    raise DataError(f"data set {label!r} has no raw files: it is not a data set to load")
+            raw, *files = (
+                PurePath(cls.__name__, Path(one).relative_to(empty))
+                for one in (wanted.args[0], *wanted.args[1])
+            )
+        else:
+            raise DataError(f"data set {label!r} has no raw files: it is not a data set to load")
 
+    def process(folder: Path) -> None:
+        _call(cls, {"root": str(folder / cls.__name__), **arguments}, label)
 
-def _prepared(cls: Dataset, arguments: dict[str, object], label: str, root: Path | None) -> Path:
-    """Return the folder of the cache with a set's raw files: copied, or downloaded."""
-    raw, files = _raw_files(cls, arguments, label)
-    source = None if root is None else root / cls.__name__
-    if source is not None and all((source / file).exists() for file in files):
-        origin = source / raw
-
-        def copy(folder: Path) -> None:
-            copy_tree(origin, folder / raw)
-            _call(cls, {"root": str(folder), **arguments}, label)
-
-        return cached_folder(_key(label, arguments, fingerprint(origin)), copy)
-
-    def fetch(folder: Path) -> None:
-        below = [PurePath(cls.__name__) / file for file in files]
-        missing = missing_message(label, PurePath(cls.__name__) / raw, below, root)
-
+    def fetch(folder: Path, missing: str) -> None:
         def guarded(self: InMemoryDataset) -> None:
             try:
                 values = (getattr(cls, key, None) for key in dir(cls) if not key.startswith("_"))
@@ -156,18 +126,64 @@ def _prepared(cls: Dataset, arguments: dict[str, object], label: str, root: Path
             except Exception as error:
                 raise DataError(f"{missing} The download failed: {error}") from error
 
-        fetching = type(cls.__name__, (cls,), {"download": guarded})
-        _call(fetching, {"root": str(folder), **arguments}, label)
-
-    return cached_folder(_key(label, arguments, "download"), fetch)
-
-
-def _key(label: str, arguments: dict[str, object], content: object) -> str:
-    import torch_geometric
+        _call(cls, {"root": str(folder / cls.__name__), **arguments}, label, guarded)
 
     # With the version, since another one may process the same files differently.
-    text = repr((label, sorted(arguments.items()), content, torch_geometric.__version__))
-    return f"{label.replace('/', '-')}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    key = (label, sorted(arguments.items()), version)
+    folder = _filled(label, key, root, raw, files, [raw], process, fetch) / cls.__name__
+    try:
+        dataset = _call(cls, {"root": str(folder), **arguments}, label)
+        return _graph(dataset, label, filtered=name != name.raw)
+    except DataError as error:
+        raise DataError(f"{error} (read from the cache folder {folder})") from error
+
+
+def _call(
+    cls: Dataset,
+    arguments: dict[str, object],
+    label: str,
+    download: Callable[[InMemoryDataset], None] | None = None,
+) -> InMemoryDataset:
+    loader = cls if download is None else type(cls.__name__, (cls,), {"download": download})
+    try:
+        return loader(**arguments)
+    except (DataError, _RawFilesWantedError):
+        raise
+    # Loaders raise any error: asserts, missing packages, broken files.
+    except Exception as error:
+        raise DataError(f"data set {label!r}: PyG: {type(error).__name__}: {error}") from error
+
+
+def _filled(
+    label: str,
+    key: object,
+    root: Path | None,
+    below: PurePath,
+    files: Sequence[PurePath],
+    parts: Sequence[PurePath],
+    process: Callable[[Path], object],
+    fetch: Callable[[Path, str], object],
+) -> Path:
+    """Return the folder of the cache with a set's raw files: copied, or downloaded.
+
+    ``files`` must be in the data root to be copied from there, and with them all of ``parts``.
+    """
+    if root is not None and all((root / file).exists() for file in files):
+        content: object = [fingerprint(root / part) for part in parts]
+
+        def fill(folder: Path) -> None:
+            for part in parts:
+                copy_tree(root / part, folder / part)
+            process(folder)
+
+    else:
+        content = "download"
+
+        def fill(folder: Path) -> None:
+            fetch(folder, missing_message(label, below, files, root))
+
+    digest = hashlib.sha256(repr((key, content)).encode()).hexdigest()[:16]
+    return cached_folder(f"{label.replace('/', '-')}-{digest}", fill)
 
 
 def _graph(dataset: InMemoryDataset, label: str, *, filtered: bool = False) -> Graph:
@@ -198,43 +214,39 @@ def pyg_classes_allowed() -> Iterator[None]:
         yield
 
 
-def load_file(path: Path, gaps: Gaps = NO_GAPS, uses: Uses = PLAIN) -> Graph:
+def load_file(path: Path, how: ReadOptions = PLAIN) -> Graph:
     """Load a ``Data``, or a dict of tensors with its keys, saved by ``torch.save``."""
     # The file may be untrusted: it is read with ``weights_only=True``, which executes nothing.
-    values = read_file(path, gaps)
+    values = read_file(path, how)
     if values.get(CLIENT) is not None:
         note = f"the nodes' {CLIENT} is ignored: the graph stays whole"
         values["notes"] = (*values.get("notes", ()), Caution(note))
     what = f"file {path}"
     with reading(what, DataError, "is no graph that can be read"), saying(what):
-        return read_graph(SimpleNamespace(**values), gaps=gaps, uses=uses)
+        return read_graph(SimpleNamespace(**values), how)
 
 
 # Any: entries are as the user's file has them
-def read_file(path: Path, gaps: Gaps = NO_GAPS, *, needs_labels: bool = True) -> dict[str, Any]:
+def read_file(path: Path, how: ReadOptions = PLAIN) -> dict[str, Any]:
     """Read the entries of a graph file, unchecked."""
-    check_graph_file(path)
+    if not path.exists():
+        raise absent(str(path))
+    if (why := OTHER_FILES.get(path.suffix.lower())) is not None:
+        raise DataError(f"data.name = {str(path)!r}: {why}")
     with reading(f"file {path}", DataError, "is damaged, or no graph"):
         if path.is_dir():
-            return read_tables(path, needs_labels, gaps)
+            return read_tables(path, how)
         if reader := READERS.get(path.suffix.lower()):
-            return reader(path, needs_labels, gaps)
+            return reader(path, how)
         with saying(f"file {path}"):
-            values = vars(with_edges(SimpleNamespace(**_read_saved(path))))
-            return with_own_keys(values, gaps, needs_labels=needs_labels)
-
-
-def with_own_keys(values: Tree, gaps: Gaps, *, needs_labels: bool) -> Tree:
-    """Put the entries that ``data.label`` and ``data.weight`` name where graphs have theirs."""
-    for setting, key, is_needed in (("label", "y", needs_labels), ("weight", WEIGHT, True)):
-        given = getattr(gaps, setting)
-        if given in values:
-            values = {name: one for name, one in values.items() if name not in (key, given)} | {
-                key: values[given]
-            }
-        elif given is not None and is_needed:
-            raise DataError(f"data.{setting} = {given!r}: must be one of {', '.join(values)}")
-    return values
+            values: Tree = vars(with_edges(SimpleNamespace(**_read_saved(path))))
+            for setting, given, key in (("label", how.label, "y"), ("weight", how.weight, WEIGHT)):
+                if given in values:  # it goes where graphs have theirs
+                    values |= {key: values[given] if given == key else values.pop(given)}
+                elif given is not None and (key == WEIGHT or how.needs_labels):
+                    there = ", ".join(values)
+                    raise DataError(f"data.{setting} = {given!r}: must be one of {there}")
+            return values
 
 
 def _read_saved(path: Path) -> dict[str, object]:
@@ -271,60 +283,44 @@ def _unreadable(path: Path, error: Exception) -> str:
 
 def load_ogb(name: str, *, root: Path | None) -> Graph:
     """Load a set of Open Graph Benchmark with its own split."""
-    _ogb(name)
-    below = PurePath(name.replace("-", "_"))  # ogb's own folder: its root can be a data root
-    years = ("raw/node_year.csv.gz",) if name == "ogbn-arxiv" else ()
-    splits = (f"split/{OGB_SPLITS[name]}/{part}.csv.gz" for part in ("train", "valid", "test"))
-    files = [below / file for file in (*OGB_FILES, *years, *splits)]
-    if root is not None and all((root / file).exists() for file in files):
-        source = root / below
-        entries = [entry for entry in fingerprint(source) if not entry[0].startswith("processed/")]
-        digest = hashlib.sha256(repr(entries).encode()).hexdigest()[:16]
-        folder = cached_folder(f"{name}-{digest}", lambda new: _copy_ogb(name, source, new))
-        return _read_ogb(name, folder)
-
-    def fetch(new: Path) -> None:
-        missing = missing_message(name, below, files, root)
-        try:
-            check_reachable(["http://snap.stanford.edu/"])
-        except OSError as error:
-            raise DataError(f"{missing} The download failed: {error}") from error
-        _read_ogb(name, new)
-
-    return _read_ogb(name, cached_folder(f"{name}-download", fetch))
-
-
-def _ogb(name: str) -> Any:
     try:
         from ogb.nodeproppred import PygNodePropPredDataset
     except ImportError as error:
         raise DataError(f"data set {name!r}: pip install flower-graph[ogb] ({error})") from error
-    return PygNodePropPredDataset
+    below = PurePath(name.replace("-", "_"))  # ogb's own folder: its root can be a data root
+    years = ("raw/node_year.csv.gz",) if name == "ogbn-arxiv" else ()
+    splits = (f"split/{OGB_SPLITS[name]}/{part}.csv.gz" for part in ("train", "valid", "test"))
+    files = [below / file for file in (*OGB_FILES, *years, *splits)]
 
+    def read(folder: Path) -> Any:
+        try:
+            # PyG's classes are needed to read what ogb has saved with torch.save.
+            with _unattended(), stall_limit(), pyg_classes_allowed():
+                dataset = PygNodePropPredDataset(name=name, root=str(folder))
+                return dataset[0], dataset.get_idx_split(), int(dataset.num_classes)
+        # ogb leaves the process by exit() when a question is answered with no.
+        except (Exception, SystemExit) as error:
+            raise DataError(f"data set {name!r}: ogb: {type(error).__name__}: {error}") from error
 
-def _copy_ogb(name: str, source: Path, folder: Path) -> None:
-    for part in ("raw", "split", "mapping"):
-        copy_tree(source / part, folder / source.name / part)
-    # Without this file ogb takes the folder for an old release and asks what to do.
-    with written(folder / source.name / "RELEASE_v1.txt"):
-        pass
-    _read_ogb(name, folder)
+    def process(folder: Path) -> None:
+        # Without this file ogb takes the folder for an old release and asks what to do.
+        with written(folder / below / "RELEASE_v1.txt"):
+            pass
+        read(folder)
 
+    def fetch(folder: Path, missing: str) -> None:
+        try:
+            check_reachable(["http://snap.stanford.edu/"])
+        except OSError as error:
+            raise DataError(f"{missing} The download failed: {error}") from error
+        read(folder)
 
-def _read_ogb(name: str, folder: Path) -> Graph:
-    loader = _ogb(name)
-    try:
-        # PyG's classes are needed to read what ogb has saved with torch.save.
-        with _unattended(), stall_limit(), pyg_classes_allowed():
-            dataset = loader(name=name, root=str(folder))
-            data, split = dataset[0], dataset.get_idx_split()
-    # ogb leaves the process by exit() when a question is answered with no.
-    except (Exception, SystemExit) as error:
-        raise DataError(f"data set {name!r}: ogb: {type(error).__name__}: {error}") from error
+    parts = [below / part for part in ("raw", "split", "mapping")]
+    data, split, classes = read(_filled(name, "ogb", root, below, files, parts, process, fetch))
     masks = masks_from(data.x.size(0), [split[part] for part in ("train", "valid", "test")])
     data.update(dict(zip(PARTS, masks, strict=True)))
     with saying(f"data set {name!r}"):
-        return as_graph(data, num_classes=int(dataset.num_classes))
+        return as_graph(data, num_classes=classes)
 
 
 @contextmanager
@@ -337,10 +333,6 @@ def _unattended() -> Iterator[None]:
             yield
     finally:
         sys.stdin = before
-
-
-if TYPE_CHECKING:
-    from torch_geometric.data import Data
 
 
 def without_duplicates(data: Data) -> Data:

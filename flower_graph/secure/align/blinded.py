@@ -49,7 +49,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import reduce
 from typing import Annotated
 
@@ -98,7 +98,6 @@ SIZES = Sizes("align-sizes", "points of each", shape="c")
 SIGNED = f"{SIGNATURE_BYTES}"
 
 
-@dataclass
 class BlindRequest(Message, down="train.align", fixed={ALIGN_STAGE: BLIND}):
     """Server to client: blind the identities of these clients."""
 
@@ -106,7 +105,6 @@ class BlindRequest(Message, down="train.align", fixed={ALIGN_STAGE: BLIND}):
     clients: Annotated[IntArray, CLIENTS]
 
 
-@dataclass
 class BlindReply(Message, up="train.align", prefix="align-"):
     """Client to server: blinded identities, padded with random points."""
 
@@ -114,10 +112,8 @@ class BlindReply(Message, up="train.align", prefix="align-"):
     clients: Annotated[IntArray, CLIENTS]
     sizes: Annotated[IntArray, SIZES]  # powers of two
     points: Annotated[Bytes2D, POINTS]
-    signatures: Annotated[
-        Bytes2D | None,
-        Block(says="of each client's block", shape=f"c {SIGNED}", optional=True),
-    ] = None
+    # of each client's block
+    signatures: Annotated[Bytes2D | None, Block(shape=f"c {SIGNED}")] = None
 
     def check(self, known: Known) -> None:
         sizes = self.sizes
@@ -126,54 +122,37 @@ class BlindReply(Message, up="train.align", prefix="align-"):
             raise MalformedReplyError(f"client {self.clients[wrong][0]}: {sizes[wrong][0]} points")
 
 
-@dataclass
 class EvaluateRequest(Message, down="train.align", fixed={ALIGN_STAGE: EVALUATE}, prefix="align-"):
     """Server to key-holders: multiply these points by your shares of the key."""
 
     epoch: Annotated[int, EPOCH]
     holders: Annotated[IntArray, CLIENTS]  # key-holders; their shares are added up
     points: Annotated[Bytes2D, POINTS]  # of all clients
-    # With proofs
-    clients: Annotated[
-        IntArray | None, Exact("align-blocks", "clients of these points", shape="b", optional=True)
-    ] = None
-    parties: Annotated[
-        IntArray | None, Exact(says="who signed each block", shape="b", optional=True)
-    ] = None
+    # with proofs: clients of these points
+    clients: Annotated[IntArray | None, Exact("align-blocks", shape="b")] = None
+    parties: Annotated[IntArray | None, Exact(shape="b")] = None  # who signed each block
     sizes: Annotated[IntArray | None, replace(SIZES, shape="b", optional=True)] = None
-    signatures: Annotated[
-        Bytes2D | None, Block(says="of each block", shape=f"b {SIGNED}", optional=True)
-    ] = None
+    signatures: Annotated[Bytes2D | None, Block(shape=f"b {SIGNED}")] = None  # of each block
 
 
-@dataclass
 class EvaluateReply(Message, up="train.align", prefix="align-"):
     """Key-holders to server: the request's points, multiplied."""
 
     epoch: Annotated[int, EPOCH]
     points: Annotated[Bytes2D, POINTS]
     # With proofs
-    proofs: Annotated[
-        Bytes2D | None, Block(says="of each block", shape=f"b {PROOF}", optional=True)
-    ] = None
-    key: Annotated[
-        Bytes2D | None,
-        Block("align-keys", "public key of its share", shape=f"1 {POINT}", optional=True),
-    ] = None
-    signature: Annotated[
-        Bytes2D | None,
-        Block("align-key-signatures", "of this key", shape=f"1 {SIGNED}", optional=True),
-    ] = None
+    proofs: Annotated[Bytes2D | None, Block(shape=f"b {PROOF}")] = None  # of each block
+    # public key of its share
+    key: Annotated[Bytes2D | None, Block("align-keys", shape=f"1 {POINT}")] = None
+    # of this key
+    signature: Annotated[Bytes2D | None, Block("align-key-signatures", shape=f"1 {SIGNED}")] = None
 
 
-@dataclass
 class UnionRequest(Message, down="train.union", fixed={ALIGN_STAGE: UNION}, prefix="align-"):
     """Server to client: the key-holders' answers, and the size of the table to add up."""
 
-    holders: Annotated[
-        IntArray | None,
-        Exact(says="with proofs: parties that hold keys", shape="h", optional=True),
-    ] = field(default=None, kw_only=True)
+    # with proofs: parties that hold keys
+    holders: Annotated[IntArray | None, Exact(shape="h")] = field(default=None, kw_only=True)
     epoch: Annotated[int, EPOCH]
     clients: Annotated[
         IntArray,
@@ -182,36 +161,23 @@ class UnionRequest(Message, down="train.union", fixed={ALIGN_STAGE: UNION}, pref
         ),
     ]
     sizes: Annotated[IntArray, SIZES]
-    points: Annotated[
-        Bytes2D,
-        Block(
-            says="their points times the whole key; with proofs times each key-holder's share",
-            shape=f"h n {POINT}",
-        ),
-    ]
-    cells: Annotated[int, Whole(says="cells of the table")]
+    # their points times the whole key; with proofs times each key-holder's share
+    points: Annotated[Bytes2D, Block(shape=f"h n {POINT}")]
+    cells: Annotated[int, Whole()]  # cells of the table
     # With proofs
-    keys: Annotated[
-        Bytes2D | None, Block(says="their public keys", shape=f"h {POINT}", optional=True)
-    ] = None
-    signatures: Annotated[
-        Bytes2D | None,
-        Block("align-key-signatures", "theirs of these", shape=f"h {SIGNED}", optional=True),
-    ] = None
-    proofs: Annotated[
-        Bytes2D | None, Block(says="of each", shape=f"h c {PROOF}", optional=True)
-    ] = None
+    keys: Annotated[Bytes2D | None, Block(shape=f"h {POINT}")] = None  # their public keys
+    # theirs of these
+    signatures: Annotated[Bytes2D | None, Block("align-key-signatures", shape=f"h {SIGNED}")] = None
+    proofs: Annotated[Bytes2D | None, Block(shape=f"h c {PROOF}")] = None  # of each
 
 
-@dataclass
 class PublishedTokens(Message, down="train", fixed={ALIGN_STAGE: PUBLISH}):
     """Server to client: the tokens that at least two clients hold, in the order of the slots."""
 
     epoch: Annotated[int, EPOCH]
     # Row *i* is slot *i*. Later messages of an epoch only append
-    tokens: Annotated[
-        Bytes2D, Block("align-tokens", "tokens in the order of the slots", shape=f"slots {TOKEN}")
-    ]
+    # tokens in the order of the slots
+    tokens: Annotated[Bytes2D, Block("align-tokens", shape=f"slots {TOKEN}")]
 
     @property
     def num_slots(self) -> int:

@@ -17,7 +17,7 @@ import hashlib
 import os
 from abc import ABC
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any, ClassVar, Self
 
@@ -38,7 +38,7 @@ from flower_graph.wire.fields import split_rows
 from flower_graph.wire.keys import ALIGN_STAGE
 
 # What is saved beside the names
-KEPT = ("_secrets", "_sizes", "_dealt", "_order", "_epoch", "_blocks")
+KEPT = ("_secrets", "_sizes", "_dealt", "order", "_epoch", "_blocks")
 
 
 class AnyAlignmentClient(ABC):
@@ -116,26 +116,13 @@ class AlignmentClient(AnyAlignmentClient):
         self._blocks: dict[int, ids.Bytes2D] = {}  # that were sent, where answers are proved
         self._answered = set[int]()  # clients whose blocks are back
         self._names: dict[bytes, tuple[bytes, bytes]] = {}  # token and key, from all of these
-        # By client, of those that have all
-        self._tokens: dict[int, ids.Bytes2D] = {}
-        self._keys: dict[int, ids.Bytes2D] = {}
-        self._group_key = b""
-        self._order = np.zeros((0, ids.TOKEN), np.uint8)
+        self.order = np.zeros((0, ids.TOKEN), np.uint8)
         self._table: SlotTable | None = None
 
     @property
     def points(self) -> dict[int, int]:
         each = -(-len(self._distinct) // max(1, len(self._identities)))
         return dict.fromkeys(self._identities, ids.padded_size(each))
-
-    def _deal(self, clients: list[int]) -> None:
-        """Deal the identities of some clients that no block of this epoch has yet among them."""
-        places = {identity: number for number, identity in enumerate(self._distinct)}
-        own = (places[identity] for client in clients for identity in self._identities[client])
-        needed = sorted({0, *own}.difference(*self._dealt.values()))
-        size = ids.padded_size(-(-len(needed) // len(clients)))
-        for at, client in enumerate(clients):
-            self._dealt[client], self._sizes[client] = needed[at :: len(clients)], size
 
     def begin(self, seed: bytes, parties: Iterable[int], declared: Mapping[int, int]) -> None:
         """Take the epoch's seed, its parties, and the points that each client has declared."""
@@ -147,14 +134,20 @@ class AlignmentClient(AnyAlignmentClient):
         self._enter(request.epoch)
         clients, epoch = request.clients.tolist(), request.epoch
         if fresh := [client for client in clients if client not in self._dealt]:
-            self._deal(fresh)
+            # The identities of new clients that no block of this epoch has yet are dealt among them
+            places = {identity: number for number, identity in enumerate(self._distinct)}
+            own = (places[identity] for client in fresh for identity in self._identities[client])
+            needed = sorted({0, *own}.difference(*self._dealt.values()))
+            size = ids.padded_size(-(-len(needed) // len(fresh)))
+            for at, client in enumerate(fresh):
+                self._dealt[client], self._sizes[client] = needed[at :: len(fresh)], size
         blocks, signatures = list[ids.Bytes2D](), None
         for client in clients:
             dealt = self._dealt[client]
             named = [self._distinct[number] for number in dealt]
             hashed = spread(partial(ids.hash_to_group, self._run_id), named)
-            own = dict(zip(dealt, hashed, strict=True))
-            blocks.append(ids.blind(own, self._secrets[client], epoch, self._sizes[client]))
+            points = dict(zip(dealt, hashed, strict=True))
+            blocks.append(ids.blind(points, self._secrets[client], epoch, self._sizes[client]))
         if self._trust is not None:  # a repeated request gets the same block
             pairs = zip(clients, blocks, strict=True)
             blocks = [self._blocks.setdefault(client, block) for client, block in pairs]
@@ -162,8 +155,8 @@ class AlignmentClient(AnyAlignmentClient):
             signed = [sign(ids.OF_BLOCK, *parts(c, self._blocks[c])) for c in clients]
             signatures = rows_of(signed, -1, SIGNATURE_BYTES)
         sizes = np.array([self._sizes[client] for client in clients], np.int64)
-        points = _joined(blocks, ids.POINT)
-        return ids.BlindReply(epoch, request.clients, sizes, points, signatures)
+        joined = np.concatenate([np.zeros((0, ids.POINT), np.uint8), *blocks])
+        return ids.BlindReply(epoch, request.clients, sizes, joined, signatures)
 
     def evaluate(self, request: ids.EvaluateRequest) -> ids.EvaluateReply:
         """Multiply points by the share of the key; a party proves it, of signed blocks alone."""
@@ -185,9 +178,17 @@ class AlignmentClient(AnyAlignmentClient):
         if request.clients is None or sizes is None or parties is None or signatures is None:
             raise RefusedError("points are to be multiplied that no party has signed")
         clients, blocks = request.clients.tolist(), split_rows(request.points, sizes)
-        signed = zip(clients, parties.tolist(), blocks, signatures, strict=True)
+        signed = zip(clients, parties.tolist(), blocks, pieces(signatures), strict=True)
         for client, party, block, signature in signed:
-            self._check_block(trust, epoch, client, party, block, signature.tobytes())
+            parts = ids.block_parts(self._run_id, epoch, client, block)
+            granted = trust.registry.parties.get(party)
+            if party not in self._draw or granted is None or not granted.may_host([client]):
+                raise RefusedError(f"party {party} may not speak for client {client}")
+            if not trust.registry.verify(party, signature, ids.OF_BLOCK, *parts):
+                raise RefusedError(f"the block of client {client} is not signed by party {party}")
+            most = min(trust.block_cap, self._declared.get(client, 0))
+            if not 0 < len(block) <= most:
+                raise RefusedError(f"client {client}: {len(block)} points, it may have {most}")
         # On the disk before answers leave: a server that rolls our state back gets no second block.
         Journal(trust.journal).serve(epoch, clients, trust.runs, trust.run)
         key = ids.key_share(list(self._secrets.values()), epoch)
@@ -210,26 +211,6 @@ class AlignmentClient(AnyAlignmentClient):
             raise RefusedError("this alignment has no seed yet that key-holders are drawn by")
         return self._draw[: ids.KEY_HOLDERS + ids.MOST_SKIPPED]
 
-    def _check_block(
-        self,
-        trust: TrustSettings,
-        epoch: int,
-        client: int,
-        party: int,
-        block: ids.Bytes2D,
-        signature: bytes,
-    ) -> None:
-        """Refuse a block without its party's signature, a too large block, and a second block."""
-        parts, registered = ids.block_parts(self._run_id, epoch, client, block), trust.registry
-        granted = registered.parties.get(party)
-        if party not in self._draw or granted is None or not granted.may_host([client]):
-            raise RefusedError(f"party {party} may not speak for client {client}")
-        if not registered.verify(party, signature, ids.OF_BLOCK, *parts):
-            raise RefusedError(f"the block of client {client} is not signed by party {party}")
-        most = min(trust.block_cap, self._declared.get(client, 0))
-        if not 0 < len(block) <= most:
-            raise RefusedError(f"client {client}: {len(block)} points, it may have {most}")
-
     def unite(self, config: Mapping[str, object]) -> ids.UnionRequest:
         """Read a request for the union, and take the answers in it."""
         request = ids.UnionRequest.from_config(config, **self._sizes_known)
@@ -251,14 +232,15 @@ class AlignmentClient(AnyAlignmentClient):
             own = pieces(block[: len(self._dealt[client])])
             answers += [(client, *one) for one in zip(self._dealt[client], own, strict=True)]
 
-        def name(client: int, number: int, answer: bytes) -> tuple[bytes, tuple[bytes, bytes]]:
+        def name(given: tuple[int, int, bytes]) -> tuple[bytes, tuple[bytes, bytes]]:
+            client, number, answer = given
             point = ids.unblind(answer, self._secrets[client], request.epoch, number)
             identity = self._distinct[number]
             return identity, ids.names(self._run_id, identity, point)
 
-        self._names |= spread(lambda one: name(*one), answers)
+        self._names |= spread(name, answers)
         self._answered |= set(request.clients.tolist())
-        self._look_up_names()
+        vars(self).pop("finished", None)
 
     def _proved(self, request: ids.UnionRequest, trust: TrustSettings) -> list[ids.Bytes2D]:
         """Check every key-holder's key and proofs; return each client's answers, added up."""
@@ -270,23 +252,20 @@ class AlignmentClient(AnyAlignmentClient):
             least = f"at least {ids.KEY_HOLDERS} must differ"
             raise RefusedError(f"key-holders {holders!s:.60}: {least}")
         allowed = self._allowed()
-        for holder, key, signature in zip(holders, keys, signatures, strict=True):
+        for holder, key, signature in zip(holders, keys, pieces(signatures), strict=True):
             if holder not in allowed:
                 raise RefusedError(f"key-holder {holder} is not among {allowed} of the draw")
             parts = self._run_id, b"%d" % epoch, key
-            if not trust.registry.verify(holder, signature.tobytes(), ids.OF_KEY, *parts):
+            if not trust.registry.verify(holder, signature, ids.OF_KEY, *parts):
                 raise RefusedError(f"the key of key-holder {holder} is not signed by it")
-        result, of_holders = [], [split_rows(points, request.sizes) for points in request.points]
+        result, context = [], (self._run_id, epoch)
+        of_holders = [split_rows(points, request.sizes) for points in request.points]
         for number, client in enumerate(request.clients.tolist()):
-            answers, block = [local[number] for local in of_holders], self._blocks.get(client)
-            of_client = pieces(proofs[:, number])
+            block = self._blocks.get(client)
+            answers, own = [one[number] for one in of_holders], pieces(proofs[:, number])
             claims = {
-                holder: Claim(
-                    key, answer, proof, ids.proof_context(self._run_id, epoch, holder, client)
-                )
-                for holder, key, answer, proof in zip(
-                    holders, keys, answers, of_client, strict=True
-                )
+                holder: Claim(key, answer, proof, ids.proof_context(*context, holder, client))
+                for holder, key, answer, proof in zip(holders, keys, answers, own, strict=True)
             }
             if wrong := list(claims) if block is None else failing(block, claims):
                 why = f"the answers of key-holder {wrong[0]} are not proved to be made with its key"
@@ -296,47 +275,43 @@ class AlignmentClient(AnyAlignmentClient):
             result.append(total)
         return result
 
-    def _look_up_names(self) -> None:
-        for client in sorted(self._answered):
-            own = [ids.GROUP_IDENTITY, *self._identities[client]]
-            if not all(identity in self._names for identity in own):
-                continue
-            local = [self._names[identity] for identity in own]
-            self._tokens[client] = rows_of([token for token, _ in local[1:]], -1, ids.TOKEN)
-            self._keys[client] = rows_of([key for _, key in local[1:]], -1, ids.KEY)
-            self._group_key = local[0][1]
-
     def sketch(self, cells: int, clients: Iterable[int]) -> ids.Words:
         chosen = [int(client) for client in clients]
-        missing = [client for client in chosen if client not in self._tokens]
-        if missing:
+        if missing := sorted(set(chosen).difference(self.finished)):
             raise ValueError(f"clients {missing!s:.60} have no tokens yet")
-        return ids.insert(_joined([self._tokens[client] for client in chosen], ids.TOKEN), cells)
+        none = np.zeros((0, ids.TOKEN), np.uint8)
+        return ids.insert(
+            np.concatenate([none, *(self._named(c, ids.TOKEN) for c in chosen)]), cells
+        )
 
-    @property
-    def order(self) -> ids.Bytes2D:
-        return self._order
-
-    @property
+    @cached_property
     def finished(self) -> list[int]:
         """Clients that have their tokens, and so can take part in the sum of tables."""
-        return sorted(self._tokens)
+        named = self._names.keys()
+        answered = self._answered if ids.GROUP_IDENTITY in named else ()
+        return sorted(c for c in answered if named >= set(self._identities[c]))
+
+    def _named(self, client: int, width: int) -> ids.Bytes2D:
+        """Return the tokens of a client's identities, or their keys, by the width of these."""
+        part = (ids.TOKEN, ids.KEY).index(width)
+        return rows_of([self._names[one][part] for one in self._identities[client]], -1, width)
 
     def publish(self, message: ids.PublishedTokens) -> SlotTable:
         if message.epoch != self._epoch:
             raise StateLostError(f"slots of alignment {message.epoch}, here is {self._epoch}")
-        before = self._order
-        if not np.array_equal(message.tokens[: len(before)], before):
+        if not np.array_equal(message.tokens[: len(self.order)], self.order):
             raise RefusedError("the published tokens change the order of existing slots")
-        self._order = message.tokens
-        self._table = slot_table(message.tokens, self._tokens, self._keys, self._group_key)
-        return self._table
+        self.order, self._table = message.tokens, None
+        return self.slots
 
     @property
     def slots(self) -> SlotTable:
         """The clients' published slots; clients without tokens have none."""
         if self._table is None:
-            self._table = slot_table(self._order, self._tokens, self._keys, self._group_key)
+            done = self.finished
+            tokens, keys = ({c: self._named(c, one) for c in done} for one in (ids.TOKEN, ids.KEY))
+            group_key = self._names[ids.GROUP_IDENTITY][1] if done else b""
+            self._table = slot_table(self.order, tokens, keys, group_key)
         return self._table
 
     def to_bytes(self) -> bytes:
@@ -373,19 +348,16 @@ class AlignmentClient(AnyAlignmentClient):
             pairs = zip(pieces(kept["tokens"]), pieces(kept["keys"]), strict=True)
             known = [host._distinct[number] for number in kept["known"]]
             host._names = dict(zip(known, pairs, strict=True))
-            host._look_up_names()
         return host
 
     def _enter(self, epoch: int) -> None:
         if epoch < self._epoch:
             raise RefusedError(f"alignment {epoch} is over, this is {self._epoch}")
         if epoch > self._epoch:
-            self._epoch, self._group_key, self._table = epoch, b"", None
-            self._order = self._order[:0]
-            for kept in (self._dealt, self._sizes, self._answered, self._blocks):
+            self._epoch, self.order, self._table = epoch, self.order[:0], None
+            for kept in (self._dealt, self._sizes, self._answered, self._blocks, self._names):
                 kept.clear()
-            for names in (self._names, self._tokens, self._keys):
-                names.clear()
+            vars(self).pop("finished", None)
 
     def _digest(self) -> bytes:
         whole = hashlib.sha256(self._run_id)
@@ -393,7 +365,3 @@ class AlignmentClient(AnyAlignmentClient):
             whole.update(b"|%d|%d|" % (client, len(named)))
             whole.update(b"\0".join(named))
         return whole.digest()
-
-
-def _joined(blocks: list[ids.Bytes2D], width: int) -> ids.Bytes2D:
-    return np.concatenate([np.zeros((0, width), np.uint8), *blocks])

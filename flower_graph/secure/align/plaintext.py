@@ -10,20 +10,21 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Self
 
 import numpy as np
 
-from flower_graph.errors import MalformedReplyError, StateLostError
+from flower_graph.errors import StateLostError
 from flower_graph.secure.align.blinded import canonical
 from flower_graph.secure.align.client import AnyAlignmentClient
 from flower_graph.secure.align.server import AnyAlignmentServer
 from flower_graph.secure.align.slots import SlotTable, open_table
 from flower_graph.storage.checkpoint import read_state, write_state
 from flower_graph.wire.arrays import IntArray
-from flower_graph.wire.codec import Field, Known, Message, Reading
+from flower_graph.wire.codec import Field, Message, Reading
 from flower_graph.wire.fields import Clients, Exact, Integers, Sizes, Whole, split_rows
 from flower_graph.wire.keys import ALIGN_STAGE
 
@@ -42,21 +43,24 @@ class Names(Field[list[list[str]]]):
         return json.dumps(value)
 
     def decode(self, value: object, name: str, reading: Reading) -> list[list[str]]:
-        try:
-            names: list[list[str]] = json.loads(value if isinstance(value, (str, bytes)) else "")
-            return names
-        except (TypeError, ValueError, RecursionError) as error:
-            raise MalformedReplyError(f"{self.key} cannot be read: {error}") from error
+        names: object = None
+        with suppress(ValueError, RecursionError):
+            names = json.loads(value) if isinstance(value, str) else None
+        if not isinstance(names, list) or len(names) != len(reading.values["clients"]):
+            raise self.refuse("a list for each client", value)
+        for local in names:
+            is_text = isinstance(local, list) and all(isinstance(one, str) for one in local)
+            if not is_text or len(set(local)) < len(local):
+                raise self.refuse("different words of each client", local)
+        return names
 
 
-@dataclass
 class PlainRequest(Message, down="train.align", fixed={ALIGN_STAGE: IDENTITIES}):
     """Server to client: the identities of these clients, as they are."""
 
     clients: Annotated[IntArray, CLIENTS]
 
 
-@dataclass
 class PlainReply(Message, up="train.align"):
     """Client to server: each client's identities, written as ``i:5`` or ``s:abc``."""
 
@@ -66,24 +70,14 @@ class PlainReply(Message, up="train.align"):
         Names("align-identities", "`identities`: JSON, a list of strings for each client"),
     ]
 
-    def check(self, known: Known) -> None:
-        if not isinstance(self.identities, list) or len(self.identities) != self.clients.size:
-            raise MalformedReplyError("align-identities: not one list for each client")
-        for client, local in zip(self.clients.tolist(), self.identities, strict=True):
-            if not isinstance(local, list) or not all(isinstance(name, str) for name in local):
-                raise MalformedReplyError(f"client {client}: its identities are no list of strings")
-            if len(set(local)) < len(local):
-                raise MalformedReplyError(f"client {client} has an identity twice")
 
-
-@dataclass
 class PlainOrder(Message, down="train", fixed={ALIGN_STAGE: ORDER}):
     """Server to client: the slots of the clients' nodes, and the number of slots."""
 
-    num_slots: Annotated[int, Whole("align-counts", "`order`: how many slots")]
+    num_slots: Annotated[int, Whole("align-counts")]  # `order`: how many slots
     clients: Annotated[IntArray, CLIENTS]
     sizes: Annotated[IntArray, SIZES]
-    slots: Annotated[Integers, Exact("align-slots", "`order`: slot of each of the clients' nodes")]
+    slots: Annotated[Integers, Exact("align-slots")]  # `order`: slot of each of the clients' nodes
 
 
 class PlaintextAlignmentClient(AnyAlignmentClient):

@@ -26,7 +26,8 @@ import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain
+from dataclasses import dataclass, field
+from itertools import accumulate, chain
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -52,6 +53,8 @@ FIRST_SHARE, MAX_DOUBLINGS = 2, 2
 # Points that key-holders are asked for at a time: 7 s of work.
 AT_A_TIME = 1 << 15
 NOTHING = np.zeros((0, ids.POINT), np.uint8)
+# What a client waits for: its blinded identities, the key-holders' answers, the union, or nothing
+PENDING, BLINDED, EVALUATED, UNITED = range(4)
 NO_PART = "took no part in the union of tokens"
 UNREADABLE = "was in no union of tokens that could be read"
 
@@ -101,6 +104,18 @@ class AnyAlignmentServer(ABC, Generic[Request]):
     def _take(self, request: Request, config: Mapping[str, object]) -> None: ...
 
 
+@dataclass
+class Block:
+    """A client's identities on their way into the union."""
+
+    stage: int = PENDING
+    points: ids.Bytes2D = field(default_factory=lambda: NOTHING)  # blinded, or the answers' sum
+    size: int = 0
+    signature: bytes = b""
+    # By key-holder: what it claims, and the signature of its key
+    claims: dict[int, tuple[Claim, bytes]] = field(default_factory=dict)
+
+
 class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]):
     """Leads all clients to one order of the identities that at least two of them hold.
 
@@ -122,19 +137,11 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
         run_id: bytes = b"",
     ) -> None:
         super().__init__()
-        self._registry, self._run_id = registry, run_id
+        self._least_holders, self._registry, self._run_id = least_holders, registry, run_id
         self._draw: list[int] = []  # parties in the order in which they are to hold keys
         self._party: dict[int, int] = {}  # of every client
-        self._failed = 0  # unions in a row
-        self._signatures: dict[int, bytes] = {}  # of clients' blocks
-        # By client and key-holder: what it claims, and the signature of its key
-        self._proved: dict[int, dict[int, tuple[Claim, bytes]]] = {}
-        self.epoch = 1
-        self._least_holders = least_holders  # clients that hold an identity with a slot
-        self._pending: dict[int, None] = {}  # clients whose identities are not blinded yet
-        self._blinded: dict[int, ids.Bytes2D] = {}  # clients that wait for the key-holders
-        self._evaluated: dict[int, ids.Bytes2D] = {}  # clients that wait for the union
-        self._sizes: dict[int, int] = {}  # points of every client whose tokens are in the union
+        self.epoch, self._failed = 1, 0  # unions in a row that failed
+        self._blocks: dict[int, Block] = {}  # of every client
         self._holders: list[int] = []
         self._dropped: set[int] = set()  # clients that failed as key-holders
         # By key-holders that answered together: products of all that is blinded, in its order.
@@ -142,15 +149,19 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
         self._doublings = 0
         self._absent: set[int] = set()  # clients that took no part in a union that failed
         self._excluded: set[int] = set()  # clients that are in no secure sum any more
-        self._order = np.zeros((0, ids.TOKEN), np.uint8)
+        self.order = np.zeros((0, ids.TOKEN), np.uint8)
 
     def begin(self, seed: bytes, clients: Mapping[int, Sequence[int]], registry: Registry) -> None:
         """Store an epoch's seed, clients and registry; aligned clients align anew."""
-        if self._sizes or self._evaluated or self._blinded:
+        if self._at(BLINDED, EVALUATED, UNITED):
             self._restart()  # other parties are to hold keys
         self._registry = registry
         self._failed, self._dropped, self._draw = 0, set(), ids.drawn(seed, clients)
         self._party = {client: party for party, local in clients.items() for client in local}
+
+    def _at(self, *stages: int) -> list[int]:
+        """Return the clients at some stages."""
+        return [client for client, block in self._blocks.items() if block.stage in stages]
 
     @property
     def enrolled(self) -> set[int]:
@@ -163,59 +174,53 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
                     why = f"there are {ids.MAX_CLIENTS} clients already, no more can be aligned"
                     self.blamed.append((client, why))
                     continue
-                self._pending[client] = None
+                self._blocks[client] = Block()
             self._node[client] = node
 
     def forget(self, clients: Iterable[int]) -> None:
         # If one held a share of the key, nobody's tokens can be compared with new ones.
         gone = set(clients)
-        for by_client in (self._node, self._pending, self._blinded, self._evaluated, self._sizes):
-            for client in gone & by_client.keys():
-                del by_client[client]
+        for client in gone & self._node.keys():
+            del self._node[client], self._blocks[client]
         if gone & set(self._holders):
             self._restart()
 
     @property
     def is_behind(self) -> bool:
         """Whether clients are to be aligned, new ones, or all since a key-holder is gone."""
-        return bool(self._pending)
+        return bool(self._at(PENDING))
 
     def waits(self, excluded: Collection[int] = ()) -> bool:
         """Record which clients are in no sum any more; return whether others wait for the union."""
         self._excluded = set(excluded)
-        return not self._evaluated.keys() <= self._excluded
+        return not self._excluded.issuperset(self._at(EVALUATED))
 
     @property
     def uniting(self) -> list[int]:
         """Clients whose tables are to be added up next."""
         # All aligned clients take part in the sum, not only new ones: what new ones hold must not
         # show apart from the rest more than it has to.
-        taking_part = self._sizes.keys() | self._evaluated.keys()
-        return sorted(taking_part - self._absent - self._excluded)
-
-    @property
-    def order(self) -> ids.Bytes2D:
-        return self._order
+        return sorted(set(self._at(EVALUATED, UNITED)) - self._absent - self._excluded)
 
     def union_requests(self) -> dict[int, ids.UnionRequest]:
-        requests = {}
+        requests, cells = {}, self._cells()
         for node, clients in self._by_node(self.uniting).items():
-            waiting = [client for client in clients if client in self._evaluated]
-            blocks = [self._evaluated[client] for client in waiting]
-            sizes = np.array([len(block) for block in blocks], np.int64)
-            points = np.concatenate([NOTHING, *blocks])[None]
+            waiting = [client for client in clients if self._blocks[client].stage == EVALUATED]
+            blocks = [self._blocks[client] for client in waiting]
+            sizes = np.array([block.size for block in blocks], np.int64)
             message = self.epoch, np.array(waiting, np.int64), sizes
             if self._registry is None:
-                requests[node] = ids.UnionRequest(*message, points, self._cells())
+                points = np.concatenate([NOTHING, *(block.points for block in blocks)])[None]
+                requests[node] = ids.UnionRequest(*message, points, cells)
                 continue
-            holders = sorted(self._proved[waiting[0]]) if waiting else []
-            rows = [[self._proved[client][holder] for client in waiting] for holder in holders]
+            holders = sorted(blocks[0].claims) if blocks else []
+            rows = [[block.claims[holder] for block in blocks] for holder in holders]
             answers = [np.concatenate([claim.outputs for claim, _ in row]) for row in rows]
             proofs = [claim.proof for row in rows for claim, _ in row]
             requests[node] = ids.UnionRequest(
                 *message,
                 np.array(answers, np.uint8).reshape(len(holders), sum(sizes), ids.POINT),
-                self._cells(),
+                cells,
                 rows_of([row[0][0].public for row in rows], -1, ids.POINT),
                 rows_of([row[0][1] for row in rows], -1, SIGNATURE_BYTES),
                 rows_of(proofs, len(holders), len(waiting), ids.PROOF),
@@ -239,61 +244,56 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
             return False
         present = set(contributors)
         for client in self.uniting:
-            block = self._evaluated.pop(client, None)
-            if client in present and block is not None:
-                self._sizes[client] = len(block)
-            elif block is not None:
-                self._leave_out(client, NO_PART)
-        self._order = ids.order_tokens(self._order, *union, self._least_holders)
+            if (block := self._blocks[client]).stage == EVALUATED:
+                block.stage, block.points = UNITED, NOTHING
+                if client not in present:
+                    self._leave_out(client, NO_PART)
+        self.order = ids.order_tokens(self.order, *union, self._least_holders)
         self._doublings = self._failed = 0
         self._absent.clear()
         return True
 
     def union_failed(self, why: str, absent: Collection[int] = ()) -> None:
         """Try again without absent clients; without any, leave out all that wait."""
+        error = AlignmentError(f"no clients could be aligned: {why}")
         if self._registry is not None:
-            self._align_anew(why, absent)
+            # Where clients do not trust the server, a client gives its table once in an alignment:
+            # two sums of which one lacks it would show what it holds.
+            self._failed += 1
+            if not absent or self._failed > MOST_FAILED:
+                raise error
+            for client in absent:
+                self._leave_out(client, NO_PART)
+            self._restart()
             return
         self._absent |= set(absent)
-        waiting = self._evaluated.keys() - self._excluded
+        waiting = set(self._at(EVALUATED)) - self._excluded
         for client in sorted(waiting & self._absent if absent else waiting):
-            del self._evaluated[client]
             self._leave_out(client, NO_PART if absent else UNREADABLE)
         if not self.waits(self._excluded):
             self._doublings = 0
             self._absent.clear()
-            if not self._sizes:
-                raise AlignmentError(f"no clients could be aligned: {why}")
-
-    def _align_anew(self, why: str, absent: Collection[int]) -> None:
-        # Where clients do not trust the server, a client gives its table once in an alignment: two
-        # sums of which one lacks it would show what it holds.
-        self._failed += 1
-        if not absent or self._failed > MOST_FAILED:
-            raise AlignmentError(f"no clients could be aligned: {why}")
-        for client in absent:
-            self._leave_out(client, NO_PART)
-            self._sizes.pop(client, None)
-        self._restart()
+            if not self._at(UNITED):
+                raise error
 
     def publications(self) -> dict[int, ids.PublishedTokens]:
-        message = ids.PublishedTokens(self.epoch, self._order)
-        return dict.fromkeys(self._by_node(self._sizes), message)
+        message = ids.PublishedTokens(self.epoch, self.order)
+        return dict.fromkeys(self._by_node(self._at(UNITED)), message)
 
     @property
     def aligned(self) -> list[int]:
         """Clients whose tokens are in the union."""
-        return sorted(self._sizes)
+        return sorted(self._at(UNITED))
 
     def _cells(self) -> int:
         local = self.uniting
-        points = sum(self._sizes.get(c) or len(self._evaluated[c]) for c in local)
+        points = sum(self._blocks[client].size for client in local)
         share = FIRST_SHARE if len(self._by_node(local)) > 1 else 1
         return ids.cells_for(points * 2**self._doublings // share)
 
     def _leave_out(self, client: int, reason: str) -> None:
         self._node.pop(client, None)
-        self._pending.pop(client, None)
+        self._blocks.pop(client, None)
         self.blamed.append((client, reason))
 
     def _drop(self, unanswered: Mapping[int, ids.BlindRequest | ids.EvaluateRequest]) -> None:
@@ -301,23 +301,41 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
         for node, request in unanswered.items():
             if isinstance(request, ids.BlindRequest):
                 for client in request.clients.tolist():
-                    if client in self._pending:
+                    if client in self._blocks and self._blocks[client].stage == PENDING:
                         self._leave_out(client, "did not blind its identities")
             else:
                 # Nor is there hope for another key-holder on the same machine.
                 self._dropped |= {client for client, at in self._node.items() if at == node}
                 lost += request.holders.tolist()
-        if self._blinded:  # the key is needed again, and clients left out since have shares
+        if self._at(BLINDED):  # the key is needed again, and clients left out since have shares
             lost += [holder for holder in self._holders if holder not in self._node]
         if lost:
             self._lose_holders(lost, "did not answer as key-holder")
 
     def _next_stage(self) -> dict[int, ids.BlindRequest | ids.EvaluateRequest]:
-        if not self._pending:
-            return dict(self._evaluate_requests()) if self._blinded else {}
+        if pending := self._at(PENDING):
+            return {
+                node: ids.BlindRequest(self.epoch, np.array(clients, np.int64))
+                for node, clients in self._by_node(pending).items()
+            }
+        if not (clients := self._at_a_time()):
+            return {}
+        if not self._holders:
+            self._holders = self._choose(KEY_HOLDERS)
+        answered = set(chain.from_iterable(self._answers))
+        waiting = [holder for holder in self._holders if holder not in answered]
+        blocks, signed = [self._blocks[client] for client in clients], dict[str, NDArray[Any]]()
+        if self._registry is not None:
+            signed = {
+                "clients": np.array(clients, np.int64),
+                "parties": np.array([self._party[client] for client in clients], np.int64),
+                "sizes": np.array([block.size for block in blocks], np.int64),
+                "signatures": rows_of([one.signature for one in blocks], -1, SIGNATURE_BYTES),
+            }
+        points = np.concatenate([block.points for block in blocks])
         return {
-            node: ids.BlindRequest(self.epoch, np.array(clients, np.int64))
-            for node, clients in self._by_node(self._pending).items()
+            node: ids.EvaluateRequest(self.epoch, np.array(holders, np.int64), points, **signed)
+            for node, holders in self._by_node(waiting).items()
         }
 
     def _take(
@@ -326,156 +344,128 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
         if isinstance(request, ids.BlindRequest):
             expected = {"epoch": request.epoch, "clients": request.clients}
             blind = ids.BlindReply.from_config(config, **expected)
-            if self._registry is not None:
-                if blind.signatures is None:
-                    raise MalformedReplyError("its blocks are not signed")
-                signed = zip(blind.clients.tolist(), pieces(blind.signatures), strict=True)
-                self._signatures |= signed
+            if self._registry is not None and blind.signatures is None:
+                raise MalformedReplyError("its blocks are not signed")
             self._take_blind(blind)
             return
-        blocks = 0 if request.clients is None else request.clients.size
-        known = {"n": len(request.points), "b": blocks}
+        clients, sizes = request.clients, request.sizes
+        known = {"n": len(request.points), "b": 0 if clients is None else clients.size}
         answer = ids.EvaluateReply.from_config(config, epoch=request.epoch, **known)
         holders = tuple(request.holders.tolist())
         if self._registry is not None:
-            self._take_claims(request, self._party[holders[0]], answer, self._registry)
+            party, proofs = self._party[holders[0]], answer.proofs
+            if answer.key is None or answer.signature is None or proofs is None:
+                raise MalformedReplyError(f"party {party}: its answers are not proved")
+            assert clients is not None and sizes is not None  # as it was asked
+            key, signature = answer.key.tobytes(), answer.signature.tobytes()
+            parts = self._run_id, b"%d" % request.epoch, key
+            if not self._registry.verify(party, signature, ids.OF_KEY, *parts):
+                raise MalformedReplyError(f"party {party}: the key of its share is not signed")
+            answers = split_rows(answer.points, sizes)
+            for client, part, proof in zip(clients.tolist(), answers, pieces(proofs), strict=True):
+                context = ids.proof_context(self._run_id, self.epoch, party, client)
+                claim = Claim(key, part, proof, context)
+                self._blocks[client].claims[party] = claim, signature
         self._answers[holders] = answer.points
         if set(self._holders) == set(chain.from_iterable(self._answers)):
             self._add_up()
 
-    def _take_claims(
-        self, request: ids.EvaluateRequest, party: int, answer: ids.EvaluateReply, of: Registry
-    ) -> None:
-        clients, sizes, proofs = request.clients, request.sizes, answer.proofs
-        if answer.key is None or answer.signature is None or proofs is None:
-            raise MalformedReplyError(f"party {party}: its answers are not proved")
-        assert clients is not None and sizes is not None  # as it was asked
-        key, signature = answer.key.tobytes(), answer.signature.tobytes()
-        if not of.verify(party, signature, ids.OF_KEY, self._run_id, b"%d" % request.epoch, key):
-            raise MalformedReplyError(f"party {party}: the key of its share is not signed by it")
-        rows = zip(clients.tolist(), split_rows(answer.points, sizes), pieces(proofs), strict=True)
-        for client, block, proof in rows:
-            context = ids.proof_context(self._run_id, self.epoch, party, client)
-            claim = Claim(key, block, proof, context)
-            self._proved.setdefault(client, {})[party] = claim, signature
-
     def _take_blind(self, reply: ids.BlindReply) -> None:
         brought = Counter[int]()  # points of every SuperNode
-        for client, node in self._node.items():
-            block = self._blinded.get(client, self._evaluated.get(client, NOTHING))
-            brought[node] += self._sizes.get(client, len(block))
-        blocks = split_rows(reply.points, reply.sizes)
-        for client, block in zip(reply.clients.tolist(), blocks, strict=True):
+        for client, block in self._blocks.items():
+            brought[self._node[client]] += block.size
+        clients, parts = reply.clients.tolist(), split_rows(reply.points, reply.sizes)
+        signed = [b""] * len(clients) if reply.signatures is None else pieces(reply.signatures)
+        for client, part, signature in zip(clients, parts, signed, strict=True):
             node = self._node[client]
-            points = brought[node] + len(block)
-            if len(block) > MOST_BLOCK:
-                why = f"its block has {len(block)} points, at most {MOST_BLOCK} are taken"
+            points = brought[node] + len(part)
+            if len(part) > MOST_BLOCK:
+                why = f"its block has {len(part)} points, at most {MOST_BLOCK} are taken"
                 self._leave_out(client, why)
             elif points > MOST_POINTS:
                 why = f"its SuperNode's clients bring {points} points, at most {MOST_POINTS}"
                 self._leave_out(client, why)
-            elif wrong := ids.invalid_points(block):
+            elif wrong := ids.invalid_points(part):
                 self._leave_out(client, f"its point {wrong[0]} is not in the group")
             else:
-                del self._pending[client]
-                self._blinded[client] = block
+                self._blocks[client] = Block(BLINDED, part, len(part), signature)
                 brought[node] = points
-
-    def _evaluate_requests(self) -> dict[int, ids.EvaluateRequest]:
-        if not self._holders:
-            self._holders = self._choose(KEY_HOLDERS)
-        answered = set(chain.from_iterable(self._answers))
-        waiting = [holder for holder in self._holders if holder not in answered]
-        clients = self._at_a_time()
-        blocks = [self._blinded[client] for client in clients]
-        signed: dict[str, NDArray[Any]] = {}
-        if self._registry is not None:
-            signed = {
-                "clients": np.array(clients, np.int64),
-                "parties": np.array([self._party[client] for client in clients], np.int64),
-                "sizes": np.array([len(block) for block in blocks], np.int64),
-                "signatures": rows_of([self._signatures[c] for c in clients], -1, SIGNATURE_BYTES),
-            }
-        points = np.concatenate(blocks)
-        return {
-            node: ids.EvaluateRequest(self.epoch, np.array(holders, np.int64), points, **signed)
-            for node, holders in self._by_node(waiting).items()
-        }
 
     def _at_a_time(self) -> list[int]:
         """Return the first waiting clients whose points fit into one stage."""
-        total, chosen = 0, list[int]()
-        for client, block in self._blinded.items():
-            total += len(block)
-            if chosen and total > AT_A_TIME:
-                break
-            chosen.append(client)
-        return chosen
+        waiting = self._at(BLINDED)
+        totals = accumulate(self._blocks[client].size for client in waiting)
+        fit = [c for c, total in zip(waiting, totals, strict=True) if total <= AT_A_TIME]
+        return fit or waiting[:1]
 
     def _add_up(self) -> None:
         """Add the key-holders' answers up, or keep them with their proofs; replace wrong ones."""
-        asked = self._at_a_time()
-        blinded = [self._blinded[client] for client in asked]
+        asked = [self._blocks[client] for client in self._at_a_time()]
+        wrong, is_sound = list[tuple[int, ...]](), True
         if self._registry is None:
             why = "its answer is not in the group"
             # Checking the sum costs a fraction of checking every answer. What it misses, parts
             # outside the group that cancel, does no harm.
             total = ids.add(list(self._answers.values()))
-            if is_sound := total is not None and not ids.invalid_points(total):
-                blinded = split_rows(total, [len(block) for block in blinded])
-            wrong = (
-                []
-                if is_sound
-                else [who for who, points in self._answers.items() if ids.invalid_points(points)]
-            )
+            if total is None or ids.invalid_points(total):
+                is_sound = False
+                wrong = [who for who, points in self._answers.items() if ids.invalid_points(points)]
+            else:
+                parts = split_rows(total, [block.size for block in asked])
+                for block, part in zip(asked, parts, strict=True):
+                    block.points = part
         else:
             why, failed = "a wrong proof of its answers as key-holder", set[int]()
-            for client, block in zip(asked, blinded, strict=True):
-                claims = {party: claim for party, (claim, _) in self._proved[client].items()}
-                failed.update(failing(block, claims))
+            for block in asked:
+                claims = {party: claim for party, (claim, _) in block.claims.items()}
+                failed.update(failing(block.points, claims))
             is_sound = not failed
             wrong = [who for who in self._answers if self._party[who[0]] in failed]
-            for answers in self._proved.values():
-                for party in failed & answers.keys():
-                    del answers[party]
+            for block in self._blocks.values():
+                for party in failed & block.claims.keys():
+                    del block.claims[party]
         if not is_sound:
             for holders in wrong:
                 del self._answers[holders]
             self._lose_holders(list(chain(*wrong)), why)
             return
-        for client, block in zip(asked, blinded, strict=True):
-            del self._blinded[client]
-            self._evaluated[client] = block
+        for block in asked:
+            block.stage = EVALUATED
         self._answers.clear()
 
     def _lose_holders(self, holders: list[int], reason: str) -> None:
         self._dropped |= set(holders)
         self.blamed += [(holder, reason) for holder in holders]
         self._holders = [holder for holder in self._holders if holder not in self._dropped]
-        if self._sizes or self._evaluated:
+        if self._at(EVALUATED, UNITED):
             self._restart()
         else:
             self._holders += self._choose(len(holders))
 
     def _restart(self) -> None:
         self.epoch += 1
-        self._pending = dict.fromkeys(self._node)
-        for waiting in (self._blinded, self._evaluated, self._sizes, self._answers):
-            waiting.clear()
+        self._blocks = {client: Block() for client in self._node}
+        self._answers.clear()
         self._absent.clear()
-        self._proved.clear()
-        self._signatures.clear()
-        self._holders, self._doublings, self._order = [], 0, self._order[:0]
+        self._holders, self._doublings, self.order = [], 0, self.order[:0]
 
     def _choose(self, count: int) -> list[int]:
-        if self._registry is not None:
-            return self._next_of_draw(count)
-        free = [c for c in self._blinded if c not in self._dropped and c not in self._holders]
-        chosen = self._draw_holders(free, count)
-        enough = min(FEWEST_HOLDERS, len(self._node))
-        if len(self._holders) + len(chosen) < enough:
-            left = len(self._holders) + len(chosen)
-            raise AlignmentError(f"{left} clients are left to hold keys, at least {enough} must")
+        """Choose further key-holders; where answers are proved, the next parties of the draw."""
+        if self._registry is None:
+            used = self._dropped.union(self._holders)
+            free = [client for client in self._at(BLINDED) if client not in used]
+            chosen = self._draw_holders(free, count)
+            enough, few = min(FEWEST_HOLDERS, len(self._node)), "clients are left to hold keys"
+        elif not self._draw:
+            raise AlignmentError("there is no seed yet that key-holders are drawn by")
+        else:
+            used = {self._party[client] for client in (*self._holders, *self._dropped)}
+            first = {self._party[client]: client for client in reversed(self._at(BLINDED))}
+            parties = self._draw[: KEY_HOLDERS + MOST_SKIPPED]
+            free = [first[one] for one in parties if one in first and one not in used]
+            chosen, enough, few = free[:count], KEY_HOLDERS, "of the draw's first parties are there"
+        if (left := len(self._holders) + len(chosen)) < enough:
+            raise AlignmentError(f"{left} {few}, at least {enough} must")
         return chosen
 
     def _draw_holders(self, free: list[int], count: int) -> list[int]:
@@ -492,17 +482,4 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
             best = next((c for c in drawn if self._node[c] not in taken), drawn[0])
             drawn.remove(best)
             chosen.append(best)
-        return chosen
-
-    def _next_of_draw(self, count: int) -> list[int]:
-        if not self._draw:
-            raise AlignmentError("there is no seed yet that key-holders are drawn by")
-        used = {self._party[client] for client in (*self._holders, *self._dropped)}
-        chosen: list[int] = []
-        for party in self._draw[: KEY_HOLDERS + MOST_SKIPPED]:
-            local = [c for c in self._blinded if self._party[c] == party]
-            if party not in used and local and len(chosen) < count:
-                chosen.append(local[0])
-        if len(self._holders) + len(chosen) < KEY_HOLDERS:
-            raise AlignmentError(f"of the draw's first parties {KEY_HOLDERS} must be there")
         return chosen

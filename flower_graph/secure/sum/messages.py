@@ -125,20 +125,9 @@ class SumTerms:
         return hashlib.sha256(parts).digest()
 
 
-# Entries of several messages
-Run = Annotated[bytes, Raw("sum-run", "the run; up: as asked")]  # fresh for the run
-PrepareRun = Annotated[bytes, Raw("prepare-run", "the run")]
-MaskRun = Annotated[bytes, Raw("mask-run", "the run")]
-UnmaskRun = Annotated[bytes, Raw("unmask-run", "the run")]
-RevealRun = Annotated[bytes, Raw("reveal-run", "the run of the sums")]
-EpochRun = Annotated[bytes, Raw("epoch-run", "the run of the sums")]
-ListRun = Annotated[bytes, Raw("list-run", "the epoch")]
-Prepared = Annotated[Integers, Clients("prepare-clients", "the party", shape="p")]
-Holders = Annotated[Integers, Clients("unmask-clients", "the party", shape="p")]
+# In a holder's answer: what it shows of each of its partners, NOTHING where it has no share
 KINDS = "0: nothing; 1: the share of a partner's seed; 2: of its mask key"
 Kinds = Annotated[Bytes, Block("unmask-kinds", KINDS, shape="p k")]
-# Entries of signatures are there only if the server may lie
-SIGNED = "over the round key; this entry and all others of signatures: only if the server may lie"
 
 
 def none_declared() -> Integers:
@@ -151,38 +140,40 @@ def nothing() -> Bytes:
     return np.zeros(0, np.uint8)
 
 
-@dataclass
-class KeyRequest(Message, down="sum_enroll", prefix="sum-"):
+class SumMessage(Message):
+    """A message about the sums of one run, or of one epoch of it."""
+
+    run_id: Annotated[bytes, Raw("*run")]  # the run
+
+
+class RoundMessage(SumMessage):
+    """A message about one sum."""
+
+    server_round: Annotated[int, Whole("*round")]  # number of the sum
+
+
+class KeyRequest(SumMessage, down="sum_enroll", prefix="sum-"):
     """Server to client: make a channel key for a run, or state your clients for an epoch."""
 
-    run_id: Run
-    signed: Annotated[bool | None, Flag(says="only if the server may lie", optional=True)] = None
+    signed: Annotated[bool | None, Flag()] = None  # only if the server may lie
 
 
-@dataclass
-class KeyReply(Message, up="sum_enroll", prefix="sum-"):
+class KeyReply(SumMessage, up="sum_enroll", prefix="sum-"):
     """Client to server: its clients, and the SuperNode's public channel key.
 
     With a key of its own the SuperNode is a party, which signs this.
     """
 
-    run_id: Run
-    clients: Annotated[Integers, Clients(says="who is here", shape="p")]
-    channel_key: Annotated[Bytes, Block(says="its public channel key (X25519)", shape="32")]
+    clients: Annotated[Integers, Clients(shape="p")]  # who is here
+    channel_key: Annotated[Bytes, Block(shape="32")]  # its public channel key (X25519)
     # Only if the server may lie
-    party: Annotated[int | None, Whole(says="number in the registry", least=0, optional=True)] = (
-        None
-    )
-    commitment: Annotated[
-        Bytes, Block(says="to its part of the graph's seed", shape=f"{SEED_BYTES}", optional=True)
-    ] = field(default_factory=nothing)
-    signature: Annotated[
-        Bytes, Block(says="over all these (Ed25519)", shape=f"{SIGNATURE}", optional=True)
-    ] = field(default_factory=nothing)
-    declared: Annotated[
-        Integers,
-        Exact(says="clients, and points of each for an alignment", shape="c 2", optional=True),
-    ] = field(default_factory=none_declared)
+    party: Annotated[int | None, Whole(least=0)] = None  # number in the registry
+    # to its part of the graph's seed
+    commitment: Annotated[Bytes, Block(shape=f"{SEED_BYTES}")] = field(default_factory=nothing)
+    # over all these (Ed25519)
+    signature: Annotated[Bytes, Block(shape=f"{SIGNATURE}")] = field(default_factory=nothing)
+    # clients, and points of each for an alignment
+    declared: Annotated[Integers, Exact(shape="c 2")] = field(default_factory=none_declared)
 
     @property
     def number(self) -> int:
@@ -235,119 +226,76 @@ class KeyReply(Message, up="sum_enroll", prefix="sum-"):
             raise IdentityError(f"{who}: declares {sizes.max()} points, from 1 to {most}")
 
 
-@dataclass
-class PrepareRequest(Message, down="sum_unmask", prefix="prepare-"):
+class PrepareRequest(RoundMessage, down="sum_unmask", prefix="prepare-"):
     """Server to client: make the keys and shares of a round."""
 
-    run_id: PrepareRun
-    server_round: Annotated[int, Whole("prepare-round", "number of the sum")]
-    threshold: Annotated[int, Whole(says="shares that give a secret back")]
-    # Clients; under a server that may lie, parties
-    minimum: Annotated[int, Whole(says="contributors without whom nothing is to be revealed")]
-    clients: Prepared
-    # In the server's mirrored order
-    partners: Annotated[Integers, Exact(says="partners of each", shape="p k")]
-    channel_keys: Annotated[Bytes, Block(says="theirs", shape=f"f {KEY_BYTES}")]
+    threshold: Annotated[int, Whole()]  # shares that give a secret back
+    minimum: Annotated[int, Whole()]  # contributors without whom nothing is to be revealed
+    clients: Annotated[Integers, Clients(shape="p")]  # the party
+    # partners of each, in the server's mirrored order
+    partners: Annotated[Integers, Exact(shape="p k")]
+    channel_keys: Annotated[Bytes, Block(shape=f"f {KEY_BYTES}")]  # theirs
 
 
-@dataclass
-class PrepareReply(Message, up="sum_unmask", prefix="prepare-"):
+class PrepareReply(RoundMessage, up="sum_unmask", prefix="prepare-"):
     """Client to server: public keys, commitments and sealed shares of a round."""
 
-    run_id: PrepareRun
-    server_round: Annotated[int, Whole("prepare-round", "as asked")]
-    clients: Prepared
-    round_keys: Annotated[Bytes, Block(says="public mask keys", shape=f"p {KEY_BYTES}")]
-    seed_commitments: Annotated[
-        Bytes, Block(says="to the seeds of the self masks", shape=f"p {CHECK}")
-    ]
-    # Of seed and mask key
-    share_commitments: Annotated[Bytes, Block(says="to partners' shares", shape=f"f 2 {CHECK}")]
-    packets: Annotated[Bytes, Block(says="sealed shares for them", shape=f"f {PACKET_BYTES}")]
-    signature: Annotated[Bytes | None, Block(says=SIGNED, shape=f"{SIGNATURE}", optional=True)] = (
-        None
-    )
+    clients: Annotated[Integers, Clients(shape="p")]  # the party
+    round_keys: Annotated[Bytes, Block(shape=f"p {KEY_BYTES}")]  # public mask keys
+    seed_commitments: Annotated[Bytes, Block(shape=f"p {CHECK}")]  # to the seeds of the self masks
+    # to partners' shares of seed and mask key
+    share_commitments: Annotated[Bytes, Block(shape=f"f 2 {CHECK}")]
+    packets: Annotated[Bytes, Block(shape=f"f {PACKET_BYTES}")]  # sealed shares for them
+    # over the round key; this entry and all others of signatures: only if the server may lie
+    signature: Annotated[Bytes | None, Block(shape=f"{SIGNATURE}")] = None
 
 
-@dataclass
-class MaskRequest(Message, down="sum_mask", prefix="mask-"):
+class MaskRequest(RoundMessage, down="sum_mask", prefix="mask-"):
     """Server to client: mask the vectors of a round; with the other SuperNodes' packets."""
 
-    run_id: MaskRun
-    server_round: Annotated[int, Whole("mask-round", "number of the sum")]
-    length: Annotated[int, Whole(says="numbers of a vector")]
-    word: Annotated[int, Whole(says="bits of a number")]
-    clients: Annotated[Integers, Clients(says="who may contribute", shape="c")]
-    live: Annotated[NDArray[np.bool_], Flags(says="which partners take part", shape="k")]
-    # Of these
-    round_keys: Annotated[Bytes, Block(says="their public mask keys", shape=f"f {KEY_BYTES}")]
-    share_commitments: Annotated[
-        Bytes, Block(says="to their shares for the party", shape=f"f 2 {CHECK}")
-    ]
-    packets: Annotated[Bytes, Block(says="these shares, sealed", shape=f"f {PACKET_BYTES}")]
-    ready: Annotated[
-        NDArray[np.bool_] | None,
-        Flags(says="which parties of the epoch prepared", shape="n", optional=True),
-    ] = None
-    signatures: Annotated[
-        Bytes | None,
-        Block(says="of the partners' round keys", shape=f"f {SIGNATURE}", optional=True),
-    ] = None
+    length: Annotated[int, Whole()]  # numbers of a vector
+    word: Annotated[int, Whole()]  # bits of a number
+    clients: Annotated[Integers, Clients(shape="c")]  # who may contribute
+    live: Annotated[NDArray[np.bool_], Flags(shape="k")]  # which partners take part
+    round_keys: Annotated[Bytes, Block(shape=f"f {KEY_BYTES}")]  # their public mask keys
+    # to their shares for the party
+    share_commitments: Annotated[Bytes, Block(shape=f"f 2 {CHECK}")]
+    packets: Annotated[Bytes, Block(shape=f"f {PACKET_BYTES}")]  # these shares, sealed
+    # which parties of the epoch prepared
+    ready: Annotated[NDArray[np.bool_] | None, Flags(shape="n")] = None
+    # of the partners' round keys
+    signatures: Annotated[Bytes | None, Block(shape=f"f {SIGNATURE}")] = None
 
 
-@dataclass
-class MaskedReply(Message, up="sum_mask", prefix="mask-"):
+class MaskedReply(RoundMessage, up="sum_mask", prefix="mask-"):
     """Client to server: the masked sum of a SuperNode's clients."""
 
-    run_id: MaskRun
-    server_round: Annotated[int, Whole("mask-round", "as asked")]
-    clients: Annotated[Integers, Clients(says="who is in the sum", shape="q")]
+    clients: Annotated[Integers, Clients(shape="q")]  # who is in the sum
     total: RingArray  # [L] ring words. Travels beside the entries, as an array
-    refused: Annotated[
-        Integers,
-        Exact(
-            says="the party and a partner whose packet does not open; left out if there is none",
-            shape="n 2",
-            optional=True,
-        ),
-    ] = field(default_factory=none_declared)
-    left_out: Annotated[
-        dict[int, str], Reasons(says="`number:reason` for each client that is not in the sum")
-    ] = field(default_factory=dict)
+    # the party and a partner whose packet does not open; left out if there is none
+    refused: Annotated[Integers, Exact(shape="n 2")] = field(default_factory=none_declared)
+    # `number:reason` for each client that is not in the sum
+    left_out: Annotated[dict[int, str], Reasons()] = field(default_factory=dict)
 
 
-@dataclass
-class UnmaskRequest(Message, down="sum_unmask", prefix="unmask-"):
+class UnmaskRequest(RoundMessage, down="sum_unmask", prefix="unmask-"):
     """Server to client: reveal shares of a round."""
 
-    run_id: UnmaskRun
-    server_round: Annotated[int, Whole("unmask-round", "number of the sum")]
-    contributors: Annotated[int, Whole(says="how many are in the sum")]
-    clients: Holders
-    # SEED of a partner in the sum, MASK_KEY of one that is missing
+    contributors: Annotated[int, Whole()]  # how many are in the sum
+    clients: Annotated[Integers, Clients(shape="p")]  # the party
     kinds: Kinds
-    columns: Annotated[
-        Integers | None,
-        Exact(says="places of partners that signed the list", shape="s", optional=True),
-    ] = None
-    signatures: Annotated[
-        Bytes | None,
-        Block(says="these partners' signatures of the list", shape=f"s {SIGNATURE}", optional=True),
-    ] = None
+    # places of partners that signed the list
+    columns: Annotated[Integers | None, Exact(shape="s")] = None
+    # these partners' signatures of the list
+    signatures: Annotated[Bytes | None, Block(shape=f"s {SIGNATURE}")] = None
 
 
-@dataclass
-class UnmaskReply(Message, up="sum_unmask", prefix="unmask-"):
+class UnmaskReply(RoundMessage, up="sum_unmask", prefix="unmask-"):
     """Client to server: the shares that it reveals."""
 
-    run_id: UnmaskRun
-    server_round: Annotated[int, Whole("unmask-round", "as asked")]
-    clients: Holders
-    # As in the request, NOTHING where the holder has no share
+    clients: Annotated[Integers, Clients(shape="p")]  # the party
     kinds: Kinds
-    shares: Annotated[
-        Bytes, Block(says="one for each entry that is not 0", shape=f"n {SHARE_BYTES}")
-    ]
+    shares: Annotated[Bytes, Block(shape=f"n {SHARE_BYTES}")]  # one for each entry that is not 0
 
     def check(self, known: Known) -> None:
         wanted = int((self.kinds != NOTHING).sum()) * SHARE_BYTES
@@ -358,75 +306,54 @@ class UnmaskReply(Message, up="sum_unmask", prefix="unmask-"):
 # Under a server that may lie
 
 
-@dataclass
-class RevealRequest(Message, down="sum_reveal", prefix="reveal-"):
+class RevealRequest(SumMessage, down="sum_reveal", prefix="reveal-"):
     """Server to client: all commitments; show the seed that you committed to."""
 
-    run_id: RevealRun
-    number: Annotated[int, Whole("reveal-epoch", "which epoch", least=0)]
-    dropout: Annotated[float, Real(says="share of parties that may vanish")]
-    corrupt: Annotated[float, Real(says="share of parties that may collude")]
-    minimum: Annotated[int, Whole(says="parties without whom nothing is revealed")]
-    differ_by: Annotated[int, Whole(says="parties that two sums differ by at least", least=1)]
-    limit: Annotated[float, Real(says="largest size of a number in their sums")]
-    parties: Annotated[Integers, Clients(says="whose they are, ascending", shape="n")]
-    commitments: Annotated[Bytes, Block(says="of all", shape=f"n {SEED_BYTES}")]
-    declared: Annotated[
-        Integers,
-        Exact(
-            says="all clients that are to be aligned, ascending, and the points of each; as above",
-            shape="b 2",
-            optional=True,
-        ),
-    ] = field(default_factory=none_declared)
+    number: Annotated[int, Whole("reveal-epoch", least=0)]  # which epoch
+    dropout: Annotated[float, Real()]  # share of parties that may vanish
+    corrupt: Annotated[float, Real()]  # share of parties that may collude
+    minimum: Annotated[int, Whole()]  # parties without whom nothing is revealed
+    differ_by: Annotated[int, Whole(least=1)]  # parties that two sums differ by at least
+    limit: Annotated[float, Real()]  # largest size of a number in their sums
+    parties: Annotated[Integers, Clients(shape="n")]  # whose they are, ascending
+    commitments: Annotated[Bytes, Block(shape=f"n {SEED_BYTES}")]  # of all
+    # all clients that are to be aligned, ascending, and the points of each; as above
+    declared: Annotated[Integers, Exact(shape="b 2")] = field(default_factory=none_declared)
 
 
-@dataclass
-class RevealReply(Message, up="sum_reveal", prefix="reveal-"):
+class RevealReply(SumMessage, up="sum_reveal", prefix="reveal-"):
     """Client to server: its part of the graph's seed."""
 
-    run_id: RevealRun
-    number: Annotated[int, Whole("reveal-epoch", "as asked", least=0)]
-    seed: Annotated[Bytes, Block(says="as committed to", shape=f"{SEED_BYTES}")]
+    number: Annotated[int, Whole("reveal-epoch", least=0)]  # as asked
+    seed: Annotated[Bytes, Block(shape=f"{SEED_BYTES}")]  # as committed to
 
 
-@dataclass
-class EpochRequest(Message, down="sum_epoch", prefix="epoch-"):
+class EpochRequest(SumMessage, down="sum_epoch", prefix="epoch-"):
     """Server to client: all seeds, and the statements that the client's partners signed."""
 
-    run_id: EpochRun
-    seeds: Annotated[Bytes, Block(says="of all parties", shape=f"n {SEED_BYTES}")]
-    # Of the partners, in the order of the graph
-    channel_keys: Annotated[Bytes, Block(says="the partners'", shape=f"k {KEY_BYTES}")]
-    signatures: Annotated[Bytes, Block(says="their bindings'", shape=f"k {SIGNATURE}")]
-    counts: Annotated[Integers, Exact(says="clients that each hosts", shape="k")]
-    clients: Annotated[Integers, Exact(says="these, one after another", shape="c")]
+    seeds: Annotated[Bytes, Block(shape=f"n {SEED_BYTES}")]  # of all parties
+    channel_keys: Annotated[Bytes, Block(shape=f"k {KEY_BYTES}")]  # the partners'
+    signatures: Annotated[Bytes, Block(shape=f"k {SIGNATURE}")]  # their bindings'
+    counts: Annotated[Integers, Exact(shape="k")]  # clients that each hosts
+    clients: Annotated[Integers, Exact(shape="c")]  # these, one after another
 
 
-@dataclass
-class EpochReply(Message, up="sum_epoch", prefix="epoch-"):
+class EpochReply(SumMessage, up="sum_epoch", prefix="epoch-"):
     """Client to server: its view of the epoch."""
 
-    run_id: EpochRun
-    digest: Annotated[Bytes, Block(says="the epoch's hash", shape=f"{SEED_BYTES}")]
+    digest: Annotated[Bytes, Block(shape=f"{SEED_BYTES}")]  # the epoch's hash
 
 
-@dataclass
-class ListRequest(Message, down="sum_list", prefix="list-"):
+class ListRequest(RoundMessage, down="sum_list", prefix="list-"):
     """Server to client: the parties in the sum."""
 
-    run_id: ListRun
-    server_round: Annotated[int, Whole("list-round", "number of the sum")]
-    listed: Annotated[NDArray[np.bool_], Flags("list-parties", "who of the epoch", shape="n")]
+    listed: Annotated[NDArray[np.bool_], Flags("list-parties", shape="n")]  # who of the epoch
 
 
-@dataclass
-class ListReply(Message, up="sum_list", prefix="list-"):
+class ListReply(RoundMessage, up="sum_list", prefix="list-"):
     """Client to server: the list, signed."""
 
-    run_id: ListRun
-    server_round: Annotated[int, Whole("list-round", "as asked")]
-    signature: Annotated[Bytes, Block(says="over epoch, round and list", shape=f"{SIGNATURE}")]
+    signature: Annotated[Bytes, Block(shape=f"{SIGNATURE}")]  # over epoch, round and list
 
 
 def sum_bytes(unmask: Iterable[UnmaskRequest], prepare: Iterable[PrepareRequest]) -> int:
