@@ -1,8 +1,7 @@
-"""The graphs of several clients as one block-diagonal graph; dropout; accuracy of each client.
+"""The graphs of several clients as one block-diagonal graph, and their dropout.
 
 Nothing in a batch mixes clients: any division of clients into batches gives the same numbers. The
-first layer's weights are stored by active rows: a client keeps row ``k`` of its matrix only if one
-of its nodes has feature ``k``; the other rows never touch its output.
+first layer's weights are stored by active rows (``FeatureRows``).
 
 A graph without edges has the identity as its normalised adjacency, so two graph convolutions are an
 MLP of two layers.
@@ -13,67 +12,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flower_graph.engine.grouped import feature_rows
-from flower_graph.ops.counts import Counts, count
 from flower_graph.ops.graph import Adjacency, csr_tensor, gcn_adjacency
-from flower_graph.ops.grouped import group_sizes, group_sum
-from flower_graph.wire.keys import HISTOGRAMS, MAX_CLASSES, ROLES
-
-
-class Nodes(Protocol):
-    """A client's nodes, with or without edges."""
-
-    @property
-    def client(self) -> int: ...
-
-    @property
-    def x(self) -> Tensor: ...
-
-    @property
-    def y(self) -> Tensor: ...
-
-
-class Graph(Nodes, Protocol):
-    """The parts of a client's graph that a batch needs."""
-
-    @property
-    def edge_index(self) -> Tensor: ...
-
-    @property
-    def train_mask(self) -> Tensor: ...
-
-    @property
-    def val_mask(self) -> Tensor: ...
-
-    @property
-    def test_mask(self) -> Tensor: ...
+from flower_graph.wire.keys import MAX_CLASSES
 
 
 @dataclass(frozen=True)
 class GraphBatch:
     """Clients' graphs, concatenated."""
 
-    clients: tuple[int, ...]  # Number of each graph's client
     ptr: list[int]  # c + 1 bounds of the clients' nodes
     graph: Adjacency  # [n, n] normalised with self-loops
     x: Adjacency  # [n, r] features, a column per active row, and the transpose
     feature: Tensor  # [r] the feature of an active row
-    row_ptr: list[int]  # c + 1 bounds of the clients' active rows
     row_client: Tensor  # [r] place of the client that owns an active row
-    node_client: Tensor  # [n] place of the client that owns a node
-    y: Tensor  # [n] classes
-    masks: dict[str, Tensor]  # [n] which nodes train, validate and test
-    train_share: Tensor  # [n] weight of a node in its client's mean over the training nodes
+    row_ptr: list[int]  # c + 1 bounds of the clients' active rows
     num_features: int  # Rows of a full first layer
 
     @property
     def size(self) -> int:
-        return len(self.clients)
+        return len(self.ptr) - 1
 
 
 def check_classes(num_classes: int) -> None:
@@ -82,7 +45,8 @@ def check_classes(num_classes: int) -> None:
         raise ValueError(f"num_classes is {num_classes}, must be from 1 to {MAX_CLASSES}")
 
 
-def check_sizes(graph: Nodes, num_features: int, num_classes: int) -> None:
+# Any: a client's graph
+def check_sizes(graph: Any, num_features: int, num_classes: int) -> None:
     """Refuse a client whose features or classes differ from the run's; name the client."""
     check_classes(num_classes)
     if graph.x.shape[1] != num_features:
@@ -94,45 +58,33 @@ def check_sizes(graph: Nodes, num_features: int, num_classes: int) -> None:
         )
 
 
-def pack_graphs(graphs: Sequence[Graph], device: torch.device | str = "cpu") -> GraphBatch:
+# Any: clients' graphs, of whatever class
+def pack_graphs(graphs: Sequence[Any], device: torch.device | str = "cpu") -> GraphBatch:
     """Concatenate the graphs of several clients."""
     ptr = list(accumulate((graph.y.numel() for graph in graphs), initial=0))
-    node_client = _owners(ptr)
     edges = [graph.edge_index + start for graph, start in zip(graphs, ptr, strict=False)]
-    num_features = int(graphs[0].x.shape[1])
     x, rows = feature_rows([graph.x for graph in graphs])
-    masks = {
-        role: torch.cat([getattr(graph, f"{role}_mask") for graph in graphs]) for role in ROLES
-    }
-    return GraphBatch(
-        clients=tuple(graph.client for graph in graphs),
-        ptr=ptr,
-        graph=_to(gcn_adjacency(torch.cat(edges, dim=1), ptr[-1]), device),
-        x=_to(x, device),
-        feature=rows.feature.to(device),
-        row_ptr=rows.ptr,
-        row_client=rows.owner.to(device),
-        node_client=node_client.to(device),
-        y=torch.cat([graph.y for graph in graphs]).to(device),
-        masks={role: mask.to(device) for role, mask in masks.items()},
-        train_share=mean_shares(masks["train"], ptr).to(device),
-        num_features=num_features,
+    graph, x = (
+        Adjacency(*(part.to(device) for part in pair))
+        for pair in (gcn_adjacency(torch.cat(edges, dim=1), ptr[-1]), x)
     )
+    rows, width = rows.to(device), int(graphs[0].x.shape[1])
+    return GraphBatch(ptr, graph, x, *rows, width)
 
 
-def mean_shares(chosen: Tensor, ptr: list[int]) -> Tensor:
-    """Return each node's weight in its client's mean over the chosen nodes, ``[n]``."""
-    # chosen [n]
-    count = group_sum(chosen.float(), ptr).clamp(min=1)
-    return chosen / count[_owners(ptr).to(chosen.device)]
+@dataclass
+class Epoch:
+    """Training loss and accuracies after one epoch of training in one place."""
+
+    cross_entropy: float
+    val_accuracy: float
+    test_accuracy: float
 
 
-def _owners(ptr: list[int]) -> Tensor:
-    return torch.arange(len(ptr) - 1).repeat_interleave(torch.tensor(group_sizes(ptr)))
-
-
-def _to(pair: Adjacency, device: torch.device | str) -> Adjacency:
-    return Adjacency(pair.matrix.to(device), pair.transpose.to(device))
+def log_shares(logits: Tensor) -> Tensor:
+    """Return log-probabilities of classes: ``[n, k]`` to ``[k, n]``."""
+    # A log-softmax over a few neighbouring numbers takes PyTorch ten times as long.
+    return logits.T.contiguous().log_softmax(0)
 
 
 # Dropout -----------------------------------------------------------------------------------------
@@ -158,7 +110,8 @@ def draw_kept(
     hidden_rate: float,
 ) -> DropoutMask:
     """Draw the dropout masks of a round."""
-    begin = batch.x.matrix.crow_indices()[torch.tensor(batch.ptr, device=batch.y.device)].tolist()
+    device = batch.x.matrix.device
+    begin = batch.x.matrix.crow_indices()[torch.tensor(batch.ptr, device=device)].tolist()
     inputs, inner = [], []
     for number, rng in enumerate(chances):
         if input_rate:
@@ -167,7 +120,6 @@ def draw_kept(
         if hidden_rate:
             n = batch.ptr[number + 1] - batch.ptr[number]
             inner.append(draw_mask((steps, n, hidden), hidden_rate, rng))
-    device = batch.y.device
     return DropoutMask(
         *(torch.cat(part, 1).to(device) if part else None for part in (inputs, inner))
     )
@@ -197,57 +149,3 @@ def with_dropout(x: Adjacency, turn: Tensor, kept: Tensor) -> Adjacency:
 def turn_of(x: Adjacency) -> Tensor:
     """Return the index into the matrix's entries of each entry of the transpose, ``[z]``."""
     return x.matrix.col_indices().argsort(stable=True)
-
-
-# Accuracy and loss of each client
-# ----------------------------------------------------------------------
-
-
-@dataclass
-class Epoch:
-    """Training loss and accuracies after one epoch of training in one place."""
-
-    cross_entropy: float
-    val_accuracy: float
-    test_accuracy: float
-
-
-class Metrics(NamedTuple):
-    """Accuracies and loss of each of ``c`` clients; NaN where it has no such nodes."""
-
-    accuracy: Tensor  # [c, 3] on its nodes for training, validation and test
-    loss: Tensor  # [c] cross-entropy, mean over its training nodes
-
-
-def node_losses(batch: GraphBatch, logits: Tensor) -> Tensor:
-    """Return the cross-entropy of each node, ``[n]``; meaningless for nodes without a label."""
-    return -log_shares(logits).gather(0, batch.y.clamp(min=0)[None])[0]
-
-
-def log_shares(logits: Tensor) -> Tensor:
-    """Return log-probabilities of classes: ``[n, k]`` to ``[k, n]``."""
-    # A log-softmax over a few neighbouring numbers takes PyTorch ten times as long.
-    return logits.T.contiguous().log_softmax(0)
-
-
-@torch.no_grad()
-def evaluate(batch: GraphBatch, logits: Tensor) -> Metrics:
-    """Measure accuracy and loss of each client."""
-    # logits [n, k]
-    masks = torch.stack([batch.masks[role] for role in ROLES], 1).double()
-    right = (logits.argmax(1) == batch.y)[:, None] * masks
-    loss = node_losses(batch, logits).double() * masks[:, 0]
-    sums = group_sum(torch.cat([right, loss[:, None]], 1), batch.ptr)
-    counts = group_sum(masks, batch.ptr)  # 0 gives NaN below
-    return Metrics((sums[:, :3] / counts).cpu(), (sums[:, 3] / counts[:, 0]).cpu())
-
-
-def count_batch(batch: GraphBatch, logits: Tensor, good: Tensor, counting: str) -> Counts | None:
-    """Count the predictions of the clients in ``good`` together, if counts are asked for."""
-    # logits [n, k]; good [c] of the first c networks
-    if not counting:
-        return None
-    owner = batch.node_client.cpu()
-    kept = torch.cat([good.cpu(), torch.zeros(batch.size - len(good), dtype=torch.bool)])[owner]
-    masks = {role: batch.masks[role].cpu() & kept for role in ROLES}
-    return count(logits, batch.y, masks, histograms=counting == HISTOGRAMS)

@@ -454,11 +454,18 @@ class EgoSecrets:
                 f"alignment is {form!r:.40}: with a key of its own a SuperNode takes part in "
                 f"{VERIFIED} alone, without one in all but that"
             )
-        kept = None
+        choice(*ALIGNMENTS, VERIFIED).check("alignment", form)
+        kept, trust, clients = None, self._trust, self._identities
         with suppress(StateLostError):
             kept = self.load()
         if kept is None or (kept[0], kept[1].run_id) != (form, run_id):
-            kept = self._new(run_id, form)  # the secrets of another run are of no more use
+            # The secrets of another run are of no more use
+            aligner, points = None, None
+            if form != PLAIN:
+                aligner = AlignmentClient(run_id, clients, trust)
+                points = aligner.points if trust else None
+            host = SumClient(run_id, [*clients], trust, points, least=self._least)
+            kept = form, host, aligner or PlaintextAlignmentClient(clients)
         reply = kept[1].keys()
         self.keep(*kept)
         return reply
@@ -474,20 +481,30 @@ class EgoSecrets:
 
     def load(self) -> Kept:
         """Return the form of alignment and both objects; ``StateLostError`` without them."""
-        record = self._context.state.config_records.get(NAME)
+        # Any: entries of a record that ``keep`` wrote
+        record: Any = self._context.state.config_records.get(NAME)
+        clients, trust = self._identities, self._trust
         if record is None:
             raise StateLostError(f"client {self._key[1]}: its keys of this run are not here")
         token, live = _LIVE.get(self._key, ("", None))
         if live is not None and token == record["token"]:
-            before, now = live[1].trust, self._trust
-            if before is not None and (
-                now is None or before.registry.digest != now.registry.digest
-            ):
+            before = live[1].trust
+            if before and (not trust or before.registry.digest != trust.registry.digest):
                 raise StateLostError("the registry is another one: bind again")
             return live
         if self._in_process:
             raise StateLostError(f"client {self._key[1]}: its keys were in another process")
-        return self._read(record)
+        form, local = str(record["form"]), record["alignment"]
+        if (trust is not None) != (form == VERIFIED):
+            raise StateLostError("the kept keys were made for another setting of strategy.trust")
+        host = SumClient.from_bytes(record["keys"], trust, least=self._least)
+        if set(host.clients) != set(clients):
+            raise StateLostError("the keys that were kept belong to other clients")
+        if form == PLAIN:
+            return form, host, PlaintextAlignmentClient.from_bytes(local, clients)
+        aligner = AlignmentClient.from_bytes(local, host.run_id, clients, trust)
+        begin_alignment(host, aligner)
+        return form, host, aligner
 
     def keep(self, form: str, host: SumClient, aligner: Aligner) -> None:
         record = ConfigRecord({"token": secrets.token_hex(8)})
@@ -508,30 +525,6 @@ class EgoSecrets:
     def drop(self) -> None:
         self._context.state.pop(NAME, None)
         _LIVE.pop(self._key, None)
-
-    def _read(self, record: ConfigRecord) -> Kept:
-        form, keys, local = record["form"], record["keys"], record["alignment"]
-        assert isinstance(form, str) and isinstance(keys, bytes) and isinstance(local, bytes)
-        clients, trust = self._identities, self._trust
-        if (trust is not None) != (form == VERIFIED):
-            raise StateLostError("the kept keys were made for another setting of strategy.trust")
-        host = SumClient.from_bytes(keys, trust, least=self._least)
-        if set(host.clients) != set(clients):
-            raise StateLostError("the keys that were kept belong to other clients")
-        if form == PLAIN:
-            return form, host, PlaintextAlignmentClient.from_bytes(local, clients)
-        aligner = AlignmentClient.from_bytes(local, host.run_id, clients, trust)
-        begin_alignment(host, aligner)
-        return form, host, aligner
-
-    def _new(self, run_id: bytes, form: str) -> Kept:
-        choice(*ALIGNMENTS, VERIFIED).check("alignment", form)
-        clients, trust, aligner = self._identities, self._trust, None
-        if form != PLAIN:
-            aligner = AlignmentClient(run_id, clients, trust)
-        points = aligner.points if aligner and trust else None
-        host = SumClient(run_id, [*clients], trust, points, least=self._least)
-        return form, host, aligner or PlaintextAlignmentClient(clients)
 
 
 def begin_alignment(host: SumClient, aligner: AlignmentClient) -> None:
