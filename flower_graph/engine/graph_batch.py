@@ -33,6 +33,7 @@ class GraphBatch:
     row_client: Tensor  # [r] place of the client that owns an active row
     row_ptr: list[int]  # c + 1 bounds of the clients' active rows
     num_features: int  # Rows of a full first layer
+    node_client: Tensor  # [n] place of the client that owns a node
 
     @property
     def size(self) -> int:
@@ -69,7 +70,8 @@ def pack_graphs(graphs: Sequence[Any], device: torch.device | str = "cpu") -> Gr
         for pair in (gcn_adjacency(torch.cat(edges, dim=1), ptr[-1]), x)
     )
     rows, width = rows.to(device), int(graphs[0].x.shape[1])
-    return GraphBatch(ptr, graph, x, *rows, width)
+    owner = torch.arange(len(graphs)).repeat_interleave(torch.tensor(ptr).diff()).to(device)
+    return GraphBatch(ptr, graph, x, *rows, width, owner)
 
 
 @dataclass
