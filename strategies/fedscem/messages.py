@@ -32,7 +32,7 @@ from flower_graph.ops.counts import Counts
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.slots import SlotTable
 from flower_graph.secure.channel import framed
-from flower_graph.secure.relayed import CHECKS, REFUSAL
+from flower_graph.secure.relayed import CHECKS, REFUSAL, checks_of
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest, SumTerms
 from flower_graph.strategies.fedscem.cohort import EgoCohort, EgoGroup, Shared
@@ -353,7 +353,7 @@ class VectorEncoding:
                 pads = self.table.check_pads(self.pads, self.sum_round, members)
                 tags = sums.checks.view("<u8").ravel() - pads
                 check = self.table.check(self.pads, self.sum_round, words.size)
-                if np.array_equal(check.of(words), tags.astype(dtype)):
+                if np.array_equal(checks_of(words, check), tags.astype(dtype)):
                     return
         raise RefusedError(REFUSAL)
 
@@ -405,7 +405,7 @@ class VectorEncoding:
         relayed = result[layout.relayed]
         if layout.checks:
             check = table.check(what, self.sum_round, relayed.size)
-            tags = check.of(relayed) + table.check_pads(what, self.sum_round, present)
+            tags = checks_of(relayed, check) + table.check_pads(what, self.sum_round, present)
             result[layout.tags] = tags
         relayed += table.group_pad(what, self.sum_round, relayed.size) * np.uint64(len(present))
         return result

@@ -23,6 +23,7 @@ from flower_graph.engine.graph_batch import (
 def test_blocks_are_the_clients_graphs():
     egos = toy_egos()
     batch = pack_graphs(egos)
+    assert batch.clients == tuple(range(100, 112))
     whole, x = batch.graph.matrix.to_dense(), batch.x.matrix.to_dense()
     assert torch.equal(batch.graph.transpose.to_dense(), whole.T)
     assert torch.equal(batch.x.transpose.to_dense(), x.T)
@@ -40,6 +41,9 @@ def test_blocks_are_the_clients_graphs():
         assert torch.equal(feature, (ego.x != 0).any(0).nonzero().flatten())
         assert torch.equal(x[nodes, rows], ego.x[:, feature])
         assert not x[nodes, : rows.start].any() and not x[nodes, rows.stop :].any()
+        assert set(batch.node_client[nodes].tolist()) == {place}
+        assert torch.equal(batch.y[nodes], ego.y)
+        assert torch.equal(batch.masks["val"][nodes], ego.val_mask)
     assert not whole[outside].any()
     assert batch.num_features == FEATURES
 
@@ -50,8 +54,7 @@ def test_sparse_features_give_the_same_and_a_stored_zero_is_none():
     sparse[4].x.values()[0] = 0
     egos[4] = replace(egos[4], x=sparse[4].x.to_dense())
     one, other = pack_graphs(sparse), pack_graphs(egos)
-    assert torch.equal(one.feature, other.feature)
-    assert torch.equal(one.row_client, other.row_client)
+    assert torch.equal(one.feature, other.feature) and one.row_ptr == other.row_ptr
     assert torch.equal(one.x.matrix.to_dense(), other.x.matrix.to_dense())
 
 
