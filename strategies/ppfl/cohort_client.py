@@ -310,8 +310,8 @@ def disagreement(embeddings: FloatArray, targets: FloatArray | None) -> float:
     """Return the mean of 1 - cos between rows ``[p, d]`` and their targets (equation 8)."""
     if targets is None:
         return math.nan
-    pair = (torch.tensor(rows, dtype=torch.float64) for rows in (embeddings, targets))
-    return float(1.0 - cosine_similarity(*pair).mean())
+    a, b = (torch.tensor(rows, dtype=torch.float64) for rows in (embeddings, targets))
+    return float(1.0 - cosine_similarity(a, b).mean())
 
 
 # In a secure sum ----------------------------------------------------------------------------------
