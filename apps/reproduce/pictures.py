@@ -104,10 +104,7 @@ def matrices(path: Path, shown: Drawing, options: Options) -> bool:
 
 
 def axes(path: Path, shown: Drawing, options: Options) -> bool:
-    """Draw accuracy by rounds, by local steps and by bytes sent, a curve for each method.
-
-    Of many methods those at stake are ``marked``, and the others grey.
-    """
+    """Draw accuracy by rounds, by local steps and by bytes sent, a curve for each method."""
     panels: dict[str, dict[str, plots.Line]] = {}
     for one in shown:
         trained = [curves for curves in one.runs.values() if curves.up and not one.centralised]
@@ -116,34 +113,10 @@ def axes(path: Path, shown: Drawing, options: Options) -> bool:
             name = one.method if one.data in options["data"] else f"{one.method}, {one.data}"
             drawn = plots.Line(spent, [curves.best_so_far for curves in trained])
             panels.setdefault(label, {})[name] = drawn
-    how = {"scales": "x", "marked": options.get("marked", ())}
-    row = [plots.Panel(lines, "test accuracy", label, **how) for label, lines in panels.items()]
+    row = [plots.Panel(rows, "test accuracy", name, scales="x") for name, rows in panels.items()]
     return plots.plot_panels(path, [row])
 
 
-def budgets(path: Path, shown: Drawing, _: Options) -> bool:
-    """Draw accuracy by privacy budget, a panel for each model; lines without one are levels."""
-    noised = dict[str, dict[str, dict[float, list[float]]]]()
-    levels = dict[str, dict[str, list[float]]]()
-    for one in shown:
-        title = f"{one.data}, {one.model}"
-        for row in [row for row in one.rows if row["metric"] == TEST]:
-            if row.get("epsilon"):
-                of_method = noised.setdefault(title, {}).setdefault(one.method, {})
-                of_method[row["epsilon"]] = row["values"]
-            else:
-                levels.setdefault(title, {})[one.method] = row["values"]
-    panels = []
-    for title, methods in noised.items():
-        budgets = sorted({budget for values in methods.values() for budget in values})
-        given = {name: [values[one] for one in budgets] for name, values in methods.items()}
-        given |= {name: [values] * len(budgets) for name, values in levels.get(title, {}).items()}
-        lines = {n: plots.Line(budgets, [*zip(*one, strict=True)]) for n, one in given.items()}
-        x_label = "epsilon of the whole run"
-        panels.append(plots.Panel(lines, "test accuracy", x_label, title, scales="x"))
-    return plots.plot_panels(path, [panels])
-
-
 KINDS: dict[str, Callable[..., bool]] = {
-    one.__name__: one for one in (axes, budgets, curves, intervals, matrices)
+    one.__name__: one for one in (axes, curves, intervals, matrices)
 }

@@ -50,18 +50,31 @@ def adam_rows_(
         for rows in (weight, gradient, exp_avg, exp_avg_sq)
     )
     counts = counts[moves].to(weight.device).unbind()
+    # Adam counts the step itself.
+    steps = [(count - 1).float() for count in counts]
+    rates = {"learning_rate": learning_rate, "weight_decay": weight_decay}
+    _adam(params, grads, exp_avgs, exp_avg_sqs, steps, rates, foreach=False, fused=True)
+
+
+def _adam(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    steps: list[Tensor],
+    rates: Mapping[str, float],
+    **how: bool,
+) -> None:
     adam(
         params=params,
-        grads=grads,
+        grads=[grad.contiguous() for grad in grads],  # or a fused step would read another order
         exp_avgs=exp_avgs,
         exp_avg_sqs=exp_avg_sqs,
-        # Adam counts the step itself.
-        state_steps=[(count - 1).float() for count in counts],
-        lr=learning_rate,
-        weight_decay=weight_decay,
+        state_steps=steps,
+        lr=rates["learning_rate"],
+        weight_decay=rates["weight_decay"],
         **_DEFAULTS,
-        foreach=False,
-        fused=True,
+        **how,
     )
 
 
@@ -103,7 +116,9 @@ class Adam:
     @torch.no_grad()
     def step(self, moves: Tensor | None = None) -> None:
         """Take a step; of stacks for all clients, or for those in ``moves``, ``[c]``."""
-        whole: list[tuple[Tensor, ...]] = []
+        whole, stacks = list[tuple[Tensor, ...]](), list[tuple[Tensor, ...]]()
+        rates = {"learning_rate": self.lr, "weight_decay": self.weight_decay}
+        bounds = []
         for parameter in self.parameters:
             if parameter.grad is None:
                 continue
@@ -114,23 +129,19 @@ class Adam:
                 continue
             held["step"] += 1 if moves is None else moves
             taken = held["step"] if moves is None else held["step"] * moves
-            weight, grad, exp_avg, exp_avg_sq = (in_memory_order(one).flatten(1) for one in tensors)
-            rates = {"learning_rate": self.lr, "weight_decay": self.weight_decay}
-            ptr = self.bounds.get(parameter, list(range(len(weight) + 1)))
-            adam_rows_(weight, exp_avg, exp_avg_sq, grad, taken, ptr, **rates)
-        params, grads, exp_avgs, exp_avg_sqs, steps = (
-            map(list, zip(*whole, strict=True)) if whole else ([] for _ in range(5))
-        )
-        adam(
-            params=params,
-            grads=grads,
-            exp_avgs=exp_avgs,
-            exp_avg_sqs=exp_avg_sqs,
-            state_steps=steps,
-            lr=self.lr,
-            weight_decay=self.weight_decay,
-            **_DEFAULTS,
-        )
+            stacks.append((*(in_memory_order(one).flatten(1) for one in tensors), taken))
+            bounds.append(self.bounds.get(parameter, list(range(len(parameter) + 1))))
+        counts = torch.cat([stack[4] for stack in stacks]) if stacks else torch.zeros(1)
+        if int(counts[0]) and bool((counts == counts[0]).all()):  # usually: one call for all stacks
+            steps = [(counts[0] - 1).float().to(one[0].device) for one in stacks]
+            lists = [list(one) for one in zip(*stacks, strict=True)]
+            _adam(*lists[:4], steps, rates, foreach=False, fused=True)
+        else:
+            for (weight, grad, exp_avg, exp_avg_sq, taken), ptr in zip(stacks, bounds, strict=True):
+                adam_rows_(weight, exp_avg, exp_avg_sq, grad, taken, ptr, **rates)
+        if whole:
+            lists = [list(one) for one in zip(*whole, strict=True)]
+            _adam(*lists, rates)
 
     def state_dict(self) -> dict[str, list[Tensor]]:
         held = [self._held(parameter) for parameter in self.parameters]

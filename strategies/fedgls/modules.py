@@ -135,13 +135,16 @@ class StructureModel(nn.ParameterDict):
         self.how, self.split = how, [hidden, hidden * classes, classes]
         self.arguments = {"features": features, "hidden": hidden, "classes": classes, "name": name}
         self.arguments["graph"] = {key: asdict(how)[key] for key in SAVED}
-        self.batch: GraphBatch | None = None  # of whom this is the model, or the models
+        self.batch: GraphBatch | None = None  # each client's network, then FedGLS's encoders
         self.has_edges = torch.zeros(0, dtype=torch.bool)  # [c]
-        self.drops: dict[str, list[DropoutMask]] = {}  # of a round's further steps
+        self.shares = torch.zeros(0)  # [n] a node's weight in its client's mean over all its nodes
+        self.drops: list[DropoutMask] = []  # of a round's further steps
         self._turn: Tensor = torch.zeros(0)  # of the batch's features
+        self._entries: tuple[Tensor, ...] = ()  # row, column and value of their features
         self._lone: GraphBatch | None = None  # the clients whose graphs are made
         self._made: Tensor = torch.zeros(0, dtype=torch.long)  # [g] their places
-        self._given: list[Adjacency] = []  # each client's own graph
+        self._index: list[Tensor] = []  # of the active rows of all clients, and of these
+        self._given: list[Adjacency] = []  # each network's own graph
         self._learned: Learned | None = None
         self._graph: tuple[object, Adjacency] | None = None
 
@@ -169,17 +172,22 @@ class StructureModel(nn.ParameterDict):
         ]
         used = [none if own is None or self.kind == NONE else own for own in edges]
         every: Any = [replace(g, edge_index=own) for g, own in zip(graphs, used, strict=True)]
-        self.batch = pack_graphs(every, device)
-        self._turn = turn_of(self.batch.x)
-        self._given, self._learned, self._graph = (
-            self.batch.graph.blocks(self.batch.ptr),
-            None,
-            None,
-        )
+        encoders: Any = [replace(g, edge_index=none) for g in every if self.kind == LEARNED]
+        self.batch = pack_graphs(every + encoders, device)
+        ptr = self.batch.ptr[: len(graphs) + 1] + self.batch.ptr[-1:] * bool(encoders)
+        self._turn, self._given = turn_of(self.batch.x), self.batch.graph.blocks(ptr)
+        self._learned = self._graph = None
+        sizes = torch.tensor([len(graph.y) for graph in graphs], device=device)
+        self.shares = (1 / sizes).repeat_interleave(sizes)
         self.has_edges = torch.tensor([not graph.is_graphless for graph in graphs], device=device)
         self._made = (~self.has_edges).nonzero()[:, 0][: None if self.makes_graphs else 0]
         lone = [every[place] for place in self._made.tolist()]
         self._lone = pack_graphs(lone, device) if lone else None
+        f, rows = self.batch.num_features, self.batch.row_ptr[len(graphs)]
+        self._index = [self.batch.row_client[:rows] * f + self.batch.feature[:rows]]
+        if self._lone is not None:
+            self._entries = entries(self._lone.x.matrix)
+            self._index.append(self._made[self._lone.row_client] * f + self._lone.feature)
 
     @property
     def makes_graphs(self) -> bool:
@@ -190,27 +198,35 @@ class StructureModel(nn.ParameterDict):
     def stack(self, name: str) -> Tensor:
         """Return the clients' values of a parameter, ``[c, ...]``."""
         value: Tensor = self[name]
-        return value if len(self._given) > 1 else value[None]
+        return value if len(self.has_edges) > 1 else value[None]
 
-    def network(self, part: str) -> tuple[Tensor, Tensor]:
-        """Return first layers ``[c, f, h]`` and the rest; of Fed-GNNMLP what each client has."""
-        first, rest = self.stack(f"{part}-first"), self.stack(f"{part}-rest")
-        if self.kind == OWN and part == GNN:
-            (other, last), has = self.network(MLP), self.has_edges[:, None]
-            return torch.where(has[..., None], first, other), torch.where(has, rest, last)
-        return first, rest
+    def rows(self, name: str, *, is_lone: bool = False) -> Tensor:
+        """Return the active rows ``[r, h]`` of clients' first layers."""
+        stack = self.stack(name)
+        if self.kind == OWN:  # each client has one of the two
+            other, has = self.stack(f"{MLP}-first"), self.has_edges
+            stack = torch.where(has[:, None, None], stack, other)
+        return stack.flatten(0, 1).index_select(0, self._index[is_lone])
 
     def lay(self, rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split rows ``[c, D]`` into the first bias, the second layer's matrix and its bias."""
         bias, weight, last = rest.split(self.split, dim=1)
         return bias, weight.unflatten(1, (self.split[0], self.split[2])), last
 
-    def logits(self, part: str = GNN, *, is_step: bool = False) -> Tensor:
-        """Return the logits of all nodes ``[n, k]``: ``H``, or ``Z``, for which no edge counts."""
+    def logits(self) -> Tensor:
+        """Return the logits of all nodes ``[n, k]``, ``H``."""
+        return self.outputs()[0]
+
+    def outputs(self, drops: DropoutMask = NO_DROPS) -> Sequence[Tensor]:
+        """Return ``H``, and of FedGLS ``Z``."""
         assert self.batch is not None
-        graph = self.graph() if part == GNN else None
-        drops = self.drops[part].pop(0) if is_step and self.drops.get(part) else NO_DROPS
-        return self._logits(self.batch, graph, self.network(part), drops)
+        parts = (GNN, MLP) if self.kind == LEARNED else (GNN,)
+        first = torch.cat([self.rows(f"{part}-first") for part in parts])
+        rest = torch.cat([self.stack(f"{part}-rest") for part in parts])
+        if self.kind == OWN:
+            rest = torch.where(self.has_edges[:, None], rest, self.stack(f"{MLP}-rest"))
+        logits = self._logits(self.batch, self.graph(), (first, rest), drops)
+        return logits.split(len(self.shares))
 
     def _logits(
         self,
@@ -222,7 +238,7 @@ class StructureModel(nn.ParameterDict):
         x, (bias, weight, last) = batch.x, self.lay(network[1])
         if drops.inputs is not None:
             x = with_dropout(x, self._turn, drops.inputs)
-        hidden = propagate(x, _rows(network[0], batch))
+        hidden = propagate(x, network[0])
         hidden = hidden if graph is None else propagate(graph, hidden)
         hidden = F.relu_(grouped_add(hidden, bias, batch.ptr))
         hidden = hidden if drops.hidden is None else hidden * drops.hidden
@@ -236,10 +252,8 @@ class StructureModel(nn.ParameterDict):
             return {}
         lone, learned = self._lone, self.learned()
         self._learned = None  # a gradient can be taken once
-        theta, omega = (
-            tuple(value.detach()[self._made] for value in self.network(part)) for part in (GNN, MLP)
-        )
-        z, lifted = self._logits(lone, None, omega), propagate(lone.x, _rows(theta[0], lone))
+        theta, omega = map(self._lone_network, (GNN, MLP))
+        z, lifted = self._logits(lone, None, omega), propagate(lone.x, theta[0])
         bias, weight, last = self.lay(theta[1])
         hidden = weighted_propagate(learned.pattern, learned.entries, lifted)
         hidden = F.relu(grouped_add(hidden, bias, lone.ptr))
@@ -249,6 +263,11 @@ class StructureModel(nn.ParameterDict):
         sums = nt_xent(h, z, every, lone.ptr, lone.ptr, self.how.tau)
         each = zip(sums.unbind(), group_sizes(lone.ptr), strict=True)
         return {at: one / n for at, (one, n) in zip(self._made.tolist(), each, strict=True)}
+
+    def _lone_network(self, part: str) -> tuple[Tensor, Tensor]:
+        """Return a part of the clients whose graphs are made, without its gradient."""
+        first = self.rows(f"{part}-first", is_lone=True).detach()
+        return first, self.stack(f"{part}-rest").detach()[self._made]
 
     # Graphs
 
@@ -301,25 +320,21 @@ class StructureModel(nn.ParameterDict):
     def _compared(self, lone: GraphBatch) -> Rows:
         """Return what is compared of each node: encoded features, or a hidden layer."""
         if self.kind == KNN and self.how.knn_on == ENCODER:  # without neighbours
-            first, rest = (value.detach()[self._made] for value in self.network(GNN))
-            lifted = propagate(lone.x, _rows(first, lone))
+            first, rest = self._lone_network(GNN)
+            lifted = propagate(lone.x, first)
             return F.relu(grouped_add(lifted, self.lay(rest)[0], lone.ptr))
-        phi = [self.stack(name)[self._made] for name in self if name.startswith(LEARNER)]
-        if phi and self.how.encoder == "mlp":
+        first = self.rows(f"{LEARNER}-first", is_lone=True) if self.kind == LEARNED else None
+        if first is not None and self.how.encoder == "mlp":
             w = self.how.width
-            rest = phi[1].view(lone.size, self.how.layers - 1, w, w)
-            return mlp_encode(lone.x, _rows(phi[0], lone), rest, lone.ptr)
-        row, column, value = entries(lone.x.matrix)
+            rest = self.stack(f"{LEARNER}-rest")[self._made]
+            deeper = rest.view(lone.size, self.how.layers - 1, w, w)
+            return mlp_encode(lone.x, first, deeper, lone.ptr)
+        row, column, value = self._entries
         e = SparseRows(row, column, value, (lone.ptr[-1], max(group_sizes(lone.row_ptr))))
-        e = attentive_encode(e, _rows(phi[0], lone).T) if phi else e
+        e = e if first is None else attentive_encode(e, first.T)
         # Nodes of two clients are never compared, so columns of different clients share numbers
         starts = torch.tensor(lone.row_ptr, device=row.device)[lone.node_client[row]]
         return e._replace(col=column - starts)
-
-
-def _rows(first: Tensor, batch: GraphBatch) -> Tensor:
-    """Return the active rows ``[r, h]`` of first layers ``[c, f, h]``."""
-    return first.flatten(0, 1)[batch.row_client * batch.num_features + batch.feature]
 
 
 def _pieces(e: Rows, ptr: list[int]) -> list[tuple[int, Rows]]:

@@ -67,6 +67,7 @@ from flower_graph.strategies.fedgls.modules import (
     GNN,
     LEARNER,
     MLP,
+    NO_DROPS,
     StructureModel,
     first_model,
 )
@@ -178,31 +179,33 @@ class StructureClient(ModuleClient):
 
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
         """Return equations 10 and 11 of one step."""
-        model, train = self._holding(module, graph), graph.masks["train"]
-        own = log_shares(model.logits(is_step=True))  # [k, n]
-        losses = -own.gather(0, graph.y.clamp(min=0)[None])[0, train]
-        total = graph.sum_of_means(losses, train)
-        if model.kind == LEARNED:  # the divergence's other term depends on H alone
-            student = log_shares(model.logits(MLP, is_step=True))
-            teaching = (own.detach().exp() * student).sum(0)
-            total = total - graph.sum_of_means(teaching, torch.ones_like(train))
+        model = self._holding(module, graph)
+        assert model.batch is not None
+        outputs = model.outputs(model.drops.pop(0) if model.drops else NO_DROPS)
+        own, *student = map(log_shares, outputs)  # [k, n] each
+        losses = own.gather(0, graph.y.clamp(min=0)[None])[0]
+        total = -(losses * model.batch.train_share[: len(losses)]).sum()
+        if student:  # the divergence's other term depends on H alone
+            total = total - (own.detach().exp() * model.shares * student[0]).sum()
         return total
 
     def begin(self, learner: Learner, server_round: int) -> None:
         """Step phi on ``L_c``, with theta and omega as the server gave them (step 2)."""
         model, adam = self._holding(learner.module, learner.graph), learner.optimiser
         clients, how = learner.graph.clients, self.structure
-        # Dropout depends on client, network and round alone, not on who shares a cohort
-        seed, rates = self.settings.seed, (how.model.input_dropout, how.model.dropout)
         assert model.batch is not None
-        for is_mlp in (False, True)[: 1 + (model.kind == LEARNED)]:
-            chances = [generator(seed, "dropout", one, is_mlp, server_round) for one in clients]
-            steps, hidden = self.settings.local_epochs, how.model.hidden
-            kept = draw_kept(model.batch, chances, steps, hidden, *rates)
-            model.drops[MLP if is_mlp else GNN] = [
-                DropoutMask(*(part if part is None else part[step] for part in kept))
-                for step in range(steps)
-            ]
+        # Dropout depends on client, network and round alone, not on who shares a cohort
+        seed, steps = self.settings.seed, self.settings.local_epochs
+        chances = [
+            generator(seed, "dropout", client, place >= len(clients), server_round)
+            for place, client in enumerate(model.batch.clients)
+        ]
+        rates = how.model.input_dropout, how.model.dropout
+        kept = draw_kept(model.batch, chances, steps, how.model.hidden, *rates)
+        model.drops = [
+            DropoutMask(*(part if part is None else part[step] for part in kept))
+            for step in range(steps)
+        ]
         if how.strategy.optimiser == "reset":
             for name, value in model.items():
                 for moment in () if name.startswith(LEARNER) else adam.state[value].values():
@@ -226,6 +229,7 @@ class StructureClient(ModuleClient):
         # Adam's full step, against the clients that have the feature.
         has = torch.zeros(batch.size, batch.num_features, dtype=torch.bool, device=self.device)
         has[batch.row_client, batch.feature] = True
+        has = has[: len(model.has_edges)]
         for name in (f"{GNN}-first", f"{MLP}-first"):
             if name in self.received and name in model:
                 kept = has.view(*model[name].shape[:-1], 1)

@@ -7,62 +7,18 @@ import math
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from learner_helpers import matrix, slow_adjacency, sparse
+from learner_helpers import matrix, slow_adjacency
 from torch import Tensor
-from torch.nn import functional as F
 
 from flower_graph.ops.graph import Adjacency, propagate
 from flower_graph.ops.graph_learner import (
-    attentive_encode,
     distinct_edges,
     edge_agreement,
     learned_adjacency,
-    mlp_encode,
     symmetric_pattern,
     to_adjacency,
     weighted_propagate,
 )
-from flower_graph.ops.similarity import SparseRows
-
-
-def dense(e: SparseRows) -> Tensor:
-    return e.value.new_zeros(e.shape).index_put((e.row, e.col), e.value)
-
-
-def operator(x: Tensor) -> Adjacency:
-    return Adjacency(x.to_sparse_csr(), x.T.contiguous().to_sparse_csr())
-
-
-# Encoders
-
-
-@given(layers=st.integers(1, 3), seed=st.integers(0, 99))
-def test_attentive_encoder_equals_the_formula(layers: int, seed: int):
-    chance = torch.Generator().manual_seed(seed)
-    x = torch.randn(5, 4, generator=chance) * (torch.rand(5, 4, generator=chance) < 0.5)
-    weights = torch.randn(layers, 4, generator=chance)
-    e = x
-    for weight in weights:
-        e = F.relu(e * weight)
-    assert torch.equal(dense(attentive_encode(sparse(x), weights)), e)
-
-
-def test_mlp_encoder_of_two_clients_equals_the_formula():
-    """The second client's nodes have columns 3 and 4 to themselves."""
-    chance = torch.Generator().manual_seed(0)
-    own = torch.rand(3, 3, generator=chance), torch.rand(4, 2, generator=chance)
-    first, rest = torch.randn(5, 6, generator=chance), torch.randn(2, 2, 6, 6, generator=chance)
-    found = mlp_encode(operator(torch.block_diag(*own)), first, rest, [0, 3, 7])
-    wanted = []
-    for x, weight, others in zip(own, first.split([3, 2]), rest, strict=True):
-        e = F.relu(x @ weight)
-        for other in others:
-            e = F.relu(e @ other)
-        wanted.append(e)
-    torch.testing.assert_close(found, torch.cat(wanted))
-    only = mlp_encode(operator(own[0]), first[:3], rest[:1, :0], [0, 3])
-    torch.testing.assert_close(only, F.relu(own[0] @ first[:3]))
-
 
 # The learned adjacency
 
