@@ -361,7 +361,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
         return super().save(server_round, run)
 
     def beside(self) -> Tensors:
-        return {str(client): torch.from_numpy(w) for client, w in self._rotations().items()}
+        return {str(client): torch.tensor(w) for client, w in self._rotations().items()}
 
     def resume(self, resume: Resume) -> Tensors | None:
         """Record the run; refuse a second run, and a checkpoint from before its last sum."""
