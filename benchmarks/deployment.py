@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from socket import SHUT_WR, create_connection, socket
@@ -110,28 +109,18 @@ def partitioned(config: str, settings: list[str], out: Path, supernodes: int) ->
 
 
 def _watch(deployment: Loopback, forwarder: Forwarder, metrics: Path) -> list[int]:
+    """Wait for the end of the run; return the bytes on the network after each round."""
     totals: list[int] = []
-
-    def look() -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while deployment.processes["run"].poll() is None:
+        if time.monotonic() > deadline:
+            raise DeploymentError(f"the run takes longer than {TIMEOUT:g} s")
         done = len(metrics.read_text(encoding="utf-8").splitlines()) if metrics.exists() else 0
         totals.extend([forwarder.total()] * (done - len(totals)))
-
-    watch(deployment, "run", metrics, look)
-    return totals
-
-
-def watch(
-    deployment: Loopback, run: str, metrics: Path, look: Callable[[], object] = lambda: None
-) -> None:
-    """Wait for the end of a run whose outputs are beside a file; call ``look`` meanwhile."""
-    deadline = time.monotonic() + TIMEOUT
-    while deployment.processes[run].poll() is None:
-        if time.monotonic() > deadline:
-            raise DeploymentError(f"{run} takes longer than {TIMEOUT:g} s")
-        look()
         time.sleep(0.02)
     if not (metrics.parent / "result.json").is_file():
-        raise DeploymentError(deployment.tail(run))
+        raise DeploymentError(deployment.tail("run"))
+    return totals
 
 
 def _row(

@@ -17,7 +17,7 @@ import ipaddress
 import os
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -49,15 +49,28 @@ def make_server_credentials(
     if not hosts:
         raise ValueError("hosts=[]: at least one name or address is needed")
     folder.mkdir(parents=True, exist_ok=True)
-    expires = expires or datetime.now(UTC) + timedelta(days=DAYS)
+    lasting = datetime.now(UTC) + timedelta(days=DAYS)
     ca_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
-    ca = _authority(ca_key, datetime.now(UTC) + timedelta(days=DAYS))
+    others = "content_commitment key_encipherment data_encipherment key_agreement encipher_only"
+    unused = dict.fromkeys([*others.split(), "decipher_only"], False)
+    usage = x509.KeyUsage(digital_signature=True, key_cert_sign=True, crl_sign=True, **unused)
+    authority = {
+        x509.BasicConstraints(ca=True, path_length=0): True,
+        usage: True,
+        x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()): False,
+    }
+    ca = _certificate("flower-graph deployment", ca_key, lasting, authority)
     names = list(dict.fromkeys([*hosts, *SELF]))
-    server = _certificate(server_key, names, ca, ca_key, expires)
-    for name, key in (("ca", ca_key), ("server", server_key)):
+    own = {
+        x509.SubjectAlternativeName([_name(host) for host in names]): False,
+        x509.BasicConstraints(ca=False, path_length=None): True,
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]): False,
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()): False,
+    }
+    server = _certificate(names[0][:64], server_key, expires or lasting, own, (ca, ca_key))
+    for name, key, certificate in (("ca", ca_key, ca), ("server", server_key, server)):
         private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         _write(folder / f"{name}.key", private, 0o600)
-    for name, certificate in (("ca", ca), ("server", server)):
         _write(folder / f"{name}.crt", certificate.public_bytes(Encoding.PEM), 0o644)
 
 
@@ -96,53 +109,28 @@ def check(file: Path) -> None:
         raise CredentialsError(f"{file}: {why}")
 
 
-def _authority(key: ec.EllipticCurvePrivateKey, expires: datetime) -> x509.Certificate:
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "flower-graph deployment")])
-    others = "content_commitment key_encipherment data_encipherment key_agreement encipher_only"
-    unused = dict.fromkeys([*others.split(), "decipher_only"], False)
-    usage = x509.KeyUsage(digital_signature=True, key_cert_sign=True, crl_sign=True, **unused)
-    return (
-        _builder(name, name, key.public_key(), expires)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA384())
-    )
-
-
 def _certificate(
+    name: str,
     key: ec.EllipticCurvePrivateKey,
-    hosts: Sequence[str],
-    ca: x509.Certificate,
-    ca_key: ec.EllipticCurvePrivateKey,
     expires: datetime,
+    extensions: Mapping[x509.ExtensionType, bool],  # whether each is critical
+    issuer: tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None = None,
 ) -> x509.Certificate:
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
-    issuer_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
-    return (
-        _builder(name, ca.subject, key.public_key(), expires)
-        .add_extension(x509.SubjectAlternativeName([_name(host) for host in hosts]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(issuer_key, critical=False)
-        .sign(ca_key, hashes.SHA384())
-    )
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, expires: datetime
-) -> x509.CertificateBuilder:
-    # A certificate that has expired already must have begun before.
-    begins = min(datetime.now(UTC), expires) - ALLOWANCE
-    return (
+    """Make a certificate, which its issuer signs, else its own key."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
+        .issuer_name(subject if issuer is None else issuer[0].subject)
+        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(begins)
+        # A certificate that has expired already must have begun before.
+        .not_valid_before(min(datetime.now(UTC), expires) - ALLOWANCE)
         .not_valid_after(expires)
     )
+    for extension, is_critical in extensions.items():
+        builder = builder.add_extension(extension, critical=is_critical)
+    return builder.sign(key if issuer is None else issuer[1], hashes.SHA384())
 
 
 def _name(host: str) -> x509.GeneralName:

@@ -18,7 +18,7 @@ from flower_graph.apps.cli import main as cli
 from flower_graph.apps.cli.run import RoundPrinter, default_folder
 from flower_graph.config.common import RunConfig
 from flower_graph.config.schema import settings_of
-from flower_graph.data.sources.cache import ABSENT, HERE, OWN
+from flower_graph.data.sources.names import ABSENT, HERE, OWN
 from flower_graph.method.load import data_name_of, list_configs, load_config, to_dict, to_yaml
 from flower_graph.records.rounds import RoundReport
 from flower_graph.report.writer import RunWriter

@@ -101,18 +101,3 @@ def test_what_costs_nothing_is_a_line_across(drawn: list[Axes]) -> None:
     one, other = drawn[0].lines
     assert one.get_ydata().tolist() == [0.25, 0.375, 0.5]  # type: ignore[union-attr]
     assert (other.get_ydata()[0], drawn[0].get_xscale()) == (0.5, "log")  # type: ignore[index]
-
-
-def test_curves_at_stake_are_marked_and_the_others_grey(drawn: list[Axes]) -> None:
-    lines = {name: Line([1, 2], [[0.1, end]]) for name, end in {"a": 0.8, "b": 0.82}.items()}
-    lines |= {name: Line([1, 2], [[0.1, 0.4]]) for name in ("c", "d")}
-    plots.plot_panels(X, [[Panel(lines, marked=("a", "b"))]])
-    axes = drawn[0]
-    handles, names = axes.get_legend_handles_labels()
-    assert names[:2] == ["a", "b"] and len(names) == 3 and "others" in names[2]
-    assert len({line.get_color() for line in handles}) == 3  # type: ignore[attr-defined]
-    low, high = axes.get_ylim()
-    assert 0.7 < low < 0.8 and 0.82 < high < 0.9, "where the marked ones end"
-    del drawn[:]
-    plots.plot_panels(X, [[Panel(lines)]])
-    assert drawn[0].get_ylim()[0] < 0.2 and len(drawn[0].get_legend_handles_labels()[1]) == 4

@@ -10,7 +10,7 @@ import pytest
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import check_run
 from flower_graph.config.common import RunConfig
-from flower_graph.data.sources.cache import OWN, presence
+from flower_graph.data.sources.names import OWN, presence
 from flower_graph.errors import DataError
 from flower_graph.method.load import list_configs, load_config
 from flower_graph.method.registry import method_of

@@ -46,7 +46,7 @@ def settings_of(
     more = [[]] if alone else audit.counterparts(local, noisy)
     result: list[tuple[str, RunConfig]] = []
     for extra in more:
-        config = load_config(name, [*overrides, *extra, f"rounds={count}", *audit.shorten(local)])
+        config = load_config(name, [*overrides, *extra, f"rounds={count}", *audit.shorter])
         if all(config != other for _, other in result):
             result.append((audit.label(config), config))
     return result
@@ -56,7 +56,7 @@ def audit_run(config: RunConfig) -> tuple[list[Finding], float]:
     """Run a config with a recording grid and attack the record."""
     started = time.perf_counter()
     method, audit = method_of(config), _audit_of(config)
-    nodes = audit.supernodes(method.num_clients(config))
+    nodes = 1 if audit.one_supernode else method.num_clients(config)
     with making_grid(config, RecordingGrid, nodes) as grid:
         make_server(config, grid).start(grid, num_rounds=config.rounds)
         findings = audit.attack(config, grid, method)

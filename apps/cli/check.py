@@ -18,8 +18,15 @@ from flower_graph.apps.run import check_run, first_rounds
 from flower_graph.config.common import RunConfig
 from flower_graph.data.baselines import says_one_class
 from flower_graph.data.folders.client_folder import Clients
-from flower_graph.data.partition.statistics import graphs_held, nodes_held
-from flower_graph.data.survey import Survey, is_heterophilous, lines, survey, survey_graph
+from flower_graph.data.partition.statistics import (
+    Survey,
+    graphs_held,
+    is_heterophilous,
+    lines,
+    nodes_held,
+    survey,
+    survey_graph,
+)
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import ConfigError, DataError, RefusedError, brief
 from flower_graph.method.base import as_graph

@@ -12,8 +12,7 @@ from flower_graph.apps.cli.main import make_parser
 from flower_graph.apps.cli.say import hand_over, say
 from flower_graph.config.common import RunConfig
 from flower_graph.config.schema import settings_of
-from flower_graph.data.sources.cache import HERE, presence
-from flower_graph.data.sources.names import known_names
+from flower_graph.data.sources.names import HERE, known_names, presence
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import (
     data_name_of,
@@ -37,18 +36,14 @@ def list_command(args: argparse.Namespace) -> int:
     """Print methods, data sets, and configs with whether their data are there."""
     apps, configs = known_apps(), list_configs()
     width = max(map(len, (*apps, *configs)))
-    say("methods (app):", *(_row(name, width, describe_app(name)) for name in apps))
+    say("methods (app):", *(f"  {name:{width}}  {describe_app(name)}".rstrip() for name in apps))
     say("configs (CONFIG), and where their data are if they do not come with the package:")
     for name in configs:
         where = presence(data_name_of(name))
         note = "" if where == HERE else f" [{where}]"
-        say(_row(name, width, describe_config(name) + note))
+        say(f"  {name:{width}}  {describe_config(name)}{note}".rstrip())
     say("data sets (data.name):", *(f"  {line}" for line in (*known_names(), *OTHER_DATA)))
     return 0
-
-
-def _row(name: str, width: int, text: str) -> str:
-    return f"  {name:{width}}  {text}".rstrip()
 
 
 def show_command(args: argparse.Namespace) -> int:

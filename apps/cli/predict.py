@@ -6,14 +6,12 @@ import argparse
 import csv
 import logging
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor, nn
 
 from flower_graph.apps.cli.say import hand_over, say
 from flower_graph.config.module import MLP
@@ -147,16 +145,19 @@ def link_lines(run: Run, args: argparse.Namespace) -> list[list[str]]:
             asked = [pair for pair in pairs if set(pair) <= place.keys()]
         elif args.node in place:
             linked = own.other[own.node.astype(str) == args.node].astype(str).tolist()
-            asked = [(args.node, name) for name in place if name not in (args.node, *linked)]
+            asked = [[args.node, name] for name in place if name not in (args.node, *linked)]
         else:
             continue
-        ends = torch.tensor([[place[name] for name in pair] for pair in asked]).long().view(-1, 2)
-        logits = decoder_of(run, client)(torch.from_numpy(local.embeddings), ends.T)
-        order = (
-            torch.arange(len(asked))
-            if pairs is not None
-            else logits.argsort(descending=True)[: args.top]
-        )
+        ends = torch.tensor([[place[name] for name in pair] for pair in asked]).long().view(-1, 2).T
+        embeddings = torch.from_numpy(local.embeddings)
+        if run.config.links.decoder == MLP:  # type: ignore[attr-defined]
+            with torch.no_grad():
+                logits = run.model(client).decoder(embeddings, ends)  # type: ignore[operator]
+        else:
+            logits = dot_products(embeddings, ends)
+        order = torch.arange(len(asked))
+        if pairs is None:
+            order = logits.argsort(descending=True)[: args.top]
         who = SERVER if client == NO_CLIENT else str(client)
         lines += [
             [who, *map(as_text, asked[number]), f"{float(logits[number].sigmoid()):.6g}"]
@@ -168,20 +169,11 @@ def link_lines(run: Run, args: argparse.Namespace) -> list[list[str]]:
     return lines
 
 
-def decoder_of(run: Run, client: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the function from rows ``[n, h]`` and pairs ``[2, m]`` to logits ``[m]``."""
-    if run.config.links.decoder != MLP:  # type: ignore[attr-defined]
-        return dot_products
-    decoder: nn.Module = run.model(client).decoder  # type: ignore[assignment]
-    return torch.no_grad()(decoder)
-
-
-def read_pairs(path: Path) -> list[tuple[str, str]]:
+def read_pairs(path: Path) -> list[list[str]]:
     """Read a CSV file with two names a line; a first line ``node,other`` is a header."""
-    lines = [
-        line for line in csv.reader(read_text(path.expanduser(), MOST_RECORD).splitlines()) if line
-    ]
+    text = read_text(path.expanduser(), MOST_RECORD)
+    lines = [line for line in csv.reader(text.splitlines()) if line]
     for number, line in enumerate(lines, start=1):
         if len(line) != 2:
             raise OutputError(f"{path}: line {number} has {len(line)} fields; a pair has two names")
-    return [(one, other) for one, other in lines if [one, other] != HEAD[1:3]]
+    return [line for line in lines if line != HEAD[1:3]]

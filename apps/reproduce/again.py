@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 
 from flower_graph.apps.parallel import worker_pool, workers_for
-from flower_graph.apps.reproduce.page import FIGURES, Row, markdown
+from flower_graph.apps.reproduce.page import Row, markdown, value_of
 from flower_graph.apps.reproduce.runs import RUNS, Run, curves_of, steps_of
 from flower_graph.apps.reproduce.table import TEST
 from flower_graph.apps.run import simulate_whole
@@ -111,8 +111,7 @@ def _figures(run: Run, draw: int, rows: Sequence[Row]) -> list[float | None]:
         curves = curves_of(*simulate_whole(run.settings), *steps_of(run.settings))
     is_changed = draw == 0 or drawn
     return [
-        FIGURES[row["metric"]].value(curves, row, run.settings) if is_changed else None
-        for row in rows
+        value_of(row["metric"], curves, row, run.settings) if is_changed else None for row in rows
     ]
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
 from operator import attrgetter
 from statistics import fmean
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -29,7 +28,7 @@ from flower_graph.apps.reproduce.table import (
     function,
 )
 from flower_graph.errors import ConfigError
-from flower_graph.privacy.accountant import spent
+from flower_graph.privacy.accountant import spent as spent_privacy
 from flower_graph.records.rounds import merit
 from flower_graph.report.significance import (
     MOST_CHANCE,
@@ -40,10 +39,9 @@ from flower_graph.report.significance import (
     paired,
 )
 from flower_graph.storage.reading import Tree
-from flower_graph.wire.keys import ACCURACY, SCORES, VALUE_SCORES
+from flower_graph.wire.keys import SCORES, VALUE_SCORES
 
 PATIENCE = 50  # rounds without improvement, where a config has none of its own
-STRUCTURE = ("precision", "recall", "homophily", "degree", "true-homophily", "true-degree")
 BEST = "best-val-"  # begins the name of a figure, which ends with its metric
 NONE = "–"  # stands for a figure that is not there
 HOW = """\
@@ -94,12 +92,10 @@ def _row_of(
     """Make a row of one figure; None where no run has it."""
     keys: Tree = {**line.keys, **figure.keys}
     name, paper, tested = figure.of or figure.name, line.paper.get(figure.label), dict[str, Any]()
-    if name not in FIGURES:
-        raise ConfigError(f"figure: {name!r} is not one of {', '.join(FIGURES)}")
 
     def values_of(line: Line, runs: Mapping[int, Curves]) -> dict[int, float]:
         config = loaded(line.config, store.settings(line))
-        values = {seed: FIGURES[name].value(curves, keys, config) for seed, curves in runs.items()}
+        values = {seed: value_of(name, curves, keys, config) for seed, curves in runs.items()}
         return {seed: value for seed, value in values.items() if value is not None}
 
     values = values_of(line, runs)
@@ -210,97 +206,90 @@ def missing_runs(lines: Sequence[Line], store: Store) -> list[str]:
 # The figures of a run ----------------------------------------------------------------------------
 
 
-def _within(run: Curves, keys: Tree, _: Any) -> float | None:
-    """Return the test accuracy at the best validation within a budget, such as ``100 rounds``."""
-    if keys["within"] == END:
-        return run.test_at_best_val
-    number, _, axis = keys["within"].partition(" ")
-    if axis not in AXES or not number.replace(".", "", 1).isdigit():
-        raise ConfigError(f"within: {keys['within']!r}; write NUMBER and one of {', '.join(AXES)}")
-    reached = bisect_right(run.spent(axis), float(number))
-    return run.best_so_far[reached - 1] if reached else None
+STRUCTURE = ("precision", "recall", "homophily", "degree", "true-homophily", "true-degree")
+ALIGNED = ("precision-1", "precision-5", "precision-10")
+BUDGET = ("epsilon-of-a-round", "noise-multiplier")
+MICRO_F1 = ("micro-f1", "sum-of-micro-f1")
+# How a figure is written: heading if another than the name, format, and whether its deviation
+# stands behind
+SHARE = ("", ".3f", True)
+FORMS = {
+    **dict.fromkeys((*STRUCTURE, *ALIGNED, *MICRO_F1, WITHIN, "val-accuracy-last"), SHARE),
+    TEST: ("test", ".3f", True),
+    LAST: ("last", ".3f", True),
+    VALIDATION: ("best validation", ".3f", True),
+    **{f"test-{one}-at-best-val": (one.upper(), ".3f", True) for one in SCORES[1:]},
+    **{f"{BEST}{one}": SHARE for one in SCORES[1:]},
+    **{f"test-{one}-at-best-val": (one.upper(), ".2f", True) for one in VALUE_SCORES},
+    **{f"{BEST}{one}": ("best validation", ".2f", True) for one in VALUE_SCORES},
+    **dict.fromkeys(("degree", "true-degree"), ("", ".1f", True)),
+    "rounds": ("", ".0f", False),
+    "steps-a-client": ("steps", ".0f", False),
+    "MiB-a-client": ("MiB up", ",.3f", False),
+    "uplink-mib": ("MiB of all users", ",.2f", False),
+    "seconds-per-round": ("s a round", ".3g", False),
+    "run-seconds": ("s a run", ".1f", False),
+    BUDGET[0]: ("epsilon of a round", ",.4g", False),
+    BUDGET[1]: ("noise / sensitivity", ".3g", False),
+    # What is measured in the place of runs
+    "peak-mib": ("memory, MiB", ",.4g", False),
+    **dict.fromkeys(("nodes", "edges"), ("", ".1f", False)),
+}
 
 
-def _micro_f1(run: Curves, keys: Tree, config: Any, *, is_sum: bool = False) -> float | None:
-    """Return the micro-F1 of an iteration, or of a classifier after the last round."""
-    if "classifier" not in keys:
-        return _at(run.test_accuracy, keys)
-    clients = config.partition.clients
-    values = run.judged.get(keys["classifier"], {}).get("test", [])
-    if len(values) != clients:
-        return None
-    mean = values[keys["client"] - 1] if "client" in keys else fmean(values)
-    return mean * clients if is_sum else mean
-
-
-def _at(values: Sequence[float], keys: Tree) -> float:
-    """Return the value of an iteration, or the last value if the run ended before."""
-    index = min(keys.get("iteration", 0), len(values)) - 1
-    return values[index] if values else math.nan
-
-
-def _precision(run: Curves, keys: Tree, _: Any, *, name: str) -> float:
-    return _at(run.alignment.get(name, []), keys)
-
-
-def _budget(_: Curves, __: Tree, config: Any, *, name: str) -> float:
-    return float(str(spent(config.privacy, config.rounds)[name]))
-
-
-def _score(run: Curves, *_: Any, metric: str, role: str) -> float | None:
-    return run.score(metric, role)
-
-
-def _structure(run: Curves, *_: Any, name: str) -> float | None:
+def value_of(name: str, run: Curves, keys: Tree, config: Any) -> float | None:
+    """Return a figure of a run, by the keys of its row and the run's config; None: it has none."""
+    if name not in FORMS:
+        raise ConfigError(f"figure: {name!r} is not one of {', '.join(FORMS)}")
+    at_best = name.removeprefix("test-").removesuffix("-at-best-val")
+    curve = {"micro-f1": run.test_accuracy, **run.alignment}.get(name, [])
+    match name:
+        case "rounds":
+            return len(run.test_accuracy)
+        case "test-accuracy-last":
+            return run.test_accuracy[-1]
+        case "val-accuracy-last":
+            return run.val_accuracy[-1]
+        case "seconds-per-round":
+            return run.seconds_per_round
+        case "run-seconds":
+            return run.run_seconds
+        case "uplink-mib":
+            return sum(run.bytes_up.values()) / 2**20
+        case "steps-a-client" | "MiB-a-client":
+            spent = run.spent("steps" if name == "steps-a-client" else "MiB")
+            return spent[-1] if spent else None
+        case "test-accuracy-within":
+            return _within(run, keys["within"])
+        case "micro-f1" | "sum-of-micro-f1" if "classifier" in keys:
+            clients = config.partition.clients
+            values = run.judged.get(keys["classifier"], {}).get("test", [])
+            if len(values) != clients:
+                return None
+            mean = values[keys["client"] - 1] if "client" in keys else fmean(values)
+            return mean * clients if name == "sum-of-micro-f1" else mean
+        case _ if name in (*MICRO_F1, *ALIGNED):
+            # The value of an iteration, or the last value if the run ended before
+            index = min(keys.get("iteration", 0), len(curve)) - 1
+            return curve[index] if curve else math.nan
+        case _ if name in BUDGET:
+            return float(str(spent_privacy(config.privacy, config.rounds)[name]))
+        case _ if at_best != name:
+            return run.score(at_best, "test")
+        case _ if name.startswith(BEST):
+            return run.score(name.removeprefix(BEST), "val")
     return run.structure.get(name)
 
 
-class Form(NamedTuple):
-    """A figure of a run, and how a table shows it."""
-
-    # Of the run, its row's keys and its config; None: it has none, or the figure is measured
-    value: Callable[..., float | None] = lambda *_: None
-    heading: str = ""  # if another than the name
-    spec: str = ".3f"
-    has_spread: bool = True  # whether the deviation stands behind
-
-
-TESTED, VALIDATED = (partial(_score, role=role) for role in ("test", "val"))
-BUDGET, NOISE = "epsilon-of-a-round", "noise-multiplier"
-FIGURES: dict[str, Form] = {
-    TEST: Form(partial(TESTED, metric=ACCURACY), "test"),
-    LAST: Form(lambda run, *_: run.test_accuracy[-1], "last"),
-    VALIDATION: Form(partial(VALIDATED, metric=ACCURACY), "best validation"),
-    "val-accuracy-last": Form(lambda run, *_: run.val_accuracy[-1]),
-    **{f"test-{n}-at-best-val": Form(partial(TESTED, metric=n), n.upper()) for n in SCORES[1:]},
-    **{f"{BEST}{n}": Form(partial(VALIDATED, metric=n)) for n in SCORES[1:]},
-    **{
-        f"test-{n}-at-best-val": Form(partial(TESTED, metric=n), n.upper(), ".2f")
-        for n in VALUE_SCORES
-    },
-    **{
-        f"{BEST}{n}": Form(partial(VALIDATED, metric=n), "best validation", ".2f")
-        for n in VALUE_SCORES
-    },
-    "rounds": Form(lambda run, *_: len(run.test_accuracy), "", ".0f", False),
-    "steps-a-client": Form(lambda run, *_: (run.steps or [None])[-1], "steps", ".0f", False),
-    "MiB-a-client": Form(lambda run, *_: (run.spent("MiB") or [None])[-1], "MiB up", ",.3f", False),
-    "uplink-mib": Form(lambda run, *_: run.uplink_mib, "MiB of all users", ",.2f", False),
-    "seconds-per-round": Form(lambda run, *_: run.seconds_per_round, "s a round", ".3g", False),
-    "run-seconds": Form(lambda run, *_: run.run_seconds, "s a run", ".1f", False),
-    "peak-mib": Form(heading="memory, MiB", spec=",.4g", has_spread=False),
-    **dict.fromkeys(("nodes", "edges"), Form(spec=".1f", has_spread=False)),
-    **{
-        name: Form(partial(_structure, name=name), spec=".1f" if "degree" in name else ".3f")
-        for name in STRUCTURE
-    },
-    **{f"precision-{k}": Form(partial(_precision, name=f"precision-{k}")) for k in (1, 5, 10)},
-    WITHIN: Form(_within),
-    "micro-f1": Form(_micro_f1),
-    "sum-of-micro-f1": Form(partial(_micro_f1, is_sum=True)),
-    BUDGET: Form(partial(_budget, name=BUDGET), "epsilon of a round", ",.4g", False),
-    NOISE: Form(partial(_budget, name=NOISE), "noise / sensitivity", ".3g", False),
-}
+def _within(run: Curves, budget: str) -> float | None:
+    """Return the test accuracy at the best validation within a budget, such as ``100 rounds``."""
+    if budget == END:
+        return run.test_at_best_val
+    number, _, axis = budget.partition(" ")
+    if axis not in AXES or not number.replace(".", "", 1).isdigit():
+        raise ConfigError(f"within: {budget!r}; write NUMBER and one of {', '.join(AXES)}")
+    reached = bisect_right(run.spent(axis), float(number))
+    return run.best_so_far[reached - 1] if reached else None
 
 
 # The page ----------------------------------------------------------------------------------------
@@ -409,8 +398,7 @@ PAPERS, MEMORY = "paper's ", "paper, % of GPU memory"
 def _heading(figure: Figure) -> str:
     if figure.name == WITHIN:
         return str(figure.keys["within"])
-    form = FIGURES.get(figure.name, Form())
-    name = form.heading or figure.name.replace("-", " ")
+    name = FORMS.get(figure.name, SHARE)[0] or figure.name.replace("-", " ")
     return ", ".join([name, *map(str, figure.keys.values())])
 
 
@@ -420,9 +408,9 @@ def _form(figure: Figure, scale: int) -> tuple[float, str, bool]:
     if figure.over:
         is_value = any(one in figure.of for one in VALUE_SCORES)
         return (1, "+.2f", True) if is_value else (100, "+.1f", True)
-    form: Form = FIGURES.get(figure.name, Form())
-    is_percent = scale > 1 and form.spec == ".3f" and "precision" not in figure.name
-    return (scale, ".1f", form.has_spread) if is_percent else (1, form.spec, form.has_spread)
+    _, spec, spread = FORMS.get(figure.name, SHARE)
+    is_percent = scale > 1 and spec == ".3f" and "precision" not in figure.name
+    return (scale, ".1f", spread) if is_percent else (1, spec, spread)
 
 
 def written(figure: Figure, row: Row, scale: int) -> str:

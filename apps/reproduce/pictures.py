@@ -104,10 +104,7 @@ def matrices(path: Path, shown: Drawing, options: Options) -> bool:
 
 
 def axes(path: Path, shown: Drawing, options: Options) -> bool:
-    """Draw accuracy by rounds, by local steps and by bytes sent, a curve for each method.
-
-    Of many methods those at stake are ``marked``, and the others grey.
-    """
+    """Draw accuracy by rounds, by local steps and by bytes sent, a curve for each method."""
     panels: dict[str, dict[str, plots.Line]] = {}
     for one in shown:
         trained = [curves for curves in one.runs.values() if curves.up and not one.centralised]
@@ -116,8 +113,7 @@ def axes(path: Path, shown: Drawing, options: Options) -> bool:
             name = one.method if one.data in options["data"] else f"{one.method}, {one.data}"
             drawn = plots.Line(spent, [curves.best_so_far for curves in trained])
             panels.setdefault(label, {})[name] = drawn
-    how = {"scales": "x", "marked": options.get("marked", ())}
-    row = [plots.Panel(lines, "test accuracy", label, **how) for label, lines in panels.items()]
+    row = [plots.Panel(rows, "test accuracy", name, scales="x") for name, rows in panels.items()]
     return plots.plot_panels(path, [row])
 
 

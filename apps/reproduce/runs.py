@@ -123,10 +123,6 @@ class Curves:
     def test_at_best_val(self) -> float:
         return self.test_accuracy[self.best_round]
 
-    @property
-    def uplink_mib(self) -> float:
-        return sum(self.bytes_up.values()) / 2**20
-
     def ended(self, patience: int) -> bool:
         """Return whether validation had stopped improving."""
         return len(self.val_accuracy) > self.best_round + patience

@@ -13,13 +13,12 @@ import math
 import os
 import re
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -27,7 +26,7 @@ from omegaconf import OmegaConf
 from flower_graph.apps.cli.run import check_all
 from flower_graph.apps.cli.say import say
 from flower_graph.apps.parallel import in_parallel, loaded, settings_of, time_left, workers_for
-from flower_graph.apps.run import first_rounds, run
+from flower_graph.apps.run import run
 from flower_graph.config.common import CHECKPOINTS, RunConfig
 from flower_graph.errors import ConfigError, DivergedError, OutputError
 from flower_graph.method.compare import compare
@@ -108,26 +107,13 @@ def missing_runs(trials: Sequence[Trial]) -> list[tuple[Trial, int]]:
 
 
 def announce(trials: Sequence[Trial], count: int) -> None:
-    """Check the trials, and say how many runs there are and how long they take."""
+    """Check the trials, and say how many runs there are."""
     seeds, missing = trials[0].seeds, missing_runs(trials)
     check_all([trial.loaded(seeds[0]) for trial in trials])
-    runs = count * len(seeds)
     done = len({trial.folder for trial in trials}) * len(seeds) - len(missing)
     words = f"{count} settings × {len(seeds)} seed" + "s" * (len(seeds) > 1)
-    say(f"{runs} runs ({words}), {done} done before", to=sys.stderr)
-    if not missing:
-        return
-    start, workers = 0.0, workers_for(missing)
-    results = [result for one in trials for seed in seeds if (result := one.result(seed))]
-    if results:
-        each = fmean(float(one["seconds"]["total"]) for one in results)
-    else:
-        tasks = [missing[0], missing[-1]][: len(missing)]
-        found = [result for _, result, _ in in_parallel(try_run, tasks, trials[0].apps)]
-        start, each = max(one for one, _ in found), fmean(one for _, one in found)
-    seconds = time_left(start + each * (runs - done) / workers)
-    ends = "at most about" if missing[0][0].loaded(missing[0][1]).patience else "about"
-    say(f"{ends} {seconds}, {workers} runs at a time, in {trials[0].out}", to=sys.stderr)
+    say(f"{count * len(seeds)} runs ({words}), {done} done before", to=sys.stderr)
+    say(f"{workers_for(missing)} runs at a time, in {trials[0].out}", to=sys.stderr)
 
 
 def do(trials: Sequence[Trial]) -> None:
@@ -137,24 +123,6 @@ def do(trials: Sequence[Trial]) -> None:
     for number, ((trial, seed), words, left) in enumerate(done, 1):
         end = f"; {time_left(left)} left" if number < len(missing) else ""
         say(f"{number}/{len(missing)}  {trial.words}, seed {seed}: {words}{end}", to=sys.stderr)
-
-
-def try_run(trial: Trial, seed: int) -> tuple[float, float]:
-    """Return the seconds of a process's start and of a run, by the first rounds of two runs.
-
-    Data and modules that the first run loads are there for the second and all later runs.
-    """
-    config = trial.loaded(seed)
-    (cold, _), (warm, each) = tried(config), tried(config)
-    return max(0.0, cold - warm), warm + (config.rounds - 1) * each
-
-
-def tried(config: RunConfig) -> tuple[float, float]:
-    """Return the seconds of a run's start, including its first round, and of a later round."""
-    started = time.perf_counter()
-    later = [report.seconds for report in first_rounds(config)][1:]
-    start = time.perf_counter() - started - sum(later)
-    return start, median(later) if later else 0.0
 
 
 def do_run(trial: Trial, seed: int) -> str:

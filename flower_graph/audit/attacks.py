@@ -89,6 +89,8 @@ class Audit(Generic[C]):
     rounds = 5  # that are recorded: enough for the attacks; more add time and hardly anything else
     notes: Sequence[str] = ()  # what an attacker needs besides the messages, and others for readers
     audited: Sequence[str] = ()  # strategies whose messages the attacks read; empty: all of them
+    shorter: Sequence[str] = ()  # overrides that leave out slow parts that no attack reads
+    one_supernode = False  # whether one hosts all clients; else each has its own, as when deployed
 
     def refuse(self, config: C) -> None:
         """Raise ``ConfigError`` for settings whose messages no attack here reads."""
@@ -100,17 +102,9 @@ class Audit(Generic[C]):
         """Return each run's overrides, the config's own first; `noisy` are those with noise."""
         return [[], [NO_NOISE], *noisy]
 
-    def shorten(self, config: C) -> list[str]:
-        """Return overrides that leave out slow parts that no attack reads."""
-        return []
-
     def label(self, config: C) -> str:
         budget = config.privacy.epsilon
         return "no noise" if budget is None else f"noise, epsilon {budget:g}"
-
-    def supernodes(self, clients: int) -> int:
-        """Return the number of SuperNodes for so many clients: one each, as in a deployment."""
-        return clients
 
     def deviations(self, config: C, method: Any) -> Sequence[Deviation]:
         """Return the lies of a deviating server about a run's hidden values, if there are any."""

@@ -38,8 +38,13 @@ class Finding:
 def ranking(attack: str, scores: ArrayLike, truth: ArrayLike, **detail: float) -> Finding:
     """Judge scores that should be higher where ``truth`` holds."""
     # scores, truth [n]
-    hits = np.asarray(truth, bool)
-    return Finding(attack, AUC, auc(scores, truth), 0.5, hits.size, int(hits.sum()), detail)
+    from sklearn.metrics import roc_auc_score
+
+    hits = np.asarray(truth, bool).ravel()
+    if hits.all() or not hits.any():
+        raise ValueError(f"{hits.sum()} of {hits.size} cases are true: must be some, and not all")
+    auc = float(roc_auc_score(hits, np.asarray(scores, float).ravel()))  # ties count half
+    return Finding(attack, AUC, auc, 0.5, hits.size, int(hits.sum()), detail)
 
 
 def guesses(attack: str, right: ArrayLike, chance: float, **detail: float) -> Finding:
@@ -59,7 +64,8 @@ def retrieved(
     right = []
     for hits, local in zip(truth, scores, strict=True):
         order = rng.permutation(hits.size)
-        right.append(hits[order][top(local[order], int(hits.sum()))])
+        highest = np.argsort(-local[order], kind="stable")[: int(hits.sum())]
+        right.append(hits[order][highest])
     counts = truth.sum(1)
     # A case with many true entries has many guesses, of which many are right by chance.
     chance = float((counts**2).sum() / (truth.shape[1] * counts.sum()))
@@ -67,50 +73,34 @@ def retrieved(
     return guesses(attack, np.concatenate(right), chance, wholly=wholly)
 
 
-def auc(scores: ArrayLike, truth: ArrayLike) -> float:
-    """Return the area under the ROC curve; ties count half."""
-    from sklearn.metrics import roc_auc_score
-
-    hits = np.asarray(truth, bool).ravel()
-    if hits.all() or not hits.any():
-        raise ValueError(f"{hits.sum()} of {hits.size} cases are true: must be some, and not all")
-    return float(roc_auc_score(hits, np.asarray(scores, float).ravel()))
-
-
-def top(scores: ArrayLike, count: int) -> NDArray[np.int64]:
-    """Return the places of the highest scores, the highest first."""
-    return np.argsort(-np.asarray(scores, float), kind="stable")[:count]
-
-
 # Report -----------------------------------------------------------------------------------------
 
 
 def findings_of(setting: str, seeds: Sequence[Sequence[Finding]]) -> list[dict[str, object]]:
     """Join the findings of one setting, one list a seed, attack by attack, as the file has them."""
-    names = [[finding.attack for finding in one] for one in seeds]
+    names, result = [[finding.attack for finding in one] for one in seeds], []
     if any(other != names[0] for other in names):
         raise ValueError(f"{setting}: seeds have different attacks: {names}")
-    return [_joined(setting, same) for same in zip(*seeds, strict=True)]
-
-
-def _joined(setting: str, same: Sequence[Finding]) -> dict[str, object]:
-    values = [one.success for one in same]
-    mean, chance = float(np.mean(values)), float(np.mean([one.chance for one in same]))
-    # Two standard deviations of a guess's mean, as if cases were independent
-    slack = 2 * math.sqrt(sum(guess_variance(one) for one in same)) / len(same)
-    return {
-        "setting": setting,
-        "attack": same[0].attack,
-        "measure": same[0].measure,
-        "mean": mean,
-        "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
-        "values": values,
-        "chance": chance,
-        "two-deviations-of-a-guess": slack,
-        "beats-chance": mean > chance + slack,
-        "n": sum(one.n for one in same),
-        "detail": {k: float(np.mean([one.detail[k] for one in same])) for k in same[0].detail},
-    }
+    for same in zip(*seeds, strict=True):
+        values, first = [one.success for one in same], same[0]
+        mean, chance = float(np.mean(values)), float(np.mean([one.chance for one in same]))
+        # Two standard deviations of a guess's mean, as if cases were independent
+        slack = 2 * math.sqrt(sum(guess_variance(one) for one in same)) / len(same)
+        joined = {
+            "setting": setting,
+            "attack": first.attack,
+            "measure": first.measure,
+            "mean": mean,
+            "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+            "values": values,
+            "chance": chance,
+            "two-deviations-of-a-guess": slack,
+            "beats-chance": mean > chance + slack,
+            "n": sum(one.n for one in same),
+            "detail": {k: float(np.mean([one.detail[k] for one in same])) for k in first.detail},
+        }
+        result.append(joined)
+    return result
 
 
 def guess_variance(one: Finding) -> float:

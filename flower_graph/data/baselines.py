@@ -298,22 +298,18 @@ def value_baselines(graphs: Sequence[ClientGraph], metric: str) -> Figures:
     width = graphs[0].x.shape[1]
     if width > WIDEST:
         return {**result, LINEAR: _skipped(f"too large: {width:,} features, at most {WIDEST:,}")}
-    x = torch.cat([graph.x.to_dense() for graph in graphs]).double()
-    tried = [figures(scale.undo(said)) for said in _ridge(x, scale.apply(y), roles["train"])]
+    # x [n, f], y [n]; the mean of y over the training nodes is 0, so there is no intercept
+    x, train = torch.cat([graph.x.to_dense() for graph in graphs]).double(), roles["train"]
+    spread = x[train].std(0, correction=0)
+    x = (x - x[train].mean(0)) / torch.where(spread > 0, spread, 1.0)
+    rows, tried = x[train], []
+    products, wanted = rows.T @ rows, rows.T @ scale.apply(y)[train]
+    eye = torch.eye(width, dtype=x.dtype) * len(rows)
+    for penalty in PENALTIES:
+        said = x @ torch.linalg.solve(products + penalty * eye, wanted)
+        tried.append(figures(scale.undo(said)))
     best = max(tried, key=lambda one: merit(metric, one["val"]))  # of NaN alone the first
     return {**result, LINEAR: best}
-
-
-def _ridge(x: Tensor, y: Tensor, train: Tensor) -> list[Tensor]:
-    """Fit standardised numbers by each penalty, and predict all nodes, ``[n]`` each."""
-    # x [n, f], y [n]; the mean of y over the training nodes is 0, so there is no intercept
-    rows = x[train]
-    spread = rows.std(0, correction=0)
-    x = (x - rows.mean(0)) / torch.where(spread > 0, spread, 1.0)
-    rows = x[train]
-    products, wanted = rows.T @ rows, rows.T @ y[train]
-    eye = torch.eye(x.shape[1], dtype=x.dtype) * len(rows)
-    return [x @ torch.linalg.solve(products + penalty * eye, wanted) for penalty in PENALTIES]
 
 
 # Links ------------------------------------------------------------------------------------------
@@ -333,23 +329,20 @@ def link_baselines(graphs: Sequence[Held], metric: str) -> Figures:
     ``graphs`` are features and edges of each client. ``metric`` decides; a metric that a baseline
     lacks, such as the accuracy, is left out.
     """
-    if metric not in (AUC, AP, *RANKED):
-        return {}
     result: Figures = {}
-    for name in SCORES:
-        by_role = {role: _link_figures(graphs, name, role) for role in JUDGED}
-        scores = {one: {role: by_role[role][one] for role in JUDGED} for one in by_role["test"]}
+    for name, score in SCORES.items() if metric in (AUC, AP, *RANKED) else ():
+        scores = dict[str, dict[str, float]]()
+        for role in JUDGED:
+            parts = []
+            for x, split in graphs:
+                edges = split.later if role == ROLES[-1] else split.messages
+                chosen = split.role == ROLES.index(role)
+                found = score(edges, x, split.pairs)[chosen].double()
+                parts.append((found, split.is_edge[chosen]))
+            every, truth = (torch.cat(column) for column in zip(*parts, strict=True))
+            figures = {AUC: auc_of_scores(every, truth), AP: average_precision(every, truth)}
+            figures |= hits_of(torch.stack([rank_counts(*part) for part in parts]).sum(0))
+            for one, value in figures.items():
+                scores.setdefault(one, {})[role] = value
         result[name] = {**scores[metric], "scores": scores}
     return result
-
-
-def _link_figures(graphs: Sequence[Held], name: str, role: str) -> dict[str, float]:
-    parts = []
-    for x, split in graphs:
-        edges = split.later if role == ROLES[-1] else split.messages
-        chosen = split.role == ROLES.index(role)
-        parts.append((SCORES[name](edges, x, split.pairs)[chosen].double(), split.is_edge[chosen]))
-    scores, truth = (torch.cat(column) for column in zip(*parts, strict=True))
-    ranks = torch.stack([rank_counts(*part) for part in parts]).sum(0)
-    whole = {AUC: auc_of_scores(scores, truth), AP: average_precision(scores, truth)}
-    return whole | hits_of(ranks)

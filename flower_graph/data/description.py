@@ -38,6 +38,7 @@ from flower_graph.data.graph import (
     to_undirected,
 )
 from flower_graph.errors import DataError, FractionalLabelsError
+from flower_graph.storage.reading import Tree
 from flower_graph.wire.keys import MAX_CLASSES
 
 LOG = logging.getLogger("flower_graph.data")
@@ -65,6 +66,8 @@ class Described:
     columns: Columns | None  # of the features, where these have names
     targets: Tensor | None  # numbers to learn, float32 [n]; labels mark the nodes with one
     edge_weight: Tensor | None  # of the edges, float32 [e]
+    where: str  # what errors call it: `file x.pt`, or `file x.pt, client 3`
+    values: Tree  # the entries of its file
 
     @property
     def has_masks(self) -> bool:
@@ -165,7 +168,7 @@ def read_graph(data: object, how: ReadOptions, *, num_classes: int | None = None
         test,
         labels.classes,
         found.names,
-        (*getattr(data, "notes", ()), *found.notes, *labels.notes),
+        (*found.notes, *labels.notes),
         columns=found.columns,
         targets=found.targets,
         edge_weight=found.edge_weight,
@@ -219,9 +222,9 @@ def check_kind(data: object) -> None:
         raise DataError("is a Batch: save each graph of to_data_list() in a folder of clients")
 
 
-def describe_graph(data: object, how: ReadOptions = PLAIN) -> Described:
+def describe_graph(data: Any, how: ReadOptions = PLAIN, where: str = "") -> Described:
     """Bring features, edges, labels and masks into canonical form, without numbering classes."""
-    notes: list[str] = []
+    notes, values = [*(getattr(data, "notes", None) or ())], getattr(data, "__dict__", {})
     check_kind(data)
     data = with_edges(data)
     x, y, edges, names, columns = (
@@ -258,8 +261,17 @@ def describe_graph(data: object, how: ReadOptions = PLAIN) -> Described:
         weight = read_weights(data, edges, n, notes, wanted=how.weights)
     x = _made_features(how.no_features, n, edges, notes) if x is None else x
     masks = {part: read_mask(part, getattr(data, part, None), n, notes) for part in PARTS}
+    if names is not None:
+        names = tuple(str(name) for name in listed("names", names))
+        if len(names) != n:
+            raise DataError(f"{len(names)} names for {n} nodes: must be one a node")
+        name, times = Counter(names).most_common(1)[0]
+        if times > 1:
+            place = f"{times} times, as at node {names.index(name)}"
+            raise DataError(f"the name {name!r} is there {place}")
     named = Columns.of(columns, x.size(1))
-    return Described(x, edges, labels, masks, _names(names, n), notes, named, targets, weight)
+    own = labels, masks, names, notes, named, targets, weight
+    return Described(x, edges, *own, where, values)
 
 
 def read_features(x: object, notes: list[str], missing: str = REFUSE) -> Tensor:
@@ -354,20 +366,6 @@ def _made_features(how: str, n: int, edges: Tensor | None, notes: list[str]) -> 
         what = f"degree stands for them, 0 to {DEGREES - 1} or more"
     notes.append(Caution(f"no features: each node's {what}"))
     return torch.nn.functional.one_hot(number, width).float()
-
-
-def _names(names: object, n: int) -> tuple[str, ...] | None:
-    if names is None:
-        return None
-    result = tuple(str(name) for name in listed("names", names))
-    if len(result) != n:
-        raise DataError(f"{len(result)} names for {n} nodes: must be one a node")
-    name, times = Counter(result).most_common(1)[0]
-    if times > 1:
-        raise DataError(
-            f"the name {name!r} is there {times} times, as at node {result.index(name)}"
-        )
-    return result
 
 
 # Edges and their weights ------------------------------------------------------------------------

@@ -132,28 +132,24 @@ def align(x: Tensor, own: Columns, common: Columns) -> Tensor:
 
     ``DataError`` if a column or a word is not in both, or one has words and the other numbers.
     """
-    if own == common:
-        return x
     for name in sorted({*own.names} ^ {*common.names}):
         problem = "is missing here" if name in common.names else "is not among the others'"
         raise DataError(f"column {name} {problem}; they are {', '.join({}.fromkeys(common.names))}")
-    place = {pair: at for at, pair in enumerate(zip(*own, strict=True))}
+    place, found = {pair: at for at, pair in enumerate(zip(*own, strict=True))}, list[Tensor]()
     for name, word in place:
         known = common.words_of(name)
         if word is not None and word not in known:
             allowed = f"must be one of {', '.join(known)}" if known else "must be a number"
             raise DataError(f"{name}: {word!r:.40} {allowed}")
-    found = []
     for name, word in zip(*common, strict=True):
-        if (name, word) in place:
-            found.append(x[:, place[name, word]])
-            continue
-        some = x[:, own.names.index(name)]  # of another word, or a column without anything
-        if (name, None) in place and not bool(torch.isnan(some).all()):
-            words = ", ".join(common.words_of(name))
-            raise DataError(f"{name}: has numbers, others have words: {words}")
-        found.append(torch.where(torch.isnan(some), some, 0.0))
-    return torch.stack(found, 1)
+        some = x[:, place.get((name, word), own.names.index(name))]
+        if (name, word) not in place:  # it is of another word, or a column without anything
+            if (name, None) in place and not bool(torch.isnan(some).all()):
+                words = ", ".join(common.words_of(name))
+                raise DataError(f"{name}: has numbers, others have words: {words}")
+            some = torch.where(torch.isnan(some), some, 0.0)
+        found.append(some)
+    return x if own == common else torch.stack(found, 1)
 
 
 # The choices of ``data.features`` ----------------------------------------------------------------
@@ -259,7 +255,9 @@ def prepare_features(
         share = sum(int(x.count_nonzero()) for x in features) / entries
         limits = [torch.aminmax(x) for x in features]
         least, most = min(float(one.min) for one in limits), max(float(one.max) for one in limits)
-        is_binary = least >= 0 and most <= 1 and all(map(_has_bits, features))
+        some = (part for x in features for part in x.split(ROWS))
+        is_binary = least >= 0 and most <= 1
+        is_binary = is_binary and all(bool(((one == 0) | (one == 1)).all()) for one in some)
         shown = f"{100 * share:.0f}" if share >= 0.01 or share == 0 else f"{100 * share:.2g}"
         lowest = f"smallest value {least:.3g}, " if least < 0 else ""
         look = f"{lowest}largest value {most:.3g}, {shown} % of the entries non-zero"
@@ -297,11 +295,6 @@ def prepare_features(
             notes.append(f"features {CHANGES[treatment.how]}; before: {look}{also}")
     filled = treatment._replace(fill=None)  # these are
     return [filled.apply(x) for x in features], tuple(notes), treatment
-
-
-def _has_bits(x: Tensor) -> bool:
-    """Whether all entries are 0 or 1."""
-    return all(bool(((part == 0) | (part == 1)).all()) for part in x.split(ROWS))
 
 
 def move_features(x: Tensor, chance: float, generator: torch.Generator) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flower_graph.data.features import Columns, Treatment
 from flower_graph.errors import DataError
-from flower_graph.ops.graph import csr_tensor, pointers, row_entries
+from flower_graph.ops.graph import SortedEdges, csr_tensor, pointers, row_entries
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -258,49 +258,29 @@ def take_rows(x: Tensor, rows: Tensor | slice) -> Tensor:
     return csr_tensor(local, columns, values, (rows.numel(), x.size(1)))
 
 
-class Neighbours(NamedTuple):
-    """Every node's neighbours, concatenated: those of v are ``other[start[v]:start[v+1]]``."""
-
-    start: Tensor
-    other: Tensor
-
-    @property
-    def num_nodes(self) -> int:
-        return self.start.numel() - 1
-
-    @classmethod
-    def of(cls, data: WholeGraph) -> Neighbours:
-        """Return the neighbours in a graph whose edges may be given in any direction."""
-        n = int(data.y.numel())
-        source, target = to_undirected(data.edge_index, n)
-        return cls(pointers(source, n).long(), target)
-
-    def step(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """List the neighbours of all given nodes: the node's index, and the neighbour."""
-        place, entry = row_entries(self.start, nodes)
-        return place, self.other[entry]
-
-    def among(self, nodes: Tensor) -> Tensor:
-        """List the edges among some ascending nodes, by index: int64 ``[2, e]``, sorted."""
-        source, other = self.step(nodes)
-        target = torch.searchsorted(nodes, other).clamp_(max=nodes.numel() - 1)
-        inside = nodes[target] == other
-        return torch.stack([source[inside], target[inside]])
+def neighbours_of(data: WholeGraph) -> SortedEdges:
+    """Return the neighbours in a graph whose edges may be given in any direction."""
+    n = int(data.y.numel())
+    source, target = to_undirected(data.edge_index, n)
+    return SortedEdges(pointers(source, n), target.to(torch.int32))
 
 
 def cut_out(
-    data: WholeGraph, parts: Iterable[Tensor], neighbours: Neighbours | None = None
+    data: WholeGraph, parts: Iterable[Tensor], neighbours: SortedEdges | None = None
 ) -> list[ClientGraph]:
     """Make a client from each part ``[n]`` of node numbers: its nodes and the edges among them.
 
     Parts are ascending and may overlap. Edges count in both directions; masks are empty.
     """
-    names, neighbours = getattr(data, "names", None), neighbours or Neighbours.of(data)
+    names, neighbours = getattr(data, "names", None), neighbours or neighbours_of(data)
     graphs = []
     for client, nodes in enumerate(parts):
-        nobody = torch.zeros(nodes.numel(), dtype=torch.bool)
+        source, other = neighbours.step(nodes)
+        target = torch.searchsorted(nodes, other).clamp_(max=nodes.numel() - 1)
+        inside, nobody = nodes[target] == other, torch.zeros(nodes.numel(), dtype=torch.bool)
+        edges = torch.stack([source[inside], target[inside]])
         own = None if names is None else tuple(names[node] for node in nodes.tolist())
-        held = nodes, take_rows(data.x, nodes), data.y[nodes], neighbours.among(nodes), None
+        held = nodes, take_rows(data.x, nodes), data.y[nodes], edges, None
         graphs.append(ClientGraph(client, *held, nobody, nobody, nobody, own))
     return graphs
 

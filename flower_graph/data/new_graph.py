@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf, isfinite
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +15,10 @@ from torch import Tensor
 from flower_graph.config.common import MEAN, ONE_HOT, REFUSE
 from flower_graph.data.description import (
     WHOLE,
+    Described,
     by_columns,
     describe_graph,
     number_classes,
-    read_edges,
-    read_features,
-    read_weights,
     saying,
     words_of,
 )
@@ -98,40 +97,36 @@ class NewGraph(NamedTuple):
 
 def new_graph(x: object, edge_index: object, of: DataForm, edge_weight: object = None) -> NewGraph:
     """Make a graph from untreated features, and from edges in any direction."""
-    given = read_features(x, [], of.how.missing)
-    n, edges, weight = given.size(0), None, None
-    if edge_index is not None:
-        data = SimpleNamespace(edge_index=edge_index, edge_weight=edge_weight)
-        edges = read_edges(edge_index, n, [])
-        weight = read_weights(data, edges, n, [], wanted=of.weights)
-    labels = torch.full((n,), -1)
-    return NewGraph(of.treatment.apply(given), edges, labels, edge_weight=weight)
+    given = SimpleNamespace(x=x, edge_index=edge_index, edge_weight=edge_weight)
+    return _formed(describe_graph(given, of.how), of)
 
 
 def read_new_graph(path: Path, of: DataForm) -> NewGraph:
     """Read a file or a folder with tables; ``DataError`` if it does not fit the run's models."""
-    values = read_file(path, of.how)
-    if of.given.no_features == ONE_HOT and values.get("x") is None:
-        raise DataError(f"file {path}: has no x, and data.no_features=one-hot stands for none here")
-    with saying(f"file {path}"):
-        described = describe_graph(SimpleNamespace(**values), of.how)
-        x, y, columns = described.x, described.targets, of.treatment.columns
-        if y is None:
-            y = _numbered(described.labels, of)
-            y = y if of.scale is None else torch.full(y.shape, torch.nan)
-        if values.get("x") is not None:
-            x = by_columns(f"file {path}", x, described.columns, columns)
-        edges, weight = described.edge_index, described.edge_weight
-        return NewGraph(of.treatment.apply(x), edges, y, described.names, values, weight)
+    values, where = read_file(path, of.how), f"file {path}"
+    has_x = values.get("x") is not None
+    if of.given.no_features == ONE_HOT and not has_x:
+        raise DataError(f"{where}: has no x, and data.no_features=one-hot stands for none here")
+    with saying(where):
+        found = describe_graph(SimpleNamespace(**values), of.how)
+        if has_x:
+            x = by_columns(where, found.x, found.columns, of.treatment.columns)
+            found = replace(found, x=x)
+        return _formed(found, of)
 
 
-def _numbered(labels: Tensor | list[str | None], of: DataForm) -> Tensor:
-    classes: Sequence[str] | None = of.classes
-    if isinstance(labels, Tensor) and classes is not None:
-        words = words_of(labels)
-        # As when labels have gaps, numbers may be names of classes, and not their places
-        if {*words} <= {*classes, None} or all(WHOLE.fullmatch(one) for one in classes):
-            labels = words
-    elif not isinstance(labels, Tensor) and classes is None:
-        classes = [*map(str, range(of.num_classes))]
-    return number_classes([labels], of.num_classes, classes, may_lack=True).y[0]
+def _formed(found: Described, of: DataForm) -> NewGraph:
+    y, labels = found.targets, found.labels
+    if y is None:
+        classes: Sequence[str] | None = of.classes
+        if isinstance(labels, Tensor) and classes is not None:
+            words = words_of(labels)
+            # As when labels have gaps, numbers may be names of classes, and not their places
+            if {*words} <= {*classes, None} or all(WHOLE.fullmatch(one) for one in classes):
+                labels = words
+        elif not isinstance(labels, Tensor) and classes is None:
+            classes = [*map(str, range(of.num_classes))]
+        (y,) = number_classes([labels], of.num_classes, classes, may_lack=True).y
+        y = y if of.scale is None else torch.full(y.shape, torch.nan)
+    own = found.names, found.values, found.edge_weight
+    return NewGraph(of.treatment.apply(found.x), found.edge_index, y, *own)

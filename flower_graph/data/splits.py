@@ -50,11 +50,6 @@ def random_split(
     return masks_from(y.numel(), [chosen, rest[:num_val], rest[num_val : num_val + num_test]])
 
 
-def can_be_split(y: Tensor, ratios: Sequence[float]) -> bool:
-    """Whether there are enough labels for ``labelled_split`` to fill each share."""
-    return all(map(len, cut_by_shares((y >= 0).nonzero(), ratios)))
-
-
 def labelled_split(
     y: Tensor, ratios: Sequence[float], *, generator: torch.Generator, may_be_empty: bool = False
 ) -> Masks:
@@ -73,14 +68,13 @@ def labelled_split(
 
 def stratified_split(y: Tensor, ratios: Sequence[float], *, generator: torch.Generator) -> Masks:
     """Draw three shares of the nodes of each class; a share may be 0."""
-    parts: list[list[Tensor]] = [[], [], []]
+    masks = torch.zeros(3, y.numel(), dtype=torch.bool)
     for label in y[y >= 0].unique().tolist():
         members = (y == label).nonzero().flatten()
         order = members[torch.randperm(members.numel(), generator=generator)]
-        for part, members in zip(parts, cut_by_shares(order, ratios), strict=True):
-            part.append(members)
-    nobody = torch.empty(0, dtype=torch.int64)
-    return masks_from(y.numel(), [torch.cat([nobody, *part]) for part in parts])
+        for mask, part in zip(masks, cut_by_shares(order, ratios), strict=True):
+            mask[part] = True
+    return Masks(*masks)
 
 
 def cut_by_shares(order: Tensor, shares: Sequence[float], *, first: int = 0) -> list[Tensor]:
@@ -110,10 +104,9 @@ def select_column(masks: Masks, seed: int) -> Masks:
 
 
 def geom_gcn_split(path: Path, num_nodes: int) -> Masks:
-    """Read one split file of geom-gcn; some of them leave nodes out.
+    """Read one split file of geom-gcn, an npz; some of them leave nodes out.
 
-    The file is an npz with ``train_mask``, ``val_mask`` and ``test_mask``. ``DataError`` if it
-    cannot be read or does not fit the graph.
+    ``DataError`` if it cannot be read or does not fit the graph.
     """
     why = "cannot be read: it is damaged or no npz file; copy it again"
     with reading(f"split file {path}", DataError, why):

@@ -328,14 +328,11 @@ class Comparison(Framed):
         """Explain what the table leaves out, and `difference` and `p`; nothing of one run."""
         if len(self.rows) == 1:
             return []
-        of_each = [{*row["settings"]} for row in self.rows]
-        known, common = set.union(*of_each), set.intersection(*of_each)
+        known = {key for row in self.rows for key in row["settings"]}
         words = f"{len(self.differing)} of {len(known)} settings differ"
         if self.is_wide and not all_settings and len(self.differing) > MOST_SETTINGS:
             words += f"; {MOST_SETTINGS} are shown, all with --all-settings, as JSON or CSV"
         lines = [words]
-        if more := len(known - common):
-            lines.append(f"{more} settings are of some apps or versions alone; JSON has them")
         reference = next(row["run"] for row in self.rows if row["is-reference"])
         tested = [row["difference"] for row in self.rows if "difference" in row]
         if tested:

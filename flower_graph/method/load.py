@@ -9,6 +9,7 @@ are refused here, before data are read or a client is asked.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -156,11 +157,9 @@ def _refuse_interpolation(settings: dict[str, object], where: str) -> None:
     for key, value in settings.items():
         # After plain references are removed, any other is a resolver, or hides one.
         if "${" in _REFERENCE.sub("", repr(value)):
-            raise ConfigError(
-                f"{key}: {brief(value)} is not allowed in a run config: there ${{...}} may name "
-                f"other settings, as ${{strategy.name}}, and nothing else{where}",
-                key=key,
-            )
+            words = "there ${...} may name other settings, as ${strategy.name}, and nothing else"
+            said = f"{key}: {brief(value)} is not allowed in a run config: {words}{where}"
+            raise ConfigError(said, key=key)
 
 
 Layer = tuple[str, dict[str, object]]  # a source, "" for an override; settings by dotted key
@@ -264,9 +263,8 @@ def read_override(override: str) -> dict[str, object]:
     """Read one override."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip() or not text.strip():
-        raise ConfigError(
-            f"override {override!r}: write key=value, such as rounds=100; null stands for no value"
-        )
+        how = "write key=value, such as rounds=100; null stands for no value"
+        raise ConfigError(f"override {override!r}: {how}")
     # After "value=" OmegaConf parses the text as a value.
     tree = _plain(OmegaConf.from_dotlist, [f"value={text}"], f"override {override!r}")
     return dict(flatten({key.strip(): tree["value"]}))
@@ -280,8 +278,8 @@ def as_overrides(given: Mapping[str, object] | Sequence[str] | None) -> list[str
         return list(given or ())
     try:
         # A JSON value is a YAML value, whatever characters a text has.
-        return [f"{k}={json.dumps(str(v) if isinstance(v, Path) else v)}"
-                for k, v in flatten(dict(given))]  # fmt: skip
+        pairs = [(key, json.dumps(value, default=os.fspath)) for key, value in flatten(dict(given))]
+        return [f"{key}={value}" for key, value in pairs]
     except TypeError as error:
         raise ConfigError(f"overrides {given!r:.60}: {error}") from error
 
@@ -306,9 +304,8 @@ def _read_text(name: str) -> str:
         close = "" if own and app == name else suggest(name, own or configs, "/")
         there = f"there are {', '.join(own)}" if own else "see `flower-graph list`"
         hint = f"did you mean {close}?" if close else there
-        raise ConfigError(
-            f"config {name!r}: unknown; {hint} (a file of your own must end in .yaml or .yml)"
-        )
+        own_file = "a file of your own must end in .yaml or .yml"
+        raise ConfigError(f"config {name!r}: unknown; {hint} ({own_file})")
     return read_text(_shipped(f"{name}.yaml"), MOST_SETTINGS)
 
 

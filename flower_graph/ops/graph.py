@@ -69,6 +69,11 @@ class SortedEdges(NamedTuple):
         node = torch.arange(self.num_nodes, device=self.ptr.device)
         return torch.stack([node.repeat_interleave(self.ptr.diff()), self.other.long()])
 
+    def step(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """List the neighbours of all given nodes: the node's index, and the neighbour."""
+        place, entry = row_entries(self.ptr, nodes)
+        return place, self.other[entry].long()
+
     def to(self, device: torch.device) -> SortedEdges:
         return SortedEdges(self.ptr.to(device), self.other.to(device))
 

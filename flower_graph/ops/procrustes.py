@@ -211,8 +211,8 @@ def align_pairs(x: Embeddings, held: Held = None, *, rotations_only: bool = Fals
         for second in blocks[number:]:
             same = second == first
             right = left if same else columns(values[second], mask[second])
-            products = _products(left, right, mask[first], mask[second], rank_tolerance(values))
-            maps = _maps(*products, same, rotations_only)
+            holders = mask[first].double(), mask[second].double()
+            maps = _maps(left, right, holders, rank_tolerance(values), same, rotations_only)
             total[second] += _by_client(left @ maps, dimension)
             if not same:  # back, by the transposed maps
                 total[first] += _by_client(right @ maps.T, dimension)
@@ -220,32 +220,31 @@ def align_pairs(x: Embeddings, held: Held = None, *, rotations_only: bool = Fals
     return as_given(total.masked_fill_(~mask[:, :, None], 0), x)
 
 
-def _products(
-    left: Tensor, right: Tensor, left_held: Tensor, right_held: Tensor, relative: float
-) -> tuple[Tensor, Tensor]:
-    """Multiply the embeddings of each client of one block with those of each of another."""
-    # left, right [u, a * d], left_held, right_held [a, u]
-    a, b = len(left_held), len(right_held)
+def _maps(
+    left: Tensor,
+    right: Tensor,
+    held: tuple[Tensor, Tensor],
+    relative: float,
+    same: bool,
+    rotations_only: bool,
+) -> Tensor:
+    """Stack the maps from the clients of one block to those of another, ``[a * d, b * d]``."""
+    # left [u, a * d], right [u, b * d], held [a, u] and [b, u]
+    a, b = map(len, held)
     product = (left.T @ right).view(a, left.shape[1] // a, b, -1).transpose(1, 2)
     # Only the nodes of both: a client's square length differs from partner to partner.
-    local = (squares(left, a).T @ right_held.T.double()).sqrt()
-    others = (left_held.double() @ squares(right, b)).sqrt()
-    return product, relative * local * others
-
-
-def _maps(product: Tensor, tolerance: Tensor, same: bool, rotations_only: bool) -> Tensor:
-    """Stack the maps from the clients of one block to those of another, ``[a * d, b * d]``."""
+    local = (squares(left, a).T @ held[1].T).sqrt()
+    tolerance = relative * local * (held[0] @ squares(right, b)).sqrt()
     # Inside one block (``same``) half of them are needed: the way back is the transposed one, and a
     # client's map to itself is the identity.
-    a, b, d, _ = product.shape
     if not same:
         maps = nearest_orthogonal(product, tolerance, rotations_only=rotations_only)
-        return maps.transpose(1, 2).reshape(a * d, b * d)
-    i, j = torch.triu_indices(a, a, 1, device=product.device)
-    result = nearest_orthogonal(product[i, j], tolerance[i, j], rotations_only=rotations_only)
-    maps = torch.eye(d).to(product).repeat(a, a, 1, 1)
-    maps[i, j], maps[j, i] = result, result.mT
-    return maps.transpose(1, 2).reshape(a * d, a * d)
+    else:
+        i, j = torch.triu_indices(a, a, 1, device=product.device)
+        result = nearest_orthogonal(product[i, j], tolerance[i, j], rotations_only=rotations_only)
+        maps = torch.eye(product.shape[2]).to(product).repeat(a, a, 1, 1)
+        maps[i, j], maps[j, i] = result, result.mT
+    return maps.transpose(1, 2).reshape(left.shape[1], right.shape[1])
 
 
 def columns(x: Tensor, held: Tensor) -> Tensor:

@@ -44,13 +44,13 @@ def whole(least: int, most: int) -> Rule:
     return Rule(words, lambda value: type(value) is int and least <= value <= most)
 
 
-def mapping(rules: Mapping[str, Rule], *, optional: bool = False) -> Rule:
-    """Make the rule of arguments by name, each with a rule of its own; optional: or None."""
+def mapping(rules: Mapping[str, Rule]) -> Rule:
+    """Make the rule of arguments by name, each with a rule of its own."""
 
     def admits(value: object) -> bool:
-        if not isinstance(value, dict):
-            return optional and value is None
-        return all(name in rules and rules[name].admits(one) for name, one in value.items())
+        return isinstance(value, dict) and all(
+            name in rules and rules[name].admits(one) for name, one in value.items()
+        )
 
     each = ", ".join(f"{name} ({rule.words})" for name, rule in rules.items())
     return Rule(f"a mapping of {each}", admits)

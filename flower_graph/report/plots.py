@@ -21,7 +21,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.colors import LinearSegmentedColormap, to_rgb
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.text import Text
@@ -43,12 +43,9 @@ DASHES: Sequence[Dashes] = (
     *((0, (5, 2, 1, 2)), (0, (1, 1)), (0, (8, 3))),
 )
 GREY = "#707070"
-GREY_LINE: dict[str, Any] = {"color": "#B0B0B0", "linewidth": 0.9, "label": "_"}
 DPI = 150
 SIZE = (4.6, 3.3)  # of a picture of a page, in inches
 STYLE: Any = {"svg.fonttype": "none", "font.family": "DejaVu Sans"}  # text stays text
-LEAST_ROOM = 0.04  # in accuracy
-ZOOM = 3.0  # room below the marked curves, as a multiple of the range of their ends
 BARS = 30  # most bars of a distribution; smaller ranges have one bar for each number
 NAMED = 12  # most classes whose names are written
 LETTERS = 16  # of a class's name
@@ -57,12 +54,11 @@ TITLE_WIDTH = 30  # of a panel's title
 CLIENT_BARS = 40  # most clients that have a bar each
 MOST_CLIENTS = 100  # that have a column of dots each
 LARGEST = 200.0  # of a dot, in points squared
-MOST_ROWS = 200  # most rows of clients; with more clients, neighbours share a row
+MOST_ROWS = 200  # most clients whose rounds are drawn
 COLOUR = {ANSWERED: COLOURS[0], FAILED: COLOURS[1], LEFT_OUT: "#C8C8C8"}
 NAMES = {ANSWERED: "answered", FAILED: "failed", LEFT_OUT: "left out"}
 # By the numbers of the states; unknown states are white.
 PALETTE = np.array([to_rgb("white"), *(to_rgb(COLOUR[state]) for state in sorted(COLOUR))])
-SHARES = LinearSegmentedColormap.from_list("share", [COLOUR[LEFT_OUT], COLOUR[ANSWERED]])
 Curves = Mapping[str, Sequence[Sequence[float]]]  # seeds x rounds, by name
 Counts = Sequence[Sequence[int]]  # clients x classes
 
@@ -91,9 +87,6 @@ class Panel(NamedTuple):
     title: str = ""
     levels: Mapping[str, float] = MappingProxyType({})  # figures drawn as grey lines across
     scales: str = ""  # logarithmic axes, such as "x"; a curve that costs nothing is a line across
-    marked: Sequence[
-        str
-    ] = ()  # the curves at stake: others are grey; the panel shows where these end
     from_zero: bool = False  # whether the values' axis begins at 0
 
 
@@ -120,13 +113,9 @@ def plot_panels(path: Path, grid: Sequence[Sequence[Panel]], title: str = "") ->
 
 def draw_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> None:
     """Draw one panel of a picture with curves of these names."""
-    rest = [name for name in panel.lines if panel.marked and name not in panel.marked]
-    for name in rest:  # first, so that they lie below
-        axes.plot(panel.lines[name].x, panel.lines[name].stacked().mean(axis=0), **GREY_LINE)
     words = dict.fromkeys(x for one in panel.lines.values() for x in one.x if isinstance(x, str))
     places: dict[object, Any] = {word: place for place, word in enumerate(words)}
-    at_stake = {name: line for name, line in panel.lines.items() if name not in rest}
-    for name, line in at_stake.items():
+    for name, line in panel.lines.items():
         values, number = line.stacked(), names.index(name)
         if "x" in panel.scales and line.x[-1] == 0:  # no point on a logarithmic axis
             colour, dashes = look(number)
@@ -150,14 +139,6 @@ def draw_panel(axes: Axes, panel: Panel, names: Sequence[str]) -> None:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if len(panel.scales) > 1 else (1,)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_locator(NullLocator())
-    if rest:
-        axes.plot([], [], **{**GREY_LINE, "label": "others (the table names them)"})
-        # The panel shows the values that curves end with, and a few times their range below
-        stacked = [line.stacked() for line in at_stake.values()]
-        ends = [values[:, -1].mean() for values in stacked]
-        highest = max((values.mean(axis=0) + values.std(axis=0)).max() for values in stacked)
-        room = max(LEAST_ROOM, ZOOM * (max(ends) - min(ends)))
-        axes.set_ylim(min(ends) - room, highest + LEAST_ROOM / 4)
 
 
 def mean_band(
@@ -272,33 +253,24 @@ def save_participation(path: Path, reports: Sequence[RoundReport], *, title: str
 
 def draw_participation(axes: Axes, reports: Sequence[RoundReport]) -> NDArray[np.float64]:
     """Draw each client's state in each round; return the clients by state, ``[rounds, 4]``."""
-    # A cell is a state, or, if clients share rows, the share of them that answered; NaN in a
-    # round that does not say.
     clients = known_clients(report.participation for report in reports)
-    rows = min(clients.size, MOST_ROWS)
-    starts = np.arange(rows) * clients.size // rows
-    width = np.diff([*starts, clients.size])
-    cells, counts = np.full((rows, len(reports)), np.nan), np.full((len(reports), 4), np.nan)
+    # Of many clients some, evenly chosen
+    shown = np.linspace(0, clients.size - 1, min(clients.size, MOST_ROWS)).astype(int)
+    cells = np.zeros((len(shown), len(reports)), int)
+    counts = np.full((len(reports), len(PALETTE)), np.nan)  # NaN in a round that does not say
     records = [report.participation for report in reports]
     for index, (record, result) in enumerate(zip(records, states(records, clients), strict=True)):
-        if not record:
-            continue
-        counts[index] = np.bincount(result, minlength=4)
-        shared = np.add.reduceat(result == ANSWERED, starts, dtype=np.int64) / width
-        cells[:, index] = result if rows == clients.size else shared
+        if record:
+            counts[index] = np.bincount(result, minlength=len(PALETTE))
+            cells[:, index] = result[shown]
 
     def number(at: float, _: object) -> str:
-        return str(clients[int(at)]) if 0 <= at < clients.size else ""
+        return str(clients[shown[int(at)]]) if 0 <= at < len(shown) else ""
 
-    edges = (reports[0].round - 0.5, reports[-1].round + 0.5, clients.size - 0.5, -0.5)
-    if len(cells) == clients.size:
-        colours = PALETTE[np.nan_to_num(cells).astype(int)]
-        axes.imshow(colours, aspect="auto", extent=edges)
-        handles = [Patch(color=COLOUR[state], label=name) for state, name in NAMES.items()]
-        legend_above(axes, handles=handles, ncols=3)
-    else:
-        image = axes.imshow(cells, SHARES, aspect="auto", extent=edges, vmin=0, vmax=1)
-        axes.figure.colorbar(image, ax=axes, label="share that answered (0 to 1)")
+    edges = (reports[0].round - 0.5, reports[-1].round + 0.5, len(shown) - 0.5, -0.5)
+    axes.imshow(PALETTE[cells], aspect="auto", extent=edges)
+    handles = [Patch(color=COLOUR[state], label=name) for state, name in NAMES.items()]
+    legend_above(axes, handles=handles, ncols=3)
     finish(axes, "client")
     axes.grid(visible=False)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
@@ -324,6 +296,7 @@ def plot_intervals(
     label: str,
     mark: str = "paper",
     title: str = "",
+    limits: tuple[float | None, float | None] = (None, None),
 ) -> bool:
     """Draw points with intervals by method, a panel for each data set; diamonds are the marks."""
     if not panels:
@@ -337,6 +310,7 @@ def plot_intervals(
         draw_intervals(cell, names, figures, mark)
         cell.set_title(data, fontsize=11)
         cell.set_xlabel(label)
+        cell.set_xlim(*limits)
     legend_below(figure, row)
     return save(figure, path, title)
 
@@ -365,8 +339,8 @@ def save_audit(path: Path, findings: Sequence[Tree], *, title: str) -> None:
         interval = Interval(one["mean"], one["std"] or 0.0, one["chance"])
         name = textwrap.fill(one["attack"], LABEL_WIDTH)
         panels.setdefault(one["setting"], {})[name] = interval
-    label = "success (AUC or precision)"
-    plot_intervals(path, panels, label=label, mark="a guess", title=title)
+    label, limits = "success (AUC or precision)", (-0.02, 1.02)
+    plot_intervals(path, panels, label=label, mark="a guess", title=title, limits=limits)
 
 
 def plot_matrices(

@@ -9,9 +9,9 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
 from flower_graph.config.schema import flatten
 from flower_graph.errors import OutputError, one_line
@@ -40,10 +40,11 @@ DEFAULTS = {
 MOST_PARAMS = 100  # that MLflow takes at once
 
 
-class Subject(NamedTuple):
-    """The run that a tracker shows."""
+@dataclass
+class Tracker:
+    """One tracker's record of one run. Its errors end the tracking, not the run."""
 
-    out: Path  # its folder
+    out: Path  # the run's folder
     beside: Path  # the folder that holds what its command wrote
     name: str
     group: str  # the same for all seeds of a command
@@ -51,34 +52,28 @@ class Subject(NamedTuple):
     first_round: int  # that will be shown; above 1 in a resumed run
     known_as: str | None  # the identity that the tracker gave to the run before it was resumed
 
+    def start(self) -> str:
+        """Start the record, or go on in it; return the identity by which it is continued."""
+        raise NotImplementedError
 
-class Tracker(Protocol):
-    """One tracker's record of one run. Its errors end the tracking, not the run."""
-
-    identity: str  # by which the record is continued; may be empty
-
-    def __init__(self, subject: Subject) -> None:
-        """Start the record of a run, or go on in it."""
-
-    def log(self, server_round: int, figures: Mapping[str, float]) -> None: ...
+    def log(self, server_round: int, figures: Mapping[str, float]) -> None:
+        raise NotImplementedError
 
     def finish(self, final: Mapping[str, float] | None) -> None:
         """End the record, with the final figures, ``final/NAME``; None if the run stopped early."""
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """A run in TensorBoard; ``tensorboard --logdir`` shows all runs and seeds below a folder."""
 
-    identity = ""  # the run's folder says which it is
-
-    def __init__(self, subject: Subject) -> None:
+    def start(self) -> str:
         from torch.utils.tensorboard import SummaryWriter
 
         # Rounds that a resumed run does again replace those that were shown.
-        again = subject.first_round if subject.first_round > 1 else None
-        make_folder(subject.out / FOLDER)  # a link is refused
-        self._writer = SummaryWriter(str(subject.out / FOLDER), purge_step=again)
-        self._settings = {key: str(value) for key, value in subject.settings.items()}
+        again = self.first_round if self.first_round > 1 else None
+        make_folder(self.out / FOLDER)  # a link is refused
+        self._writer = SummaryWriter(str(self.out / FOLDER), purge_step=again)
+        return ""  # the run's folder says which it is
 
     def log(self, server_round: int, figures: Mapping[str, float]) -> None:
         for name, value in figures.items():
@@ -88,36 +83,36 @@ class TensorBoard:
     def finish(self, final: Mapping[str, float] | None) -> None:
         """End the record; the tab HPARAMS compares settings and final figures of runs."""
         if final is not None:
-            self._writer.add_hparams(self._settings, final, run_name=".")
+            settings = {key: str(value) for key, value in self.settings.items()}
+            self._writer.add_hparams(settings, final, run_name=".")
         self._writer.close()
 
 
-class MLflow:
+class MLflow(Tracker):
     """A run in MLflow, in the experiment ``flower-graph``; its tag ``group`` is common to seeds.
 
     The server is that of ``MLFLOW_TRACKING_URI``, else the folder ``mlruns`` beside the run.
     """
 
-    def __init__(self, subject: Subject) -> None:
+    def start(self) -> str:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        address = os.environ.get("MLFLOW_TRACKING_URI") or (subject.beside / "mlruns").as_uri()
+        address = os.environ.get("MLFLOW_TRACKING_URI") or (self.beside / "mlruns").as_uri()
         self._client = MlflowClient(address)
-        if subject.known_as is not None:
-            self.identity = subject.known_as
-            self._client.update_run(self.identity, "RUNNING")
-            return
+        if self.known_as is not None:
+            self._id = self.known_as
+            self._client.update_run(self._id, "RUNNING")
+            return self._id
         named = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
         experiment = self._client.get_experiment_by_name(named)
         number = experiment.experiment_id if experiment else self._client.create_experiment(named)
-        tags = {"group": subject.group}
-        self.identity = self._client.create_run(
-            number, tags=tags, run_name=subject.name
-        ).info.run_id
-        params = [Param(key, str(value)) for key, value in subject.settings.items()]
+        made = self._client.create_run(number, tags={"group": self.group}, run_name=self.name)
+        self._id = str(made.info.run_id)
+        params = [Param(key, str(value)) for key, value in self.settings.items()]
         for first in range(0, len(params), MOST_PARAMS):
-            self._client.log_batch(self.identity, params=params[first : first + MOST_PARAMS])
+            self._client.log_batch(self._id, params=params[first : first + MOST_PARAMS])
+        return self._id
 
     def log(self, server_round: int, figures: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
@@ -127,31 +122,31 @@ class MLflow:
             Metric(re.sub(r"[^\w\-. /]", "_", name), value, now, server_round)
             for name, value in figures.items()
         ]
-        self._client.log_batch(self.identity, metrics=metrics)
+        self._client.log_batch(self._id, metrics=metrics)
 
     def finish(self, final: Mapping[str, float] | None) -> None:
         if final is not None:
             self.log(0, final)
-        self._client.set_terminated(self.identity, "KILLED" if final is None else "FINISHED")
+        self._client.set_terminated(self._id, "KILLED" if final is None else "FINISHED")
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Tracker):
     """A run in Weights & Biases, in the project ``flower-graph``; seeds are one group.
 
     The library's environment variables hold; without a network ``WANDB_MODE=offline``.
     """
 
-    def __init__(self, subject: Subject) -> None:
+    def start(self) -> str:
         import wandb
 
-        self.identity = subject.known_as or secrets.token_hex(4)
+        identity = self.known_as or secrets.token_hex(4)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or PROJECT,
-            id=self.identity,
-            name=subject.name,
-            group=subject.group,
-            config=dict(subject.settings),
-            dir=str(subject.out),
+            id=identity,
+            name=self.name,
+            group=self.group,
+            config=dict(self.settings),
+            dir=str(self.out),
             resume="allow",
             reinit="create_new",
             # By default it sends the command, the machine's name and figures, code and output.
@@ -167,6 +162,7 @@ class WeightsAndBiases:
         )
         # Its own steps only grow, and a resumed run does some rounds again.
         self._run.define_metric("*", step_metric="round")
+        return identity
 
     def log(self, server_round: int, figures: Mapping[str, float]) -> None:
         self._run.log({"round": server_round, **figures})
@@ -224,10 +220,10 @@ class Trackers:
 
         def start(name: str) -> None:
             about = label, top.name, settings, first_round, known.get(name)
-            tracker = TRACKERS[name](Subject(self._out, top.parent, *about))
+            tracker = TRACKERS[name](self._out, top.parent, *about)
+            if identity := tracker.start():
+                known[name] = identity
             self._active[name] = tracker
-            if tracker.identity:
-                known[name] = tracker.identity
 
         for name in self._names:
             self._guarded(name, partial(start, name))

@@ -34,7 +34,7 @@ from flower_graph.secure.channel import (
 )
 from flower_graph.secure.parties.identity import SIGNATURE_BYTES, TrustSettings
 from flower_graph.secure.parties.registry import Registry
-from flower_graph.secure.relayed import CHECKS, SumCheck, SumPad
+from flower_graph.secure.relayed import CHECKS, SumPad
 from flower_graph.secure.ring import Ring, RingArray
 from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import Block, Bytes, Flag
@@ -135,8 +135,8 @@ class CommonKey:
         of = run_id + number.to_bytes(8, "big") + form + detail
         if self._trust is None:
             return SumPad(self._words(b"pad", of, length), None)
-        check = SumCheck(self._words(b"check", of, length))
-        return SumPad(self._words(b"pad", of, length + CHECKS), check)
+        subsets = self._words(b"check", of, length)
+        return SumPad(self._words(b"pad", of, length + CHECKS), subsets)
 
     def seal(self, data: bytes) -> bytes:
         """Encrypt for all holders of the key."""

@@ -39,20 +39,15 @@ REFUSAL = (
 )
 
 
-@dataclass(frozen=True)
-class SumCheck:
-    """The secret subsets of the words of one sum: bit ``j`` of a word's entry: it is in ``j``."""
-
-    subsets: RingArray  # [L] of 64 bits
-
-    def of(self, words: RingArray) -> RingArray:
-        """Return the checks of words, ``[CHECKS]``, in their ring."""
-        checks = np.zeros(CHECKS, words.dtype)
-        for start in range(0, words.size, BLOCK):
-            part, chosen = (one[start : start + BLOCK] for one in (words, self.subsets))
-            bits = (chosen >> np.uint64(check) & np.uint64(1) for check in range(CHECKS))
-            checks += np.array([np.dot(each.astype(words.dtype), part) for each in bits])
-        return checks
+def checks_of(words: RingArray, subsets: RingArray) -> RingArray:
+    """Return the checks of words, ``[CHECKS]``, in their ring."""
+    # subsets [L] of 64 bits; bit j of a word's entry: the word is in subset j
+    checks = np.zeros(CHECKS, words.dtype)
+    for start in range(0, words.size, BLOCK):
+        part, chosen = (one[start : start + BLOCK] for one in (words, subsets))
+        bits = (chosen >> np.uint64(check) & np.uint64(1) for check in range(CHECKS))
+        checks += np.array([np.dot(each.astype(words.dtype), part) for each in bits])
+    return checks
 
 
 @dataclass(frozen=True)
@@ -60,22 +55,22 @@ class SumPad:
     """The pad of one sum of ``L`` numbers: it hides the sum from the server and shows changes."""
 
     words: RingArray  # [L + CHECKS], or [L] without; once for each contributor
-    check: SumCheck | None  # None where the server is trusted to change nothing
+    subsets: RingArray | None  # [L]; None where the server is trusted to change nothing
 
     def added(self, ring: Ring, values: NDArray[np.float64]) -> RingArray:
         """Return the words to add to a contributor's values, checks included."""
         result = self.words.copy()
-        if self.check is not None:
-            result[values.size :] += self.check.of(ring.encode(values))
+        if self.subsets is not None:
+            result[values.size :] += checks_of(ring.encode(values), self.subsets)
         return result
 
     def taken(self, ring: Ring, words: RingArray, contributors: int) -> NDArray[np.float64]:
         """Take the pads off a sum; ``RefusedError`` if it is not the sum of the contributions."""
         total = words - self.words * np.uint64(contributors)
         with suppress(UnreadableSumError):  # a contributor's fault
-            if self.check is not None:
-                total, checks = np.split(total, [self.check.subsets.size])
-            if self.check is None or np.array_equal(self.check.of(total), checks):
+            if self.subsets is not None:
+                total, checks = np.split(total, [self.subsets.size])
+            if self.subsets is None or np.array_equal(checks_of(total, self.subsets), checks):
                 values = ring.decode(total)
                 ring.check_sums(values, contributors)
                 return values

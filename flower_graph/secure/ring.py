@@ -62,8 +62,7 @@ class Ring:
         for word in WORDS:
             if largest < 1 << (word - 1):
                 return cls(word, fraction_bits, guard_bits, float(limit))
-        bits = largest.bit_length() + 1
-        raise ValueError(f"limit {limit:g}, resolution {resolution:g}: {bits} bits, a word has 64")
+        raise ValueError(f"limit {limit:g}, resolution {resolution:g}: a sum has more than 64 bits")
 
     @property
     def dtype(self) -> np.dtype[np.generic]:

@@ -96,6 +96,10 @@ class Membership:
         goes_on = resume.to_config() if resume.server_round else {}
         return RecordDict({CONFIG: ConfigRecord(self._question | goes_on)})
 
+    def enrolment_round(self, server_round: int) -> int:
+        """Return the round of the messages to newcomers: the current one."""
+        return server_round
+
     def read(self, node: int, content: RecordDict) -> object:
         """Read and check a reply; it has ``clients``, and ``handled`` as `Enrolment` has."""
         return Enrolment.read(content)
@@ -148,7 +152,7 @@ class Membership:
         replies = exchange.send(
             questions,
             message_type="query",
-            server_round=server_round,
+            server_round=self.enrolment_round(server_round),
             timeout=timeout,
             read=self._read,
             max_reply_bytes=self.most_bytes(),

@@ -48,7 +48,7 @@ from flower_graph.storage.checkpoint import SCALARS
 from flower_graph.storage.reading import StateDict
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.fields import Resume
-from flower_graph.wire.keys import ACCURACY, CONFIG, COUNTING
+from flower_graph.wire.keys import ACCURACY, CONFIG, COUNTING, ROLES
 from flower_graph.wire.ledger import reply_bytes
 
 LOG = logging.getLogger(__name__)
@@ -446,23 +446,12 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
         # The round's requests have already asked them to save.
         return unsaved(self.requests, {n: one.not_saved for n, one in self.answers.items()})
 
+    # Any: fields of ``RoundReport``
     def report(
-        self,
-        server_round: int,
-        who: Participation,
-        accuracy: Mapping[str, float],
-        **figures: object,
+        self, server_round: int, who: Participation, accuracy: Mapping[str, float], **figures: Any
     ) -> RoundReport:
-        return self.session.report(
-            server_round,
-            who,
-            asked=sum(map(len, self.session.asked.values())),
-            answered=len(who.answered),
-            train_accuracy=accuracy["train"],
-            val_accuracy=accuracy["val"],
-            test_accuracy=accuracy["test"],
-            **figures,
-        )
+        named = {f"{role}_accuracy": accuracy[role] for role in ROLES}
+        return self.session.report(server_round, who, **named, **figures)
 
     def check_start(self, given: Collection[str], *, resume: bool) -> None:
         if self.session.is_open:

@@ -270,19 +270,16 @@ class Session:
             no_use=no_use,
         )
 
-    # Any: further fields of ``RoundReport``
-    def report(
-        self, server_round: int, who: Participation, *, asked: int, answered: int, **figures: Any
-    ) -> RoundReport:
+    # Any: fields of ``RoundReport``
+    def report(self, server_round: int, who: Participation, **figures: Any) -> RoundReport:
         members, local = self.members, self.members.clients.values()
+        counts = {"asked": sum(map(len, self.asked.values())), "answered": len(who.answered)}
         return RoundReport(
             round=server_round,
-            asked=asked,
-            answered=answered,
             rejected=[{"node": one.node_id, "reason": one.reason} for one in few(self.rejected)],
             wire_bytes=self.ledger.wire,
             participation=who.to_record() if members.absent or any(local) else {},
-            **figures,
+            **{**counts, **figures},
         )
 
     # Checkpoints

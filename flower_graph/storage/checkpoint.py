@@ -184,7 +184,7 @@ def _put_back(tensors: Mapping[str, Values], entry: dict[str, Any]) -> Any:
     if kind == BYTES:
         return bytes.fromhex(inner)
     if kind == ARRAY:
-        return np.array(tensors[inner])
+        return np.asarray(tensors[inner]).copy()
     if kind == TUPLE:
         return tuple(inner)
     result = dict(zip(*inner, strict=True))

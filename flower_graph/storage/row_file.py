@@ -55,37 +55,32 @@ def check_room(path: Path, count: int) -> None:
 
 def mark(path: Path, server_round: int) -> None:
     """Copy the file for the checkpoint of a round."""
-    _copy(path, _copy_of(path, server_round))
-    for old in marked(path)[:-KEPT]:
-        remove(_copy_of(path, old))
+    _copy(path, path.with_name(f"{path.name}.round-{server_round:06d}"))
+    for old in [*marked(path).values()][:-KEPT]:
+        remove(old)
 
 
 def go_back(path: Path, server_round: int) -> None:
     """Restore the numbers of a round's checkpoint; later copies are of another course."""
-    if server_round not in marked(path):
+    copies = marked(path)
+    if server_round not in copies:
         raise CheckpointError(f"{path}: it has no copy of round {server_round}")
-    _copy(_copy_of(path, server_round), path)
-    for later in marked(path):
-        if later > server_round:
-            remove(_copy_of(path, later))
+    _copy(copies[server_round], path)
+    for number, later in copies.items():
+        if number > server_round:
+            remove(later)
 
 
-def marked(path: Path) -> list[int]:
-    """Return the rounds whose checkpoints have a copy of the file."""
-    copies = path.parent.glob(f"{path.name}.round-*")
-    rounds = (copy.name.rpartition("-")[2] for copy in copies)
-    return sorted(int(number) for number in rounds if number.isdecimal())
+def marked(path: Path) -> dict[int, Path]:
+    """Return the copies of the file, by the rounds of their checkpoints."""
+    copies = {c.name.rpartition("-")[2]: c for c in path.parent.glob(f"{path.name}.round-*")}
+    return dict(sorted((int(n), copy) for n, copy in copies.items() if n.isdecimal()))
 
 
 def remove_all(path: Path) -> None:
     """Remove a file and its copies."""
-    for server_round in marked(path):
-        remove(_copy_of(path, server_round))
-    remove(path)
-
-
-def _copy_of(path: Path, server_round: int) -> Path:
-    return path.with_name(f"{path.name}.round-{server_round:06d}")
+    for old in (*marked(path).values(), path):
+        remove(old)
 
 
 def _copy(path: Path, target: Path) -> None:

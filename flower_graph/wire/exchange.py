@@ -149,8 +149,7 @@ class Exchange:
         timeout : float
             Seconds to wait for replies after sending.
         read : Callable[[int, RecordDict], T]
-            Turns a node's reply into a value; raises ``MalformedReplyError`` with the reason if it
-            cannot. Any other exception leaves the node out as well.
+            Turns a node's reply into a value. Any exception leaves the node out, with its reason.
         max_reply_bytes : int or None
             Replies larger than this (as `count_bytes` counts) are refused unread.
         called : str

@@ -32,7 +32,7 @@ from flower_graph.ops.counts import Counts
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.slots import SlotTable
 from flower_graph.secure.channel import framed
-from flower_graph.secure.relayed import CHECKS, REFUSAL
+from flower_graph.secure.relayed import CHECKS, REFUSAL, checks_of
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest, SumTerms
 from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
@@ -339,7 +339,7 @@ class VectorEncoding:
         return self.table.check_pads(self.pads, self.sum_round, clients)
 
     def checks(self, words: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
-        return self.table.check(self.pads, self.sum_round, words.size).of(words)
+        return checks_of(words, self.table.check(self.pads, self.sum_round, words.size))
 
 
 def add_up(

@@ -218,6 +218,7 @@ class RelayAudit(Audit[NFedGNNConfig]):
     """The attacks on a run of nFedGNN."""
 
     rounds = 10
+    one_supernode = True  # messages have a row for each user in any case
     notes = (
         "Guesses are as many as the user has features, which the attacker is told; `wholly` is the "
         "share of users all of whose features are found. From one latent the attacker solves "
@@ -241,10 +242,6 @@ class RelayAudit(Audit[NFedGNNConfig]):
         if share == SUMMED:
             share = f"{share}, {config.strategy.aggregation} sums"
         return label if share == OWN else f"{share}, {label}"
-
-    def supernodes(self, clients: int) -> int:
-        """Put all users on one SuperNode: messages have a row for each user in any case."""
-        return 1
 
     def attack(self, config: NFedGNNConfig, grid: RecordingGrid, method: object) -> list[Finding]:
         """Recover the features of some users, and compare users."""

@@ -4,14 +4,10 @@
 the common layer a message brings the sum of the last step; a SuperNode that has missed a step first
 gets a copy of the layer. The same sum is applied only once, however often it comes.
 
-``MaskedLayerClient`` shows the server neither layer nor sums. The sum of the users' gradients
-leaves the SuperNode under masks, which cancel in the sum over all SuperNodes, and under pads, which
-only the common key takes off (``secure.common_key``). First weights and dropout come from the same
-key, so the server cannot follow the layer by itself.
-
-A SuperNode that does not trust the server sums only with SuperNodes that have keys of their own,
-and takes the common key only from them. It never steps with a changed sum: from its addition
-the server would know how the layer moved, and so, by the next latent vectors, each user's features.
+``MaskedLayerClient`` shows the server neither layer nor sums: what leaves the SuperNode is under
+masks and pads (``secure.common_key``), and first weights and dropout come from the common key. A
+SuperNode that does not trust the server never steps with a changed sum: from its addition the
+server would know how the layer moved, and so, by the next latent vectors, each user's features.
 """
 
 from __future__ import annotations

@@ -86,20 +86,17 @@ class EnrolmentRequest(Message, down="query"):
 class MemberKey(Message, prefix="key-"):
     """Client to server: a SuperNode's key for masked sums, and whether it has the common key."""
 
-    public: Annotated[Bytes, Block(says="its public key (X25519)", shape=f"{KEY_BYTES}")]
-    key_check: Annotated[
-        Bytes, Block("key-check", "hash of the common key, or zeros", shape=f"{CHECK_BYTES}")
-    ]
+    public: Annotated[Bytes, Block(shape=f"{KEY_BYTES}")]  # its public key (X25519)
+    # hash of the common key, or zeros
+    key_check: Annotated[Bytes, Block("key-check", shape=f"{CHECK_BYTES}")]
     signed_by: Annotated[Bytes | None, SIGNED_KEY] = None
 
 
 class EnrolmentReply(Message, up="query"):
     """Client to server: its users."""
 
-    users: Annotated[NDArray[np.int64], Exact(USERS, "its users, rows of the server's graph")]
-    weight_shape: Annotated[
-        list[int], Numbers("weight-shape", "of weights, with a bias", shape="2", whole=True)
-    ]
+    users: Annotated[NDArray[np.int64], Exact(USERS)]  # its users, rows of the server's graph
+    weight_shape: Annotated[list[int], Numbers(shape="2", whole=True)]  # of weights, with a bias
     handled: Handled = None
     layer_round: Annotated[int | None, STEP] = None
     key: Annotated[MemberKey | None, Part(make=MemberKey, when="key-public")] = None
@@ -155,8 +152,8 @@ class RelayRequest(Message, down="train train.finish"):
     gradient_round: Annotated[IntArray, GIVEN]
     rate: Rate
     average: Annotated[FloatArray | None, MEAN] = None
-    average_round: Annotated[int, Whole("average-round", "round of that mean; 0 without")] = 0
-    send_weights: Annotated[bool, Flag("send-weights", "whether weights are asked for")] = False
+    average_round: Annotated[int, Whole()] = 0  # round of that mean; 0 without
+    send_weights: Annotated[bool, Flag()] = False  # whether weights are asked for
     checkpoint: Saves = False
     run: Token = ""
 
@@ -169,7 +166,7 @@ class RelayReply(Message, up="train"):
     # The answer to ``train.finish``, too; there only its shape matters.
 
     server_round: ServerRound
-    latent: Annotated[FloatArray, Tensor("arrays/relay", "latent vectors", shape="p h")]
+    latent: Annotated[FloatArray, Tensor("arrays/relay", shape="p h")]  # latent vectors
     weight_sum: Annotated[FloatArray | None, ADDED] = None
     holders: Annotated[IntArray | None, COUNTS] = None
     not_saved: NotSaved = ""
@@ -199,9 +196,9 @@ MEASURED = Tensor("arrays/measured", "vectors of `measured`", shape="m h", when=
 class HiddenSum(Message, prefix="pad-"):
     """Server to client: a sum that the server cannot read; clients take the pads off."""
 
-    contributors: Annotated[int, Whole(says="pads in the words", least=1)]
-    sum_run: Annotated[bytes, Raw("pad-run", "run of the secure sum, which the pad is made for")]
-    sum_round: Annotated[int, Whole("pad-round", "its number, too")]
+    contributors: Annotated[int, Whole(least=1)]  # pads in the words
+    sum_run: Annotated[bytes, Raw("pad-run")]  # run of the secure sum, which the pad is made for
+    sum_round: Annotated[int, Whole("pad-round")]  # its number, too
     ring: Annotated[Ring, RING]
     words: Annotated[RingArray, WORDS]
 
@@ -214,9 +211,9 @@ class Advance(Message):
     """Server to client: the step, or copy, that brings the layer up to date; applied once."""
 
     layer_round: LayerRound = 0
-    before: Annotated[int, Whole("layer-before", "round of the step before that")] = 0
+    before: Annotated[int, Whole("layer-before")] = 0  # round of the step before that
     rate: Rate = 0.0
-    has_total: Annotated[bool, Flag("has-total", "whether the sum comes along")] = False
+    has_total: Annotated[bool, Flag()] = False  # whether the sum comes along
     total: Annotated[FloatArray | None, TOTAL] = None
     hidden: Annotated[HiddenSum | None, Part(make=HiddenSum, when="pad-contributors")] = None
     copy: Annotated[Bytes | None, replace(Copy, optional=True)] = None
@@ -227,9 +224,9 @@ class LatentRequest(Message, down="train"):
 
     server_round: ServerRound
     users: Users
-    measured: Annotated[IntArray, Exact("measured", "users to send without dropout", shape="m")]
+    measured: Annotated[IntArray, Exact(shape="m")]  # users to send without dropout
     advance: Annotated[Advance, Part(make=Advance)] = field(default_factory=Advance)
-    trains: Annotated[bool, Flag("trains", "whether `users` send vectors with dropout")] = True
+    trains: Annotated[bool, Flag()] = True  # whether `users` send vectors with dropout
     checkpoint: Saves = False
     run: Token = ""
 
@@ -261,7 +258,7 @@ class SumReply(Message, up="train.add_up"):
     """Client to server: its users' summed gradients with respect to the layer's weights."""
 
     server_round: ServerRound
-    total: Annotated[FloatArray, Tensor("arrays/sum", "the sum", shape="f w", per="p")]
+    total: Annotated[FloatArray, Tensor("arrays/sum", shape="f w", per="p")]  # the sum
 
 
 class CopyReply(Message, up="train.copy_layer"):

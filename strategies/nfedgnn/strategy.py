@@ -433,6 +433,9 @@ class Layer(Membership):
         before = self.users_before if resume.server_round else None
         return EnrolmentRequest(self.settings, resume, before).to_record()
 
+    def enrolment_round(self, server_round: int) -> int:
+        return self.resume.server_round  # the run's last before this start
+
     def read(self, node: int, content: RecordDict) -> EnrolmentReply:
         return EnrolmentReply.read(content, num_nodes=self.size)
 
@@ -688,9 +691,7 @@ class CommonLayer(Layer):
 
     def _ask_anew(self, server_round: int) -> None:
         self.asked_round = server_round  # for which latent vectors were asked
-        self.requests = dict[int, LatentRequest]()
-        self.came = dict[int, FloatArray]()  # [p, h] of users that train
-        self.rejected = list[Rejected]()
+        self.relay.requests, self.relay.answers, self.rejected = {}, {}, list[Rejected]()
 
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from a state; vectors that were asked for ahead are asked for again."""
@@ -716,25 +717,27 @@ class CommonLayer(Layer):
 
     def latents(self, server_round: int) -> tuple[Tensor, Tensor]:
         """Return the vectors that were asked for ahead, and those of new SuperNodes."""
-        session, server = self.relay.session, self.relay.server
+        relay, session, server = self.relay, self.relay.session, self.relay.server
         hosted = self.users_of(session.gather(server_round, UNHOSTED))
         if self.asked_round != server_round:
             self._ask_anew(server_round)
-        self.requests = {node: asked for node, asked in self.requests.items() if node in hosted}
-        session.rejected += few(self.rejected)
-        new = {node: users for node, users in hosted.items() if node not in self.requests}
+        new = {node: users for node, users in hosted.items() if node not in relay.requests}
         users = self.drawn(server_round, new)
         self._ask({node: (drawn, NOBODY) for node, drawn in users.items() if drawn.size})
-        asked = {node: request.users for node, request in self.requests.items()}
+        session.rejected += few(self.rejected)
+        asked = {node: relay.requests[node].users for node in hosted if node in relay.requests}
         session.asked = {node: users for node, users in asked.items() if users.size}
         if not session.asked:
             raise self.nobody_drawn(server_round)
-        came = {node: rows for node, rows in self.came.items() if node in session.asked}
-        session.must_have(server_round, Replies(dict(came), list(session.rejected)))
-        self.answered = came
+        self.answered = [node for node in session.asked if node in relay.answers]
+        session.must_have(server_round, Replies(dict.fromkeys(self.answered), session.rejected))
         latent, heard = server.latent.clone(), torch.zeros_like(server.known)
-        for node, rows in came.items():
-            local, vectors = torch.from_numpy(asked[node]), _tensor(rows)
+        for node in self.answered:
+            reply, request = relay.answers[node], relay.requests[node]
+            rows = reply.latent
+            if rows is None:
+                rows = reply.measured[np.isin(request.measured, request.users)]
+            local, vectors = torch.from_numpy(request.users), _tensor(rows)
             unknown = ~server.known.cpu()[local]
             if unknown.any():  # the first word from them
                 server.receive(local[unknown], vectors[unknown])
@@ -768,7 +771,7 @@ class CommonLayer(Layer):
             return
         relay, session = self.relay, self.relay.session
         copy = self._copy(list(asked))
-        relay.requests = {
+        requests = {
             node: LatentRequest(
                 self.asked_round,
                 users,
@@ -781,20 +784,20 @@ class CommonLayer(Layer):
             )
             for node, (users, measured) in asked.items()
         }
-        self.requests |= relay.requests
-        entries = self.entries(list(relay.requests))
+        entries = self.entries(list(requests))
         replies = session.exchange.send(
-            {n: with_entries(one, entries.get(n, {})) for n, one in relay.requests.items()},
+            {node: with_entries(one, entries.get(node, {})) for node, one in requests.items()},
             server_round=self.asked_round,
             timeout=session.timeout,
-            read=lambda node, content: self.read_reply(self.requests[node], content),
-            max_reply_bytes=self.reply_bytes(relay.requests.values()),
+            read=lambda node, content: self.read_reply(requests[node], content),
+            max_reply_bytes=self.reply_bytes(requests.values()),
         )
-        relay.answers, self.rejected = replies.values, replies.rejected
+        relay.requests |= requests
+        relay.answers |= replies.values
+        self.rejected += replies.rejected
         self.note(replies.rejected)
         for node, reply in replies.values.items():
-            request = relay.requests[node]
-            advance, measured = request.advance, request.measured
+            advance, measured = requests[node].advance, requests[node].measured
             self.at[node] = advance.layer_round
             total = advance.hidden if advance.total is None else advance.total
             for kind, sent in (("sum", total), ("copy", advance.copy)):
@@ -804,10 +807,6 @@ class CommonLayer(Layer):
                 self.tally("up", "measured", measured, measured.size * self._vector)
             if reply.measured is not None:
                 relay.server.receive(torch.from_numpy(measured), _tensor(reply.measured))
-            if reply.latent is not None:
-                self.came[node] = reply.latent
-            elif reply.measured is not None:
-                self.came[node] = reply.measured[np.isin(measured, request.users)]
 
     @property
     def _vector(self) -> int:
@@ -886,8 +885,8 @@ class CommonLayer(Layer):
         """Have the SuperNodes' gradients by the layer added up for the next message."""
         gradients, requests = gradient.cpu().numpy(), {}
         for node in self.answered:
-            users = self.requests[node].users
-            if self.requests[node].trains:  # otherwise counted as vectors to be measured
+            users = self.relay.requests[node].users
+            if self.relay.requests[node].trains:  # otherwise counted as vectors to be measured
                 self.tally("up", "latent", users, users.size * self._vector)
             self.traffic[users, ANSWERED] += 1
             self.tally("down", "gradient", users, users.size * self._vector)

@@ -133,6 +133,8 @@ class EmbeddingAudit(Audit[PPFLConfig]):
         "embeddings of each client, so that whose a node is stays a guess by construction.",
     )
 
+    shorter = ("judge.every=1000000", "judge.mlp=false")
+
     def refuse(self, config: PPFLConfig) -> None:
         if config.strategy.name == LOCAL:
             raise ConfigError(f"strategy.name: {LOCAL} has no audit: its clients send nothing")
@@ -144,9 +146,6 @@ class EmbeddingAudit(Audit[PPFLConfig]):
         whole = ["strategy.participation=1", "strategy.absent=leave-out"]
         secure = [f"strategy.alignment={SECURE}", NO_NOISE, *whole]
         return [[], [*pairs, NO_NOISE], *([*pairs, *noise] for noise in noisy), secure]
-
-    def shorten(self, config: PPFLConfig) -> list[str]:
-        return ["judge.every=1000000", "judge.mlp=false"]
 
     def label(self, config: PPFLConfig) -> str:
         is_secure = config.strategy.alignment == SECURE

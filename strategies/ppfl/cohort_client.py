@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from numpy.typing import NDArray
+from torch.nn.functional import cosine_similarity
 
 from flower_graph.client.state import CohortState, Makers, Tensors, forms_of
 from flower_graph.errors import RefusedError, StateLostError, brief
@@ -252,14 +253,14 @@ class PublicNodeClient(NumPyClient):
         with self._state.opened(self._makers, follows=request.follows) as models:
             for client, targets in zip(request.clients, request.targets, strict=True):
                 member, model = self.members[client], models[client]
-                public, who = (member.rows.size, member.dimension), f"client {client}"
+                who, asked = f"client {client}", (member.rows.size, member.dimension)
                 if targets is not None and (
-                    targets.shape != public or not np.isfinite(targets).all()
+                    targets.shape != asked or not np.isfinite(targets).all()
                 ):
-                    why = f"finite ones of {public} are allowed"
+                    why = f"finite ones of {asked} are allowed"
                     raise ValueError(f"{who}: means {targets.shape}: {why}")
                 reply.loss.append(float(model.learn(member.rows, targets, request.server_round)))
-                rows, shape = np.asarray(model.embed(), np.float32), (member.nodes.size, public[1])
+                rows, shape = np.asarray(model.embed(), np.float32), (member.nodes.size, asked[1])
                 if rows.shape != shape:
                     raise ValueError(f"{who}: its model embeds as {rows.shape}, expected {shape}")
                 embedded[client], shared, judge = rows, rows[member.rows], member.judge
@@ -309,11 +310,8 @@ def disagreement(embeddings: FloatArray, targets: FloatArray | None) -> float:
     """Return the mean of 1 - cos between rows ``[p, d]`` and their targets (equation 8)."""
     if targets is None:
         return math.nan
-    a, b = embeddings.astype(np.float64), targets.astype(np.float64)
-    length = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        cosine = np.where(length > 0, (a * b).sum(1) / length, 0.0)
-    return float(1.0 - cosine.mean())
+    pair = (torch.tensor(rows, dtype=torch.float64) for rows in (embeddings, targets))
+    return float(1.0 - cosine_similarity(*pair).mean())
 
 
 # In a secure sum ----------------------------------------------------------------------------------
@@ -477,25 +475,30 @@ def rotate(
 ) -> tuple[dict[int, Floats], dict[int, Floats]]:
     """Rotate each client's rows nearest to the common mean, or to the first points.
 
-    Returns the rotations ``W_i``, and the clients' parts of the sum. The reply gets the distances
-    to the common mean.
+    Returns the rotations ``W_i``, and the clients' parts of the sum ``[length]``: the rotated rows
+    at their slots, and zeros. The reply gets the distances to the common mean.
     """
-    start = first_points(order.seed, length // request.dimension, request.dimension)
+    count, dimension = length // request.dimension, request.dimension
+    start, near = first_points(order.seed, count, dimension), dict[int, Mapping[int, float]]()
     turns, vectors = dict[int, Floats](), dict[int, Floats]()
-    near = dict[int, Mapping[int, float]]()
     of_clients = request.clients, reply.embeddings, request.targets, order.slots
     for client, x, mean, slots in zip(*of_clients, strict=True):
+        here = slots != ABSENT
+        chosen, turn, rows = slots[here], np.eye(dimension), np.zeros((count, dimension))
+        is_inside = ((chosen >= 0) & (chosen < count)).all()
+        if length % dimension or np.unique(chosen).size != chosen.size or not is_inside:
+            given = f"{brief(chosen.tolist())} of {length} numbers in rows of {dimension}"
+            raise ValueError(f"slots: {given}; allowed are different ones from 0 to {count - 1}")
         if x is None:
             continue
-        here, local = slots != ABSENT, x.astype(np.float64)
-        points = start[slots[here]] if mean is None else mean[here].astype(np.float64)
-        turns[client] = turn = np.eye(request.dimension)
         if here.any():
-            only = order.rotations_only
-            turns[client] = turn = orthogonal_procrustes(local[here], points, rotations_only=only)
+            local = x[here].astype(np.float64)
+            points = start[chosen] if mean is None else mean[here].astype(np.float64)
+            turn = orthogonal_procrustes(local, points, rotations_only=order.rotations_only)
+            rows[chosen] = local @ turn
             if mean is not None:
-                near[client] = alignment_precision(local[here], points, turn)
-        vectors[client] = sum_vector(local @ turn, slots, length)
+                near[client] = alignment_precision(local, points, turn)
+        turns[client], vectors[client] = turn, rows.ravel()
     for name, k in PRECISIONS.items() if near else ():
         reply.judged[name] = [near.get(c, {}).get(k, math.nan) for c in request.clients]
     return turns, vectors
@@ -511,17 +514,3 @@ def hide_figures(reply: PublicReply, limit: float) -> dict[int, Floats]:
     reply.loss, reply.disagreement, reply.judged = nothing, nothing, {}
     vectors = np.concatenate([np.where(fits, values, 0), fits], 1)
     return dict(zip(reply.request.clients, vectors, strict=True))
-
-
-def sum_vector(turned: Floats, slots: IntArray, length: int) -> Floats:
-    """Place a client's rotated rows ``[p, d]`` at their slots, zeros elsewhere, ``[length]``."""
-    dimension = turned.shape[1]
-    here, count = slots != ABSENT, length // dimension
-    chosen = slots[here]
-    is_inside = ((chosen >= 0) & (chosen < count)).all()
-    if length % dimension or np.unique(chosen).size != chosen.size or not is_inside:
-        given = f"{brief(chosen.tolist())} of {length} numbers in rows of {dimension}"
-        raise ValueError(f"slots: {given}; allowed are different ones from 0 to {count - 1}")
-    rows = np.zeros((count, dimension))
-    rows[chosen] = turned[here]
-    return rows.ravel()

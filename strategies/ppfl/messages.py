@@ -86,18 +86,13 @@ def held_nodes(prefix: str = "") -> Ragged:
 class EmbeddingEnrolment(Message, up="query"):
     """Client to server: its clients, and their public nodes."""
 
-    clients: Annotated[
-        list[int], Numbers(keys.CLIENTS, "at most 4096", whole=True, most=MOST_CLIENTS)
-    ]
+    # at most 4096
+    clients: Annotated[list[int], Numbers(keys.CLIENTS, whole=True, most=MOST_CLIENTS)]
     nodes: Annotated[list[IntArray], held_nodes()]  # of each client [p]
-    dimensions: Annotated[
-        list[int], Numbers("dimensions", "numbers of an embedding; all the same", whole=True)
-    ]
+    dimensions: Annotated[list[int], Numbers(whole=True)]  # numbers of an embedding; all the same
     handled: Handled = None
-    signature: Annotated[
-        Bytes | None,
-        Block("claim-signature", "of clients and ids (Ed25519)", shape="64", optional=True),
-    ] = None
+    # of clients and ids (Ed25519)
+    signature: Annotated[Bytes | None, Block("claim-signature", shape="64")] = None
 
     @property
     def held(self) -> Held:
@@ -172,32 +167,20 @@ class Rows(Field[Sequence[FloatArray | None]]):
 class PublicRequest(Message, down="train"):
     """Server to client: the aligned means of the last round."""
 
-    server_round: Annotated[int, Whole(keys.SERVER_ROUND, "the round")]
+    server_round: Annotated[int, Whole(keys.SERVER_ROUND)]  # the round
     # The clients that are asked, all at one SuperNode
-    clients: Annotated[list[int], Numbers(keys.CLIENTS, "who is asked", whole=True)]
-    nodes: Annotated[  # as they said themselves
-        list[IntArray],
-        Fingerprints(
-            "fingerprints",
-            "of each client's ids: the first 63 bits of BLAKE2b-64 (big-endian) over them as in "
-            "`nodes`",
-            whole=True,
-        ),
-    ]
-    # [p, d] of each client; None for one that has no means yet
-    targets: Annotated[
-        list[FloatArray | None],
-        Rows("arrays/public", "means of public nodes; in the secure form the common mean"),
-    ]
+    clients: Annotated[list[int], Numbers(keys.CLIENTS, whole=True)]  # who is asked
+    # of each client's ids: the first 63 bits of BLAKE2b-64 (big-endian) over them as in `nodes`; as
+    # they said themselves
+    nodes: Annotated[list[IntArray], Fingerprints("fingerprints", whole=True)]
+    # means of public nodes; in the secure form the common mean
+    targets: Annotated[list[FloatArray | None], Rows("arrays/public")]
     dimension: int = 0  # numbers of an embedding
-    is_last: Annotated[bool, Flag(keys.IS_LAST, "whether no round follows")] = False
-    wants_embeddings: Annotated[
-        bool, Flag("wants-embeddings", "false where clients train alone; then no array travels")
-    ] = True
-    follows: Annotated[
-        bool,
-        Flag("follows", "whether these clients had earlier rounds: their state", optional=True),
-    ] = False
+    is_last: Annotated[bool, Flag(keys.IS_LAST)] = False  # whether no round follows
+    # false where clients train alone; then no array travels
+    wants_embeddings: Annotated[bool, Flag()] = True
+    # whether these clients had earlier rounds: their state
+    follows: Annotated[bool, Flag()] = False
     saves: Saves = False
     run: Token = ""  # if they are to save
     counting: Counting = ""
@@ -233,25 +216,18 @@ class PublicReply(Message, up="train"):
     """Client to server: embeddings of public nodes, and what the clients measured."""
 
     request: PublicRequest  # that it answers; the server knows it
-    # [p, d] of each client that was asked, in order; None for one that is left out
-    embeddings: Annotated[
-        list[FloatArray | None],
-        Rows("arrays/public", "embeddings, in the same order. Not in the secure form"),
-    ]
+    # embeddings, in the same order. Not in the secure form
+    embeddings: Annotated[list[FloatArray | None], Rows("arrays/public")]
     # Its model's own loss
-    loss: Annotated[list[float], Numbers(keys.LOSS, "of each client")]
-    disagreement: Annotated[
-        list[float],
-        Numbers("disagreement", "of each: mean of 1 − cos of embeddings and means; NaN without"),
-    ]
-    judged: Annotated[
-        dict[str, list[float]],
-        Judged(f"{keys.MEASURED}*", "`judged-val`, `judged-test`, …, of each client or NaN"),
-    ] = field(default_factory=dict)
-    left_out: Annotated[
-        dict[int, str],
-        Reasons(keys.LEFT_OUT, "`number:reason` for each that is not to be used"),
-    ] = field(default_factory=dict)
+    loss: Annotated[list[float], Numbers(keys.LOSS)]  # of each client
+    # of each: mean of 1 − cos of embeddings and means; NaN without
+    disagreement: Annotated[list[float], Numbers()]
+    # `judged-val`, `judged-test`, …, of each client or NaN
+    judged: Annotated[dict[str, list[float]], Judged(f"{keys.MEASURED}*")] = field(
+        default_factory=dict
+    )
+    # `number:reason` for each that is not to be used
+    left_out: Annotated[dict[int, str], Reasons(keys.LEFT_OUT)] = field(default_factory=dict)
     not_saved: NotSaved = ""
     counts: Counted = None
 
@@ -284,17 +260,12 @@ class PublicReply(Message, up="train"):
 class SumOrder(Message, down="train"):
     """Server to client, with a ``PublicRequest`` whose targets are rows of the common mean."""
 
-    # Of each client that is asked, int64 [p]
-    slots: Annotated[
-        list[NDArray[np.int64]],
-        Ragged("slots", "place of each public node in the sum; −1: it is not in it", shape="rows"),
-    ]
-    seed: Annotated[int, Whole(keys.SEED, "of the points that all turn to first")]
-    is_target: Annotated[
-        bool,
-        Flag("is-target", "whether the common mean may be learnt from; else only turned to"),
-    ]
-    rotations_only: Annotated[bool, Flag("rotations-only", "leave reflections out")]
+    # place of each public node in the sum; −1: it is not in it
+    slots: Annotated[list[NDArray[np.int64]], Ragged(shape="rows")]
+    seed: Annotated[int, Whole(keys.SEED)]  # of the points that all turn to first
+    # whether the common mean may be learnt from; else only turned to
+    is_target: Annotated[bool, Flag()]
+    rotations_only: Annotated[bool, Flag()]  # leave reflections out
 
     def meaning(self, nodes: IntArray, means: Bytes, request: PublicRequest) -> bytes:
         """Hash the meaning of a vector's numbers, for the masks: nodes and means."""

@@ -184,24 +184,6 @@ class PublicMembership(Membership):
             LOG.warning("node %d has lost its state: clients %s begin anew", node, lost)
         self.ids |= answer.held
 
-    def take(self, replies: Iterable[PublicReply]) -> tuple[ByClient, dict[int, str]]:
-        """Return what clients measured, and the clients that are left out, with the reason."""
-        measured, failed = ByClient(), dict[int, str]()
-        for reply in replies:
-            failed |= reply.left_out
-            figures = {**reply.judged, keys.LOSS: reply.loss, DISAGREEMENT: reply.disagreement}
-            for index, client in enumerate(reply.request.clients):
-                x = reply.embeddings[index]
-                if client in failed or (x is None and reply.request.wants_embeddings):
-                    continue
-                for name, values in figures.items():
-                    measured.setdefault(name, {})[client] = values[index]
-                if x is not None:
-                    self.embeddings[client] = x
-        self.begun = sorted({*self.begun, *measured.get(keys.LOSS, ())})
-        self.measured = measured or self.measured
-        return measured, failed
-
 
 class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
     """The server: aligns the clients' public embeddings and sends means back.
@@ -308,8 +290,24 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return self.reported(server_round, who, figures, precision, "" if answered else none)
 
     def take(self) -> tuple[ByClient, dict[int, str]]:
+        """Return what clients measured, and the clients that are left out, with the reason."""
+        known, measured, failed = self.clients, ByClient(), dict[int, str]()
+        for reply in self.answers.values():
+            failed |= reply.left_out
+            figures = {**reply.judged, keys.LOSS: reply.loss, DISAGREEMENT: reply.disagreement}
+            for index, (client, x) in enumerate(
+                zip(reply.request.clients, reply.embeddings, strict=True)
+            ):
+                if client in failed or (x is None and reply.request.wants_embeddings):
+                    continue
+                for name, values in figures.items():
+                    measured.setdefault(name, {})[client] = values[index]
+                if x is not None:
+                    known.embeddings[client] = x
+        known.begun = sorted({*known.begun, *measured.get(keys.LOSS, ())})
+        known.measured = measured or known.measured
         self.counts = added(reply.counts for reply in self.answers.values())
-        return self.clients.take(self.answers.values())
+        return measured, failed
 
     def reported(
         self,

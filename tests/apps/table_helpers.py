@@ -1,18 +1,16 @@
 """Runs of a paper's tables without training, and a table of a stranger's."""
 
 import json
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from flower_graph.apps.reproduce.command import reproduce, selected
-from flower_graph.apps.reproduce.runs import RUNS, Curves, Run, Store, settings_kept
+from flower_graph.apps.reproduce.runs import RUNS, Run, settings_kept
 from flower_graph.apps.reproduce.table import LAST, TEST, Figure, Line, Paper, Picture, within
 from flower_graph.records.rounds import RoundReport
 from flower_graph.storage.reading import read_packed
 
-GRAPH = ("precision", "recall", "homophily", "true-homophily", "degree", "true-degree")
 STRATEGIES = {"mine": "structure-fedavg", "other": "fed-gnn"}
 GENERATED = ["data.name=csbm", "data.nodes=2000", "partition.clients=5"]
 
@@ -66,30 +64,6 @@ def run_lines(
     paper = Paper("A table of my own", {"one": lines}, pictures=[AXES])
     reproduce(selected(paper, {"data": ["Cora"], **only}, seeds, 3), out)
     return (out / "table.md").read_text()
-
-
-def curves_of_run(run: Run) -> Curves:
-    """Make up figures of a run: best validation in round 2, where test is 0.5 and more."""
-    drawn = random.Random(repr(run))
-    test = 0.5 + drawn.random() / 4
-    curves = Curves([2.0, 1.5, 1.0], [0.1, 0.4, 0.3], [0.2, test, test - 0.1], {"a": 2**20})
-    curves.seconds_per_round, curves.run_seconds = 0.25, 9.0
-    curves.structure = {name: drawn.random() for name in GRAPH}
-    if run.config.startswith("ppfl/"):
-        count = 1 if "partition.clients=1" in run.overrides else 4
-        curves.judged = {
-            name: {role: [test - 0.01 * n for n in range(count)] for role in ("val", "test")}
-            for name in ("mlp", "svc")
-        }
-        curves.alignment = {f"precision-{k}": [0.25, 0.5, 0.75] for k in (1, 5, 10)}
-    return curves
-
-
-class MadeUp(Store):
-    """A store that has every run."""
-
-    def get(self, run: Run) -> Curves:
-        return curves_of_run(run)
 
 
 def leave(folder: Path, run: Run, settings: dict[str, object] | None = None) -> None:

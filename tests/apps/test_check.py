@@ -17,7 +17,7 @@ from flower_graph.apps.cli.main import main
 from flower_graph.data.baselines import says_one_class
 from flower_graph.data.folders import client_folder
 from flower_graph.data.graph import PARTS, Graph, to_undirected
-from flower_graph.data.survey import component_sizes, lines, survey_graph
+from flower_graph.data.partition.statistics import component_sizes, lines, survey_graph
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import known_apps, method_named, method_of
 

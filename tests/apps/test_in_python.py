@@ -65,7 +65,7 @@ def test_settings_in_any_form(given: Any, words: list[str]) -> None:
         ("quickstart", {"rounds": -1}, {}, "rounds: -1"),
         ("quickstart", {"model": {"nam": "gat"}}, {}, "model.name"),
         ("quickstart", "rounds=3", {}, "mapping"),
-        ("quickstart", {"rounds": object()}, {}, "serializable"),
+        ("quickstart", {"rounds": object()}, {}, "overrides"),
         ("quickstart", None, {"supernodes": 0}, "supernodes: 0"),
     ],
 )

@@ -14,8 +14,6 @@ from app_helpers import InlinePool
 from matplotlib.figure import Figure as Drawing
 from table_helpers import (
     GENERATED,
-    MadeUp,
-    curves_of_run,
     leave,
     only_row,
     own_lines,
@@ -30,7 +28,6 @@ from flower_graph.apps.reproduce.command import selected, write_page
 from flower_graph.apps.reproduce.page import (
     all_rows,
     make_page,
-    make_rows,
     measured_rows,
 )
 from flower_graph.apps.reproduce.runs import (
@@ -38,7 +35,6 @@ from flower_graph.apps.reproduce.runs import (
     Curves,
     Run,
     Store,
-    run_all,
     settings_kept,
     thinned,
 )
@@ -46,7 +42,6 @@ from flower_graph.apps.reproduce.table import (
     LAST,
     TEST,
     VALIDATION,
-    Figure,
     Paper,
     papers,
     read_paper,
@@ -374,9 +369,7 @@ def test_one_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param("fedscem", marks=pytest.mark.release), "fedgls", "ppfl"]
-)
+@pytest.mark.parametrize("name", [pytest.param("fedscem", marks=pytest.mark.release), "ppfl"])
 def test_a_small_comparison(name: str, tmp_path: Path) -> None:
     rows = small_comparison(name, tmp_path)
     assert all(0 <= r["mean"] <= 1 for r in rows if r["metric"] in (TEST, LAST, "micro-f1"))
@@ -393,30 +386,3 @@ def test_a_small_comparison(name: str, tmp_path: Path) -> None:
         last = only_row(rows, metric="micro-f1", table="Figure 3", iteration=22, **key)
         whole = only_row(rows, metric=LAST, table="Table 1", **key)
         assert last["mean"] == pytest.approx(whole["mean"])
-    if name == "fedgls":
-        # The graphless clients are the same ones, so their true edges are.
-        assert len({r["mean"] for r in rows if r["metric"] == "true-degree"}) == 1
-        # This process gives what another one gives.
-        (line,) = small(name, method=["FedGLS"]).lines
-        store, other = Store(tmp_path), Store(tmp_path / "other")
-        (tmp_path / "other").mkdir()
-        run_all([store.run(line, 0)], other)
-        found = other.get(store.run(line, 0))
-        assert found and found.test_accuracy == store.runs(line)[0].test_accuracy
-
-
-def test_a_difference_is_to_a_line_of_the_same_place(tmp_path: Path) -> None:
-    lines = own_lines(keys={"share": 5}) + own_lines(keys={"share": 10}, settings=["patience=7"])
-    lines = [line for line in lines if line.data == "Cora"]
-    rows = all_rows(make_rows(lines, MadeUp(tmp_path)))
-    for share in (5, 10):
-        row = only_row(rows, metric="gain", share=share)
-        mine, other = (line for line in lines if line.keys["share"] == share)
-        values = [
-            curves_of_run(MadeUp(tmp_path).run(mine, seed)).test_accuracy[-1]
-            - curves_of_run(MadeUp(tmp_path).run(other, seed)).test_accuracy[-1]
-            for seed in (0, 1)
-        ]
-        assert row["values"] == values
-    wrong = [replace(line, figures=[Figure("gain", LAST, "nobody")]) for line in lines]
-    assert all_rows(make_rows(wrong, MadeUp(tmp_path))) == []

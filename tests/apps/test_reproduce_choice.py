@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import ttest_rel
 from table_helpers import K3, K7, K9, grid_lines, own_lines, report, run_lines, written
 
-from flower_graph.apps.reproduce.page import FIGURES, marks, to_the_end, winner
+from flower_graph.apps.reproduce.page import marks, to_the_end, value_of, winner
 from flower_graph.apps.reproduce.page import written as written_as
 from flower_graph.apps.reproduce.runs import Curves, curves_of
 from flower_graph.apps.reproduce.table import TEST, WITHIN, Figure
@@ -132,10 +132,10 @@ def test_accuracy_within_a_budget() -> None:
         **{"1 steps": None, "1.5 MiB": 0.2, "the end": 0.6},  # the first round takes more steps
     }
     for within, figure in figures.items():
-        assert FIGURES[WITHIN].value(CURVES, {"within": within}, None) == figure
+        assert value_of(WITHIN, CURVES, {"within": within}, None) == figure
     for wrong in ("3 hours", "few steps"):
         with pytest.raises(ConfigError, match=f"within: '{wrong}'"):
-            FIGURES[WITHIN].value(CURVES, {"within": wrong}, None)
+            value_of(WITHIN, CURVES, {"within": wrong}, None)
 
 
 def test_of_errors_the_least_is_the_best_round() -> None:
@@ -161,8 +161,8 @@ def test_clients_that_are_not_asked_spend_nothing() -> None:
     curves = curves_of(reports, {}, clients=2, local_steps=4)
     assert (curves.steps, curves.up) == ([2.0, 6.0], [2.0**20, 2.0**21])
     assert curves.left_out == 1
-    assert FIGURES["steps-a-client"].value(curves, {}, None) == 6.0
-    assert FIGURES["MiB-a-client"].value(Curves([1.0], [0.1], [0.2]), {}, None) is None
+    assert value_of("steps-a-client", curves, {}, None) == 6.0
+    assert value_of("MiB-a-client", Curves([1.0], [0.1], [0.2]), {}, None) is None
 
 
 def test_differences_are_tested_by_pairs() -> None:

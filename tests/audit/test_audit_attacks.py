@@ -11,7 +11,7 @@ from federation import ALL, Setup
 
 from flower_graph.apps.cli.audit import _deviating_run
 from flower_graph.audit.deviating import NOTES, Deviation, all_notes
-from flower_graph.audit.scores import Finding, auc, guess_variance, guesses, ranking, top
+from flower_graph.audit.scores import Finding, guess_variance, guesses, ranking
 from flower_graph.method.registry import method_of
 from flower_graph.strategies.fedgls.attack import Models, attack
 
@@ -99,10 +99,10 @@ def test_the_secure_form_does_not_show_whose_a_private_node_is(tmp_path: Path) -
 
 
 def test_areas_count_ties_half_and_need_both_kinds_of_cases() -> None:
-    assert auc([1.0, 2.0, 2.0, 3.0], [False, True, False, True]) == 3.5 / 4
+    assert ranking("", [1.0, 2.0, 2.0, 3.0], [False, True, False, True]).success == 3.5 / 4
     for truth in ([True, True], [False, False]):
         with pytest.raises(ValueError, match="of 2 cases"):
-            auc([1.0, 2.0], truth)
+            ranking("", [1.0, 2.0], truth)
 
 
 def test_a_guess_strays_as_far_as_it_is_said_to() -> None:
@@ -116,7 +116,7 @@ def test_a_guess_strays_as_far_as_it_is_said_to() -> None:
 def test_findings_count_their_cases() -> None:
     found = ranking("a", [3, 1, 2], [True, False, False], more=0.5)
     assert (found.success, found.chance, found.n, found.true) == (1.0, 0.5, 3, 1)
-    assert found.detail == {"more": 0.5} and top([1.0, 5.0, 3.0], 2).tolist() == [1, 2]
+    assert found.detail == {"more": 0.5}
     guessed = guesses("b", [True, False, True, True], 0.1)
     assert (guessed.success, guessed.chance, guessed.n) == (0.75, 0.1, 4)
     with pytest.raises(ValueError, match="guessed"):

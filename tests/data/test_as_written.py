@@ -20,7 +20,8 @@ from flower_graph.config.common import DataConfig
 from flower_graph.config.partition import PartitionSection
 from flower_graph.data import as_graph, to_undirected
 from flower_graph.data.description import read_labels
-from flower_graph.data.features import PLAIN, ReadOptions, Treatment
+from flower_graph.data.features import PLAIN, Treatment
+from flower_graph.data.features import ReadOptions as How
 from flower_graph.data.folders.client_folder import (
     RATIOS,
     client_graphs,
@@ -50,9 +51,9 @@ COLUMNS = {
     "income": [i for _, i in X],
 }
 COMMA, WEIGHTED, VALUED = (
-    ReadOptions(decimal="comma"),
-    ReadOptions(weights=True),
-    ReadOptions(targets=True),
+    How(decimal="comma"),
+    How(weights=True),
+    How(targets=True),
 )
 
 
@@ -112,7 +113,7 @@ def test_another_clients_columns_are_found_by_name(kind, tmp_path):
 def form_of(graph: Graph, config: DataConfig) -> DataForm:
     """Return the form of a run's new graphs, by way of its file."""
     assert graph.treatment is not None
-    form = DataForm(graph.treatment, graph.num_classes, graph.classes, ReadOptions.of(config))
+    form = DataForm(graph.treatment, graph.num_classes, graph.classes, How.of(config))
     return DataForm.from_json(json.loads(json.dumps(form.to_json())))
 
 
@@ -124,9 +125,9 @@ def test_new_files_are_read_as_the_runs_own(tmp_path):
     path = tables(tmp_path, rows, "source;target;v\nanna;bert;2,5\n")
     own = {"label": "group", "weight": "v", "decimal": "comma"}
     config = DataConfig(str(path), split="auto", features="as-is", **own)
-    form = form_of(
-        load_graph(config, how=ReadOptions.of(config)._replace(weights=True)), config
-    )._replace(weights=True)
+    form = form_of(load_graph(config, how=How.of(config)._replace(weights=True)), config)._replace(
+        weights=True
+    )
     new = read_new_graph(path, form)
     assert new.x.tolist() == [[1.5], [-2], [0.25], [1]] and new.y.tolist() == [0, 1, 0, 1]
     assert new.edge_weight is not None and new.edge_weight.tolist() == [2.5, 2.5]
@@ -218,7 +219,7 @@ def test_weights_that_from_networkx_makes_are_weights_and_no_feature(tmp_path):
     settings = with_saved_graphs({"data.name": from_networkx(ring)}, tmp_path)
     path = Path(str(settings["data.name"]))
     said(lambda: load_file(path), "no x")
-    assert load_file(path, ReadOptions("degree", weights=True)).edge_weight.tolist() == [3.0] * 10
+    assert load_file(path, How("degree", weights=True)).edge_weight.tolist() == [3.0] * 10
     nx.set_node_attributes(ring, 1.0, "age")
     said(lambda: with_saved_graphs({"data.name": from_networkx(ring)}, tmp_path), "age")
 
@@ -230,7 +231,7 @@ def given(graph: object, folder: Path, **how: Any) -> Graph:
     """Give a graph to a run, and read it as the run does."""
     settings = with_saved_graphs({"data": {"name": graph}, **how}, folder)
     name = settings["data"]["name"]
-    return load_file(Path(name), ReadOptions(label=how.get("data.label"), weights=True))
+    return load_file(Path(name), How(label=how.get("data.label"), weights=True))
 
 
 def test_graphs_of_networkx_and_igraph_are_read_as_their_files(tmp_path):
@@ -281,11 +282,9 @@ def test_a_data_is_read_with_gradients_scipys_matrix_or_an_adjacency(tmp_path):
 def test_saved_graphs_have_the_named_entries_too(tmp_path):
     torch.save({"x": torch.eye(3), "edge_index": torch.tensor([[0], [1]]), "group": [1, 0, 1],
                 "strength": torch.tensor([3.0])}, tmp_path / "g.pt")  # fmt: skip
-    graph = load_file(
-        tmp_path / "g.pt", ReadOptions(label="group", weight="strength", weights=True)
-    )
+    graph = load_file(tmp_path / "g.pt", How(label="group", weight="strength", weights=True))
     assert graph.y.tolist() == [1, 0, 1] and graph.edge_weight.tolist() == [3, 3]
-    said(lambda: load_file(tmp_path / "g.pt", ReadOptions(label="club")), "data.label", "strength")
+    said(lambda: load_file(tmp_path / "g.pt", How(label="club")), "data.label", "strength")
 
 
 # Programs that draw -------------------------------------------------------------------------------
@@ -364,11 +363,11 @@ def gephi_tables(folder: Path) -> Path:
 def test_a_drawing_programs_captions_and_places_are_no_classes_and_no_features(write, tmp_path):
     path = write(tmp_path)
     said(lambda: load_file(path), "data.label", "group, age", "yEd" if write is yed else "Gephi")
-    graph = load_file(path, ReadOptions(label="group", weights=True))
+    graph = load_file(path, How(label="group", weights=True))
     assert graph.x.tolist() == [[age] for age, _ in X] and graph.classes == ("cat", "dog")
     assert graph.edge_weight is None if write is yed else set(graph.edge_weight.tolist()) == {2}
     assert any("of the nodes left out" in note for note in graph.notes)
-    said(lambda: load_file(path, ReadOptions(label="club")), "data.label", "group")
+    said(lambda: load_file(path, How(label="club")), "data.label", "group")
     assert clients_path(DataConfig(str(path), label="group")) is None
     assert clients_path(DataConfig(str(saved(tmp_path / "g.json", network())))) is None
 
@@ -439,7 +438,7 @@ def both(**more: Any) -> Files:
 
 
 # What stands in the files, how they are read, and what is found; None: no such entry
-READ: dict[str, tuple[Files, ReadOptions, dict[str, Any]]] = {
+READ: dict[str, tuple[Files, How, dict[str, Any]]] = {
     "pandas, index=False": (two(HEAD + ROWS), PLAIN, WHOLE),
     "pandas, tabs": (two((HEAD + ROWS).replace(",", "\t")), PLAIN, WHOLE),
     "pandas, decimal=','": (two(with_commas(HEAD + ROWS)), COMMA, WHOLE),
@@ -488,7 +487,7 @@ READ: dict[str, tuple[Files, ReadOptions, dict[str, Any]]] = {
     ),
     "a weight of another name": (
         two(HEAD + ROWS, "source,target,value\nanna,bert,2\n"),
-        ReadOptions(weight="value"), {"edge_weight": [2]},
+        How(weight="value"), {"edge_weight": [2]},
     ),
     "empty weights": (
         two(HEAD + ROWS, "source,target,weight\nanna,bert,\nbert,cora,NA\n"),
@@ -589,8 +588,8 @@ def weight(value: str) -> Files:
 HALF = next(iter(changed("age", 40).values()))
 MANY = [{"id": node, "label": node % 2, f"a{node}": 1} for node in range(3000)]
 CAPTIONS = "name,label\n" + "".join(f"n{row},person {row}\n" for row in range(12))
-ONE_HOT = ReadOptions(categories="one-hot")
-REFUSED: list[tuple[Files, ReadOptions, str]] = [
+ONE_HOT = How(categories="one-hot")
+REFUSED: list[tuple[Files, How, str]] = [
     (nodes("name,", "who,"), PLAIN, r"nodes\.csv"),
     (nodes("age,", "n_id,"), PLAIN, r"nodes\.csv: n_id"),
     (nodes("age,", "id,"), PLAIN, r"nodes\.csv: one column"),
@@ -612,7 +611,7 @@ REFUSED: list[tuple[Files, ReadOptions, str]] = [
     (two(COMMAS), PLAIN, r"nodes\.csv, line 2.*data\.decimal"),
     (two(COMMAS), ONE_HOT, r"nodes\.csv, line 2.*data\.decimal"),  # not a word for each number
     (two(COMMAS.replace("-2", "2.5")), COMMA, r"nodes\.csv, line 3.*decimal point"),
-    (two(CAPTIONS, "source,target\n"), ReadOptions("degree"), ".*12 labels.*data.label"),
+    (two(CAPTIONS, "source,target\n"), How("degree"), ".*12 labels.*data.label"),
     (two(",name,label\n0,anna,cat\n"), PLAIN, ".*index=False"),
     (two("Unnamed: 0,name,label\n0,anna,cat\n"), PLAIN, ".*index=False"),
     (two('"","name","label"\n"1","anna","cat"\n'), PLAIN, ".*row.names = FALSE"),
@@ -629,14 +628,14 @@ REFUSED: list[tuple[Files, ReadOptions, str]] = [
     (two(HEAD + ROWS, "from,target\nanna,bert\n"), PLAIN, r"edges\.csv, line 1.*source"),
     (two(HEAD + ROWS, ""), PLAIN, r"edges\.csv: is empty"),
     ({"nodes.csv": NODES}, PLAIN, r"edges\.csv: there is no such file"),
-    (two(HEAD + ROWS), ReadOptions(weight="value"), r"edges\.csv: data\.weight"),
+    (two(HEAD + ROWS), How(weight="value"), r"edges\.csv: data\.weight"),
     *((weight(value), PLAIN, r"edges\.csv, line 3: weight") for value in ("", '"1,5"', "strong")),
     ({"g.json": ""}, PLAIN, r"g\.json"),
     ({"g.json": HALF[: len(HALF) // 2]}, PLAIN, r"g\.json.*line 1"),
     ({"g.json": "[1]"}, PLAIN, r"g\.json.*nodes.*links"),
     ({"g.json": '{"nodes": 3, "links": []}'}, PLAIN, r"g\.json.*nodes"),
     ({"g.json": '{"nodes": [3], "links": []}'}, PLAIN, r"g\.json, node 0: 3"),
-    (both(nodes=MANY), ReadOptions(missing="mean"), ".*attributes"),
+    (both(nodes=MANY), How(missing="mean"), ".*attributes"),
     (both(links=IN_JSON["edges"][:1]), PLAIN, r"g\.json.*`links` and `edges`"),
     (changed("id", "anna"), PLAIN, r"g\.json, node 1: name: 'anna'"),
     (changed("age", "old"), PLAIN, r"g\.json, node 1: age: 'old'"),
@@ -733,8 +732,8 @@ def test_names_of_the_kinds_lead_to_them_and_others_are_refused_with_the_remedy(
 
 # Missing numbers and words ------------------------------------------------------------------------
 
-SETTINGS = ReadOptions._fields[:6]  # of the section `data`
-FILLED = ReadOptions(missing="mean", categories="one-hot")
+SETTINGS = How._fields[:6]  # of the section `data`
+FILLED = How(missing="mean", categories="one-hot")
 TOWNS = """\
 name,label,split,age,town
 anna,cat,train,30,bern
@@ -744,13 +743,10 @@ dora,dog,train,60,
 """
 
 
-def load(path: Path, features: str = "as-is", gaps: ReadOptions = FILLED) -> Graph:
+def load(path: Path, features: str = "as-is", gaps: How = FILLED) -> Graph:
     """Load a graph as a run does."""
-    return load_graph(
-        DataConfig(
-            str(path), split="auto", features=features, **dict(zip(SETTINGS, gaps, strict=False))
-        )
-    )
+    own = dict(zip(SETTINGS, gaps, strict=False))
+    return load_graph(DataConfig(str(path), split="auto", features=features, **own))
 
 
 def table(rows: str, count: int) -> str:
@@ -763,9 +759,9 @@ def table(rows: str, count: int) -> str:
     [
         (TOWNS, FILLED, ""),
         (TOWNS.replace("30,", ","), FILLED, ""),
-        (TOWNS, ReadOptions(categories="one-hot"), r"line 3: age.*data\.missing=mean"),
-        (TOWNS, ReadOptions(missing="mean"), r"line 2: town.*data\.categories=one-hot"),
-        (TOWNS.replace("30,", "nan,"), ReadOptions(categories="one-hot"), r"line 2: age"),
+        (TOWNS, How(categories="one-hot"), r"line 3: age.*data\.missing=mean"),
+        (TOWNS, How(missing="mean"), r"line 2: town.*data\.categories=one-hot"),
+        (TOWNS.replace("30,", "nan,"), How(categories="one-hot"), r"line 2: age"),
         (TOWNS.replace("60,bern", "60,7"), FILLED, r"line 4: town.*line 2.*'bern'"),
         (TOWNS.replace("60,bern", "inf,bern"), FILLED, "line 4: age: inf"),
         (table("", 9), FILLED, "a: no node"),
@@ -813,7 +809,7 @@ def test_nan_in_a_saved_graph_gets_the_mean(tmp_path):
     data = Data(x=x, edge_index=edges, y=torch.tensor([0, 1, 0]))
     data.train_mask, data.val_mask, data.test_mask = torch.eye(3, dtype=torch.bool)
     torch.save(data, tmp_path / "g.pt")
-    graph = load(tmp_path / "g.pt", "standardise", ReadOptions(missing="mean"))
+    graph = load(tmp_path / "g.pt", "standardise", How(missing="mean"))
     assert graph.x[2, 0] == graph.x[0, 1] == 0  # the mean
     assert graph.treatment is not None
     torch.testing.assert_close(graph.treatment.apply(x), graph.x)
@@ -895,6 +891,6 @@ def test_labels_get_the_runs_numbers(tmp_path):
         read_new_graph(tmp_path / "new.pt", FORM)
     torch.save({"edge_index": edges, "y": [1, 0]}, tmp_path / "new.pt")
     with pytest.raises(DataError):  # numbers of nodes are no features of new ones
-        read_new_graph(tmp_path / "new.pt", FORM._replace(given=ReadOptions("one-hot")))
-    form = DataForm(Treatment("as-is", 32), 2, None, ReadOptions("degree"))
+        read_new_graph(tmp_path / "new.pt", FORM._replace(given=How("one-hot")))
+    form = DataForm(Treatment("as-is", 32), 2, None, How("degree"))
     assert read_new_graph(tmp_path / "new.pt", form).x.argmax(1).tolist() == [1, 1]

@@ -412,22 +412,6 @@ def test_what_was_written_is_read_back_by_its_owner_alone(folder):
         write_folder(folder, manifest())
 
 
-def test_what_cannot_be_read_is_named(folder):
-    file = folder / "data.safetensors"
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(DataError, match=r"data\.safetensors"):
-        open_folder(folder, SETTINGS, CLIENTS)
-    for one in (file, folder / "manifest.json"):
-        one.unlink()
-        with pytest.raises(DataError, match=one.name):
-            open_folder(folder, SETTINGS, CLIENTS)
-        one.mkdir()  # root may read every file, but not a folder as one
-        with pytest.raises(DataError, match=rf"{one.name}: cannot"):
-            open_folder(folder, SETTINGS, CLIENTS)
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

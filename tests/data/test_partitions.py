@@ -21,7 +21,7 @@ from torch_geometric.utils import k_hop_subgraph, subgraph
 
 from flower_graph.config.partition import PartitionSection
 from flower_graph.data import Graph, csbm, to_undirected
-from flower_graph.data.graph import Masks, Neighbours
+from flower_graph.data.graph import Masks, neighbours_of
 from flower_graph.data.partition.client_graphs import (
     DRAWS,
     LEAST_NODES,
@@ -70,6 +70,7 @@ from flower_graph.data.splits import (
     stratified_split,
 )
 from flower_graph.errors import ConfigError, DataError
+from flower_graph.ops.graph import SortedEdges
 from flower_graph.strategies.ppfl.config import PartitionConfig
 
 
@@ -355,15 +356,36 @@ def test_a_client_that_cannot_train_is_refused():
         check_neighbours(graphs, 5)
 
 
-def test_a_node_has_one_role_at_all_clients_that_hold_it():
-    how = settings(method="metis-overlapping", clients=10)
-    found = {}
-    clients = partition_graph(large(), how, 0.5, seed=0)
-    assert sum(one.is_graphless for one in clients) == 5
-    for client in clients:
-        for role, nodes in enumerate(roles(client)):
-            assert nodes and all(found.setdefault(node, role) == role for node in nodes)
-    assert len(found) <= 200 < sum(one.nodes.numel() for one in clients)
+def overlapping(graph: Graph, ratios: list[float]) -> list[Any]:
+    return overlapping_graphs(graph, PartitionConfig(ratios=ratios), seed=1)
+
+
+def with_draws(graph: Graph, ratios: list[float]) -> list[Any]:
+    how = settings(method="metis-overlapping", clients=10, ratios=ratios)
+    return partition_graph(graph, how, 0.5, seed=0)
+
+
+def global_egos(graph: Graph, ratios: list[float]) -> list[Any]:
+    return split_global(ego_networks(graph, range(300), 1), graph.y, ratios, seed=2)
+
+
+@pytest.mark.parametrize("cut", [overlapping, with_draws, global_egos])
+def test_a_node_has_one_role_at_all_clients_that_hold_it_and_roles_have_their_shares(cut):
+    graph, role = large(300), torch.full((300,), -1)
+    for client in cut(graph, [0.5, 0.2, 0.3]):
+        masks = torch.stack([*client.masks.values()])
+        assert masks.sum(0).tolist() == [1] * client.nodes.numel()
+        mine = masks.int().argmax(0)
+        assert bool(((role[client.nodes] == -1) | (role[client.nodes] == mine)).all())
+        role[client.nodes] = mine
+    if cut is global_egos:  # drawn over all nodes; else class by class
+        assert torch.bincount(role).tolist() == [150, 60, 90]
+    else:
+        held = role >= 0
+        for label in range(3):
+            counts = torch.bincount(role[held & (graph.y == label)], minlength=3)
+            shares = (counts / counts.sum()).tolist()
+            assert shares == pytest.approx([0.5, 0.2, 0.3], abs=0.011 if held.all() else 0.1)
 
 
 def test_ego_networks_are_those_of_fedscem_and_overlapping_graphs_those_of_ppfl():
@@ -515,19 +537,16 @@ def test_a_clients_split_depends_on_the_seed_and_its_number_alone():
     assert roles(done[0]) != roles(split_per_client(networks, RATIOS, seed=6)[0])
 
 
-@given(st.integers(0, 2**32), st.lists(st.tuples(st.integers(0, 19), st.integers(0, 19))))
-def test_global_roles_are_the_same_at_every_client(seed, pairs):
-    data = whole(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t().tolist(), 20)
-    found = {}
-    for network in split_global(ego_networks(data, range(20), 1), data.y, RATIOS, seed):
-        for role, nodes in enumerate(roles(network)):
-            for node in nodes:
-                assert found.setdefault(node, role) == role
-    assert sorted(found) == list(range(20))
-    assert [list(found.values()).count(role) for role in range(3)] == [12, 4, 4]
-
-
 # What is refused --------------------------------------------------------------------------------
+
+
+def shares(**changes: Any) -> PartitionConfig:
+    return PartitionConfig(**{"ratios": RATIOS, **changes})
+
+
+def edgeless(nodes: int) -> Graph:
+    none = torch.empty(2, 0, dtype=torch.int64)
+    return Graph(torch.zeros(nodes, 3), none, torch.zeros(nodes, dtype=torch.int64), 1)
 
 
 def refused(**changes: Any) -> Any:
@@ -537,6 +556,11 @@ def refused(**changes: Any) -> Any:
 
 def egos_of(**changes: Any) -> Any:
     return lambda: partition_egos(whole(), partition(**changes), 0)
+
+
+def overlaps(label: int | None = None, **changes: Any) -> Any:
+    graph = large() if label is None else large(y=torch.full((200,), label))
+    return lambda: overlapping_graphs(graph, shares(**changes), seed=0)
 
 
 def drawn(y: list[int], **changes: int) -> Any:
@@ -570,6 +594,16 @@ def drawn(y: list[int], **changes: int) -> Any:
         (lambda: ego_networks(whole(), [2, 0, 2], 1), r"egos \[2\]"),
         (lambda: ego_networks(whole(), [0], 0), r"partition\.hops: 0"),
         (lambda: client_statistics([]), "no clients"),
+        (overlaps(clients=0), "partition.clients: 0"),
+        (overlaps(public="best"), "partition.public: 'best'"),
+        (overlaps(private_share=0.2), "private_share: 0.2"),
+        (overlaps(public_share=0.001), "public_share = 0.001"),
+        (overlaps(private_share=0.001), "private_share = 0.001.*0.005"),
+        (overlaps(label_noise=math.nan), "partition.label_noise: nan"),
+        (overlaps(0, label_noise=0.5), "partition.label_noise = 0.5"),
+        (overlaps(-1, clients=1, private_share=0), "client 0.*80"),
+        (lambda: overlapping_graphs(edgeless(0), shares(), seed=0), "graph.*0"),
+        (lambda: overlapping_graphs(edgeless(5), shares(), seed=0), "graph.*5"),
     ],
 )
 def test_impossible_settings_are_refused(call, words):
@@ -578,10 +612,6 @@ def test_impossible_settings_are_refused(call, words):
 
 
 # Clients that share public nodes ------------------------------------------------------------------
-
-
-def shares(**changes: Any) -> PartitionConfig:
-    return PartitionConfig(**{"ratios": RATIOS, **changes})
 
 
 PUBLIC_WAYS = ("random", "degree", "cover")
@@ -598,8 +628,8 @@ def drawn_graphs(draw: st.DrawFn, largest: int = 9) -> tuple[Tensor, int]:
     return to_undirected(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T, n), n
 
 
-def around(edges: Tensor, n: int) -> Neighbours:
-    return Neighbours.of(Graph(torch.empty(n, 0), edges, torch.zeros(n), 1))
+def around(edges: Tensor, n: int) -> SortedEdges:
+    return neighbours_of(Graph(torch.empty(n, 0), edges, torch.zeros(n), 1))
 
 
 def plain_cover(edges: Tensor, order: list[int]) -> list[int]:
@@ -670,17 +700,17 @@ def test_shares_edges_and_roles_hold_for_any_settings(nodes, clients, how, parts
 
 
 def test_what_is_left_over_is_nobodys_and_a_share_that_floats_make_too_small_is_whole():
-    owner = deal_nodes(Neighbours.of(large()), shares(private_share=0.1), seed=0)
+    owner = deal_nodes(neighbours_of(large()), shares(private_share=0.1), seed=0)
     counts = {value: int((owner == value).sum()) for value in (EVERYBODY, NOBODY, 0, 1, 2, 3)}
     assert counts == {EVERYBODY: 80, NOBODY: 40, 0: 20, 1: 20, 2: 20, 3: 20}
     assert 0.29 * 100 < 29
-    owner = deal_nodes(Neighbours.of(large(100)), shares(public_share=0.29), seed=0)
+    owner = deal_nodes(neighbours_of(large(100)), shares(public_share=0.29), seed=0)
     assert int((owner == EVERYBODY).sum()) == 29
 
 
 def test_private_nodes_are_dealt_from_one_order_for_all_ways():
     one, other = (
-        deal_nodes(Neighbours.of(large()), shares(public=how), seed=0)
+        deal_nodes(neighbours_of(large()), shares(public=how), seed=0)
         for how in ("degree", "random")
     )
     both = (one >= 0) & (other >= 0)
@@ -689,21 +719,6 @@ def test_private_nodes_are_dealt_from_one_order_for_all_ways():
     assert earlier.any() and later.any()
     assert not (earlier & later).any()
     assert not torch.equal(one, other)
-
-
-def test_a_node_has_one_role_everywhere_and_classes_their_shares():
-    graph = large(300)
-    role = torch.full((300,), -1)
-    for client in overlapping_graphs(graph, shares(ratios=[0.5, 0.2, 0.3]), seed=1):
-        masks = torch.stack([client.train_mask, client.val_mask, client.test_mask])
-        assert masks.sum(0).tolist() == [1] * client.nodes.numel()
-        mine = masks.int().argmax(0)
-        assert bool(((role[client.nodes] == -1) | (role[client.nodes] == mine)).all())
-        role[client.nodes] = mine
-    assert bool((role >= 0).all())
-    for label in range(3):
-        counts = torch.bincount(role[graph.y == label], minlength=3) / (graph.y == label).sum()
-        assert counts.tolist() == pytest.approx([0.5, 0.2, 0.3], abs=0.011)
 
 
 def test_a_role_may_have_no_share_and_a_node_no_label():
@@ -739,31 +754,6 @@ def test_wrong_labels_are_as_many_as_asked_and_for_training_alone():
     assert int(counts[5]) == 3000
     assert int(counts[[1, 4, 5, 6]].sum()) == 9000
     assert counts[[1, 4, 6]].tolist() == pytest.approx([2000] * 3, abs=150)  # over 4 deviations
-
-
-def edgeless(nodes: int) -> Graph:
-    none = torch.empty(2, 0, dtype=torch.int64)
-    return Graph(torch.zeros(nodes, 3), none, torch.zeros(nodes, dtype=torch.int64), 1)
-
-
-@pytest.mark.parametrize(
-    ("graph", "changes", "message"),
-    [
-        (large(), {"clients": 0}, "partition.clients: 0"),
-        (large(), {"public": "best"}, "partition.public: 'best'"),
-        (large(), {"private_share": 0.2}, "private_share: 0.2"),
-        (large(), {"public_share": 0.001}, "public_share = 0.001"),
-        (large(), {"private_share": 0.001}, "private_share = 0.001.*0.005"),
-        (large(), {"label_noise": float("nan")}, "partition.label_noise: nan"),
-        (large(y=torch.zeros(200).long()), {"label_noise": 0.5}, "partition.label_noise = 0.5"),
-        (large(y=torch.full((200,), -1)), {"clients": 1, "private_share": 0}, "client 0.*80"),
-        (edgeless(0), {}, "graph.*0"),
-        (edgeless(5), {}, "graph.*5"),
-    ],
-)
-def test_impossible_shares_are_refused(graph, changes, message):
-    with pytest.raises((DataError, ConfigError), match=message):
-        overlapping_graphs(graph, shares(**changes), seed=0)
 
 
 # Figures, by hand ---------------------------------------------------------------------------------

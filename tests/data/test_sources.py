@@ -26,18 +26,22 @@ from flower_graph.data.description import as_graph
 from flower_graph.data.features import ReadOptions, move_features, sketched
 from flower_graph.data.folders.client_folder import client_graph_from_data
 from flower_graph.data.graph import PARTS
-from flower_graph.data.sources import cache as cache_module
-from flower_graph.data.sources.cache import (
+from flower_graph.data.partition.statistics import survey_graph
+from flower_graph.data.sources import names as cache_module
+from flower_graph.data.sources.names import (
+    PygName,
     cache_root,
     cached_folder,
     check_reachable,
     copy_tree,
     fetching,
+    file_path,
+    folder_path,
+    known_names,
+    pyg_name,
     stall_limit,
 )
-from flower_graph.data.sources.names import PygName, file_path, folder_path, known_names, pyg_name
 from flower_graph.data.sources.pyg import load_file, load_pyg, without_duplicates
-from flower_graph.data.survey import survey_graph
 from flower_graph.errors import DataError
 from flower_graph.ops import logistic_regression
 from flower_graph.storage.files import data_root

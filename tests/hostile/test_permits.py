@@ -16,7 +16,7 @@ from flower_graph.apps.cli.main import main
 from flower_graph.apps.client_app import app
 from flower_graph.apps.run import client_app
 from flower_graph.config.schema import known_keys
-from flower_graph.data.sources.cache import fetching, missing_message
+from flower_graph.data.sources.names import fetching, missing_message
 from flower_graph.errors import ConfigError, DataError, NoClientsError, RefusedError
 from flower_graph.method.load import load_config
 from flower_graph.method.of_app import configured_client

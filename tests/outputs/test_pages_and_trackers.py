@@ -19,7 +19,7 @@ from flower_graph.errors import ConfigError
 from flower_graph.method.load import as_overrides
 from flower_graph.method.page import page
 from flower_graph.report import trackers
-from flower_graph.report.trackers import Subject
+from flower_graph.report.trackers import Tracker
 
 SMALL: dict[str, Any] = {
     "rounds": 2,
@@ -86,19 +86,20 @@ def test_the_command_writes_one_file(
 # Trackers -----------------------------------------------------------------------------------------
 
 
-class Fake:
+class Fake(Tracker):
     """Notes what a tracker is shown; ``fails`` says where all of them fail."""
 
     fails = ""
     started: list[Fake]
 
-    def __init__(self, subject: Subject) -> None:
+    def start(self) -> str:
         Fake.started.append(self)
         if Fake.fails == "start":
             raise RuntimeError("no server at http://me:word@host")
-        self.subject, self.identity = subject, subject.known_as or f"of-{subject.group}"
+        self.identity = self.known_as or f"of-{self.group}"
         self.rounds: list[tuple[int, Mapping[str, float]]] = []
         self.final: Any = "not told"
+        return self.identity
 
     def log(self, server_round: int, figures: Mapping[str, float]) -> None:
         if Fake.fails == "log":
@@ -123,10 +124,10 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Fake]:
 
 def test_every_round_and_the_end_are_shown_and_seeds_are_a_group(fakes: list[Fake]) -> None:
     run = fg.run("fedgta/cora-linqs", SMALL, seed=(0, 1), out="both", track=["mlflow"])
-    assert [one.subject.group for one in fakes] == ["both", "both"]
-    assert [one.subject.name for one in fakes] == ["both/seed-0", "both/seed-1"]
+    assert [one.group for one in fakes] == ["both", "both"]
+    assert [one.name for one in fakes] == ["both/seed-0", "both/seed-1"]
     first = fakes[0]
-    assert first.subject.beside == Path.cwd()
+    assert first.beside == Path.cwd()
     assert [number for number, _ in first.rounds] == [1, 2]
     assert first.rounds[1][1]["loss"] == run.seeds[0].metrics[1]["loss"]
     assert first.final["final/best-round"] == run.seeds[0].result["best-round"]
@@ -142,7 +143,7 @@ def test_a_resumed_run_goes_on_in_the_same_record(
     assert fakes[0].final is None
     assert main(["run", "--resume", "run"]) == 0
     again = fakes[1]
-    assert (again.subject.known_as, again.subject.first_round) == (fakes[0].identity, 2)
+    assert (again.known_as, again.first_round) == (fakes[0].identity, 2)
     assert [number for number, _ in again.rounds] == [2] and again.final is not None
 
 

@@ -78,7 +78,7 @@ def test_out_of_range_names_the_value(bad):
         (0, 1, 1, "num_clients.*0"),
         (2, 0, 1, "limit.*0"),
         (2, 1, np.nan, "resolution.*nan"),
-        (2, 2.0**32, 2.0**-30, "65 bits"),
+        (2, 2.0**32, 2.0**-30, "64 bits"),
     ],
 )
 def test_impossible_rings(clients, limit, step, why):

@@ -47,13 +47,11 @@ def assigned(data: Data, context: Context, left: Any = ()) -> tuple[Tensor, Tens
     return data.x[users], users
 
 
-def client_app(
-    data: Data, *, left: Any = (), mods: Any = None, train_mods: Any = None, **options: Any
-) -> Any:
+def client_app(data: Data, *, left: Any = (), train_mods: Any = None, **options: Any) -> Any:
     def client_fn(context: Context) -> NodeClient:
         return NodeClient(context, *assigned(data, context, left), **options)
 
-    return make_client_app(client_fn, mods=mods, train_mods=train_mods)
+    return make_client_app(client_fn, train_mods=train_mods)
 
 
 def strategy_for(

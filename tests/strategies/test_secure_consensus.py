@@ -17,10 +17,13 @@ from public_helpers import run_secure as run
 
 from flower_graph.flower_compat import ClientAppCallable, Mod
 from flower_graph.secure.ring import Ring
-from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, first_points, sum_vector
+from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, first_points, rotate
 from flower_graph.strategies.ppfl.messages import (
     FloatArray,
     IntArray,
+    PublicReply,
+    PublicRequest,
+    SumOrder,
     common_nodes,
     fewest_holders,
 )
@@ -187,8 +190,11 @@ def test_what_a_round_reports() -> None:
     ],
 )
 def test_slots_that_cannot_be(slots: list[int], length: int, what: str) -> None:
+    rows = np.ones((3, 2), np.float32)
+    request = PublicRequest(1, [0], [np.arange(3)], [None], 2)
+    order = SumOrder([np.array(slots)], 0, is_target=False, rotations_only=False)
     with pytest.raises(ValueError, match=what):
-        sum_vector(np.ones((3, 2)), np.array(slots), length)
+        rotate(request, order, PublicReply(request, [rows], [0.0], [0.0]), length)
 
 
 def test_a_node_that_stays_keeps_its_mean() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation import Faults, Federation, good
+from federation import Faults, Federation, at, good
 from flwr.app import Array, Context
 from relay_helpers import FEATURES, assigned, small_graph, strategy_for
 from safetensors.torch import load
@@ -62,7 +62,6 @@ class Summed:
         grid: type[Federation] = Federation,
         faults: Faults = good,
         timeout: float = 5.0,
-        patience: int = 0,
         is_masked: bool = False,
         distrusts: bool = False,
         factor: float = 1.0,  # of what the first SuperNode adds up
@@ -84,9 +83,8 @@ class Summed:
         self.first = {n: t.clone() for n, t in self.strategy.server.model.state_dict().items()}
         self.seed = self.strategy.layer.settings.seed
         try:
-            self.strategy.start(
-                self.grid, num_rounds=rounds, timeout=timeout, patience=patience, on_round=self.note
-            )
+            how = {"num_rounds": rounds, "timeout": timeout, "on_round": self.note}
+            self.strategy.start(self.grid, **how)
         finally:
             forget_run(self.grid.run.run_id)
 
@@ -195,12 +193,19 @@ def test_a_sum_that_is_missing_stops_the_step_of_all(is_masked: bool) -> None:
     run = Summed(rich_graph(), supernodes=3, rounds=4, **how)
     assert [bool(report.skipped) for report in run.reports] == [False, True, False, False]
     assert run.reports[1].answered == 0 and run.reports[1].rejected
+    assert "missing from 1 SuperNode" in run.reports[1].skipped
     before, after = run.layers[:3], run.layers[3:6]
     assert all(torch.equal(a[LINEAR], b[LINEAR]) for a, b in zip(before, after, strict=True))
     assert run.reports[1].loss == run.reports[2].loss, "without dropout the same loss again"
     if not is_masked:
         whole = Summed(rich_graph(), supernodes=3, rounds=3)
         assert [run.losses[k] for k in (0, 2, 3)] == pytest.approx(whole.losses, abs=1e-6)
+
+
+def test_whose_first_vectors_are_lost_is_named() -> None:
+    run = Summed(rich_graph(), rounds=2, faults=at("lost", {1}, "train"), timeout=0.1)
+    assert [len(report.rejected) for report in run.reports] == [1, 0]
+    assert [report.answered for report in run.reports] == [20, 40]
 
 
 @pytest.mark.parametrize("is_masked", [False, True])
@@ -264,17 +269,15 @@ def test_masked_the_server_has_neither_sums_nor_layer_and_copies_are_sealed() ->
     assert not torch.allclose(first, run.layers[0][LINEAR], atol=2 * RATE), "not of the run's seed"
 
 
-def test_a_void_round_tells_a_skipped_sum_from_one_that_is_missing() -> None:
+def test_a_void_round_tells_of_a_skipped_sum() -> None:
     def sealed(_: int, server_round: int, kind: str) -> str:
         """Nobody answers in round 2 when it is asked for shares, and keys for round 3."""
         return "lost" if (kind, server_round) == ("train.sum_unmask", 2) else "good"
 
     how: dict[str, Any] = {"supernodes": 3, "is_masked": True, "timeout": 0.2}
     skipped = Summed(rich_graph(), rounds=4, faults=sealed, **how).reports
-    missing = Summed(rich_graph(), rounds=2, faults=second(mute=[2]), **how).reports
     assert [bool(report.skipped) for report in skipped] == [False, True, True, False]
     assert not any("missing" in report.skipped for report in skipped)
-    assert "missing from 1 SuperNode" in missing[1].skipped
 
 
 @pytest.mark.parametrize("what", ["plain request", "readable sum", "few bits"])

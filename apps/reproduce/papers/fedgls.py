@@ -87,7 +87,6 @@ TABLES = {
     ]
     for table in ("Table 2", "Table 3")
 }
-MARKED = ["Fed-MLP", "Local-GNN_k", "Fed-GNN_k", "FedGLS", "FedGLS, phi fixed", "Fed-GNN"]
 EDGES = {"Table 1": ["Fed-GNN_k", "FedGLS"]}
 TRUE = {"FedGLS": {"true edges": "true-homophily"}}
 PAPER = t.Paper(
@@ -116,7 +115,7 @@ PAPER = t.Paper(
         ]
     },
     pictures=[
-        t.Picture("axes-{data}.png", "axes", {"Table 1": None}, options={"marked": MARKED}),
+        t.Picture("axes-{data}.png", "axes", {"Table 1": None}),
         t.Picture("figure-3-{data}.png", "curves", EDGES),
         *(
             t.Picture(

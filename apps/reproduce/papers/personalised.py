@@ -81,9 +81,6 @@ PAPER = t.Paper(
     pictures=[
         t.Picture("louvain.png", "intervals", {LOUVAIN_TABLE: SHOWN}),
         t.Picture("overlapping.png", "intervals", {OVERLAPPING_TABLE: SHOWN}),
-        t.Picture(
-            *("axes-{data}.png", "axes", {LOUVAIN_TABLE: ALL}),
-            options={"marked": [LOCAL, "FedAvg", "FedGTA", "FED-PUB", NO_MASKS]},
-        ),
+        t.Picture("axes-{data}.png", "axes", {LOUVAIN_TABLE: ALL}),
     ],
 )

@@ -25,7 +25,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cached_property
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -143,8 +142,7 @@ class WorkerHome:
             given = {
                 "path": sys.path,
                 "reference": self._reference,
-                "folder": str(folder),
-                "name": where.rpartition("/")[2],
+                "path_of_socket": str(folder / where.rpartition("/")[2]),
                 "listener": listener.fileno(),
                 "owner": self._owner,
                 "idle": self._idle,
@@ -187,10 +185,10 @@ def locked(folder: Path) -> Iterator[int | None]:
 
 def is_own(connection: socket.socket) -> bool:
     """Whether this user owns the process at the other end."""
-    form = struct.Struct("3i")  # process, user, group
-    told_by_system = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, form.size)
-    _, user, _ = form.unpack(told_by_system)
-    return bool(user == os.getuid())
+    form = "3i"  # process, user, group
+    size = struct.calcsize(form)
+    told_by_system = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    return bool(struct.unpack(form, told_by_system)[1] == os.getuid())
 
 
 # The process -------------------------------------------------------------------------------------
@@ -208,25 +206,23 @@ def load_app(reference: str) -> ClientApp:
 class Worker:
     """Answers messages, one after another, until nothing needs it any more."""
 
-    # folder, name: of the socket, ``listener``, which it inherits; owner: the process of the
-    # SuperNode without which it ends; idle: seconds without a message after which it ends
+    # listener: the socket, which it inherits; owner: the process of the SuperNode without which it
+    # ends; idle: seconds without a message after which it ends
     def __init__(
-        self, reference: str, folder: str, name: str, listener: int, owner: int, idle: float
+        self, reference: str, path_of_socket: str, listener: int, owner: int, idle: float
     ) -> None:
-        self._reference, self._idle = reference, idle
-        self._folder, self._socket = Path(folder), Path(folder, name)
+        self._reference, self._idle, self._socket = reference, idle, Path(path_of_socket)
         self._listener = socket.socket(fileno=listener)
         self._inode = self._socket.stat().st_ino
         self._events = select.epoll()
         try:
-            for process in _owners(owner):
-                self._events.register(os.pidfd_open(process), select.EPOLLIN)
-        except ProcessLookupError:
+            # Of SuperExec, and of its parent, the SuperNode
+            status = Path(f"/proc/{owner}/stat").read_text(encoding="utf-8")
+            for process in (owner, int(status.rpartition(")")[2].split()[1])):
+                if process > 1:
+                    self._events.register(os.pidfd_open(process), select.EPOLLIN)
+        except (ProcessLookupError, FileNotFoundError):
             self.leave()
-
-    @cached_property
-    def _app(self) -> ClientApp:
-        return load_app(self._reference)
 
     def serve(self) -> None:
         def leave_when_alone() -> None:
@@ -234,7 +230,7 @@ class Worker:
             self.leave()
 
         threading.Thread(target=leave_when_alone, daemon=True).start()
-        _remove_dead(self._folder.parent)
+        _remove_dead(self._socket.parent.parent)
         self._listener.settimeout(self._idle)
         is_over = False
         while not is_over:
@@ -283,7 +279,7 @@ class Worker:
     def _answer(self, message: Message, context: Context) -> list[bytes]:
         try:
             with boundary(context):  # what an app of its own tells, it decides itself
-                app = self._app
+                app = load_app(self._reference)
             kind, reply = REPLY, message_to_proto(app(message, context)).SerializeToString()
         except Exception as error:
             LOG.error("ClientApp raised an exception", exc_info=error)  # as Flower says it
@@ -294,7 +290,7 @@ class Worker:
 
     def _end(self) -> None:
         """Stop listening and remove the socket, under the lock that a new worker needs."""
-        with locked(self._folder):
+        with locked(self._socket.parent):
             self._listener.close()  # a caller in between notices, and calls the next worker
             self._remove()
 
@@ -302,17 +298,7 @@ class Worker:
         with suppress(FileNotFoundError):
             if self._socket.stat().st_ino == self._inode:
                 remove(self._socket)
-        remove_empty(self._folder)
-
-
-def _owners(owner: int) -> list[int]:
-    """Return a process and its parent: SuperExec, and the SuperNode."""
-    try:
-        fields = Path(f"/proc/{owner}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except FileNotFoundError:
-        return [owner]
-    parent = int(fields[1])
-    return [owner, parent] if parent > 1 else [owner]
+        remove_empty(self._socket.parent)
 
 
 def _remove_dead(base: Path) -> None:

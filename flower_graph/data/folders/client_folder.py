@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import compress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -111,8 +111,7 @@ class Clients(list[T]):
 
     def replaced(self, clients: Iterable[G]) -> Clients[G]:
         """Return other clients with what all of these have in common."""
-        common = self.num_classes, self.classes, self.notes, self.treatment, self.whole
-        return Clients(clients, *common)
+        return Clients(clients, *vars(self).values())
 
     @classmethod
     def of(cls, graphs: Sequence[G]) -> Clients[G]:
@@ -142,15 +141,6 @@ class Clients(list[T]):
         return replace(whole, notes=self.notes, targets=targets)
 
 
-class ClientFile(NamedTuple):
-    """One client's graph, in canonical form, and what else its file has."""
-
-    where: str  # what errors call it: `file x.pt`, or `file x.pt, client 3`
-    values: SimpleNamespace
-    found: Described
-    graph: ClientGraph  # its masks are empty where the file has none
-
-
 def load_folder(
     path: Path | str,
     ratios: Sequence[float],
@@ -165,65 +155,58 @@ def load_folder(
     ``graphless_ratio`` removes edges from clients of one graph; in a folder, files without edges
     make graphless clients.
     """
-    files = read_clients(path, how._replace(needs_edges=False))
+    clients, files = read_clients(path, how._replace(needs_edges=False))
     drawn = graphless_clients(len(files), graphless_ratio, seed) if is_one_graph(path) else set()
     graphs = []
-    for file in files:
+    for graph, file in zip(clients, files, strict=True):
         with saying(file.where):
-            graph = file.graph if file.found.has_masks else split_nodes(file.graph, ratios, seed)
-            graph = without_edges(graph) if graph.client in drawn else graph
-            check_client_graph(graph, files.treatment)
-            graphs.append(fewer_trained(graph, train_share, seed))
+            own = graph if file.has_masks else split_nodes(graph, ratios, seed)
+            own = without_edges(own) if own.client in drawn else own
+            check_client_graph(own, clients.treatment)
+            graphs.append(fewer_trained(own, train_share, seed))
     check_training(graphs)
-    return files.replaced(graphs)
+    return clients.replaced(graphs)
 
 
-def read_clients(path: Path | str, how: ReadOptions) -> Clients[ClientFile]:
+def read_clients(
+    path: Path | str, how: ReadOptions
+) -> tuple[Clients[ClientGraph], list[Described]]:
     """Read the clients' graphs, their labels numbered and features prepared together.
 
-    Logs the changes to all data, and to single clients'.
+    Masks are empty where a file has none. Logs the changes to all data, and to single clients'.
     """
     if how.no_features == ONE_HOT:
         raise DataError("data.no_features='one-hot': of one graph; set data.no_features=degree")
-    places, given, graphs = list[str](), list[SimpleNamespace](), list[Described]()
+    files, matrices, graphs = list[Described](), list[Tensor](), list[ClientGraph]()
     for where, content in client_graphs(path, how):
         with saying(where):
-            places.append(where)
-            given.append(SimpleNamespace(**content))
-            graphs.append(describe_graph(given[-1], how))
-    named = [found.columns for found in graphs if found.columns is not None]
-    common, matrices = common_columns(named) if named else None, list[Tensor]()
-    for where, found in zip(places, graphs, strict=True):
-        with saying(where):
-            matrices.append(by_columns(where, found.x, found.columns, common))
+            files.append(describe_graph(SimpleNamespace(**content), how, where))
+    named = [file.columns for file in files if file.columns is not None]
+    common, declared = common_columns(named) if named else None, int(how.targets)
+    for file in files:
+        with saying(file.where):
+            matrices.append(by_columns(file.where, file.x, file.columns, common))
             if (count := matrices[-1].size(1)) != (width := matrices[0].size(1)):
-                raise DataError(f"x has {count} features, {places[0]} has {width}")
-    are_numbers = [isinstance(found.labels, Tensor) for found in graphs]
-    kinds = dict(zip(are_numbers, places, strict=True))
+                raise DataError(f"x has {count} features, {files[0].where} has {width}")
+            count = declared_classes(file.values.get("num_classes")) or 0
+            declared = declared if how.targets else max(declared, count)
+    kinds = {isinstance(file.labels, Tensor): file.where for file in files}
     if len(kinds) > 1:
         note = f"labels are numbers at {kinds[True]}, but words at {kinds[False]}: all are words"
         tell(f"folder {path}", [note], logging.WARNING)
-    declared = 1 if how.targets else None
-    for where, values in zip(places, given, strict=True):
-        with saying(where):
-            count = declared_classes(getattr(values, "num_classes", None)) or 0
-            declared = declared if how.targets else max(declared or 0, count) or None
     with saying(f"folder {path}"):
-        labels = number_classes([found.labels for found in graphs], declared)
-        prepared, changes, treatment = prepare_features(matrices, how.features, how.missing, common)
-    files = list[ClientFile]()
-    for client, one in enumerate(zip(places, given, graphs, prepared, labels.y, strict=True)):
-        where, values, found, x, y = one
-        with saying(where):
-            files.append(ClientFile(where, values, found, found.as_client(client, x, y)))
-    notes = [*labels.notes, *changes]
+        labels = number_classes([file.labels for file in files], declared or None)
+        prepared, notes, treatment = prepare_features(matrices, how.features, how.missing, common)
+    for file, x, y in zip(files, prepared, labels.y, strict=True):
+        with saying(file.where):
+            graphs.append(file.as_client(len(graphs), x, y))
     # One line of each, however many clients there are
-    each = [(one.where, [*getattr(one.values, "notes", ()), *one.found.notes]) for one in files]
-    cautions = [*{note: None for _, own in each for note in own if isinstance(note, Caution)}]
-    tell(f"data {path}", [*notes, *cautions])
-    for where, own in each:
-        tell(where, [note for note in own if note not in cautions])
-    return Clients(files, labels.num_classes, labels.classes, notes, treatment)
+    cautions = {note: None for file in files for note in file.notes if isinstance(note, Caution)}
+    tell(f"data {path}", [*labels.notes, *notes, *cautions])
+    for file in files:
+        tell(file.where, [note for note in file.notes if note not in cautions])
+    changes = [*labels.notes, *notes]
+    return Clients(graphs, labels.num_classes, labels.classes, changes, treatment), files
 
 
 def client_graph_from_data(
@@ -335,12 +318,12 @@ def named_by(identities: Identities, count: int, key: str = "identities") -> Nam
     return torch.tensor(given, dtype=torch.int64), None
 
 
-def _identities_of(files: Sequence[ClientFile]) -> list[Named]:
+def _identities_of(files: Sequence[Described]) -> list[Named]:
     """Return the identities of all clients' nodes: all numbers, or all words."""
     result: list[Named] = []
     for file in files:
         with saying(file.where):
-            result.append(identities_in(vars(file.values), file.graph.y.numel()))
+            result.append(identities_in(file.values, len(file.x)))
             if (result[-1][1] is None) != (result[0][1] is None):
                 raise DataError(f"identities are words here or at {files[0].where}, not at both")
     return result
@@ -363,19 +346,19 @@ def load_ego_folder(
     masks are split by ``ratios`` and ``seed``, ``per-client`` or ``global``. ``DataError`` names
     file, client and what is allowed.
     """
-    files = read_clients(path, how)
+    clients, files = read_clients(path, how)
     numbers: dict[int | str, int] = {}
-    egos = [_ego(file.graph, who) for file, who in zip(files, _identities_of(files), strict=True)]
+    egos = [_ego(graph, who) for graph, who in zip(clients, _identities_of(files), strict=True)]
     ids = [[numbers.setdefault(one, len(numbers)) for one in ego.identities] for ego in egos]
     if split == GLOBAL:
         egos = _with_roles(files, egos, [*map(torch.tensor, ids)], ratios, seed)
     else:
         drawn = zip(files, egos, split_per_client(egos, ratios, seed), strict=True)
-        egos = [ego if file.found.has_masks else new for file, ego, new in drawn]
+        egos = [ego if file.has_masks else new for file, ego, new in drawn]
     if len(egos) > 1 and len(numbers) == sum(map(len, ids)):
         note = "no two clients hold the same node (identity): nothing is shared, each trains alone"
         tell(f"data {path}", [note], logging.WARNING)
-    return files.replaced(egos)
+    return clients.replaced(egos)
 
 
 def load_overlapping_folder(
@@ -387,40 +370,37 @@ def load_overlapping_folder(
     how: ReadOptions = PLAIN,
 ) -> Clients[OverlappingGraph]:
     """Load PPFL-GNN's clients from a folder, each client's nodes in the order of their ids."""
-    files = read_clients(path, how)
+    clients, files = read_clients(path, how)
     who = _identities_of(files)
     words = sorted({word for _, own in who for word in own or ()})
     number, graphs = {word: index for index, word in enumerate(words)}, list[OverlappingGraph]()
-    offered = list[Tensor]()  # ids of the nodes that a client does not hold back
-    for file, (ids, own) in zip(files, who, strict=True):
+    for graph, file, (ids, own) in zip(clients, files, who, strict=True):
         with saying(file.where):
-            graphs.append(_overlapping(file, torch.tensor([*map(number.get, own)]) if own else ids))
-        offered.append(graphs[-1].nodes[graphs[-1].public])
-    if words:
-        called = [tuple(words[one] for one in graph.nodes.tolist()) for graph in graphs]
-        graphs = [replace(graph, called=own) for graph, own in zip(graphs, called, strict=True)]
-    where = f"data.name = {str(path)!r}"
+            ids = torch.tensor([number[word] for word in own]) if own else ids
+            graphs.append(_overlapping(graph, ids, file.values.get("public"), words))
+    nodes, where = [graph.nodes for graph in graphs], f"data.name = {str(path)!r}"
     if not any(graph.edge_index.numel() for graph in graphs):
         raise DataError(f"{where}: no client has an edge, so none can embed")
-    if not _at_two([graph.nodes for graph in graphs]).numel():
+    if not _at_two(nodes).numel():
         raise DataError(f"{where}: no identity is at two of {len(graphs)} clients")
     # A node that one client holds back is not public at another that says nothing about it.
-    common, every = _at_two(offered), torch.cat([graph.y for graph in graphs])
+    common = _at_two([graph.nodes[graph.public] for graph in graphs])
+    every = torch.cat([graph.y for graph in graphs])
     classes = every[every >= 0].unique()
-    graphs = _with_roles(files, graphs, [graph.nodes for graph in graphs], ratios, seed)
+    graphs = _with_roles(files, graphs, nodes, ratios, seed)
     for client, (file, graph) in enumerate(zip(files, graphs, strict=True)):
         shared = torch.isin(graph.nodes, common)
-        public = shared if getattr(file.values, "public", None) is None else graph.public
+        public = shared if file.values.get("public") is None else graph.public
         with saying(file.where):
             if not (public & shared).any():
                 raise DataError(f"no node of {len(shared)} is public elsewhere too")
             # Of masks that are given, validation and test may be empty
-            if not file.found.has_masks or (ratios[0] > 0 and not graph.train_mask.any()):
+            if not file.has_masks or (ratios[0] > 0 and not graph.train_mask.any()):
                 check_roles(client, graph.masks.values(), ratios)
         rng = generator(seed, "label-noise", client)
         noisy = noisy_labels(graph.y, graph.train_mask, classes, label_noise, generator=rng)
         graphs[client] = replace(graph, public=public, train_y=noisy)
-    return files.replaced(graphs)
+    return clients.replaced(graphs)
 
 
 def _at_two(ids: Sequence[Tensor]) -> Tensor:
@@ -430,26 +410,30 @@ def _at_two(ids: Sequence[Tensor]) -> Tensor:
     return result
 
 
-def _overlapping(file: ClientFile, ids: Tensor) -> OverlappingGraph:
+def _overlapping(
+    graph: ClientGraph, ids: Tensor, public: object, words: Sequence[str]
+) -> OverlappingGraph:
     """Order a client's nodes by their ids; public are all that its file does not hold back."""
-    graph, n, order = file.graph, ids.numel(), ids.argsort()
+    n, order = ids.numel(), ids.argsort()
     if int(ids.min()) < 0:
         raise DataError(f"identities have {int(ids.min())}: must be at least 0")
-    public = read_mask("public", getattr(file.values, "public", None), n, [])
-    if public is not None and public.dim() > 1:
+    mask = read_mask("public", public, n, [])
+    if mask is not None and mask.dim() > 1:
         raise DataError(f"public is of several splits: must be bool [{n}]")
-    public = torch.ones(n, dtype=torch.bool) if public is None else public[order]
+    mask = torch.ones(n, dtype=torch.bool) if mask is None else mask[order]
     assert graph.edge_index is not None
     own: dict[str, Any] = {key: getattr(graph, key)[order] for key in ("x", "y", *PARTS)}
     own["nodes"] = ids[order]
     own["edge_index"] = to_undirected(order.argsort()[graph.edge_index], n)
-    if graph.called is not None:
+    if words:
+        own["called"] = tuple(words[number] for number in own["nodes"].tolist())
+    elif graph.called is not None:
         own["called"] = tuple(graph.called[row] for row in order.tolist())
-    return OverlappingGraph(**vars(graph) | own, public=public, train_y=own["y"])
+    return OverlappingGraph(**vars(graph) | own, public=mask, train_y=own["y"])
 
 
 def _with_roles(
-    files: Sequence[ClientFile],
+    files: Sequence[Described],
     graphs: Sequence[G],
     ids: Sequence[Tensor],
     ratios: Sequence[float],
@@ -469,7 +453,7 @@ def _with_roles(
                 both = f"{ROLE_WORDS[number]}, and {ROLE_WORDS[other]} at an earlier client"
                 raise DataError(f"{file.where}: node {node!r} has two roles: {both}")
             role[rows[mask]] = number
-    drawn = [not file.found.has_masks for file in files]
+    drawn = [not file.has_masks for file in files]
     for _, graph, rows in compress(held, drawn):
         # Drawn by the label that the first client gives the node.
         is_new = (y[rows] < 0) & (role[rows] < 0)
@@ -569,11 +553,11 @@ def _parts(path: Path, values: dict[str, Any]) -> Iterator[tuple[str, dict[str, 
     if edges is not None:
         inside = owner[edges[0]] == owner[edges[1]]
         edges, numbers = edges[:, inside].long(), inside.nonzero().flatten()  # these, in the file
-    left_out = (
+    for count, what in (
         (int((~inside).sum()), "edges between clients"),
         (int((owner < 0).sum()), "nodes without a client"),
-    )
-    tell(f"file {path}", [f"{count} {what} left out" for count, what in left_out if count])
+    ):
+        tell(f"file {path}", [f"{count} {what} left out"] if count else [])
     for client, name in enumerate(clients):
         rows = (owner == client).nonzero().flatten()
         part = values | {key: _pick(values[key], rows) for key in OF_NODES if key in values}

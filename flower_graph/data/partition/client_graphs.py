@@ -30,11 +30,12 @@ from flower_graph.config.schema import check_settings
 from flower_graph.data.description import WEIGHT, tell
 from flower_graph.data.features import CHANGES, Treatment
 from flower_graph.data.graph import ClientGraph as ClientGraph
-from flower_graph.data.graph import Neighbours, WholeGraph, take_rows, to_undirected
+from flower_graph.data.graph import WholeGraph, neighbours_of, take_rows, to_undirected
 from flower_graph.data.graph import cut_out as cut_out
 from flower_graph.data.partition.ego_networks import ego_parts, sample_egos, split_egos
+from flower_graph.data.partition.ego_networks import split_nodes as split_nodes
 from flower_graph.data.partition.overlapping import overlapping_parts
-from flower_graph.data.splits import can_be_split, labelled_split, stratified_split
+from flower_graph.data.splits import cut_by_shares, stratified_split
 from flower_graph.errors import DataError
 from flower_graph.ops.graph import values_at
 from flower_graph.rng import derive_seed, generator
@@ -84,7 +85,9 @@ def partition_graph(
             resolution=partition.resolution,
             seed=seed,
             every_node=partition.every_node,
-            fits=lambda nodes: can_be_split(data.y[nodes], partition.ratios),
+            fits=lambda nodes: all(
+                map(len, cut_by_shares(nodes[data.y[nodes] >= 0], partition.ratios))
+            ),
         )
     elif how == METIS:
         parts = metis(edges, n, clients=clients, seed=seed)
@@ -93,7 +96,7 @@ def partition_graph(
     elif how == DIRICHLET:
         parts = dirichlet(data.y, clients, partition.alpha, seed)
     elif how == OVERLAPPING:
-        parts = [nodes for nodes, _ in overlapping_parts(Neighbours.of(data), partition, seed)]
+        parts = [nodes for nodes, _ in overlapping_parts(neighbours_of(data), partition, seed)]
     else:
         parts = random_parts(n, clients, seed)
     cut = cut_out(data, parts)
@@ -142,16 +145,6 @@ def without_edges(graph: ClientGraph) -> ClientGraph:
     if graph.edge_index is None:
         return graph
     return replace(graph, edge_index=None, edge_weight=None, hidden_edges=graph.edge_index)
-
-
-def split_nodes(graph: ClientGraph, ratios: Sequence[float], seed: int) -> ClientGraph:
-    """Split a client's labelled nodes by three shares, each above 0, in sum at most 1.
-
-    The draw depends on the seed and on the client's number alone. A part may be empty; one node
-    trains at least.
-    """
-    rng = generator(seed, "split", graph.client)
-    return graph.with_masks(labelled_split(graph.y, ratios, generator=rng, may_be_empty=True))
 
 
 def fewer_trained(graph: ClientGraph, share: float | None, seed: int) -> ClientGraph:

@@ -16,10 +16,11 @@ from torch import Tensor
 from flower_graph.config.partition import PER_CLIENT
 from flower_graph.config.rules import RATIOS, at_least
 from flower_graph.config.schema import check_settings
-from flower_graph.data.graph import ClientGraph, Neighbours, WholeGraph, cut_out
+from flower_graph.data.graph import ClientGraph, WholeGraph, cut_out, neighbours_of
 from flower_graph.data.graph import EgoNetwork as EgoNetwork
 from flower_graph.data.splits import labelled_split
 from flower_graph.errors import DataError
+from flower_graph.ops.graph import SortedEdges
 from flower_graph.rng import generator
 
 # Egos whose neighbourhoods are searched at once: with hubs, one takes megabytes.
@@ -49,7 +50,7 @@ def split_egos(networks: Sequence[G], y: Tensor, partition: Any, seed: int) -> l
 
 def sample_egos(data: WholeGraph, clients: int, hops: int, min_nodes: int, seed: int) -> Tensor:
     """Draw the egos, without repetition."""
-    n, neighbours = int(data.y.numel()), Neighbours.of(data)
+    n, neighbours = int(data.y.numel()), neighbours_of(data)
     chosen = torch.empty(0, dtype=torch.int64)
     for drawn in torch.randperm(n, generator=generator(seed, "egos")).split(CHUNK):
         sizes = torch.tensor([len(nodes) for nodes in _each(neighbours, drawn, hops)])
@@ -73,23 +74,28 @@ def ego_networks(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> l
 def ego_parts(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> list[Tensor]:
     """Return the nodes within some hops of each ego, ascending."""
     at_least(1).check("partition.hops", hops)
-    neighbours, egos, n = Neighbours.of(data), torch.as_tensor(egos).long(), int(data.y.numel())
+    neighbours, egos, n = neighbours_of(data), torch.as_tensor(egos).long(), int(data.y.numel())
     values, counts = torch.unique(egos, return_counts=True)
     if wrong := values[(values < 0) | (values >= n) | (counts > 1)].tolist():
         raise DataError(f"egos {wrong[:5]}: must be different nodes, 0 to {n - 1}")
     return [nodes for chunk in egos.split(CHUNK) for nodes in _each(neighbours, chunk, hops)]
 
 
+def split_nodes(graph: G, ratios: Sequence[float], seed: int, purpose: str = "split") -> G:
+    """Split a client's labelled nodes by three shares, each above 0, in sum at most 1.
+
+    The draw depends on the seed and on the client's number alone. A part may be empty; one node
+    trains at least.
+    """
+    rng = generator(seed, purpose, graph.client)
+    return graph.with_masks(labelled_split(graph.y, ratios, generator=rng, may_be_empty=True))
+
+
 def split_per_client(networks: Sequence[G], ratios: Sequence[float], seed: int) -> list[G]:
     """Split each client's labelled nodes by themselves."""
-    # A node that several clients hold may train at one and be tested at another. A client with a
-    # labelled node has at least one for training, even where its share would round to none.
+    # A node that several clients hold may train at one and be tested at another.
     RATIOS.check("partition.ratios", ratios)
-    rngs = [generator(seed, "ego-split", one.client) for one in networks]
-    return [
-        one.with_masks(labelled_split(one.y, ratios, generator=rng, may_be_empty=True))
-        for one, rng in zip(networks, rngs, strict=True)
-    ]
+    return [split_nodes(one, ratios, seed, "ego-split") for one in networks]
 
 
 def split_global(networks: Sequence[G], y: Tensor, ratios: Sequence[float], seed: int) -> list[G]:
@@ -105,7 +111,7 @@ def split_global(networks: Sequence[G], y: Tensor, ratios: Sequence[float], seed
     return [one.with_masks(role[one.nodes] for role in roles) for one in networks]
 
 
-def _each(neighbours: Neighbours, egos: Tensor, hops: int) -> list[Tensor]:
+def _each(neighbours: SortedEdges, egos: Tensor, hops: int) -> list[Tensor]:
     """Return the nodes within reach of each ego, ascending."""
     # A node within reach of the k-th ego is k * n + node here.
     nodes = neighbours.num_nodes

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.schema import check_settings
-from flower_graph.data.graph import Masks, Neighbours, WholeGraph, cut_out
 from flower_graph.data.graph import OverlappingGraph as OverlappingGraph
+from flower_graph.data.graph import WholeGraph, cut_out, neighbours_of
 from flower_graph.data.splits import check_roles, stratified_split
 from flower_graph.errors import DataError
+from flower_graph.ops.graph import SortedEdges
 from flower_graph.rng import generator
 
 EVERYBODY, NOBODY = -1, -2  # holders of a node that is no single client's
@@ -42,24 +43,23 @@ def overlapping_graphs(data: WholeGraph, partition: Any, seed: int) -> list[Over
     check_settings(partition, "partition.")
     partition.validate()
     seed = seed if partition.seed is None else partition.seed
-    neighbours = Neighbours.of(data)
+    neighbours = neighbours_of(data)
     parts = overlapping_parts(neighbours, partition, seed)
     roles = stratified_split(data.y, partition.ratios, generator=generator(seed, "roles"))
     classes = data.y[data.y >= 0].unique()
     graphs = []
     cut = cut_out(data, [nodes for nodes, _ in parts], neighbours)
     for (nodes, public), graph in zip(parts, cut, strict=True):
-        masks = Masks(*(mask[nodes] for mask in roles))
-        check_roles(graph.client, masks, partition.ratios)
+        graph = graph.with_masks(mask[nodes] for mask in roles)
+        check_roles(graph.client, graph.masks.values(), partition.ratios)
         rng, noise = generator(seed, "label-noise", graph.client), partition.label_noise
-        noisy = noisy_labels(graph.y, masks.train, classes, noise, generator=rng)
-        sharing = OverlappingGraph(**vars(graph), public=public, train_y=noisy)
-        graphs.append(sharing.with_masks(masks))
+        noisy = noisy_labels(graph.y, graph.train_mask, classes, noise, generator=rng)
+        graphs.append(OverlappingGraph(**vars(graph), public=public, train_y=noisy))
     return graphs
 
 
 def overlapping_parts(
-    neighbours: Neighbours, partition: Any, seed: int
+    neighbours: SortedEdges, partition: Any, seed: int
 ) -> list[tuple[Tensor, Tensor]]:
     """Return each client's nodes, int64 ``[n_c]``, ascending, and which are public, bool."""
     owner = deal_nodes(neighbours, partition, seed)
@@ -68,7 +68,7 @@ def overlapping_parts(
     return [(nodes, owner[nodes] == EVERYBODY) for nodes in parts]
 
 
-def deal_nodes(neighbours: Neighbours, partition: Any, seed: int) -> Tensor:
+def deal_nodes(neighbours: SortedEdges, partition: Any, seed: int) -> Tensor:
     """Return the holder of each node: everybody, one client, or nobody."""
     # Private nodes are assigned from one random order of all nodes, whichever way public ones are
     # chosen: client after client takes the next that are not public.
@@ -107,16 +107,16 @@ def noisy_labels(
     return y.index_put((chosen,), classes[wrong])
 
 
-def choose_public(neighbours: Neighbours, count: int, how: str, seed: int) -> Tensor:
+def choose_public(neighbours: SortedEdges, count: int, how: str, seed: int) -> Tensor:
     """Choose the public nodes; a smaller number with the same seed are the first of a larger."""
     order = torch.randperm(neighbours.num_nodes, generator=generator(seed, "public-nodes"))
     if how == "random":
         return order[:count]
-    order = order[neighbours.start.diff()[order].argsort(descending=True, stable=True)]
+    order = order[neighbours.ptr.diff()[order].argsort(descending=True, stable=True)]
     return order[:count] if how == "degree" else greedy_cover(neighbours, order, count)
 
 
-def greedy_cover(neighbours: Neighbours, order: Tensor, count: int) -> Tensor:
+def greedy_cover(neighbours: SortedEdges, order: Tensor, count: int) -> Tensor:
     """Choose nodes one by one so that as many others as possible have a chosen neighbour."""
     # Each choice is the node that settles most: itself and its neighbours, as far as they are not
     # chosen and have no chosen neighbour. What a choice settles only shrinks as others are chosen,

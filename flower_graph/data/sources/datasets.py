@@ -16,7 +16,6 @@ from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import check_masks, saying, tell
 from flower_graph.data.features import ReadOptions, prepare_features
 from flower_graph.data.graph import PARTS, Graph, Masks, fits_dense
-from flower_graph.data.sources.cache import fetching
 from flower_graph.data.sources.generators import csbm, csbm_sparse
 from flower_graph.data.sources.names import (
     CSBM,
@@ -25,6 +24,7 @@ from flower_graph.data.sources.names import (
     NODES,
     OGB,
     PygName,
+    fetching,
     file_path,
     pyg_name,
     table_in,

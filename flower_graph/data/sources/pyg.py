@@ -36,7 +36,10 @@ from flower_graph.data.description import (
 )
 from flower_graph.data.features import PLAIN, ReadOptions
 from flower_graph.data.graph import PARTS, Graph
-from flower_graph.data.sources.cache import (
+from flower_graph.data.sources.names import (
+    OTHER_FILES,
+    PygName,
+    absent,
     cached_folder,
     check_reachable,
     copy_tree,
@@ -44,7 +47,6 @@ from flower_graph.data.sources.cache import (
     missing_message,
     stall_limit,
 )
-from flower_graph.data.sources.names import OTHER_FILES, PygName, absent
 from flower_graph.data.sources.tables import CLIENT, read_graphml, read_node_link, read_tables
 from flower_graph.data.splits import masks_from
 from flower_graph.errors import DataError

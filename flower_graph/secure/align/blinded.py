@@ -200,14 +200,14 @@ def canonical(identities: Iterable[object], owner: str) -> list[bytes]:
             kind = type(identity).__name__
             raise ValueError(f"{owner}: its identity number {number} is of type {kind}")
     # Places, never names: Flower sends the text of a client's error to the server.
-    if len({text[:1] for text in texts}) > 1:
-        number = next(n for n, text in enumerate(texts) if text[:1] == b"i")
-        word = next(n for n, text in enumerate(texts) if text[:1] == b"s")
-        raise ValueError(f"{owner} has identities of mixed types: numbers {number} and {word}")
+    kinds = [text[:1] for text in texts]
+    if len(set(kinds)) > 1:
+        places = f"numbers {kinds.index(b'i')} and {kinds.index(b's')}"
+        raise ValueError(f"{owner} has identities of mixed types: {places}")
     if len(set(texts)) < len(texts):
-        first = {text: number for number, text in reversed(list(enumerate(texts)))}
-        twice = next((first[t], n) for n, t in enumerate(texts) if first[t] != n)
-        raise ValueError(f"{owner} has identities twice: numbers {twice[0]} and {twice[1]}")
+        second = next(number for number, text in enumerate(texts) if texts.index(text) < number)
+        places = f"numbers {texts.index(texts[second])} and {second}"
+        raise ValueError(f"{owner} has identities twice: {places}")
     return texts
 
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from flower_graph.secure.align.blinded import Bytes2D, Words
 from flower_graph.secure.channel import KEY_BYTES, framed, pieces
-from flower_graph.secure.relayed import CHECKS, SumCheck
+from flower_graph.secure.relayed import CHECKS
 
 DOMAIN = b"flower-graph/pad/2/"
 
@@ -67,9 +67,9 @@ class SlotTable:
         """Return ``[length]`` numbers of one round that all clients have in common."""
         return self._common(b"group", run_id, server_round, length)
 
-    def check(self, run_id: bytes, server_round: int, length: int) -> SumCheck:
-        """Return the checks of a sum: they detect changes by parties without the group key."""
-        return SumCheck(self._common(b"check", run_id, server_round, length))
+    def check(self, run_id: bytes, server_round: int, length: int) -> Words:
+        """Return the subsets of a sum's checks, which show changes without the group key."""
+        return self._common(b"check", run_id, server_round, length)
 
     def _common(self, kind: bytes, run_id: bytes, server_round: int, length: int) -> Words:
         if not self.group_key:
