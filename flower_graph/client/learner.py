@@ -139,8 +139,8 @@ class NodeTask:
 
     def measure(self, judged: Judged) -> Tensor:
         """Return each client's loss and accuracy by role, ``[c, 4]``; NaN without examples."""
-        result = torch.stack([self.training_loss(judged), *self.shares(judged)], 1)
-        return torch.where(self.has_diverged(judged)[:, None], torch.nan, result).cpu()
+        result = torch.stack([loss := self.training_loss(judged), *self.shares(judged)], 1)
+        return torch.where(self.has_diverged(judged, loss)[:, None], torch.nan, result).cpu()
 
     def count_all(self, judged: Sequence[Judged], counting: str) -> Counts | Errors | None:
         """Count the predictions of all clients, except diverged ones, if counts are asked for."""
@@ -152,10 +152,10 @@ class NodeTask:
             parts.append(self.count(one._replace(masks=masks), counting))
         return added(parts)
 
-    def has_diverged(self, judged: Judged) -> Tensor:
+    def has_diverged(self, judged: Judged, loss: Tensor | None = None) -> Tensor:
         """Return whether a client has a training loss that is not finite, ``[c]``."""
         trains = group_sum(judged.masks["train"].long(), judged.ptr) > 0
-        return trains & ~self.training_loss(judged).isfinite()
+        return trains & ~(self.training_loss(judged) if loss is None else loss).isfinite()
 
     def snapshot(
         self, seen: Sequence[Seen], models: list[SavedModels], classes: Sequence[str] | None

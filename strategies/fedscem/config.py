@@ -63,9 +63,8 @@ MOST_BITS = 61  # of limit / resolution: two clients need three more in a word o
 class PartitionConfig(EgoSection):
     """The ego-networks of the clients, and the split of their nodes."""
 
-    clients: int = setting(
-        100, at_least(1), help="egos drawn from the graph; masked sums need at least two"
-    )
+    clients: int = setting(100, at_least(1))
+    """egos drawn from the graph; masked sums need at least two"""
     seed: int | None = setting(None, SEED, help="of the draw and of the splits; null: the run's")
     ratios: list[float] = setting([0.6, 0.2, 0.2], RATIOS, help="shares of train, val and test")
 
@@ -82,15 +81,13 @@ class ModelConfig:
 class TrainingConfig:
     """How clients train; part of the section ``strategy``."""
 
-    proximal: float = setting(
-        0.01, NOT_NEGATIVE, help="weight of FedProx's proximal term; `fedprox` only"
-    )
+    proximal: float = setting(0.01, NOT_NEGATIVE)
+    """weight of FedProx's proximal term; `fedprox` only"""
     mu: float = setting(5.0, NOT_NEGATIVE, help="weight of the contrastive loss")
     tau: float = setting(10.0, ABOVE_ZERO, help="temperature of the contrastive loss")
     local_epochs: int = setting(1, at_least(1), help="epochs that a client trains in a round")
-    batch_size: int | None = setting(
-        None, at_least(1), help="nodes of a client that a step is on; null: all at once"
-    )
+    batch_size: int | None = setting(None, at_least(1))
+    """nodes of a client that a step is on; null: all at once"""
     learning_rate: float = setting(0.0005, ABOVE_ZERO, help="Adam's step size")
     weight_decay: float = setting(5e-5, NOT_NEGATIVE, help="Adam's L2 weight")
 
@@ -122,31 +119,20 @@ class StrategyConfig(TrainingConfig, RobustSection, OpenedSums):
     """Settings of the clients' training and of what clients share."""
 
     name: str = setting(FEDSCEM, choice(*STRATEGIES), help="FedSCem or a baseline")
-    variant: str = setting(
-        "full",
-        choice(*VARIANTS),
-        help="how losses are trained: FedSCem, FedSCem_iter, FedSCem−",
-    )
-    model_sharing: str = setting(
-        "none", choice(*MODEL_SHARING), help="weights that are shared besides embeddings"
-    )
-    alignment: str = setting(
-        "psi", choice(*ALIGNMENTS), help="how nodes of several clients are found"
-    )
+    variant: str = setting("full", choice(*VARIANTS))
+    """how losses are trained: FedSCem, FedSCem_iter, FedSCem−"""
+    model_sharing: str = setting("none", choice(*MODEL_SHARING))
+    """weights that are shared besides embeddings"""
+    alignment: str = setting("psi", choice(*ALIGNMENTS))
+    """how nodes of several clients are found"""
     aggregation: str = setting("masked", choice(*AGGREGATIONS), help="how embeddings are summed")
-    limit: float = setting(
-        32.0,
-        ABOVE_ZERO,
-        help="largest size of a number that a masked sum takes; longer embeddings are shortened",
-    )
-    resolution: float = setting(
-        2.0**-12,
-        help="step of a masked sum's fixed-point numbers (2^-12), above 0 and at most "
-        "`strategy.limit`; where models are shared at most 2^-20",
-    )
-    dropout: float = setting(
-        0.3, BORNE, help="share of the clients, and of the SuperNodes, that may vanish in a round"
-    )
+    limit: float = setting(32.0, ABOVE_ZERO)
+    """largest size of a number that a masked sum takes; longer embeddings are shortened"""
+    resolution: float = setting(2.0**-12)
+    """step of a masked sum's fixed-point numbers (2^-12), above 0 and at most `strategy.limit`;
+    where models are shared at most 2^-20"""
+    dropout: float = setting(0.3, BORNE)
+    """share of the clients, and of the SuperNodes, that may vanish in a round"""
     GONE: ClassVar[dict[str, str]] = {
         "alignment=polynomial": "take plain: the server sees as much of its clients",
         "block_cap": f"a client has at most {MOST_BLOCK} points; leave the key out",

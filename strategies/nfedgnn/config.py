@@ -44,9 +44,8 @@ FOR_LINKS = {
 class UserData(DataConfig):
     """The graph of the users; users may come and go when a run goes on."""
 
-    add: str | None = setting(
-        None, help="the grown graph (`flower-graph docs own-data#users-that-come-and-go`)"
-    )
+    add: str | None = setting(None)
+    """the grown graph (`flower-graph docs own-data#users-that-come-and-go`)"""
     remove: list[str] = setting([], help="names or numbers of all users who have left")
 
 
@@ -67,52 +66,34 @@ class StrategyConfig(TrustSection):
 
     name: str = setting("split-gradient-relay", choice(*STRATEGIES), help="the only one")
     participation: float = setting(1.0, SHARE, help="share of the users asked each round")
-    reg_weight: float | None = setting(
-        None, NOT_NEGATIVE, help="weight λ of neighbours' likeness; null: 100, with `summed` 0"
-    )
+    reg_weight: float | None = setting(None, NOT_NEGATIVE)
+    """weight λ of neighbours' likeness; null: 100, with `summed` 0"""
     learning_rate: float = setting(0.1, ABOVE_ZERO, help="Adam's step size, on both sides")
-    schedule: str = setting(
-        "constant",
-        choice(*SCHEDULES),
-        help="`cosine`: the step size falls to about 0; `warmup-cosine`: it rises in a tenth first",
-    )
+    schedule: str = setting("constant", choice(*SCHEDULES))
+    """`cosine`: the step size falls to about 0; `warmup-cosine`: it rises in a tenth first"""
     weight_decay: float = setting(5e-4, NOT_NEGATIVE, help="Adam's L2 weight, on both sides")
-    gradient_norm: float = setting(
-        0.0, NOT_NEGATIVE, help="largest L2 norm of the gradient, of server and users; 0: any"
-    )
-    server_average: float = setting(
-        0.0, BELOW_ONE, help="share that the server's average of its weights keeps a round; 0: none"
-    )
-    share: str = setting(
-        OWN,
-        choice(*SHARES),
-        help="`own`: each user has a first layer of its own; `averaged`: their means, too, every "
-        "`average_every` rounds; `summed`: all have the same, as one network in one place",
-    )
+    gradient_norm: float = setting(0.0, NOT_NEGATIVE)
+    """largest L2 norm of the gradient, of server and users; 0: any"""
+    server_average: float = setting(0.0, BELOW_ONE)
+    """share that the server's average of its weights keeps a round; 0: none"""
+    share: str = setting(OWN, choice(*SHARES))
+    """`own`: each user has a first layer of its own; `averaged`: their means, too, every
+    `average_every` rounds; `summed`: all have the same, as one network in one place"""
     average_every: int = setting(0, at_least(0), help="rounds between averages; `averaged` only")
-    average_over: str = setting(
-        "holders", choice(*AVERAGE_OVER), help="who counts in a feature row's mean; `averaged` only"
-    )
-    aggregation: str = setting(
-        PLAIN,
-        choice(*AGGREGATIONS),
-        help="`masked`: the server sees neither the sums of gradients nor the layer; `summed` only",
-    )
-    limit: float = setting(
-        64.0, ABOVE_ZERO, help="largest L2 norm of a SuperNode's sum of gradients; `summed` only"
-    )
-    sketch: int | None = setting(
-        None, at_least(1), help="numbers into which users hash their features; `summed` only"
-    )
-    evaluate_every: int = setting(
-        1, at_least(1), help="rounds between evaluations; the last round has one always"
-    )
-    state: str = setting(
-        MEMORY, choice(*STATES), help="where users' weights are; `file`: on the disk; `own` only"
-    )
-    newcomers_alone: int = setting(
-        0, at_least(0), help="rounds in which only the users that `data.add` brings train"
-    )
+    average_over: str = setting("holders", choice(*AVERAGE_OVER))
+    """who counts in a feature row's mean; `averaged` only"""
+    aggregation: str = setting(PLAIN, choice(*AGGREGATIONS))
+    """`masked`: the server sees neither the sums of gradients nor the layer; `summed` only"""
+    limit: float = setting(64.0, ABOVE_ZERO)
+    """largest L2 norm of a SuperNode's sum of gradients; `summed` only"""
+    sketch: int | None = setting(None, at_least(1))
+    """numbers into which users hash their features; `summed` only"""
+    evaluate_every: int = setting(1, at_least(1))
+    """rounds between evaluations; the last round has one always"""
+    state: str = setting(MEMORY, choice(*STATES))
+    """where users' weights are; `file`: on the disk; `own` only"""
+    newcomers_alone: int = setting(0, at_least(0))
+    """rounds in which only the users that `data.add` brings train"""
 
     @property
     def smoothness(self) -> float:

@@ -46,9 +46,9 @@ class PartitionConfig(OverlapSection):
         Rule("three shares", lambda ratios: len(ratios) == 3 and min(ratios) >= 0),
         Rule("shares that add up to at most 1", lambda ratios: 0 < sum(ratios) <= 1 + 1e-9),
         Rule("shares with test nodes: the last above 0", lambda ratios: ratios[2] > 0),
-        help="shares of train, val and test; a node has one role at all clients. The first may "
-        "be 0 for `deepwalk`, the second for both",
     )
+    """shares of train, val and test; a node has one role at all clients. The first may be 0 for
+    `deepwalk`, the second for both"""
 
     def validate(self) -> None:
         self.refuse_shares(self.clients)
@@ -60,10 +60,9 @@ class DeepWalkConfig:
 
     walks: int = setting(10, at_least(1), help="walks from each node in a round")
     length: int = setting(
-        40,
-        Rule("at least 2 and at most 10000", lambda nodes: 2 <= nodes <= LONGEST_WALK),
-        help="nodes of a walk",
+        40, Rule("at least 2 and at most 10000", lambda nodes: 2 <= nodes <= LONGEST_WALK)
     )
+    """nodes of a walk"""
     window: int = setting(5, at_least(1), help="nodes on each side that a node predicts")
     negative: int = setting(5, at_least(1), help="drawn nodes for each predicted one")
     epochs: int = setting(1, at_least(1), help="passes over a round's walks")

@@ -443,7 +443,7 @@ def test_another_message_format_is_refused_by_name(
 ) -> None:
     config = config_of(app)
     out = partition(config, tmp_path / "out", "--supernodes", "2")
-    monkeypatch.setattr("flower_graph.client.adaptor.FORMAT", 3)
+    monkeypatch.setattr("flower_graph.wire.keys.FORMAT", 3)
     monkeypatch.setattr("flower_graph.client.adaptor.__version__", "0.3.0")
     grid = grid_of(config, folders_of(out))
     with pytest.raises(NoClientsError) as error:

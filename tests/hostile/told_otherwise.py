@@ -201,7 +201,7 @@ def _other_numbers(value: Any) -> list[Any]:
 VICTIM = 0  # its partition
 HOW = ("one", "all", "replayed", "round", "run")
 AGREED = "agreed"  # to all, by a server that means it: it reads the sum by the same terms
-RINGS = {one.key: name for name, one in (RING.fields or {}).items()}
+RINGS = {one.key: name for name, one in RING.parts.items()}
 Words = Any
 
 
