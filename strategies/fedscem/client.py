@@ -33,7 +33,7 @@ from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
 from flower_graph.secure.align.slots import SlotTable
-from flower_graph.secure.client import PartyActions
+from flower_graph.secure.client import MaskingClient
 from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
@@ -86,7 +86,7 @@ NAME = "ego-secrets"  # in Context.state
 _LIVE: dict[tuple[int, int], tuple[str, Kept]] = {}
 
 
-class EgoNetworkClient(PartyActions):
+class EgoNetworkClient(MaskingClient):
     """The ego-networks of one SuperNode: one in a deployment, many in a simulation.
 
     Parameters
@@ -114,7 +114,7 @@ class EgoNetworkClient(PartyActions):
         then takes part only in masked sums and in the alignment with proofs.
     """
 
-    actions = ("align", "union", "unmask", "save", "finish", *PartyActions.party_actions)
+    actions = ("align", "union", "unmask", "save", "finish", *MaskingClient.party_actions)
 
     def __init__(
         self,

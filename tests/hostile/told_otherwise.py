@@ -46,7 +46,7 @@ from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import RING
 from flower_graph.secure.sum.round import SumResult, SumRound
 from flower_graph.secure.sum.server import PartySums
-from flower_graph.secure.sum.service import SecureSum, SumStages, entries_of
+from flower_graph.secure.sum.service import SecureSum, entries_of
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import messages as of_egos
 from flower_graph.strategies.fedscem.messages import VectorEncoding
@@ -362,7 +362,7 @@ class Had:
 def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
     """Note what is masked, blinded, multiplied and added up; the server takes any signature."""
     before_pads: list[Words] = []
-    fit, add_up, end = Ring.fit, VectorEncoding.add_up, SumStages.result
+    fit, add_up, end = Ring.fit, VectorEncoding.add_up, SecureSum.result
     blind, multiply, mask = blinded.blind, blinded.multiply, SumClient.mask
 
     def fitted(*args: Any, **more: Any) -> Ring:
@@ -381,7 +381,7 @@ def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
         had.masked.setdefault(request.server_round, []).append(one)
         return reply
 
-    def ended(self: SumStages) -> Any:
+    def ended(self: SecureSum) -> Any:
         number, found = self._unmasked, end(self)
         if isinstance(found, SumResult):
             had.sums.append((number, replace(found, total=found.total.copy())))
@@ -400,7 +400,7 @@ def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
         for owner, name, new in (
             (Ring, "fit", fitted),
             (VectorEncoding, "add_up", added),
-            (SumStages, "result", ended),
+            (SecureSum, "result", ended),
             (blinded, "blind", blinding),
             (blinded, "multiply", multiplying),
             (SumRound, "_verified", lambda self, row, signature, *_: signature),
