@@ -121,13 +121,7 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         if path is None:
             whole = cached_data(config)
             return Clients.cut(partition_egos(whole, how, config.seed), whole)
-        egos = load_ego_folder(
-            path,
-            how.split,
-            how.ratios,
-            config.seed if how.seed is None else how.seed,
-            how=ReadOptions.of(config.data),
-        )
+        egos = load_ego_folder(path, how, config.seed, ReadOptions.of(config.data))
         if len(egos) < 2 and config.masks_sums:
             raise ConfigError(f"data.name: {str(path)!r} has 1 client; a masked sum needs 2")
         return egos

@@ -103,9 +103,8 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
     def load_graphs(self, config: PPFLConfig) -> list[OverlappingGraph]:
         folder, parts = clients_path(config.data), config.partition
         if folder is not None:
-            seed = config.seed if parts.seed is None else parts.seed
-            given = folder, parts.ratios, seed, parts.label_noise
-            return load_overlapping_folder(*given, how=ReadOptions.of(config.data))
+            how = ReadOptions.of(config.data)
+            return load_overlapping_folder(folder, parts, config.seed, how)
         whole = cached_data(config)
         graphs = overlapping_graphs(whole, parts, config.seed)
         classes = Clients.of(graphs).num_classes  # by the clients' labels

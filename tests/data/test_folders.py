@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from flower_graph.config.common import DataConfig
+from flower_graph.config.partition import PartitionSection
 from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import (
     client_graphs,
@@ -51,6 +52,7 @@ from flower_graph.data.partition.statistics import client_statistics
 from flower_graph.data.sources.datasets import saved_at
 from flower_graph.errors import ConfigError, DataError, OutputError
 from flower_graph.method.load import load_config, to_dict
+from flower_graph.strategies.ppfl.config import PartitionConfig
 
 LATE = [0.0, 0.0, 1.0]  # all nodes are judged: what a test needs that is not about roles
 NO_EDGES = torch.empty(2, 0, dtype=torch.int64)
@@ -85,11 +87,11 @@ def words(*ids: int) -> list[str]:
 
 
 def load_egos(folder: Path, split: str = "per-client") -> Any:
-    return load_ego_folder(folder, split, RATIOS, 0)
+    return load_ego_folder(folder, PartitionSection(split=split, ratios=RATIOS), 0)
 
 
 def load_shared(folder: Path, ratios: Any = LATE, seed: int = 0) -> list[Any]:
-    return load_overlapping_folder(folder, ratios, seed)
+    return load_overlapping_folder(folder, PartitionConfig(ratios=ratios), seed)
 
 
 def public(client: Any) -> list[int]:

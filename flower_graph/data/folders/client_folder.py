@@ -332,25 +332,22 @@ def _identities_of(files: Sequence[Described]) -> list[Named]:
 # Clients that share nodes -----------------------------------------------------------------------
 
 
+# Any, here and below: the section `partition` of the method
 def load_ego_folder(
-    path: Path | str,
-    split: str,
-    ratios: Sequence[float],
-    seed: int,
-    *,
-    how: ReadOptions = PLAIN,
+    path: Path | str, partition: Any, seed: int, how: ReadOptions = PLAIN
 ) -> Clients[EgoNetwork]:
     """Load FedSCem's clients from a folder, or from a file whose nodes name their client.
 
     Nodes have an ``identity`` (words, or int64), an ``n_id`` (int64) or ``names``. Clients without
-    masks are split by ``ratios`` and ``seed``, ``per-client`` or ``global``. ``DataError`` names
-    file, client and what is allowed.
+    masks are split as ``partition`` says; ``seed`` is the run's. ``DataError`` names file, client
+    and what is allowed.
     """
+    ratios, seed = partition.ratios, seed if partition.seed is None else partition.seed
     clients, files = read_clients(path, how)
     numbers: dict[int | str, int] = {}
     egos = [_ego(graph, who) for graph, who in zip(clients, _identities_of(files), strict=True)]
     ids = [[numbers.setdefault(one, len(numbers)) for one in ego.identities] for ego in egos]
-    if split == GLOBAL:
+    if partition.split == GLOBAL:
         egos = _with_roles(files, egos, [*map(torch.tensor, ids)], ratios, seed)
     else:
         drawn = zip(files, egos, split_per_client(egos, ratios, seed), strict=True)
@@ -362,22 +359,30 @@ def load_ego_folder(
 
 
 def load_overlapping_folder(
-    path: Path | str,
-    ratios: Sequence[float],
-    seed: int,
-    label_noise: float = 0.0,
-    *,
-    how: ReadOptions = PLAIN,
+    path: Path | str, partition: Any, seed: int, how: ReadOptions = PLAIN
 ) -> Clients[OverlappingGraph]:
     """Load PPFL-GNN's clients from a folder, each client's nodes in the order of their ids."""
+    ratios, seed = partition.ratios, seed if partition.seed is None else partition.seed
     clients, files = read_clients(path, how)
     who = _identities_of(files)
     words = sorted({word for _, own in who for word in own or ()})
     number, graphs = {word: index for index, word in enumerate(words)}, list[OverlappingGraph]()
     for graph, file, (ids, own) in zip(clients, files, who, strict=True):
+        n, ids = len(file.x), torch.tensor([number[word] for word in own]) if own else ids
         with saying(file.where):
-            ids = torch.tensor([number[word] for word in own]) if own else ids
-            graphs.append(_overlapping(graph, ids, file.values.get("public"), words))
+            if int(ids.min()) < 0:
+                raise DataError(f"identities have {int(ids.min())}: must be at least 0")
+            public = read_mask("public", file.values.get("public"), n, [])
+            if public is not None and public.dim() > 1:
+                raise DataError(f"public is of several splits: must be bool [{n}]")
+        assert graph.edge_index is not None
+        order, public = ids.argsort(), torch.ones(n) > 0 if public is None else public
+        held: dict[str, Any] = {key: getattr(graph, key)[order] for key in ("x", "y", *PARTS)}
+        held["nodes"], held["public"], held["train_y"] = ids[order], public[order], held["y"]
+        held["edge_index"] = to_undirected(order.argsort()[graph.edge_index], n)
+        called = own or graph.called
+        held["called"] = None if called is None else tuple(called[row] for row in order.tolist())
+        graphs.append(OverlappingGraph(**vars(graph) | held))
     nodes, where = [graph.nodes for graph in graphs], f"data.name = {str(path)!r}"
     if not any(graph.edge_index.numel() for graph in graphs):
         raise DataError(f"{where}: no client has an edge, so none can embed")
@@ -398,7 +403,8 @@ def load_overlapping_folder(
             if not file.has_masks or (ratios[0] > 0 and not graph.train_mask.any()):
                 check_roles(client, graph.masks.values(), ratios)
         rng = generator(seed, "label-noise", client)
-        noisy = noisy_labels(graph.y, graph.train_mask, classes, label_noise, generator=rng)
+        noise = partition.label_noise
+        noisy = noisy_labels(graph.y, graph.train_mask, classes, noise, generator=rng)
         graphs[client] = replace(graph, public=public, train_y=noisy)
     return clients.replaced(graphs)
 
@@ -408,28 +414,6 @@ def _at_two(ids: Sequence[Tensor]) -> Tensor:
     every, counts = torch.cat([*ids]).unique(return_counts=True)
     result: Tensor = every[counts >= 2]
     return result
-
-
-def _overlapping(
-    graph: ClientGraph, ids: Tensor, public: object, words: Sequence[str]
-) -> OverlappingGraph:
-    """Order a client's nodes by their ids; public are all that its file does not hold back."""
-    n, order = ids.numel(), ids.argsort()
-    if int(ids.min()) < 0:
-        raise DataError(f"identities have {int(ids.min())}: must be at least 0")
-    mask = read_mask("public", public, n, [])
-    if mask is not None and mask.dim() > 1:
-        raise DataError(f"public is of several splits: must be bool [{n}]")
-    mask = torch.ones(n, dtype=torch.bool) if mask is None else mask[order]
-    assert graph.edge_index is not None
-    own: dict[str, Any] = {key: getattr(graph, key)[order] for key in ("x", "y", *PARTS)}
-    own["nodes"] = ids[order]
-    own["edge_index"] = to_undirected(order.argsort()[graph.edge_index], n)
-    if words:
-        own["called"] = tuple(words[number] for number in own["nodes"].tolist())
-    elif graph.called is not None:
-        own["called"] = tuple(graph.called[row] for row in order.tolist())
-    return OverlappingGraph(**vars(graph) | own, public=mask, train_y=own["y"])
 
 
 def _with_roles(
