@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.nn import GCNConv
 
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.strategies.fedscem.cohort import Shared
 from flower_graph.strategies.fedscem.config import EgoSettings

@@ -15,9 +15,8 @@ from flower_graph.apps.cli import main as cli
 from flower_graph.config.common import RunConfig
 from flower_graph.data import load_graph
 from flower_graph.data.baselines import client_baselines
-from flower_graph.data.partition.client_graphs import partition_graph
+from flower_graph.data.partition.client_graphs import overlapping_graphs, partition_graph
 from flower_graph.data.partition.ego_networks import partition_egos
-from flower_graph.data.partition.overlapping import overlapping_graphs
 from flower_graph.data.partition.statistics import (
     PartitionStatistics,
     client_statistics,

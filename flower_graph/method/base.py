@@ -32,9 +32,9 @@ from flower_graph.data.folders.party import (
     graphs_of,
     share,
 )
-from flower_graph.data.graph import Graph, Scale
+from flower_graph.data.graph import ClientGraph, Graph, Scale
 from flower_graph.data.new_graph import DataForm, NewGraph
-from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
+from flower_graph.data.partition.client_graphs import partition_graph
 from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.errors import DataError
 from flower_graph.flower_compat import Mod, NumPyClient

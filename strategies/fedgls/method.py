@@ -14,7 +14,8 @@ from flwr.app import Context
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.folders.client_folder import clients_path, is_one_graph
 from flower_graph.data.folders.party import RunData, RunFolder, graph_data
-from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
+from flower_graph.data.graph import ClientGraph
+from flower_graph.data.partition.client_graphs import check_neighbours
 from flower_graph.data.sources.datasets import cached_clients
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.flower_compat import NumPyClient

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from flower_graph.client.learner import GraphOnDevice, LocalGraph
 from flower_graph.client.module_client import ModuleClient, ModuleSettings
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.engine.graph_batch import check_sizes
 from flower_graph.engine.mini_batches import BatchOrder, epochs_of
 from flower_graph.method.module_method import ModuleFedAvg

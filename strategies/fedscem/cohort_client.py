@@ -17,7 +17,7 @@ from torch import Tensor
 from flower_graph.client.cohort_client import CohortClient
 from flower_graph.client.state import Tensors
 from flower_graph.config.rules import choice
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.engine.graph_batch import Metrics, evaluate
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import OutOfRangeError, RefusedError, StateLostError, UnreadableSumError

@@ -15,7 +15,8 @@ from flower_graph.data.description import check_clients
 from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_overlapping_folder
 from flower_graph.data.folders.party import RunFolder
-from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
+from flower_graph.data.graph import OverlappingGraph
+from flower_graph.data.partition.client_graphs import overlapping_graphs
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.method import OwnGraphMethod, Partition

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from flower_graph.data.description import check_clients
 from flower_graph.data.folders.client_folder import identities_in
-from flower_graph.data.graph import to_undirected
-from flower_graph.data.partition.overlapping import OverlappingGraph
+from flower_graph.data.graph import OverlappingGraph, to_undirected
 from flower_graph.errors import DataError, OutputError
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.rng import derive_seed

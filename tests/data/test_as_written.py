@@ -32,9 +32,9 @@ from flower_graph.data.folders.client_folder import (
 )
 from flower_graph.data.folders.party import graph_tensors, read_graph
 from flower_graph.data.given import with_saved_graphs
-from flower_graph.data.graph import Graph, called
+from flower_graph.data.graph import ClientGraph, Graph, called
 from flower_graph.data.new_graph import DataForm, read_new_graph
-from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
+from flower_graph.data.partition.client_graphs import partition_graph
 from flower_graph.data.sources.datasets import load_graph
 from flower_graph.data.sources.names import file_path, folder_path, located, pyg_name
 from flower_graph.data.sources.pyg import load_file, read_file
@@ -720,7 +720,7 @@ def test_names_of_the_kinds_lead_to_them_and_others_are_refused_with_the_remedy(
         ("graph.npz", "is not a graph"),
         ("people/nodes.csv", "nodes.csv and edges.csv"),
         ("g.gpickle", "write_graphml"),
-        ("g.pkl", "is a pickle"),
+        ("g.pkl", "write_graphml"),
         ("g.GEXF", "write_graphml"),
     ):
         Path(name).write_bytes(b"any")

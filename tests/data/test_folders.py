@@ -45,9 +45,7 @@ from flower_graph.data.folders.party import (
     write_folder,
     write_run,
 )
-from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.data.partition.overlapping import OverlappingGraph
+from flower_graph.data.graph import ClientGraph, EgoNetwork, OverlappingGraph
 from flower_graph.data.partition.statistics import client_statistics
 from flower_graph.data.sources.datasets import saved_at
 from flower_graph.errors import ConfigError, DataError, OutputError

@@ -19,7 +19,7 @@ from ego_strategy_helpers import (
 )
 from torch import Tensor
 
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.errors import AlignmentError
 from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared, initial_weights
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging

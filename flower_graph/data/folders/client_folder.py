@@ -58,18 +58,18 @@ from flower_graph.data.partition.client_graphs import (
     check_training,
     fewer_trained,
     graphless_clients,
+    noisy_labels,
     split_nodes,
     without_edges,
 )
 from flower_graph.data.partition.ego_networks import split_per_client
-from flower_graph.data.partition.overlapping import noisy_labels
 from flower_graph.data.sources.datasets import saved_at
 from flower_graph.data.sources.names import (
     EDGES,
     GRAPH_FILES,
     NODES,
-    OTHER_FILES,
     absent,
+    check_ending,
     file_path,
     folder_path,
     graphs_in,
@@ -495,8 +495,7 @@ def client_graphs(
     files = graphs_in(path)
     others = [file for file in shown_in(path) if file not in files]
     for file in others:
-        if file.is_file() and (why := OTHER_FILES.get(file.suffix.lower())) is not None:
-            raise DataError(f"file {file}: {why}")
+        check_ending(file)
         if file.is_dir() and (found := [one.name for one in sorted(file.glob("*.[cC][sS][vV]"))]):
             raise DataError(f"folder {file}: has {', '.join(found)}, not {NODES} and {EDGES}")
     if not files:
