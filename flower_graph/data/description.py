@@ -133,15 +133,8 @@ def as_graph(
     weights
         Whether ``edge_weight``, or ``edge_attr`` of one column, is kept.
 
-    Returns
-    -------
-    Graph
-        In canonical form, with notes; ``y`` is -1 without a label.
-
-    Raises
-    ------
-    DataError
-        If anything is missing or cannot be understood; names index, value and remedy.
+    The graph is in canonical form, with notes; ``y`` is -1 without a label. ``DataError`` if
+    anything is missing or cannot be understood; it names index, value and remedy.
     """
     how = ReadOptions(no_features, targets=targets, weights=weights)
     graph = read_graph(data, how, num_classes=num_classes)

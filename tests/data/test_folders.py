@@ -35,7 +35,6 @@ from flower_graph.data.folders.party import (
     assigned,
     deciding_settings,
     fingerprint,
-    folder_name,
     graph_data,
     graph_tensors,
     matrix_tensors,
@@ -585,7 +584,3 @@ def test_every_client_is_in_one_folder(tmp_path):
             assert torch.equal(y, graphs[client].nodes)
     server = open_folder(tmp_path / "server", SETTINGS, SERVER)
     assert (server.tensors, server.num_clients, server.clients) == ({}, 7, [])
-    # Names are as wide as the largest number
-    assert folder_name(range(3, 4), 10) == "client-0003"
-    assert folder_name(range(0, 677), 2708) == "clients-0000-0676"
-    assert folder_name(range(12, 13), 100_001) == "client-000012"

@@ -237,16 +237,8 @@ def client_graph_from_data(
     weights
         Whether ``edge_weight`` ``[e]``, or ``edge_attr`` of one column, is kept.
 
-    Returns
-    -------
-    ClientGraph
-        The client, its nodes in the order of ``data``.
-
-    Raises
-    ------
-    DataError
-        If something is missing or malformed, or a graphless client has constant features; names the
-        client.
+    Nodes are in the order of ``data``. ``DataError``, which names the client, if something is
+    missing or malformed, or a graphless client has constant features.
     """
     how = ReadOptions(targets=targets, weights=weights, needs_edges=False)
     with saying(f"client {client}"):

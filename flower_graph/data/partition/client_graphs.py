@@ -56,25 +56,12 @@ def partition_graph(
 ) -> list[ClientGraph]:
     """Divide a graph among clients, split their nodes, and remove the edges of some clients.
 
-    Parameters
-    ----------
-    data
-        The whole graph; its own masks play no part.
-    partition
-        The partition section of a config.
-    graphless_ratio
-        Share of the clients without edges, 0 to 1, rounded to whole clients; those of a smaller
-        share are among those of a larger one.
-    seed
-        Seed of the run, for ``partition.seed`` None.
-
-    Raises
-    ------
-    ConfigError
-        If a setting is impossible.
-    DataError
-        If a setting is impossible for this graph, no client has a node for training, or one has no
-        edges and all its features constant; names the client.
+    The whole graph's own masks play no part. ``partition`` is that section of a config, ``seed``
+    the run's, which stands in for ``partition.seed`` None. ``graphless_ratio``, 0 to 1, is the
+    share of clients without edges, rounded to whole clients; those of a smaller share are among
+    those of a larger one. ``ConfigError`` if a setting is impossible; ``DataError`` if it is for
+    this graph, no client has a node for training, or one has no edges and all its features
+    constant.
     """
     check_settings(partition, "partition.")
     partition.validate()

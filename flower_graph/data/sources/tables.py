@@ -397,8 +397,9 @@ def read_graphml(path: Path, how: ReadOptions) -> dict[str, object]:
         result = dict(defaults[domain])
         for data in element.iterfind("{*}data"):
             name, is_boolean = keys.get(given := data.get("key"), (given or "", False))
-            result[name] = value_of(data.text, is_boolean)
-        return {name: value for name, value in result.items() if name}
+            if name:
+                result[name] = value_of(data.text, is_boolean)
+        return result
 
     for key in root.iterfind("{*}key"):
         name, is_boolean = key.get("attr.name") or key.get("id") or "", key.get("attr.type")
@@ -406,7 +407,7 @@ def read_graphml(path: Path, how: ReadOptions) -> dict[str, object]:
             program, name = YED, ""
         keys[key.get("id")] = name, is_boolean == "boolean"
         default = value_of(key.findtext("{*}default"), is_boolean == "boolean")
-        for domain in defaults if default != "" else ():
+        for domain in defaults if name and default != "" else ():
             if key.get("for", "all") in (domain, "all"):
                 defaults[domain][name] = default
     ids, nodes, filled = list[str | None](), list[dict[str, object]](), 0
