@@ -17,10 +17,7 @@ from flower_graph.data import load_graph
 from flower_graph.data.baselines import client_baselines
 from flower_graph.data.partition.client_graphs import overlapping_graphs, partition_graph
 from flower_graph.data.partition.ego_networks import partition_egos
-from flower_graph.data.partition.statistics import (
-    PartitionStatistics,
-    client_statistics,
-)
+from flower_graph.data.partition.statistics import PartitionStatistics, client_statistics
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
 from flower_graph.strategies.fedgls import method as fedgls

@@ -119,6 +119,9 @@ def as_graph(
 ) -> Graph:
     """Make a graph from anything with ``x``, ``edge_index``, ``y`` and, perhaps, masks.
 
+    The graph is in canonical form, with notes; ``y`` is -1 without a label. ``DataError`` if
+    anything is missing or cannot be understood; it names index, value and remedy.
+
     Parameters
     ----------
     data
@@ -132,9 +135,6 @@ def as_graph(
         Whether ``y`` has numbers to learn instead of classes (``task: values``).
     weights
         Whether ``edge_weight``, or ``edge_attr`` of one column, is kept.
-
-    The graph is in canonical form, with notes; ``y`` is -1 without a label. ``DataError`` if
-    anything is missing or cannot be understood; it names index, value and remedy.
     """
     how = ReadOptions(no_features, targets=targets, weights=weights)
     graph = read_graph(data, how, num_classes=num_classes)

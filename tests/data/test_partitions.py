@@ -53,10 +53,7 @@ from flower_graph.data.partition.ego_networks import (
     split_global,
     split_per_client,
 )
-from flower_graph.data.partition.statistics import (
-    client_statistics,
-    node_statistics,
-)
+from flower_graph.data.partition.statistics import client_statistics, node_statistics
 from flower_graph.data.splits import (
     check_roles,
     geom_gcn_split,

@@ -220,6 +220,9 @@ def client_graph_from_data(
 ) -> ClientGraph:
     """Make a client from its own graph, which is not cut out of a larger one.
 
+    Nodes are in the order of ``data``. ``DataError``, which names the client, if something is
+    missing or malformed, or a graphless client has constant features.
+
     Parameters
     ----------
     client
@@ -236,9 +239,6 @@ def client_graph_from_data(
         Whether ``y`` has numbers to learn, NaN for none, instead of classes.
     weights
         Whether ``edge_weight`` ``[e]``, or ``edge_attr`` of one column, is kept.
-
-    Nodes are in the order of ``data``. ``DataError``, which names the client, if something is
-    missing or malformed, or a graphless client has constant features.
     """
     how = ReadOptions(targets=targets, weights=weights, needs_edges=False)
     with saying(f"client {client}"):

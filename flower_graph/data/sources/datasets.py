@@ -30,12 +30,7 @@ from flower_graph.data.sources.names import (
     table_in,
 )
 from flower_graph.data.sources.pyg import load_file, load_ogb, load_pyg
-from flower_graph.data.splits import (
-    geom_gcn_split,
-    labelled_split,
-    random_split,
-    select_column,
-)
+from flower_graph.data.splits import geom_gcn_split, labelled_split, random_split, select_column
 from flower_graph.errors import DataError
 from flower_graph.handed import handed_over
 from flower_graph.rng import generator
