@@ -17,7 +17,7 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -53,21 +53,23 @@ class Caution(str):
 
 
 @dataclass(frozen=True)
-class Described:
-    """One graph in canonical form, before its classes are numbered."""
+class NewGraph:
+    """One graph in canonical form, with labels as they were given, or as a run numbers them."""
 
     x: Tensor  # features [n, f], dense; float64 if they have more digits than float32
-    # Both directions of every edge once, no self-loops, int64 [2, e], sorted
+    # Both directions of every edge once, no self-loops, int64 [2, e], sorted; None: not known
     edge_index: Tensor | None
-    labels: Tensor | list[str | None]  # of each node; below 0 or None without one
-    masks: dict[str, Tensor | None]  # of each part, boolean [n] or [n, k]
-    names: tuple[str, ...] | None  # of the nodes
-    notes: list[str]  # what was done to the data
-    columns: Columns | None  # of the features, where these have names
-    targets: Tensor | None  # numbers to learn, float32 [n]; labels mark the nodes with one
-    edge_weight: Tensor | None  # of the edges, float32 [e]
-    where: str  # what errors call it: `file x.pt`, or `file x.pt, client 3`
-    values: Tree  # the entries of its file
+    # Any: numbers or words, below 0 or None for no label; of a run's new graph int64 [n], and of
+    # numbers to learn float32, NaN for none
+    y: Any
+    names: tuple[str, ...] | None = None  # of the nodes; None: their rows' numbers
+    values: Tree = field(default_factory=dict)  # the entries of its file, unchecked
+    edge_weight: Tensor | None = None  # float32 [e]; None: all edges count alike
+    masks: dict[str, Tensor | None] = field(default_factory=dict)  # by part, bool [n] or [n, k]
+    notes: list[str] = field(default_factory=list)  # what was done to the data
+    columns: Columns | None = None  # of the features, where these have names
+    targets: Tensor | None = None  # numbers to learn, float32 [n]; labels mark the nodes with one
+    where: str = ""  # what errors call it: `file x.pt`, or `file x.pt, client 3`
 
     @property
     def has_masks(self) -> bool:
@@ -148,7 +150,7 @@ def read_graph(data: object, how: ReadOptions, *, num_classes: int | None = None
     named = getattr(data, "classes", None)
     if how.targets:
         declared, named = 1, None
-    labels = number_classes([found.labels], declared, named)
+    labels = number_classes([found.y], declared, named)
     assert found.edge_index is not None
     own = found.x, found.edge_index, labels.y[0], labels.num_classes, *found.masks.values()
     notes, rest = (*found.notes, *labels.notes), (found.columns, found.targets, found.edge_weight)
@@ -202,7 +204,7 @@ def check_kind(data: object) -> None:
         raise DataError("is a Batch: save each graph of to_data_list() in a folder of clients")
 
 
-def describe_graph(data: Any, how: ReadOptions = PLAIN, where: str = "") -> Described:
+def describe_graph(data: Any, how: ReadOptions = PLAIN, where: str = "") -> NewGraph:
     """Bring features, edges, labels and masks into canonical form, without numbering classes."""
     notes, values = [*(getattr(data, "notes", None) or ())], getattr(data, "__dict__", {})
     check_kind(data)
@@ -247,8 +249,8 @@ def describe_graph(data: Any, how: ReadOptions = PLAIN, where: str = "") -> Desc
             place = f"{times} times, as at node {names.index(name)}"
             raise DataError(f"the name {name!r} is there {place}")
     named = Columns.of(columns, x.size(1))
-    own = labels, masks, names, notes, named, targets, weight
-    return Described(x, edges, *own, where, values)
+    own = labels, names, values, weight, masks, notes, named, targets
+    return NewGraph(x, edges, *own, where)
 
 
 def read_features(x: object, notes: list[str], missing: str = REFUSE) -> Tensor:

@@ -48,7 +48,7 @@ from flower_graph.strategies.fedgls.strategy import StructureClient, StructureFe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flower_graph.data.new_graph import NewGraph
+    from flower_graph.data.description import NewGraph
     from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.fedgls.attack import ModelAudit
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flower_graph.data.description import NewGraph
 from flower_graph.data.graph import EgoNetwork
-from flower_graph.data.new_graph import NewGraph
 from flower_graph.engine.graph_batch import (
     Metrics,
     check_classes,

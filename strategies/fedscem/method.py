@@ -13,11 +13,11 @@ from torch import Tensor
 
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
+from flower_graph.data.description import NewGraph
 from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_ego_folder
 from flower_graph.data.folders.party import RunFolder
 from flower_graph.data.graph import EgoNetwork
-from flower_graph.data.new_graph import NewGraph
 from flower_graph.data.partition.ego_networks import partition_egos
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError

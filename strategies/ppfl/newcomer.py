@@ -30,7 +30,7 @@ from flower_graph.strategies.ppfl.evaluation import SVC, untrained
 from flower_graph.strategies.ppfl.modules import PublicGAT
 
 if TYPE_CHECKING:
-    from flower_graph.data.new_graph import NewGraph
+    from flower_graph.data.description import NewGraph
     from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.ppfl.cohort_client import EmbeddingModel
 

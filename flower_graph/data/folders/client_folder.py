@@ -24,7 +24,7 @@ from flower_graph.config.partition import GLOBAL
 from flower_graph.data.description import (
     EDGE_VALUES,
     Caution,
-    Described,
+    NewGraph,
     as_tensor,
     by_columns,
     check_edges,
@@ -168,16 +168,14 @@ def load_folder(
     return clients.replaced(graphs)
 
 
-def read_clients(
-    path: Path | str, how: ReadOptions
-) -> tuple[Clients[ClientGraph], list[Described]]:
+def read_clients(path: Path | str, how: ReadOptions) -> tuple[Clients[ClientGraph], list[NewGraph]]:
     """Read the clients' graphs, their labels numbered and features prepared together.
 
     Masks are empty where a file has none. Logs the changes to all data, and to single clients'.
     """
     if how.no_features == ONE_HOT:
         raise DataError("data.no_features='one-hot': of one graph; set data.no_features=degree")
-    files, matrices, graphs = list[Described](), list[Tensor](), list[ClientGraph]()
+    files, matrices, graphs = list[NewGraph](), list[Tensor](), list[ClientGraph]()
     for where, content in client_graphs(path, how):
         with saying(where):
             files.append(describe_graph(SimpleNamespace(**content), how, where))
@@ -190,12 +188,12 @@ def read_clients(
                 raise DataError(f"x has {count} features, {files[0].where} has {width}")
             count = declared_classes(file.values.get("num_classes")) or 0
             declared = declared if how.targets else max(declared, count)
-    kinds = {isinstance(file.labels, Tensor): file.where for file in files}
+    kinds = {isinstance(file.y, Tensor): file.where for file in files}
     if len(kinds) > 1:
         note = f"labels are numbers at {kinds[True]}, but words at {kinds[False]}: all are words"
         tell(f"folder {path}", [note], logging.WARNING)
     with saying(f"folder {path}"):
-        labels = number_classes([file.labels for file in files], declared or None)
+        labels = number_classes([file.y for file in files], declared or None)
         prepared, notes, treatment = prepare_features(matrices, how.features, how.missing, common)
     for file, x, y in zip(files, prepared, labels.y, strict=True):
         with saying(file.where):
@@ -263,13 +261,13 @@ def ego_from_data(client: int, data: object, identities: Identities) -> EgoNetwo
     return ego
 
 
-def _alone(client: int, data: object, how: ReadOptions = PLAIN) -> tuple[Described, ClientGraph]:
+def _alone(client: int, data: object, how: ReadOptions = PLAIN) -> tuple[NewGraph, ClientGraph]:
     """Describe a client without others': words are no labels, -1 is none; features untreated."""
     found = describe_graph(data, how)
-    if not isinstance(found.labels, Tensor):
-        word = next(one for one in found.labels if one is not None)
+    if not isinstance(found.y, Tensor):
+        word = next(one for one in found.y if one is not None)
         raise DataError(f"y has {word!r}: must be numbers of classes, the same at all clients")
-    return found, found.as_client(client, found.x.float(), found.labels.clamp(min=-1))
+    return found, found.as_client(client, found.x.float(), found.y.clamp(min=-1))
 
 
 def _ego(graph: ClientGraph, named: Named) -> EgoNetwork:
@@ -310,7 +308,7 @@ def named_by(identities: Identities, count: int, key: str = "identities") -> Nam
     return torch.tensor(given, dtype=torch.int64), None
 
 
-def _identities_of(files: Sequence[Described]) -> list[Named]:
+def _identities_of(files: Sequence[NewGraph]) -> list[Named]:
     """Return the identities of all clients' nodes: all numbers, or all words."""
     result: list[Named] = []
     for file in files:
@@ -409,7 +407,7 @@ def _at_two(ids: Sequence[Tensor]) -> Tensor:
 
 
 def _with_roles(
-    files: Sequence[Described],
+    files: Sequence[NewGraph],
     graphs: Sequence[G],
     ids: Sequence[Tensor],
     ratios: Sequence[float],
