@@ -151,10 +151,10 @@ def read_graph(data: object, how: ReadOptions, *, num_classes: int | None = None
     if how.targets:
         declared, named = 1, None
     labels = number_classes([found.y], declared, named)
-    assert found.edge_index is not None
-    own = found.x, found.edge_index, labels.y[0], labels.num_classes, *found.masks.values()
-    notes, rest = (*found.notes, *labels.notes), (found.columns, found.targets, found.edge_weight)
-    return Graph(*own, labels.classes, found.names, notes, None, *rest)
+    same = ("x", "edge_index", "names", "columns", "targets", "edge_weight")
+    own: dict[str, Any] = {key: getattr(found, key) for key in same} | found.masks
+    own |= {"y": labels.y[0], "num_classes": labels.num_classes, "classes": labels.classes}
+    return Graph(**own, notes=(*found.notes, *labels.notes))
 
 
 def check_data(data: object) -> None:

@@ -54,9 +54,9 @@ SHORT = {member.lower(): (group, member) for group in _SHORT for member in MEMBE
 SINGLE = ("Actor", "Flickr", "LastFMAsia", "WikiCS")
 # Endings of graph files, and of other files that hold graphs
 GRAPH_FILES = (".pt", ".graphml", ".json")
-OTHER_FILES = (".csv", ".tsv", ".xls", ".xlsx", ".ods", ".parquet")
-OTHER_FILES += (".gpickle", ".pickle", ".pkl")  # reading one can execute code
-OTHER_FILES += (".gexf", ".gml", ".net", ".gdf", ".dot", ".lgl", ".ncol")
+_TABLES = (".csv", ".tsv", ".xls", ".xlsx", ".ods", ".parquet")
+_PICKLES = (".gpickle", ".pickle", ".pkl")  # reading one can execute code
+OTHER_FILES = (*_TABLES, *_PICKLES, ".gexf", ".gml", ".net", ".gdf", ".dot", ".lgl", ".ncol")
 NODES, EDGES = "nodes.csv", "edges.csv"  # of a folder with one graph in tables
 
 
