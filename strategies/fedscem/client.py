@@ -21,7 +21,7 @@ from flower_graph.client.learner import NODES, LocalGraph, saved_rows
 from flower_graph.client.module_client import ModuleClient, ModuleSettings
 from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
 from flower_graph.config.rules import choice
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.engine.cohort import Learner
 from flower_graph.engine.graph_batch import check_sizes
 from flower_graph.engine.machine import resolve_device

@@ -35,8 +35,7 @@ from public_helpers import ToyModel
 from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
-from flower_graph.data.graph import to_undirected
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork, to_undirected
 from flower_graph.secure.align import blinded
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties.identity import TrustSettings
