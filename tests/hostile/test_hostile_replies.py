@@ -24,10 +24,10 @@ from hostile_grid import (
     SECURE,
     SHORT,
     TIMEOUT,
-    Around,
     Attacked,
     Method,
     Mutation,
+    around,
     drawn,
     fit_for_a_log,
     invented,
@@ -111,7 +111,7 @@ def test_an_attack_that_is_not_noticed_is_found_out() -> None:
 
 def test_a_reply_that_never_comes_is_as_good_as_an_error() -> None:
     # The reference that all refusals are held against.
-    silent = Around("to no message")  # the server waits for it in vain
+    silent = around("to no message")  # the server waits for it in vain
     one = NFEDGNN.run({("train", 2): silent}, SHORT)
     other = NFEDGNN.run({("train", 2): None}, SHORT)
     assert one.same(other, 0.0)
