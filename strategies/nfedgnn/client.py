@@ -42,7 +42,7 @@ from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.storage import row_file
 from flower_graph.storage.files import node_name, state_key
-from flower_graph.storage.writing import remove_empty
+from flower_graph.storage.writing import remove, remove_empty
 from flower_graph.strategies.nfedgnn.messages import (
     AS_PARTY,
     GRADIENTS,
@@ -238,8 +238,8 @@ class NodeClient(UsersClient):
         with self._updated(request):
             pass
         self._forget()
-        if self._file is not None and not row_file.marked(self._file):
-            row_file.remove_all(self._file)
+        if self._file is not None:  # the checkpoints have copies
+            remove(self._file)
             remove_empty(self._file.parent)
         # Nothing more to tell; but mods such as LocalDpMod compare the shapes of both messages.
         return RelayReply(request.server_round, np.zeros_like(request.gradient)).to_numpy()
@@ -272,7 +272,7 @@ class NodeClient(UsersClient):
         """Write a checkpoint, with the start of each user's rows of weights."""
         if self._file is not None:
             try:
-                row_file.mark(self._file, server_round)
+                row_file.copy(self._file, self._state.rows_at(server_round, run))
             except OSError as error:
                 return f"its users' rows cannot be copied: {error.strerror}"
         is_linear = self._model is None and self._file is None
@@ -285,7 +285,10 @@ class NodeClient(UsersClient):
         if self._file is not None and self._state.store.is_due(resume):
             if before is not None:
                 raise ValueError("rows_dir: not where users come and go")
-            row_file.go_back(self._file, resume.server_round)
+            try:
+                row_file.copy(self._state.rows_at(resume.server_round, resume.run), self._file)
+            except OSError as error:
+                raise CheckpointError(f"its users' rows are not here: {error.strerror}") from error
 
         def adopt(saved: Tensors, numbers: Tensor, more: Tensors) -> Tensors | None:
             if before is None or not torch.isin(self.users[self.users < before], numbers).all():

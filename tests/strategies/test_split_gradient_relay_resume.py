@@ -82,8 +82,6 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path) -> 
     whole = run(MANY, rounds=NINE, **SOME)
     # Rows have changed since the checkpoint of round 6, some of them twice: they must go back.
     stored(tmp_path, every=3, stop_at=8)
-    for path in (tmp_path / "rows").glob("*.rows"):
-        (path.parent / f".{path.name}.round-000009.1").write_bytes(b"half")  # killed while it wrote
     resumed = stored(tmp_path, every=3, resume=True)
     assert [report.round for report in resumed.reports] == [7, 8, 9]
     assert resumed.figures == whole.figures[6:]
@@ -92,30 +90,26 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path) -> 
 
 def test_a_run_does_not_go_on_without_its_rows(tmp_path: Path) -> None:
     stored(tmp_path, every=3, stop_at=8)
-    for path in (tmp_path / "rows").glob("*.round-*"):
+    for path in (tmp_path / "saved").glob("round-*/*.rows"):
         path.unlink()
     with pytest.raises(CheckpointError):
         stored(tmp_path, every=3, resume=True)
 
 
-def test_a_file_has_no_room_for_zeros_and_three_copies(tmp_path: Path) -> None:
-    """A user that was never asked takes no room, in the file and in its copies."""
+def test_a_file_and_its_copy_have_no_room_for_zeros(tmp_path: Path) -> None:
+    """A user that was never asked takes no room."""
     path, count = tmp_path / "numbers", 1 << 20
     row_file.create(path, count)
-    numbers = row_file.mapped(path, count)
-    for server_round in range(1, 5):
-        numbers[count // 2] = server_round
-        row_file.mark(path, server_round)
-    assert [*row_file.marked(path)] == [2, 3, 4]
+    row_file.mapped(path, count)[count // 2] = 3
+    row_file.copy(path, tmp_path / "copy")
     for file in tmp_path.iterdir():
         assert file.stat().st_size == 4 * count and file.stat().st_blocks * 512 <= row_file.PIECE
-    row_file.go_back(path, 3)
-    again = row_file.mapped(path, count)
-    assert again[count // 2] == again.sum() == 3 and [*row_file.marked(path)] == [2, 3]
+        again = row_file.mapped(file, count)
+        assert again[count // 2] == again.sum() == 3
     with pytest.raises(StateLostError):
         row_file.mapped(path, count + 1)
     row_file.create(path, 0)
-    assert not row_file.mapped(path, 0).numel() and not row_file.marked(path)
+    assert not row_file.mapped(path, 0).numel()
 
 
 def test_copies_that_cannot_be_made_are_reported(
@@ -124,7 +118,7 @@ def test_copies_that_cannot_be_made_are_reported(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(row_file, "_copy", full)
+    monkeypatch.setattr(row_file, "copy", full)
     outcome = stored(tmp_path, every=3, stop_at=8)
     assert not checkpoint.complete_rounds(tmp_path / "saved") and len(outcome.reports) == 8
 
