@@ -1,4 +1,4 @@
-"""What nFedGNN goes on from: checkpoints beyond the contracts, and users' rows in files."""
+"""Users' rows in files: the same bits as in memory, and a resumed run. Contracts have the rest."""
 
 import errno
 from pathlib import Path
@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from flwr.app import Context, RecordDict
 from relay_helpers import Outcome, client_app, run, same_weights, small_graph
 from torch import nn
@@ -15,46 +14,6 @@ from flower_graph import NodeClient
 from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint, row_file
-
-DATA, ROUNDS, EVERY = small_graph(20), 7, 2
-
-
-def grid_of(folder: Path, user_model: nn.Module) -> InProcessGrid:
-    app = client_app(DATA, checkpoint_dir=folder, user_model=user_model)
-    return InProcessGrid(app, num_supernodes=10)
-
-
-def go(folder: Path, grid: InProcessGrid, **options: Any) -> Outcome:
-    """Run with checkpoints every other round."""
-    saving = {"checkpoint_dir": folder, "checkpoint_every": EVERY}
-    return run(DATA, rounds=ROUNDS, grid=grid, **saving, **options)
-
-
-def test_own_user_models_schedule_and_average_go_on_where_they_were(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 3), nn.Tanh(), nn.Linear(3, 4))
-    options = {"schedule": "warmup-cosine", "gradient_norm": 0.1, "server_average": 0.8}
-
-    def part(name: str, **how: Any) -> Outcome:
-        grid = grid_of(tmp_path / name, model)
-        return go(tmp_path / name, grid, participation=0.2, **options, **how)
-
-    whole = part("whole")
-    part("cut", stop_at=5)
-    resumed = part("cut", resume=True)
-    first = resumed.reports[0].round
-    assert first > 1 and resumed.figures == whole.figures[first - 1 :]
-    assert same_weights(resumed, whole)
-    assert resumed.reports[-1].bytes == whole.reports[-1].bytes
-    ledgers = [one.strategy.layer.ledger.payload for one in (resumed, whole)]
-    assert ledgers[0] == ledgers[1]
-    # What is kept and told is the average, not what is trained
-    server, told = whole.strategy.server, whole.weights
-    assert whole.strategy.learnt().to_torch_state_dict().keys() == server.model.state_dict().keys()
-    assert not torch.equal(told["server.bias"], server.model.state_dict()["bias"])
-
-
-# Users' rows in a file ---------------------------------------------------------------------------
 
 MANY, NINE = small_graph(24), 9
 SOME: dict[str, Any] = {"participation": 0.5, "learning_rate": 0.3}
