@@ -48,6 +48,7 @@ from flower_graph.secure.sum.server import PartySums
 from flower_graph.secure.sum.service import SecureSum, entries_of
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import messages as of_egos
+from flower_graph.strategies.fedscem.client import Hiding
 from flower_graph.strategies.fedscem.messages import VectorEncoding
 from flower_graph.strategies.ppfl import messages as of_public
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, SecureConsensusClient
@@ -672,7 +673,7 @@ def egos_app(kind: int, keys: Path | None) -> Any:
     def client_fn(context: Any) -> EgoNetworkClient:
         own, trust = [egos[int(context.node_config["partition-id"])]], trust_in(context, keys)
         settings = replace(SETTINGS, hidden=HIDDEN)
-        return EgoNetworkClient(context, own, settings, trust=trust, masked=True, alignment="psi")
+        return EgoNetworkClient(context, own, settings, trust=trust, hiding=Hiding(True, "psi"))
 
     return make_client_app(client_fn)
 
