@@ -117,29 +117,6 @@ def axes(path: Path, shown: Drawing, options: Options) -> bool:
     return plots.plot_panels(path, [row])
 
 
-def budgets(path: Path, shown: Drawing, _: Options) -> bool:
-    """Draw accuracy by privacy budget, a panel for each model; lines without one are levels."""
-    noised = dict[str, dict[str, dict[float, list[float]]]]()
-    levels = dict[str, dict[str, list[float]]]()
-    for one in shown:
-        title = f"{one.data}, {one.model}"
-        for row in [row for row in one.rows if row["metric"] == TEST]:
-            if row.get("epsilon"):
-                of_method = noised.setdefault(title, {}).setdefault(one.method, {})
-                of_method[row["epsilon"]] = row["values"]
-            else:
-                levels.setdefault(title, {})[one.method] = row["values"]
-    panels = []
-    for title, methods in noised.items():
-        budgets = sorted({budget for values in methods.values() for budget in values})
-        given = {name: [values[one] for one in budgets] for name, values in methods.items()}
-        given |= {name: [values] * len(budgets) for name, values in levels.get(title, {}).items()}
-        lines = {n: plots.Line(budgets, [*zip(*one, strict=True)]) for n, one in given.items()}
-        x_label = "epsilon of the whole run"
-        panels.append(plots.Panel(lines, "test accuracy", x_label, title, scales="x"))
-    return plots.plot_panels(path, [panels])
-
-
 KINDS: dict[str, Callable[..., bool]] = {
-    one.__name__: one for one in (axes, budgets, curves, intervals, matrices)
+    one.__name__: one for one in (axes, curves, intervals, matrices)
 }

@@ -158,6 +158,5 @@ PAPER = t.Paper(
         ),
         t.Picture("axes-gcn-{data}.png", "axes", dict.fromkeys(GCN, METHODS)),
         t.Picture("axes-gat-{data}.png", "axes", dict.fromkeys(GAT, METHODS)),
-        t.Picture("privacy.png", "budgets", {"Privacy": None}),
     ],
 )

@@ -249,6 +249,5 @@ PAPER = t.Paper(
             *("figures-3-to-6.png", "flower_graph.strategies.ppfl.plots:plot_figures"),
             {**dict.fromkeys(FIGURES), "Table 1": [FULL], "Table 2": [FULL]},
         ),
-        t.Picture("privacy.png", "budgets", {"Privacy": None}),
     ],
 )

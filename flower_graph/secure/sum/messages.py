@@ -16,18 +16,18 @@ import hashlib
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.errors import IdentityError, MalformedReplyError, brief, refuse_if
+from flower_graph.errors import IdentityError, MalformedReplyError, refuse_if
 from flower_graph.secure.channel import COMMITMENT_BYTES as CHECK
 from flower_graph.secure.channel import KEY_BYTES, TAG_BYTES, framed, is_low_order
 from flower_graph.secure.parties.identity import SIGNATURE_BYTES as SIGNATURE
 from flower_graph.secure.parties.identity import Identity
 from flower_graph.secure.parties.registry import Registry
-from flower_graph.secure.ring import WORDS, Ring, RingArray
+from flower_graph.secure.ring import Ring, RingArray
 from flower_graph.secure.shamir import SHARE_BYTES
 from flower_graph.wire.codec import Known, Message, Part
 from flower_graph.wire.fields import (
@@ -54,24 +54,7 @@ NOTHING, SEED, MASK_KEY = 0, 1, 2
 BINDING = b"binding"  # what a signature is for
 
 
-def _ring(word: int, **entries: Any) -> Ring:
-    why = f"words have {word} bits; must be one of {brief(WORDS)}"
-    refuse_if(word not in WORDS, why, MalformedReplyError)
-    return Ring(word, **entries)
-
-
-RING = Part(
-    "Ring",
-    make=_ring,
-    fields={
-        "word": Whole("word", "bits of a word: 32 or 64"),
-        "fraction_bits": Whole("fraction-bits", "numbers are multiples of 2 to the minus this"),
-        "guard_bits": Whole("guard-bits", "zero bits below, for pads"),
-        "limit": Real("limit", "largest size of a number"),
-    },
-    when="word",
-)
-
+RING = Part("Ring", make=Ring, when="word")
 DOMAIN, PADS = b"flower-graph sum terms 1", b"flower-graph pads 1"
 SECURE_SUM = "secure sum"  # the purpose of `SecureSum`'s
 
