@@ -28,8 +28,8 @@ TYPE_CHECKING = False  # type checkers know this name; `typing` itself takes as 
 if TYPE_CHECKING:
     from flower_graph.apps.in_python import run as run
     from flower_graph.client.adaptor import make_client_app as make_client_app
+    from flower_graph.client.learner import SharedModule as SharedModule
     from flower_graph.client.module_client import ModuleClient as ModuleClient
-    from flower_graph.client.module_client import ModuleSettings as ModuleSettings
     from flower_graph.client.resident.app import ResidentClientApp as ResidentClientApp
     from flower_graph.data import Graph as Graph
     from flower_graph.data import load_data as load_data

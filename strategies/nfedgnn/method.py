@@ -43,7 +43,6 @@ from flower_graph.rng import seeded
 from flower_graph.storage.files import DATA_FOLDER, PARTITION, PARTITIONS
 from flower_graph.strategies.nfedgnn.client import (
     CommonLayerClient,
-    MaskedLayerClient,
     NodeClient,
     UsersClient,
 )
@@ -118,10 +117,9 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
             x = sketched(x, config.strategy.sketch, config.seed)
         saved = None if out is None else out / CHECKPOINTS
         more: dict[str, Any] = {"device": config.device, "checkpoint_dir": saved, "output_dir": out}
-        if config.masks_sums:
-            trust = trust_of(context, hides=True) if config.strategy.distrusts else None
-            return MaskedLayerClient(context, x, users, trust=trust, **more)
         if config.strategy.share == SUMMED:
+            trust = trust_of(context, hides=True) if config.strategy.distrusts else None
+            more |= {"masked": config.masks_sums, "trust": trust}
             return CommonLayerClient(context, x, users, **more)
         in_file = config.strategy.state == FILE
         require(not in_file or out is not None, "strategy.state", FILE, "memory in a deployment")
