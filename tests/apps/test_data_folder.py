@@ -316,7 +316,6 @@ def test_dealing_is_an_even_partition(count: int, parts: int) -> None:
 @pytest.mark.parametrize(
     ("node_config", "message"),
     [
-        ({}, "node-config partition-id"),
         ({"partition-id": 0}, "node-config num-partitions"),
         ({"partition-id": "one", "num-partitions": 4}, "partition-id: 'one'"),
         ({"partition-id": 0.5, "num-partitions": 4}, "partition-id: 0.5"),

@@ -271,19 +271,18 @@ def graphs_of(folder: RunFolder, kind: type[T]) -> list[T]:
 
 def share(context: Context, count: int) -> slice:
     """Return which clients a SuperNode hosts: ranges of nearly equal size."""
-    part, parts = (context.node_config.get(key) for key in (PARTITION, PARTITIONS))
-    for key, value in ((PARTITION, part), (PARTITIONS, parts)):
-        if type(value) is not int:
-            why = f"is no whole number; {PLACED}"
-            error = ConfigError(f"node-config {key}: {value!r:.60} {why}")
-            raise told(error, f"node-config {key}: {why}")
-    assert isinstance(part, int) and isinstance(parts, int)
+
+    def number(key: str, most: int) -> int:
+        value = context.node_config.get(key)
+        if type(value) is int and (key == PARTITIONS or 0 <= value < most):
+            return value
+        why = f"must be a whole number, and {PARTITION} below {PARTITIONS}; {PLACED}"
+        error = ConfigError(f"node-config {key}: {value!r:.60} {why}")
+        raise told(error, f"node-config {key}: {why}")
+
+    parts = number(PARTITIONS, 0)
     check_supernodes(parts, count)
-    if not 0 <= part < parts:
-        why = f"must be at least 0 and below {PARTITIONS}; {PLACED}"
-        error = ConfigError(f"node-config {PARTITION}: {part} with {PARTITIONS}: {parts}; {why}")
-        raise told(error, f"node-config {PARTITION}: {why}")
-    here = assigned(part, parts, count)
+    here = assigned(number(PARTITION, parts), parts, count)
     return slice(here.start, here.stop)
 
 

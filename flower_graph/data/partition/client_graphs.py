@@ -207,13 +207,38 @@ def louvain(
     ``fits`` says whether some nodes are enough for a client. Without a resolution, one is sought at
     which all clients have enough: it is raised until there are enough communities.
     """
+    import igraph  # not at the top: it takes a second
+
+    source, target = to_undirected(edge_index, n)
+    pairs = torch.stack([source, target], dim=1)[source < target]
+    graph = igraph.Graph(n, pairs.numpy())
+
+    def communities(resolution: float) -> list[Tensor]:
+        igraph.set_random_number_generator(random.Random(derive_seed(seed, "louvain")))
+        try:
+            result = graph.community_multilevel(resolution=resolution)
+        finally:
+            igraph.set_random_number_generator(random)  # Python's, which is igraph's default
+        if len(result) < clients:
+            found = f"Louvain found {len(result)}; set partition.resolution above {resolution:g} or"
+            raise DataError(f"partition.clients = {clients}: {found} null")
+        parts = _nodes_of(torch.tensor(result.membership), len(result))
+        parts.sort(key=lambda part: (-part.numel(), int(part[0])))
+        if not every_node:
+            return parts[:clients]
+        held = [torch.empty(0, dtype=torch.int64)] * clients
+        for part in parts:  # the largest first, to the client with the fewest nodes so far
+            smallest = min(range(clients), key=lambda client: held[client].numel())
+            held[smallest] = torch.cat([held[smallest], part])
+        return [nodes.sort().values for nodes in held]
+
     if resolution is not None:
-        return _communities(edge_index, n, clients, resolution, seed, every_node)
+        return communities(resolution)
     resolution, found = 1.0, dict[float, list[Tensor]]()
     # Far above it every node is a community by itself.
     while len(found) <= FINER:
         with suppress(DataError):
-            found[resolution] = _communities(edge_index, n, clients, resolution, seed, every_node)
+            found[resolution] = communities(resolution)
             if all(map(fits, found[resolution])):
                 break
         resolution *= 2
@@ -221,33 +246,6 @@ def louvain(
         resolution = min(found)
     tell("partition.resolution", [f"at {resolution:g} Louvain finds a community for each client"])
     return found[resolution]
-
-
-def _communities(
-    edge_index: Tensor, n: int, clients: int, resolution: float, seed: int, every_node: bool
-) -> list[Tensor]:
-    import igraph  # not at the top: it takes a second
-
-    source, target = to_undirected(edge_index, n)
-    pairs = torch.stack([source, target], dim=1)[source < target]
-    graph = igraph.Graph(n, pairs.numpy())
-    igraph.set_random_number_generator(random.Random(derive_seed(seed, "louvain")))
-    try:
-        result = graph.community_multilevel(resolution=resolution)
-    finally:
-        igraph.set_random_number_generator(random)  # Python's, which is igraph's default
-    if len(result) < clients:
-        found = f"Louvain found {len(result)}; set partition.resolution above {resolution:g} or"
-        raise DataError(f"partition.clients = {clients}: {found} null")
-    parts = _nodes_of(torch.tensor(result.membership), len(result))
-    parts.sort(key=lambda part: (-part.numel(), int(part[0])))
-    if not every_node:
-        return parts[:clients]
-    held = [torch.empty(0, dtype=torch.int64)] * clients
-    for part in parts:  # the largest first, to the client with the fewest nodes so far
-        smallest = min(range(clients), key=lambda client: held[client].numel())
-        held[smallest] = torch.cat([held[smallest], part])
-    return [nodes.sort().values for nodes in held]
 
 
 def metis(edge_index: Tensor, n: int, *, clients: int, seed: int) -> list[Tensor]:

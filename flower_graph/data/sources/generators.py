@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from flower_graph.data.graph import Graph, check_dense_size, to_undirected
 from flower_graph.errors import DataError
@@ -72,8 +71,33 @@ def csbm_sparse(
     # Mixed, so that a split with the same seed draws other numbers.
     generator = torch.Generator().manual_seed(seed ^ 0x5EED)
     y = torch.randperm(nodes, generator=generator) % classes
-    edge_index = _edges(y, classes, round(nodes * degree / 2), homophily, generator)
-    indices = _features(y, classes, features, active, signal, generator)
+    # Edges: a source, and a target of its class or of another
+    order = torch.argsort(y, stable=True)  # nodes of class 0, then of class 1, ...
+    class_sizes, count = torch.bincount(y, minlength=classes), round(nodes * degree / 2)
+    class_starts = torch.cumsum(class_sizes, 0) - class_sizes
+    source = torch.randint(nodes, (count,), generator=generator)
+    size, start = class_sizes[y[source]], class_starts[y[source]]
+    same = torch.rand(count, generator=generator) < homophily
+    # float64: float32 has fewer steps than there may be nodes.
+    share = torch.rand(count, generator=generator, dtype=torch.float64)
+    inside = start + (share * size).long()
+    outside = (share * (nodes - size)).long()
+    outside += torch.where(outside >= start, size, torch.zeros_like(size))  # skip the own class
+    target = order[torch.where(same, inside, outside)]
+    edge_index = to_undirected(torch.stack([source, target]), nodes)
+    # Features: one of each range, the class's favourite or any
+    bounds = torch.arange(active + 1) * features // active
+    starts, widths = bounds[:-1], bounds.diff()
+    favourites = (torch.rand(classes, active, generator=generator) * widths).int()
+    indices = torch.empty(nodes, active, dtype=torch.int32)
+    for first in range(0, nodes, ROWS):
+        labels = y[first : first + ROWS]
+        drawn = torch.rand(labels.numel(), active, generator=generator)
+        favoured = torch.rand(labels.numel(), active, generator=generator) < signal
+        # A product with a float32 just below 1 may round up to the width itself.
+        chosen = (drawn * widths).int().clamp_(max=widths.int() - 1)
+        chosen = torch.where(favoured, favourites[labels], chosen)
+        indices[first : first + ROWS] = chosen + starts.int()
     ptr = torch.arange(nodes + 1, dtype=torch.int32) * active
     x = csr_tensor(ptr, indices.flatten(), torch.ones(nodes * active), (nodes, features))
     return Graph(x=x, edge_index=edge_index, y=y, num_classes=classes)
@@ -87,40 +111,3 @@ def csbm(nodes: int, classes: int, *, features: int = 512, **how: Any) -> Graph:
     check_dense_size(nodes, features, "Use flower_graph.data.csbm_sparse for such sizes.")
     graph = csbm_sparse(nodes, classes, features=features, **how)
     return replace(graph, x=graph.x.to_dense())
-
-
-def _edges(
-    y: Tensor, classes: int, count: int, homophily: float, generator: torch.Generator
-) -> Tensor:
-    nodes = y.numel()
-    order = torch.argsort(y, stable=True)  # nodes of class 0, then of class 1, ...
-    sizes = torch.bincount(y, minlength=classes)
-    starts = torch.cumsum(sizes, 0) - sizes
-    source = torch.randint(nodes, (count,), generator=generator)
-    size, start = sizes[y[source]], starts[y[source]]
-    same = torch.rand(count, generator=generator) < homophily
-    # float64: float32 has fewer steps than there may be nodes.
-    share = torch.rand(count, generator=generator, dtype=torch.float64)
-    inside = start + (share * size).long()
-    outside = (share * (nodes - size)).long()
-    outside += torch.where(outside >= start, size, torch.zeros_like(size))  # skip the own class
-    target = order[torch.where(same, inside, outside)]
-    return to_undirected(torch.stack([source, target]), nodes)
-
-
-def _features(
-    y: Tensor, classes: int, features: int, active: int, signal: float, generator: torch.Generator
-) -> Tensor:
-    bounds = torch.arange(active + 1) * features // active
-    starts, widths = bounds[:-1], bounds.diff()
-    favourites = (torch.rand(classes, active, generator=generator) * widths).int()
-    indices = torch.empty(y.numel(), active, dtype=torch.int32)
-    for first in range(0, y.numel(), ROWS):
-        labels = y[first : first + ROWS]
-        drawn = torch.rand(labels.numel(), active, generator=generator)
-        favoured = torch.rand(labels.numel(), active, generator=generator) < signal
-        # A product with a float32 just below 1 may round up to the width itself.
-        chosen = (drawn * widths).int().clamp_(max=widths.int() - 1)
-        chosen = torch.where(favoured, favourites[labels], chosen)
-        indices[first : first + ROWS] = chosen + starts.int()
-    return indices
