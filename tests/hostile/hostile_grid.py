@@ -96,15 +96,11 @@ def evil(path: str) -> Called:
     return Called(open, path, "w")
 
 
-def pickled_array(path: str = "unpickled") -> bytes:
-    """The bytes that ``numpy.save`` writes for objects: a header, then a pickle."""
+def objects(path: str = "unpickled") -> Array:
+    """Write objects as ``numpy.save`` does: a header, then a pickle."""
     stream = BytesIO()
     np.save(stream, np.array([evil(path)], dtype=object), allow_pickle=True)
-    return stream.getvalue()
-
-
-def objects(path: str = "unpickled") -> Array:
-    return Array("object", (1,), STYPE, pickled_array(path))
+    return Array("object", (1,), STYPE, stream.getvalue())
 
 
 # Arrays ------------------------------------------------------------------------------------------
@@ -388,11 +384,6 @@ def leaving_out(others: list[int]) -> Mutation:
     return Mutation("config/left-out", "others", apply)
 
 
-def withholding(content: RecordDict) -> None:
-    content["config"]["unmask-kinds"] = bytes(len(content["config"]["unmask-kinds"]))
-    content["config"]["unmask-shares"] = b""
-
-
 NASTY = "\x1b[31mround 1: all is well\r\nround 2: \u202eall is well\x00" + "x" * 5000
 # By name: what is done around the content of a reply
 ENVELOPES = (
@@ -471,7 +462,19 @@ class HostileGrid(Federation):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         pushed = list(messages)
         self.weigh()
-        ids = self._push(pushed)
+        ids = super().push_messages(pushed)
+        known = [one for one in pushed if one.metadata.dst_node_id in self.contexts]
+        sent = dict(zip(ids, known, strict=True))
+        for number, message in sent.items():
+            reply, kind = self._replies[number], message.metadata.message_type
+            node = message.metadata.dst_node_id
+            if reply.has_content():
+                if node == self.hostile and (kind, node) in self._last:
+                    self._before[kind] = self._last[kind, node]
+                self._last[kind, node] = copied(reply.content)
+        for number, message in sent.items():
+            if message.metadata.dst_node_id == self.hostile:
+                self._strike(number, message, ids)
         if pushed:
             self._begun = pushed[0].metadata.message_type, time.process_time()
         tracemalloc.start()
@@ -487,22 +490,6 @@ class HostileGrid(Federation):
         if kind:
             self.seconds[kind] = max(spent, self.seconds.get(kind, 0))
             self.peaks[kind] = max(peak, self.peaks.get(kind, 0))
-
-    def _push(self, pushed: list[Message]) -> list[str]:
-        ids = super().push_messages(pushed)
-        known = [one for one in pushed if one.metadata.dst_node_id in self.contexts]
-        sent = dict(zip(ids, known, strict=True))
-        for number, message in sent.items():
-            reply, kind = self._replies[number], message.metadata.message_type
-            node = message.metadata.dst_node_id
-            if reply.has_content():
-                if node == self.hostile and (kind, node) in self._last:
-                    self._before[kind] = self._last[kind, node]
-                self._last[kind, node] = copied(reply.content)
-        for number, message in sent.items():
-            if message.metadata.dst_node_id == self.hostile:
-                self._strike(number, message, ids)
-        return ids
 
     def _strike(self, number: str, message: Message, ids: list[str]) -> None:
         kind = message.metadata.message_type
@@ -807,7 +794,13 @@ def _claims(method: Method, key: Key) -> Iterator[Campaign]:
     changes += [invented("17,000", 17_000, instead=True)]
     changes += [accusing(own, others), accusing(own, others[:1]), accusing(own, others, 9000)]
     changes += [accusing(own, [own, *others], 1), leaving_out(others)]
-    changes += [Mutation("config/unmask-shares", "withheld", withholding)]
+
+    def withhold(content: RecordDict) -> None:
+        config: Any = content["config"]
+        config["unmask-kinds"] = bytes(len(config["unmask-kinds"]))
+        config["unmask-shares"] = b""
+
+    changes += [Mutation("config/unmask-shares", "withheld", withhold)]
     held = [(record, name) for record in example for name in example[record]]
     cheats = [
         Mutation("/".join(place), "wrong", replaced(*place, lambda d: bytes(b ^ 1 for b in d)))
