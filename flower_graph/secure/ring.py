@@ -17,13 +17,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Annotated
 
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from flower_graph.errors import OutOfRangeError, UnreadableSumError
+from flower_graph.errors import MalformedReplyError, OutOfRangeError, UnreadableSumError
+from flower_graph.wire.fields import Real, Whole
 
 RingArray = NDArray[np.unsignedinteger]
 WORDS: dict[int, np.dtype[np.generic]] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
@@ -39,13 +41,17 @@ WORTH_A_THREAD = 1 << 22  # bytes of streams; fewer are made sooner than a threa
 class Ring:
     """How real numbers are written as words; every party of a sum has the same ring."""
 
-    word: int  # Bits of a word, 32 or 64
-    fraction_bits: int  # A real number is rounded to a multiple of 2^-fraction_bits
-    # Zero bits below it. A multiple c * pad that hides a sum leaves the lowest bits of the sum in
-    # the clear when c is even, as many as c has factors of two; with guard bits these bits are
-    # known zeros
-    guard_bits: int
-    limit: float  # Largest absolute value that is taken
+    # A multiple c * pad that hides a sum leaves the lowest bits of the sum in the clear when c is
+    # even, as many as c has factors of two; with guard bits these bits are known zeros
+
+    word: Annotated[int, Whole()]  # bits of a word: 32 or 64
+    fraction_bits: Annotated[int, Whole()]  # numbers are multiples of 2 to the minus this
+    guard_bits: Annotated[int, Whole()]  # zero bits below, for pads
+    limit: Annotated[float, Real()]  # largest size of a number
+
+    def __post_init__(self) -> None:
+        if self.word not in WORDS:
+            raise MalformedReplyError(f"words have {self.word} bits; must be one of {[*WORDS]}")
 
     @classmethod
     def fit(cls, num_clients: int, limit: float, resolution: float, *, guard: bool = False) -> Ring:

@@ -295,10 +295,6 @@ class Message:
         """
         super().__init_subclass__()
         dataclass(**options)(cls)
-        # A message that is still decorated is made a dataclass once more
-        for one in vars(cls)["__dataclass_fields__"].values():
-            if one.default_factory is not MISSING:
-                setattr(cls, one.name, field(default_factory=one.default_factory))
         cls.prefix = prefix or cls.prefix
         cls.down, cls.up, cls.fixed = tuple(down.split()), tuple(up.split()), fixed or {}
         cls.layout = Part(make=cls)

@@ -35,8 +35,7 @@ from public_helpers import ToyModel
 from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
-from flower_graph.data.graph import to_undirected
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork, to_undirected
 from flower_graph.secure.align import blinded
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties.identity import TrustSettings
@@ -46,10 +45,11 @@ from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import RING
 from flower_graph.secure.sum.round import SumResult, SumRound
 from flower_graph.secure.sum.server import PartySums
-from flower_graph.secure.sum.service import SecureSum, SumStages, entries_of
+from flower_graph.secure.sum.service import SecureSum, entries_of
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedscem import cohort_client
 from flower_graph.strategies.fedscem import messages as of_egos
+from flower_graph.strategies.fedscem.client import Hiding
+from flower_graph.strategies.fedscem.messages import VectorEncoding
 from flower_graph.strategies.ppfl import messages as of_public
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, SecureConsensusClient
 from flower_graph.strategies.ppfl.strategy import SecureConsensus
@@ -192,7 +192,7 @@ def others(entry: Entry, value: Any) -> list[Any]:
 VICTIM = 0  # its partition
 HOW = ("one", "all", "replayed", "round", "run")
 AGREED = "agreed"  # to all, by a server that means it: it reads the sum by the same terms
-RINGS = {one.key: name for name, one in (RING.fields or {}).items()}
+RINGS = {one.key: name for name, one in RING.parts.items()}
 Words = Any
 
 
@@ -340,16 +340,16 @@ class Had:
 def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
     """Note what is masked, blinded, multiplied and added up; the server takes any signature."""
     before_pads: list[Words] = []
-    fit, add_up, end = Ring.fit, cohort_client.add_up, SumStages.result
+    fit, add_up, end = Ring.fit, VectorEncoding.add_up, SecureSum.result
     blind, multiply, mask = blinded.blind, blinded.multiply, SumClient.mask
 
     def fitted(*args: Any, **more: Any) -> Ring:
         return replace(fit(*args, **more), **ring)
 
-    def added(chosen: Any, h: Any, metrics: Any, writing: Any, *more: Any) -> Any:
+    def added(writing: VectorEncoding, *how: Any) -> Any:
         table = replace(writing.table, group_key=b"")
-        before_pads[:] = [add_up(chosen, h, metrics, replace(writing, table=table), *more)[0]]
-        return add_up(chosen, h, metrics, writing, *more)
+        before_pads[:] = [add_up(replace(writing, table=table), *how)[0]]
+        return add_up(writing, *how)
 
     def masking(self: Any, came: Any, present: Any, total: Any, terms: Any, *state: Any) -> Any:
         reply, request = mask(self, came, present, total, terms, *state), came.request
@@ -359,7 +359,7 @@ def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
         had.masked.setdefault(request.server_round, []).append(one)
         return reply
 
-    def ended(self: SumStages) -> Any:
+    def ended(self: SecureSum) -> Any:
         number, found = self._unmasked, end(self)
         if isinstance(found, SumResult):
             had.sums.append((number, replace(found, total=found.total.copy())))
@@ -377,8 +377,8 @@ def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, new in (
             (Ring, "fit", fitted),
-            (cohort_client, "add_up", added),
-            (SumStages, "result", ended),
+            (VectorEncoding, "add_up", added),
+            (SecureSum, "result", ended),
             (blinded, "blind", blinding),
             (blinded, "multiply", multiplying),
             (SumRound, "_verified", lambda self, row, signature, *_: signature),
@@ -655,7 +655,7 @@ def egos_app(kind: int, keys: Path | None) -> Any:
     def client_fn(context: Any) -> EgoNetworkClient:
         own, trust = [egos[int(context.node_config["partition-id"])]], trust_in(context, keys)
         settings = replace(SETTINGS, hidden=HIDDEN)
-        return EgoNetworkClient(context, own, settings, trust=trust, masked=True, alignment="psi")
+        return EgoNetworkClient(context, own, settings, trust=trust, hiding=Hiding(True, "psi"))
 
     return make_client_app(client_fn)
 
@@ -729,7 +729,7 @@ def of(*messages: str) -> frozenset[str]:
     return frozenset(f"{name}.{key}" for name, keys in split for key in keys.split())
 
 
-MODELS = "EgoRequest: model/first model/rest"  # that are shared
+MODELS = "EgoRequest: model/weights"  # that are shared
 SUMS = World((of_sums,), sums_app, Summing, of("RevealRequest: reveal-declared"))
 EGOS = World((of_egos, blinded), egos_app, egos_server, of(MODELS))
 CONSENSUS = World((of_public,), public_app, public_server, frozenset(), rounds=3)
