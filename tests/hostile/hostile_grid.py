@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import re
 import time
 import tracemalloc
 from collections import Counter
@@ -428,17 +427,9 @@ class HostileGrid(Federation):
     it takes at most, beyond the replies themselves.
     """
 
-    def __init__(
-        self,
-        app: Any,
-        *,
-        num_supernodes: int,
-        plan: Plan,
-        new_id: bool = False,
-        **more: Any,
-    ) -> None:
+    def __init__(self, app: Any, supernodes: int, plan: Plan, new_id: bool) -> None:
         where = {"state_dir": IN_PROCESS, "new_id": new_id}
-        super().__init__(app, num_supernodes=num_supernodes, **where, **more)
+        super().__init__(app, num_supernodes=supernodes, **where)
         self.plan, self.counts = plan, Counter[str]()
         self.hostile = list(self.contexts)[1]
         self.names = {self.hostile}  # it may have had others
@@ -543,10 +534,6 @@ class HostileGrid(Federation):
             self._again += [reply] * {"twice": 1, "500 times": 499}[way]
 
 
-def fit_for_a_log(line: str) -> bool:
-    return line.isprintable() and len(line) < 1000 and not re.search(r"[\r\n\x1b]", line)
-
-
 FIGURES = (
     *("loss", "cross_entropy", "regulariser", "train_accuracy", "val_accuracy", "test_accuracy"),
     *("asked", "answered"),
@@ -601,13 +588,11 @@ class Attacked:
         return [line for line in own if "left out" in line or "takes no part" in line]
 
     def same(self, other: Attacked, atol: float) -> bool:
-        if self.figures.shape != other.figures.shape or self.weights.keys() != other.weights.keys():
-            return False
-        pairs = [(np.asarray(w), np.asarray(other.weights[k])) for k, w in self.weights.items()]
-        pairs.append((self.figures, other.figures))
-        return all(
-            one.shape == two.shape and np.allclose(one, two, rtol=0, atol=atol, equal_nan=True)
-            for one, two in pairs
+        mine, its = ({**one.weights, "figures": one.figures} for one in (self, other))
+        return mine.keys() == its.keys() and all(
+            mine[name].shape == its[name].shape
+            and np.allclose(mine[name], its[name], rtol=0, atol=atol, equal_nan=True)
+            for name in mine
         )
 
 
@@ -628,7 +613,7 @@ class Method:
     def run(self, plan: Plan, rounds: int = SHORT, *, new_id: bool = False) -> Attacked:
         """Run it; an exception that ends the run is in ``error``. Nothing is printed."""
         app, strategy = self.build()
-        grid = HostileGrid(app, num_supernodes=self.supernodes, plan=plan, new_id=new_id)
+        grid = HostileGrid(app, self.supernodes, plan, new_id)
         reports, error, said = list[RoundReport](), None, list[str]()
         send = Exchange.send
 
