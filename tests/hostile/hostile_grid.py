@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 
 from flower_graph.apps.run import client_app
 from flower_graph.client.state import IN_PROCESS
+from flower_graph.config.common import RunConfig
 from flower_graph.errors import StateLostError
 from flower_graph.flower_compat import stamp
 from flower_graph.method.registry import method_of
@@ -605,15 +606,15 @@ class Method:
     """
 
     name: str
-    build: Callable[[], tuple[Any, Any]]  # makes app and strategy
+    config: RunConfig
     supernodes: int
     late: int = 0
     atol: float = 0.0
 
     def run(self, plan: Plan, rounds: int = SHORT, *, new_id: bool = False) -> Attacked:
         """Run it; an exception that ends the run is in ``error``. Nothing is printed."""
-        app, strategy = self.build()
-        grid = HostileGrid(app, self.supernodes, plan, new_id)
+        strategy: Any = method_of(self.config).build_strategy(self.config, None)
+        grid = HostileGrid(client_app(self.config, None), self.supernodes, plan, new_id)
         reports, error, said = list[RoundReport](), None, list[str]()
         send = Exchange.send
 
@@ -682,12 +683,7 @@ class Method:
 def registered(name: str, *words: str, atol: float = 0.0) -> Method:
     """Give a method of the federation, under some settings."""
     setup = ALL[name].with_(*words)
-    config = setup.load()
-
-    def build() -> tuple[Any, Any]:
-        return client_app(config, None), method_of(config).build_strategy(config, None)
-
-    return Method(name, build, setup.supernodes, setup.late, atol)
+    return Method(name, setup.load(), setup.supernodes, setup.late, atol)
 
 
 FINE = "strategy.resolution=1e-6"
@@ -704,12 +700,8 @@ SECURE = registered("deepwalk, secure", ONCE, atol=1e-3)
 # All that are registered, and what of a method is a path of its own through the server
 CORPUS = {name: registered(name) for name in METHODS if name not in ("fedscem", "deepwalk", "gat")}
 CORPUS |= {"fedscem": PSI, "deepwalk": registered("deepwalk", ONCE), "gat": PPFL}
-CORPUS |= {
-    "nfedgnn, averaged": registered("nfedgnn, averaged"),
-    "fedscem, plain alignment": FEDSCEM,
-    "fedscem, plain": PLAIN,
-    "deepwalk, secure": SECURE,
-}
+CORPUS |= {"fedscem, plain alignment": FEDSCEM, "fedscem, plain": PLAIN}
+CORPUS |= {"nfedgnn, averaged": registered("nfedgnn, averaged"), "deepwalk, secure": SECURE}
 
 # All that is tried --------------------------------------------------------------------------------
 
