@@ -472,9 +472,10 @@ from pathlib import Path
 from flwr.serverapp import ServerApp
 from lying_grid import FEDSCEM, Enough, LyingGrid
 
-from flower_graph.apps.client_app import app as client_app
+from flower_graph.apps.client_app import app
 from flower_graph.apps.server_app import main
 
+client_app = app
 server_app = ServerApp()
 
 

@@ -97,7 +97,7 @@ def use_state(file: Path) -> None:
         read_state(file)
 
 
-def of_models_at(folder: Path) -> Iterator[Target]:
+def of_models(folder: Path) -> Iterator[Target]:
     shared = {"lin.weight": torch.ones(4, 3), "lin.bias": torch.ones(4)}
     places = torch.tensor([0, 2, 1]), torch.tensor([0, 2, 3])
     rows = SparseRows("lin.weight", torch.ones(3, 4), *places, True)
@@ -150,7 +150,7 @@ def make_all(place: Path) -> Iterator[Target]:
     for one in sorted(run.rglob("*")):
         if one.is_file() and one.suffix != ".csv" and "1" not in one.parts:
             yield Target(one, lambda: use_run(run))
-    yield from of_models_at(place / "several")
+    yield from of_models(place / "several")
     yield from of_graphs(place / "graphs")
     yield from of_figures(place)
     yield from of_parties(place)
@@ -299,8 +299,7 @@ def unfolding_json() -> Iterator[bytes]:
     yield b'{"a": "\\ud800"}'
 
 
-def of_models() -> Iterator[bytes]:
-    """Give what says of models what they cannot be."""
+def impossible_models() -> Iterator[bytes]:
     for change in ({"hidden": 10**12}, {"hidden": 2**24, "features": 2**24}, {"hidden": 10**30}):
         said = {"module": MODULE, "arguments": SIZES | change, "client": 0}
         yield json.dumps(said).encode()
@@ -362,7 +361,7 @@ def made_by_hand(targets: list[Target]) -> Iterator[tuple[str, Target, Callable[
         suffix = target.path.suffix
         if suffix not in cache:
             cache[suffix] = [*PLAIN, *(BOMBS[suffix]() if suffix in BOMBS else ())]
-        more = [*of_models()] if target.path.name in ("model.json", "models.json") else []
+        more = [*impossible_models()] if target.path.name in ("model.json", "models.json") else []
         for what, lay in PLACED.items():
             yield what, target, lay
         for number, data in enumerate([*cache[suffix], *more]):

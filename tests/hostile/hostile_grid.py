@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import logging
 import pickle
-import re
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import BytesIO
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -27,10 +28,13 @@ from hypothesis import strategies as st
 
 from flower_graph.apps.run import client_app
 from flower_graph.client.state import IN_PROCESS
+from flower_graph.config.common import RunConfig
+from flower_graph.errors import StateLostError
 from flower_graph.flower_compat import stamp
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.wire.arrays import own_records as copied
+from flower_graph.wire.client_errors import STATE_LOST
 from flower_graph.wire.exchange import Exchange
 
 Change = Callable[[RecordDict], Any]
@@ -92,15 +96,11 @@ def evil(path: str) -> Called:
     return Called(open, path, "w")
 
 
-def pickled_array(path: str = "unpickled") -> bytes:
-    """The bytes that ``numpy.save`` writes for objects: a header, then a pickle."""
+def objects(path: str = "unpickled") -> Array:
+    """Write objects as ``numpy.save`` does: a header, then a pickle."""
     stream = BytesIO()
     np.save(stream, np.array([evil(path)], dtype=object), allow_pickle=True)
-    return stream.getvalue()
-
-
-def objects(path: str = "unpickled") -> Array:
-    return Array("object", (1,), STYPE, pickled_array(path))
+    return Array("object", (1,), STYPE, stream.getvalue())
 
 
 # Arrays ------------------------------------------------------------------------------------------
@@ -384,11 +384,6 @@ def leaving_out(others: list[int]) -> Mutation:
     return Mutation("config/left-out", "others", apply)
 
 
-def withholding(content: RecordDict) -> None:
-    content["config"]["unmask-kinds"] = bytes(len(content["config"]["unmask-kinds"]))
-    content["config"]["unmask-shares"] = b""
-
-
 NASTY = "\x1b[31mround 1: all is well\r\nround 2: \u202eall is well\x00" + "x" * 5000
 # By name: what is done around the content of a reply
 ENVELOPES = (
@@ -433,17 +428,9 @@ class HostileGrid(Federation):
     it takes at most, beyond the replies themselves.
     """
 
-    def __init__(
-        self,
-        app: Any,
-        *,
-        num_supernodes: int,
-        plan: Plan,
-        new_id: bool = False,
-        **more: Any,
-    ) -> None:
+    def __init__(self, app: Any, supernodes: int, plan: Plan, new_id: bool) -> None:
         where = {"state_dir": IN_PROCESS, "new_id": new_id}
-        super().__init__(app, num_supernodes=num_supernodes, **where, **more)
+        super().__init__(app, num_supernodes=supernodes, **where)
         self.plan, self.counts = plan, Counter[str]()
         self.hostile = list(self.contexts)[1]
         self.names = {self.hostile}  # it may have had others
@@ -467,7 +454,19 @@ class HostileGrid(Federation):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         pushed = list(messages)
         self.weigh()
-        ids = self._push(pushed)
+        ids = super().push_messages(pushed)
+        known = [one for one in pushed if one.metadata.dst_node_id in self.contexts]
+        sent = dict(zip(ids, known, strict=True))
+        for number, message in sent.items():
+            reply, kind = self._replies[number], message.metadata.message_type
+            node = message.metadata.dst_node_id
+            if reply.has_content():
+                if node == self.hostile and (kind, node) in self._last:
+                    self._before[kind] = self._last[kind, node]
+                self._last[kind, node] = copied(reply.content)
+        for number, message in sent.items():
+            if message.metadata.dst_node_id == self.hostile:
+                self._strike(number, message, ids)
         if pushed:
             self._begun = pushed[0].metadata.message_type, time.process_time()
         tracemalloc.start()
@@ -483,22 +482,6 @@ class HostileGrid(Federation):
         if kind:
             self.seconds[kind] = max(spent, self.seconds.get(kind, 0))
             self.peaks[kind] = max(peak, self.peaks.get(kind, 0))
-
-    def _push(self, pushed: list[Message]) -> list[str]:
-        ids = super().push_messages(pushed)
-        known = [one for one in pushed if one.metadata.dst_node_id in self.contexts]
-        sent = dict(zip(ids, known, strict=True))
-        for number, message in sent.items():
-            reply, kind = self._replies[number], message.metadata.message_type
-            node = message.metadata.dst_node_id
-            if reply.has_content():
-                if node == self.hostile and (kind, node) in self._last:
-                    self._before[kind] = self._last[kind, node]
-                self._last[kind, node] = copied(reply.content)
-        for number, message in sent.items():
-            if message.metadata.dst_node_id == self.hostile:
-                self._strike(number, message, ids)
-        return ids
 
     def _strike(self, number: str, message: Message, ids: list[str]) -> None:
         kind = message.metadata.message_type
@@ -550,10 +533,6 @@ class HostileGrid(Federation):
             reply.content = copied(self._last.get((kind, other), RecordDict()))
         else:
             self._again += [reply] * {"twice": 1, "500 times": 499}[way]
-
-
-def fit_for_a_log(line: str) -> bool:
-    return line.isprintable() and len(line) < 1000 and not re.search(r"[\r\n\x1b]", line)
 
 
 FIGURES = (
@@ -610,13 +589,11 @@ class Attacked:
         return [line for line in own if "left out" in line or "takes no part" in line]
 
     def same(self, other: Attacked, atol: float) -> bool:
-        if self.figures.shape != other.figures.shape or self.weights.keys() != other.weights.keys():
-            return False
-        pairs = [(np.asarray(w), np.asarray(other.weights[k])) for k, w in self.weights.items()]
-        pairs.append((self.figures, other.figures))
-        return all(
-            one.shape == two.shape and np.allclose(one, two, rtol=0, atol=atol, equal_nan=True)
-            for one, two in pairs
+        mine, its = ({**one.weights, "figures": one.figures} for one in (self, other))
+        return mine.keys() == its.keys() and all(
+            mine[name].shape == its[name].shape
+            and np.allclose(mine[name], its[name], rtol=0, atol=atol, equal_nan=True)
+            for name in mine
         )
 
 
@@ -629,15 +606,15 @@ class Method:
     """
 
     name: str
-    build: Callable[[], tuple[Any, Any]]  # makes app and strategy
+    config: RunConfig
     supernodes: int
     late: int = 0
     atol: float = 0.0
 
     def run(self, plan: Plan, rounds: int = SHORT, *, new_id: bool = False) -> Attacked:
         """Run it; an exception that ends the run is in ``error``. Nothing is printed."""
-        app, strategy = self.build()
-        grid = HostileGrid(app, num_supernodes=self.supernodes, plan=plan, new_id=new_id)
+        strategy: Any = method_of(self.config).build_strategy(self.config, None)
+        grid = HostileGrid(client_app(self.config, None), self.supernodes, plan, new_id)
         reports, error, said = list[RoundReport](), None, list[str]()
         send = Exchange.send
 
@@ -702,21 +679,11 @@ class Method:
         """Number of the message whose attack the first round's report tells of."""
         return self.in_round(kind, 1 + self.late)[-1]
 
-    def round_of(self, key: Key) -> int:
-        """The round whose report tells of a message."""
-        kind, number = key
-        return max(1, number - self.first(kind) + 1) if kind in self.rounds else 1
-
 
 def registered(name: str, *words: str, atol: float = 0.0) -> Method:
     """Give a method of the federation, under some settings."""
     setup = ALL[name].with_(*words)
-    config = setup.load()
-
-    def build() -> tuple[Any, Any]:
-        return client_app(config, None), method_of(config).build_strategy(config, None)
-
-    return Method(name, build, setup.supernodes, setup.late, atol)
+    return Method(name, setup.load(), setup.supernodes, setup.late, atol)
 
 
 FINE = "strategy.resolution=1e-6"
@@ -733,9 +700,108 @@ SECURE = registered("deepwalk, secure", ONCE, atol=1e-3)
 # All that are registered, and what of a method is a path of its own through the server
 CORPUS = {name: registered(name) for name in METHODS if name not in ("fedscem", "deepwalk", "gat")}
 CORPUS |= {"fedscem": PSI, "deepwalk": registered("deepwalk", ONCE), "gat": PPFL}
-CORPUS |= {
-    "nfedgnn, averaged": registered("nfedgnn, averaged"),
-    "fedscem, plain alignment": FEDSCEM,
-    "fedscem, plain": PLAIN,
-    "deepwalk, secure": SECURE,
+CORPUS |= {"fedscem, plain alignment": FEDSCEM, "fedscem, plain": PLAIN}
+CORPUS |= {"nfedgnn, averaged": registered("nfedgnn, averaged"), "deepwalk, secure": SECURE}
+
+# All that is tried --------------------------------------------------------------------------------
+
+AGAIN = 60  # messages of a type that are attacked
+NO_STATE = {
+    "lost": f"{StateLostError.__name__}: there are no keys for the secure sum: enrol first",
+    "lost, in 2 MB": f"{StateLostError.__name__} " + "x" * (2 << 20),
+    "lost, after 2 MB": "x\n" * (1 << 20) + StateLostError.__name__,
 }
+# Claims that are well-formed and whose proof comes later
+CHEATS = (
+    *("prepare-seed-commitments", "prepare-share-commitments", "prepare-packets"),
+    *("prepare-round-keys", "unmask-shares", "align-points"),
+)
+NUMBERS = (("few", 4, 10**6), ("many", 1000, 10**6), ("17,000", 17_000, 10**6), ("huge", 3, 2**62))
+
+
+class Campaign(NamedTuple):
+    """What a SuperNode does in a whole run."""
+
+    where: str
+    what: str
+    plan: Mapping[Key, Mutation]
+    new_id: bool = False  # it comes back under another id whenever it has attacked
+
+    @property
+    def name(self) -> str:
+        return f"{self.where}: {self.what}" + ", and back under another id" * self.new_id
+
+
+def always(kind: str, what: str, *attacks: Mutation, new_id: bool = False) -> Campaign:
+    """Attack each message of a type, in turn."""
+    plan = {(kind, n + 1): attacks[n % len(attacks)] for n in range(AGAIN)}
+    return Campaign(kind, what, plan, new_id)
+
+
+def told(code: int, reason: str) -> Mutation:
+    return Mutation("error", reason[:20], error=(code, reason))
+
+
+def campaigns(method: Method) -> list[Campaign]:
+    kinds: dict[str, list[Key]] = {}
+    for key in method.clean.grid.examples:
+        kinds.setdefault(key[0], []).append(key)
+    found: list[Campaign] = []
+    for kind, keys in kinds.items():
+        lost = {what: told(STATE_LOST, reason) for what, reason in NO_STATE.items()}
+        found += [always(kind, f"{what}, each time", one) for what, one in lost.items()]
+        error = told(7, "KeyError: 'x'")
+        found.append(always(kind, "an error each time", error, new_id=True))
+        found.append(always(kind, "lost, each time", lost["lost"], new_id=True))
+        huge = told(7, "\u202e" * (4 << 20))
+        found.append(Campaign(kind, "an error of 4 M signs", {(kind, 1): huge}))
+        for way in ("500 times", "a replay", "another's content", "another's name", "no content"):
+            found.append(always(kind, f"{way}, each time", around(way)))
+        for key in keys:
+            found += _claims(method, key)
+    return [*{one.name: one for one in found}.values()]
+
+
+def _claims(method: Method, key: Key) -> Iterator[Campaign]:
+    kind, example = key[0], method.clean.grid.examples[key]
+    others, own = sorted(method.honest), method.clean.clients[0]
+    changes: list[Mutation] = [invented(*how) for how in NUMBERS]
+    changes += [invented("another's", 1, others[0])]
+    changes += [invented("another's", 1, others[0], instead=True)]
+    changes += [invented("17,000", 17_000, instead=True)]
+    changes += [accusing(own, others), accusing(own, others[:1]), accusing(own, others, 9000)]
+    changes += [accusing(own, [own, *others], 1), leaving_out(others)]
+
+    def withhold(content: RecordDict) -> None:
+        config: Any = content["config"]
+        config["unmask-kinds"] = bytes(len(config["unmask-kinds"]))
+        config["unmask-shares"] = b""
+
+    changes += [Mutation("config/unmask-shares", "withheld", withhold)]
+    held = [(record, name) for record in example for name in example[record]]
+    cheats = [
+        Mutation("/".join(place), "wrong", replaced(*place, lambda d: bytes(b ^ 1 for b in d)))
+        for place in held
+        if place[1] in CHEATS
+    ]
+    for change in [*changes, *cheats]:
+        with suppress(KeyError):  # it has no such entry
+            change.apply(copied(example))  # type: ignore[misc]
+            yield always(kind, f"{change.name}, each time", change)
+    lost = told(STATE_LOST, NO_STATE["lost"])
+    for change, new_id in product(cheats, (False, True)):
+        yield always(kind, f"{change.name}, then lost", change, lost, new_id=new_id)
+
+
+def attacks_on(method: Method, kind: str, count: int, *, setup: bool = False) -> list[Mutation]:
+    """Draw attacks on a type of message: those made by hand, around it, and by hypothesis."""
+    place = 1 if setup else method.first(kind) + 1
+    example = method.clean.grid.examples[kind, place]
+    found: list[Mutation] = []
+    # What is around a reply is looked at before it is known what the reply is for.
+    if not setup or kind == method.setup[0]:
+        found.append(Mutation("envelope", "an error", error=(7, NASTY)))
+        found += [*map(around, ENVELOPES), *ERRORS]
+    found += by_hand(example)
+    names = {attack.name for attack in found}
+    return found + [one for one in drawn(example, count) if one.name not in names]

@@ -56,13 +56,14 @@ class Lie:
     unless: str = "align-cells"  # an entry of messages that are for something else
 
 
-def changed(kind: Any, change: Callable[[Any], Any]) -> Change:
-    return lambda entries, _: {**entries, **change(kind.from_config(dict(entries))).to_config()}
+def changed(kind: Any, change: Callable[[Any], Any], alone: bool = False) -> Change:
+    """Change one of the messages that travel together, and perhaps leave out the others."""
 
+    def other(entries: Entries, _: int) -> dict[str, Any]:
+        told: dict[str, Any] = change(kind.from_config(dict(entries))).to_config()
+        return told if alone else {**entries, **told}
 
-def only(kind: Any, change: Callable[[Any], Any]) -> Change:
-    """Change one of the messages that travel together, and leave out the others."""
-    return lambda entries, _: change(kind.from_config(dict(entries))).to_config()
+    return other
 
 
 def edited(name: str, edit: Callable[[np.ndarray], Any]) -> Callable[[Any], Any]:
@@ -88,7 +89,7 @@ def flipped(name: str) -> Callable[[Any], Any]:
 
 def left_out(entries: Entries, place: int) -> dict[str, Any]:
     """Leave out whom the list is for."""
-    return only(ListRequest, struck(place))(entries, place)
+    return changed(ListRequest, struck(place), alone=True)(entries, place)
 
 
 def own_key(name: str) -> Callable[[Any], Any]:
@@ -120,9 +121,9 @@ SUMS = (
     Lie("a channel key of its own", "epoch-run", changed(EpochRequest, own_key("channel_keys")),
         "binding is not signed"),
     Lie("threshold lowered", "prepare-run",
-        only(PrepareRequest, lambda m: replace(m, threshold=1)), "threshold 1"),
+        changed(PrepareRequest, lambda m: replace(m, threshold=1), alone=True), "threshold 1"),
     Lie("partners chosen", "prepare-run",
-        only(PrepareRequest, lambda m: replace(m, partners=m.partners[:, ::-1])),
+        changed(PrepareRequest, lambda m: replace(m, partners=m.partners[:, ::-1]), alone=True),
         "not those of the epoch's graph"),
     Lie("other partners ready", "mask-ready", changed(MaskRequest, fewer),
         "not those of the list|must"),

@@ -16,15 +16,14 @@ import re
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 sys.path[:0] = [
     str(Path(__file__).resolve().parents[up] / part)
@@ -38,112 +37,19 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from hostile_grid import (
     CAMPAIGN,
     CORPUS,
-    ENVELOPES,
-    ERRORS,
-    NASTY,
     SHORT,
     Attacked,
-    Key,
+    Campaign,
     Method,
     Mutation,
-    accusing,
-    around,
-    by_hand,
-    copied,
-    drawn,
-    invented,
-    leaving_out,
-    replaced,
-    withholding,
+    attacks_on,
+    campaigns,
 )
 
 import flower_graph
-from flower_graph.errors import AlignmentError, MembershipError, StateLostError
+from flower_graph.errors import AlignmentError, MembershipError
 from flower_graph.wire.arrays import read_array
-from flower_graph.wire.client_errors import STATE_LOST
 from flower_graph.wire.ledger import count_bytes, reply_bytes
-
-OFTEN = 60  # messages of a type that are attacked
-LOST = {
-    "lost": f"{StateLostError.__name__}: there are no keys for the secure sum: enrol first",
-    "lost, in 2 MB": f"{StateLostError.__name__} " + "x" * (2 << 20),
-    "lost, after 2 MB": "x\n" * (1 << 20) + StateLostError.__name__,
-}
-# Claims that are well-formed and whose proof comes later
-CHEATS = (
-    *("prepare-seed-commitments", "prepare-share-commitments", "prepare-packets"),
-    *("prepare-round-keys", "unmask-shares", "align-points"),
-)
-NUMBERS = (("few", 4, 10**6), ("many", 1000, 10**6), ("17,000", 17_000, 10**6), ("huge", 3, 2**62))
-
-
-class Campaign(NamedTuple):
-    """What a SuperNode does in a whole run."""
-
-    where: str
-    what: str
-    plan: Mapping[Key, Mutation]
-    new_id: bool = False  # it comes back under another id whenever it has attacked
-
-    @property
-    def name(self) -> str:
-        return f"{self.where}: {self.what}" + ", and back under another id" * self.new_id
-
-
-def always(kind: str, what: str, *attacks: Mutation, new_id: bool = False) -> Campaign:
-    """Attack each message of a type, in turn."""
-    plan = {(kind, n + 1): attacks[n % len(attacks)] for n in range(OFTEN)}
-    return Campaign(kind, what, plan, new_id)
-
-
-def told(code: int, reason: str) -> Mutation:
-    return Mutation("error", reason[:20], error=(code, reason))
-
-
-def campaigns(method: Method) -> list[Campaign]:
-    kinds: dict[str, list[Key]] = {}
-    for key in method.clean.grid.examples:
-        kinds.setdefault(key[0], []).append(key)
-    found: list[Campaign] = []
-    for kind, keys in kinds.items():
-        lost = {what: told(STATE_LOST, reason) for what, reason in LOST.items()}
-        found += [always(kind, f"{what}, each time", one) for what, one in lost.items()]
-        error = told(7, "KeyError: 'x'")
-        found.append(always(kind, "an error each time", error, new_id=True))
-        found.append(always(kind, "lost, each time", lost["lost"], new_id=True))
-        huge = told(7, "\u202e" * (4 << 20))
-        found.append(Campaign(kind, "an error of 4 M signs", {(kind, 1): huge}))
-        for way in ("500 times", "a replay", "another's content", "another's name", "no content"):
-            found.append(always(kind, f"{way}, each time", around(way)))
-        for key in keys:
-            found += _claims(method, key)
-    return [*{one.name: one for one in found}.values()]
-
-
-def _claims(method: Method, key: Key) -> Iterator[Campaign]:
-    kind, example = key[0], method.clean.grid.examples[key]
-    others, own = sorted(method.honest), method.clean.clients[0]
-    changes: list[Mutation] = [invented(*how) for how in NUMBERS]
-    changes += [invented("another's", 1, others[0])]
-    changes += [invented("another's", 1, others[0], instead=True)]
-    changes += [invented("17,000", 17_000, instead=True)]
-    changes += [accusing(own, others), accusing(own, others[:1]), accusing(own, others, 9000)]
-    changes += [accusing(own, [own, *others], 1), leaving_out(others)]
-    changes += [Mutation("config/unmask-shares", "withheld", withholding)]
-    held = [(record, name) for record in example for name in example[record]]
-    cheats = [
-        Mutation("/".join(place), "wrong", replaced(*place, lambda d: bytes(b ^ 1 for b in d)))
-        for place in held
-        if place[1] in CHEATS
-    ]
-    for change in [*changes, *cheats]:
-        with suppress(KeyError):  # it has no such entry
-            change.apply(copied(example))  # type: ignore[misc]
-            yield always(kind, f"{change.name}, each time", change)
-    lost = told(STATE_LOST, LOST["lost"])
-    for change, new_id in product(cheats, (False, True)):
-        yield always(kind, f"{change.name}, then lost", change, lost, new_id=new_id)
-
 
 # Verdicts ----------------------------------------------------------------------------------------
 
@@ -250,20 +156,6 @@ class Tally(dict[str, dict[str, str]]):
         reasons = ("crashed", "evicted", "costly")
         found = {name: one if name in reasons else [*one] for name, one in self.items() if one}
         return {"counts": counts} | found
-
-
-def attacks_on(method: Method, kind: str, count: int, *, setup: bool = False) -> list[Mutation]:
-    """Draw attacks on a type of message: those made by hand, around it, and by hypothesis."""
-    place = 1 if setup else method.first(kind) + 1
-    example = method.clean.grid.examples[kind, place]
-    found: list[Mutation] = []
-    # What is around a reply is looked at before it is known what the reply is for.
-    if not setup or kind == method.setup[0]:
-        found.append(Mutation("envelope", "an error", error=(7, NASTY)))
-        found += [*map(around, ENVELOPES), *ERRORS]
-    found += by_hand(example)
-    names = {attack.name for attack in found}
-    return found + [one for one in drawn(example, count) if one.name not in names]
 
 
 def try_each(

@@ -88,15 +88,6 @@ def test_a_first_union_that_nobody_can_read_ends_the_run(supernodes: int) -> Non
         run(seven_egos(), supernodes=supernodes, make_grid=grid)
 
 
-def test_packets_that_nobody_opens_cost_their_supernode_alone() -> None:
-    def unopenable(content: RecordDict) -> None:
-        config: Any = content.config_records["config"]
-        config["prepare-packets"] = bytes(byte ^ 1 for byte in config["prepare-packets"])
-
-    grid = faulty({(LIAR, "prepare", 1): unopenable})
-    assert run(seven_egos(), supernodes=7, make_grid=grid).answered == [6, 6, 6]
-
-
 # Key-holders --------------------------------------------------------------------------------------
 
 

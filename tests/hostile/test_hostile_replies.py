@@ -25,34 +25,27 @@ from hostile_grid import (
     Method,
     Mutation,
     around,
+    campaigns,
     drawn,
-    fit_for_a_log,
     invented,
     registered,
     replaced,
 )
-from run_corpus import (
-    FORMS,
-    Tally,
-    attacks_on,
-    campaigns,
-    run,
-    some_of,
-    totals,
-    try_all,
-    try_campaigns,
-    try_each,
-)
+from run_corpus import FORMS, Tally, run, some_of, totals, try_all, try_campaigns, try_each
 
 from flower_graph.apps.run import client_app
 from flower_graph.client.state import forget_run
 from flower_graph.data.folders.party import Member, assigned
-from flower_graph.errors import AlignmentError, MembershipError
+from flower_graph.errors import MembershipError
 from flower_graph.method.registry import known_apps, method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.server.membership import Admission
 from flower_graph.strategies.fedscem.messages import SUMMED_NAMES
+
+
+def fit_for_a_log(line: str) -> bool:
+    return line.isprintable() and len(line) < 1000
 
 
 def check(tallies: dict[str, Tally]) -> None:
@@ -130,7 +123,7 @@ def test_numbers_that_no_client_can_have_are_refused(method: Method, value: floa
     spoil = Mutation("x", "y", replaced(record, key, spoilt))
     outcome = method.run({("train", 2): spoil})
     assert outcome.error is None
-    assert method.round_of(("train", 2)) in outcome.named
+    assert max(1, 2 - method.late) in outcome.named
     assert outcome.same(method.run({("train", 2): None}), method.atol)
 
 
@@ -180,13 +173,6 @@ def test_a_key_holder_that_is_excluded_has_the_others_aligned_again(
     assert found.error is None and 1 in found.excluded
     assert not any(report.skipped for report in found.reports[-2:])
     assert found.reports[-1].asked == found.reports[-1].answered == 5
-
-
-def test_a_wrong_table_in_every_union_ends_a_run_before_its_first_round() -> None:
-    tables = attacks_on(PSI, "train.union", 1, setup=True)
-    words = next(one for one in tables if "other words" in one.name)
-    outcome = PSI.run({("train.union", number): words for number in range(1, 40)}, 1)
-    assert isinstance(outcome.error, AlignmentError) and outcome.reports == []
 
 
 ROUNDS, CLIENTS, HIDDEN = 5, 6, 6

@@ -11,11 +11,10 @@ from flwr.app import Message
 from public_helpers import Outcome, make_distrusting, run_secure, start, still_member, toy_members
 
 from flower_graph.apps.run import client_app
-from flower_graph.client.trust import trust_of
 from flower_graph.errors import NoClientsError
 from flower_graph.method.registry import method_of
 from flower_graph.secure.sum.service import entries_of
-from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment, IntArray, claim_parts
+from flower_graph.strategies.ppfl.messages import IntArray
 from flower_graph.strategies.ppfl.strategy import CommonMean, SecureConsensus
 from flower_graph.wire.keys import CONFIG, PUBLIC
 
@@ -137,23 +136,6 @@ def test_who_cannot_be_in_the_sum_keeps_its_supernode_out_of_it() -> None:
     assert outcome.strategy.contributors == [c for c in range(2 * COUNT) if c not in (4, 5)]
     (entry,) = outcome.reports[0].rejected
     assert "its SuperNode sends nothing" in entry["reason"]
-
-
-def test_a_claim_that_is_replayed_from_another_run_is_refused() -> None:
-    grid, strategy = make_distrusting(toy_members(COUNT), COUNT)
-    context = next(c for c in grid.contexts.values() if c.node_config["partition-id"] == 1)
-    held = {1: toy_members(COUNT)[1].public}
-    old = trust_of(context).identity.sign(*claim_parts(grid.run.run_id + 1, held))
-    claim = EmbeddingEnrolment([1], [held[1]], [3], None, np.frombuffer(old, np.uint8))
-
-    class Replayed(dict[int, EmbeddingEnrolment]):
-        __setitem__ = dict.setdefault  # what comes later does not replace it
-
-    strategy.clients.claims = Replayed({1: claim})
-    outcome = start(grid, strategy, rounds=1, skipped=True)
-    reasons = {entry["reason"] for entry in outcome.reports[0].rejected}
-    assert any("party 1: its claim of public nodes is not signed" in why for why in reasons)
-    assert outcome.strategy.contributors == []
 
 
 class LaidApart(CommonMean):

@@ -172,29 +172,21 @@ def others(entry: Entry, value: Any) -> list[Any]:
     if isinstance(value, list):
         turned = [1 - one if one in (0, 1) else one + 1 for one in value]
         return [turned, value[:-1], value[::-1]]
-    found = _other_bytes(entry.field, value) if isinstance(value, bytes) else _other_numbers(value)
-    return [one for one in found if not same(one, value)]
-
-
-def _other_bytes(field: Field | None, value: bytes) -> list[bytes]:
-    """Give other bytes: one number or bit changed, rows turned round, one fewer, one twice."""
-    width = 8 if isinstance(field, Exact) else 1
-    if isinstance(field, Block) and not isinstance(field, (Exact, Flags)):
-        last = field.shape.split()[-1]
+    if not isinstance(value, bytes):
+        noise = np.random.default_rng(3).permutation(value.reshape(-1)).reshape(value.shape)
+        turned = -value if value.dtype.kind == "f" else value ^ value.dtype.type(1)
+        return [one for one in (turned, np.zeros_like(value), noise) if not same(one, value)]
+    # One number or bit changed, rows turned round, one fewer, one twice
+    declared, width = entry.field, 8 if isinstance(entry.field, Exact) else 1
+    if isinstance(declared, Block) and not isinstance(declared, (Exact, Flags)):
+        last = declared.shape.split()[-1]
         width = int(last) if last.isdecimal() else 1
     rows = [value[at : at + width] for at in range(0, len(value), width)]
     if not rows:
         return [np.ones(1, np.int64).tobytes() if width == 8 else bytes(width)]
     first = bytes([rows[0][0] ^ 1]) + rows[0][1:]
     changed = [[first, *rows[1:]], rows[::-1], rows[:-1], [*rows, rows[0]]]
-    return [b"".join(one) for one in changed]
-
-
-def _other_numbers(value: Any) -> list[Any]:
-    noise = np.random.default_rng(3).permutation(value.reshape(-1)).reshape(value.shape)
-    if value.dtype.kind == "f":
-        return [-value, np.zeros_like(value), noise]
-    return [value ^ value.dtype.type(1), np.zeros_like(value), noise]
+    return [other for one in changed if (other := b"".join(one)) != value]
 
 
 VICTIM = 0  # its partition
@@ -220,11 +212,7 @@ class TellsOtherwise(InProcessGrid):
     """
 
     def __init__(
-        self,
-        app: Any,
-        cell: Cell | None,
-        known: Mapping[str, list[Any]],
-        entries: Mapping[str, Entry],
+        self, app: Any, cell: Any, known: Mapping[str, list[Any]], entries: Mapping[str, Entry]
     ) -> None:
         super().__init__(app, num_supernodes=COUNT)
         self.cell, self._known, self._entries = cell, known, entries
@@ -257,23 +245,20 @@ class TellsOtherwise(InProcessGrid):
         for name, places in having.items():
             value = seen[places[0]].value(self._entries[name])
             self.came.setdefault(name, []).append(value)
-        cell = self.cell
-        if cell is not None and cell.how != AGREED:
-            due = having.get(str(cell.entry), [])
-            if len(self.came.get(str(cell.entry), ())) != self._at + 1:
-                due = []
-            for place in due if cell.how == "all" else due[:1]:
-                honest = seen[place].value(cell.entry)
-                value = self._otherwise(cell, honest)
-                if same(value, honest):
-                    continue
-                self.told += 1
-                lie = with_value(sent[place], cell.entry, value)
-                if cell.how == "replayed":
-                    again.append(lie)
-                else:
-                    sent[place] = lie
-                    lies.add(place)
+        cell, name = self.cell, str(self.cell and self.cell.entry)
+        is_due = len(self.came.get(name, ())) == self._at + 1
+        due = having.get(name, []) if is_due and cell and cell.how != AGREED else []
+        for place in due if cell and cell.how == "all" else due[:1]:
+            value = self._otherwise(cell, honest := seen[place].value(cell.entry))
+            if same(value, honest):
+                continue
+            self.told += 1
+            lie = with_value(sent[place], cell.entry, value)
+            if cell.how == "replayed":
+                again.append(lie)
+            else:
+                sent[place] = lie
+                lies.add(place)
         ids = list(super().push_messages(sent))
         self._later = list(super().push_messages(again)) if again else []
         self._lies |= {ids[place] for place in lies} | set(self._later)
@@ -432,15 +417,12 @@ def statistics(words: Any, numbers: Mapping[str, Any]) -> Iterator[tuple[str, fl
 # A method's table ---------------------------------------------------------------------------------
 
 
-App = Callable[[int, Path | None], Any]  # of a kind of data, with a folder of keys or without
-
-
 @dataclass
 class World:
     """A method in one setting: how it runs, whose requests are told otherwise."""
 
     modules: tuple[ModuleType, ...]  # whose requests these are
-    app: App
+    app: Callable[[int, Path | None], Any]  # of a kind of data, with a folder of keys or without
     server: Callable[[Path | None], Any]
     never: frozenset[str]  # entries that are never sent here
     without: frozenset[str] = frozenset()  # messages that are never sent
@@ -516,8 +498,8 @@ class World:
             if not one.grid.told:
                 return "-"
             other = self.run(cell, 1)
-            for had, those in zip((one, other), runs, strict=True):
-                those.append(had)
+            runs[0].append(one)
+            runs[1].append(other)
             bits = self._bits(*runs)
             found = [*self.leaks(one), *self.leaks(other), *bits]
             if not found or (
