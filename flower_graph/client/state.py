@@ -48,8 +48,7 @@ from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 
 if TYPE_CHECKING:
-    from flower_graph.data.partition.client_graphs import ClientGraph
-    from flower_graph.data.partition.ego_networks import EgoNetwork
+    from flower_graph.data.graph import ClientGraph, EgoNetwork
 
 LOG = logging.getLogger(__name__)
 SMALL_BYTES = 1 << 20

@@ -18,7 +18,7 @@ from flower_graph.config.common import CHECKPOINTS, LINKS, checkpoint_settings
 from flower_graph.config.module import MLP
 from flower_graph.config.rules import require
 from flower_graph.data.baselines import Figures, graph_baselines, link_baselines
-from flower_graph.data.description import read_mask, saying, tell
+from flower_graph.data.description import NewGraph, read_mask, saying, tell
 from flower_graph.data.features import ReadOptions, sketched
 from flower_graph.data.folders.party import (
     USERS,
@@ -29,7 +29,7 @@ from flower_graph.data.folders.party import (
     share,
 )
 from flower_graph.data.graph import PARTS, Graph, take_rows
-from flower_graph.data.new_graph import DataForm, NewGraph, read_new_graph
+from flower_graph.data.new_graph import DataForm, read_new_graph
 from flower_graph.data.sources.datasets import DRAWN, cached_data, once, saved_at
 from flower_graph.data.splits import labelled_split
 from flower_graph.engine.machine import first_layer_bytes, refuse_too_large, resolve_device
