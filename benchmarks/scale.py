@@ -41,7 +41,6 @@ from flower_graph.models import build_server_model
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.nfedgnn.client import CommonLayerClient
-from flower_graph.strategies.nfedgnn.strategy import SummedGradientRelay
 
 CLASSES, DEGREE, FEATURES, ACTIVE, HIDDEN = 7, 10.0, 512, 32, 16
 WARM_UP = 2  # rounds that are not counted: the first has no step, the second touches new memory
@@ -73,9 +72,10 @@ def build(
     graph = csbm_sparse(users, CLASSES, degree=DEGREE, features=FEATURES, active=ACTIVE)
     model = build_server_model("gcn", hidden=HIDDEN, heads=1, classes=CLASSES, dropout=0.5, seed=0)
     every = 1 if form == MEMORY else EVALUATED
-    kind = SummedGradientRelay if form == SUMMED else SplitGradientRelay
-    more = {"feature_dropout": 0.5, "learning_rate": 0.03} if form == SUMMED else {}
-    strategy = kind(server_data(graph), model, latent_size=HIDDEN, evaluate_every=every, **more)
+    more: dict[str, Any] = {"latent_size": HIDDEN, "evaluate_every": every}
+    if form == SUMMED:
+        more |= {"share": SUMMED, "feature_dropout": 0.5, "learning_rate": 0.03}
+    strategy = SplitGradientRelay(server_data(graph), model, **more)
     x, numbers = graph.x, torch.arange(users)
 
     def client_fn(context: Context) -> NodeClient | CommonLayerClient:

@@ -6,14 +6,13 @@ from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
     from flower_graph.strategies.nfedgnn.client import CommonLayerClient, NodeClient
-    from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay, SummedGradientRelay
+    from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
     from flower_graph.strategies.nfedgnn.users import UserSettings
 
 __all__ = [
     "CommonLayerClient",
     "NodeClient",
     "SplitGradientRelay",
-    "SummedGradientRelay",
     "UserSettings",
 ]
 

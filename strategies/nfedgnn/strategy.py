@@ -156,10 +156,10 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         Where and every how many rounds to save everything; 0 for never.
     **fields
         In place of a config: fields of its section ``strategy`` (``flower-graph docs
-        configuration``), such as ``learning_rate`` or ``average_every``, which makes
-        ``share="averaged"``; ``seed`` and ``device``; ``user_bias``, whether the users' linear map
-        has a bias; ``feature_dropout``, the share of its features that each user drops in
-        training, with ``share="summed"`` only.
+        configuration``), such as ``learning_rate``, ``share="summed"`` for clients as
+        ``CommonLayerClient``, or ``average_every``, which makes ``share="averaged"``; ``seed`` and
+        ``device``; ``user_bias``, whether the users' linear map has a bias; ``feature_dropout``,
+        the share of its features that each user drops in training, with ``share="summed"`` only.
 
     Notes
     -----
@@ -361,13 +361,6 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
             raise ValueError("average_over: 'all' lets nobody join or leave; 'holders' does")
         self.layer.grow(count, left, alone)
         self.server.take(data, left)
-
-
-class SummedGradientRelay(SplitGradientRelay):
-    """``SplitGradientRelay`` with one layer of all users, for clients as ``CommonLayerClient``."""
-
-    def __init__(self, *args: Any, **fields: Any) -> None:  # of its parent
-        super().__init__(*args, share=SUMMED, **fields)
 
 
 def config_of(

@@ -70,6 +70,24 @@ def test_predictions_make_the_results_accuracies(left: tuple[Setup, fg.Run, str]
     check_accuracies(*left[:2])
 
 
+@every(["gat", "deepwalk"], fast=["deepwalk"])
+def test_embeddings_lie_beside_predictions(left: tuple[Setup, fg.Run, str]) -> None:
+    """Of all nodes, with whether they are public; a DeepWalk has no module."""
+    setup, there, name = left
+    config: Any = setup.load("rounds=3")
+    method: Any = method_of(config)
+    for graph in method.graphs(config):
+        found, names = there.embeddings(graph.client), called([graph])
+        assert [*map(str, found.node)] == [*map(str, np.asarray(names))]
+        assert found.number.tolist() == graph.nodes.tolist()
+        assert found.public.tolist() == graph.public.tolist()
+        assert found.embeddings.shape == (len(graph.nodes), config.model.dimension)
+        assert found.embeddings.dtype == np.float32
+        if name == "deepwalk":
+            with pytest.raises(OutputError):
+                there.model(graph.client)
+
+
 @every(METHODS)
 def test_accuracies_stand_beside_those_of_a_guess(left: tuple[Setup, fg.Run, str]) -> None:
     setup, there, name = left

@@ -54,15 +54,13 @@ def client_app(data: Data, *, left: Any = (), train_mods: Any = None, **options:
     return make_client_app(client_fn, train_mods=train_mods)
 
 
-def strategy_for(
-    data: Data, model: str = "gcn", *, kind: Any = SplitGradientRelay, **options: Any
-) -> Any:
+def strategy_for(data: Data, model: str = "gcn", **options: Any) -> Any:
     settings: dict[str, Any] = {"reg_weight": 1.0, "learning_rate": 0.05, "seed": 3, **options}
     dropout = settings.pop("dropout", 0.5)
     server = build_server_model(
         model, hidden=4, heads=2, classes=CLASSES, dropout=dropout, seed=settings["seed"]
     )
-    return kind(data, server, latent_size=server.latent_size, **settings)
+    return SplitGradientRelay(data, server, latent_size=server.latent_size, **settings)
 
 
 @dataclass

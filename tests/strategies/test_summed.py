@@ -15,7 +15,7 @@ from safetensors.torch import load
 from torch import Tensor
 from torch_geometric.data import Data
 
-from flower_graph import CommonLayerClient, SummedGradientRelay
+from flower_graph import CommonLayerClient
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties, trust_of
@@ -78,7 +78,7 @@ class Summed:
             how |= {"registry": registry, "trust": MALICIOUS_SERVER}
         how = {"dropout": 0.0, "reg_weight": None, **how}
         how |= {"aggregation": "masked"} if is_masked else {}
-        self.strategy = strategy_for(data, model, kind=SummedGradientRelay, **how)
+        self.strategy = strategy_for(data, model, share="summed", **how)
         self.first = {n: t.clone() for n, t in self.strategy.server.model.state_dict().items()}
         self.seed = self.strategy.layer.settings.seed
         try:
