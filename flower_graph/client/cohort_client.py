@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from flwr.app import Context
 
-from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
+from flower_graph.client.state import CohortState, Tensors, check_graphs
 from flower_graph.engine.graph_batch import check_sizes
 from flower_graph.engine.machine import resolve_device
 from flower_graph.flower_compat import NumPyClient
@@ -46,12 +46,12 @@ class CohortClient(NumPyClient, Generic[C]):
         self.graphs, self.settings, self._classes = list(graphs), settings, classes
         self._device, self.outputs = resolve_device(device), ClientOutputs(context, output_dir)
         self._clients = [graph.client for graph in self.graphs]
-        self._makers = Makers(self._start, self._build)
-        self._state = CohortState[C](context, "cohort-client", self._clients, checkpoint_dir)
+        places = "cohort-client", self._clients, checkpoint_dir
+        self._state = CohortState[C](context, *places, self._start, self._build)
 
     def get_properties(self, config: Config) -> Config:
-        self._state.restore(Resume.from_config(config), self._makers)
-        handled = self._state.processed(self._makers)
+        self._state.restore(Resume.from_config(config))
+        handled = self._state.processed()
         return Enrolment(self._clients, handled, self.most_examples()).to_config()
 
     def most_examples(self) -> int:

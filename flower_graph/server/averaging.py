@@ -38,7 +38,7 @@ from flower_graph.errors import MalformedReplyError, brief, one_line
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.records.participation import NOT_CONNECTED
 from flower_graph.records.rounds import BestRound, RoundReport
-from flower_graph.server.membership import Membership, NamedClients
+from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Session, unsaved
 from flower_graph.storage.reading import StateDict
@@ -63,6 +63,7 @@ from flower_graph.wire.keys import (
     CHECKPOINT,
     CLIENTS,
     CONFIG,
+    COUNTING,
     EXTRAS,
     LEFT_OUT,
     MAX_NUMBER,
@@ -185,7 +186,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         if checkpoint_every and self.fraction_evaluate < 1:
             raise ValueError("fraction_evaluate: must be 1 with checkpoint_every")
         self.session = Session(
-            NamedClients() if self.personal else Membership(),
+            Membership(named=self.personal),
             min_nodes=min_nodes,
             participation=participation,
             seed=seed,
@@ -292,7 +293,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     def begin(self, initial_arrays: ArrayRecord | None) -> None:
         self.arrays = self.first_arrays() if initial_arrays is None else initial_arrays
         self.own_arrays = {}
-        self.session.renew(type(self.session.members)(self.question()))
+        self.session.renew(Membership(self.question(), named=self.personal))
         self._kept = StrategyState(self)
         self.summary()
 
@@ -302,7 +303,8 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         messages = self.configure_train(server_round, self.arrays, config, grid)
         replies = session.relay(messages, server_round)
         self.arrays = self.aggregate_train(server_round, replies)[0] or self.arrays
-        config = ConfigRecord({**entries, **self.count_entry, **self._evaluate_config})
+        counting = {COUNTING: self.counting} if self.counting else {}
+        config = ConfigRecord({**entries, **counting, **self._evaluate_config})
         messages = self.configure_evaluate(server_round, self.arrays, config, grid)
         self.aggregate_evaluate(server_round, session.relay(messages, server_round))
         report = self._round.report
@@ -333,7 +335,8 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         self._round, self.arrays = RoundSoFar(server_round), arrays
         if server_round == 1:
             self.own_arrays = {}
-        session.over(grid)
+        if not session.is_open or session.exchange.grid is not grid:
+            session.open(grid, session.timeout, session.rounds)
         session.gather(server_round, "no SuperNode can take part")
         self.prepare(server_round)
         hosted = {n: session.members.clients[n] for n in session.members.present(session.connected)}
@@ -424,8 +427,11 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     def load_state(self, state: StateDict) -> None:
         assert self._kept is not None
         self._kept.load_state_dict(state["strategy"])
+        # Averaging may have changed their type: FedAdam's is wider than the first model's.
+        forms = [(name, tuple(array.shape)) for name, array in self.arrays.items()]
         for saved in (state["arrays"], *state["own-arrays"].values()):
-            _check_form(saved, self.arrays)
+            if (shapes := [(name, tuple(array.shape)) for name, array in saved.items()]) != forms:
+                raise ValueError(f"its arrays are {shapes}, this run's are {forms}")
         self.arrays, self.own_arrays = state["arrays"], state["own-arrays"]
         self.session.members.absent |= set(state["clients"])
 
@@ -511,13 +517,6 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         self.session.leave_out(named)
         log_rejected(LOG, server_round, "left out", named)
         return checked
-
-
-def _check_form(saved: ArrayRecord, model: ArrayRecord) -> None:
-    # Averaging may have changed their type: FedAdam's is wider than the first model's.
-    shapes, forms = ([(n, tuple(a.shape)) for n, a in one.items()] for one in (saved, model))
-    if shapes != forms:
-        raise ValueError(f"its arrays are {shapes}, this run's are {forms}")
 
 
 # Checks of replies, and of what ``combine`` returns ----------------------------------------------

@@ -143,10 +143,6 @@ class Session:
         self.members, self._exchange = members, None
         self.checkpoints = RunCheckpoints(self.checkpoints.folder, self.checkpoints.every)
 
-    def over(self, grid: Grid) -> None:
-        if self._exchange is None or self._exchange.grid is not grid:
-            self.open(grid, self.timeout, self.rounds)
-
     # Whom to ask
 
     def gather(self, server_round: int, nobody: str = NOBODY) -> dict[int, list[int]]:
@@ -300,7 +296,8 @@ class Session:
     def rejoin(self) -> list[str]:
         """Have all clients load the checkpoint of the resumed run; return why some cannot."""
         resume = self.members.resume = self.checkpoints.resume
-        self.members.forget_all()
+        for node in [*self.members.clients]:
+            self.members.forget(node)
         connected = self.exchange.nodes(self.min_nodes, self.timeout)
         refused = self.members.ask(self.exchange, connected, resume.server_round, self.timeout)
         if self.members.absent and not refused:

@@ -234,7 +234,8 @@ class Exchange:
             for reply in replies:
                 answers, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
                 node, late = waiting.get(answers), self._unanswered.pop(answers, None)
-                if node is not None and _is_of(node, reply):
+                is_superlinks = reply.has_error() and sender == SUPERLINK_NODE_ID
+                if node is not None and (sender == node or is_superlinks):
                     del waiting[answers]
                     self.failures.note(node, reply)
                     yield node, reply
@@ -274,11 +275,6 @@ class Exchange:
             accepted = [message_id if message_id in taken else "" for message_id in local]
         pairs = zip(accepted, messages, strict=True)
         return {number: message.metadata.dst_node_id for number, message in pairs if number}
-
-
-def _is_of(node_id: int, reply: Message) -> bool:
-    sender = reply.metadata.src_node_id
-    return sender == node_id or (reply.has_error() and sender == SUPERLINK_NODE_ID)
 
 
 def _lost(message_id: str, node_id: int, why: str) -> Message:

@@ -137,11 +137,11 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
         enrolment = EgoEnrolment.from_config(config)
         if enrolment.alignment == PLAIN != self._alignment:
             raise RefusedError(f"identities are asked for, the run's config has {self._alignment}")
-        if self._state.store.is_due(enrolment.resume):
+        if self._state.is_due(enrolment.resume):
             self.secrets.refuse_going_back()
-        had_state = bool(self._state.store.version)
-        self._state.restore(enrolment.resume, self._makers)
-        handled = self._state.processed(self._makers)
+        had_state = bool(self._state.version)
+        self._state.restore(enrolment.resume)
+        handled = self._state.processed()
         if had_state and not handled:
             self.secrets.drop()  # clients without their state are aligned again
         reply = self.secrets.begin(enrolment.run_id, enrolment.alignment)
@@ -182,7 +182,7 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
             return entries
 
     def save(self, parameters: Parameters, config: Config) -> Answer:
-        why = self._state.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]), self._makers)
+        why = self._state.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
         return [], 1, {NOT_SAVED: why} if why else {}
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
@@ -191,7 +191,7 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
         return [], 1, {}
 
     def snapshot(self) -> Snapshot:
-        return self._taken(self._state.look(self._makers))
+        return self._taken(self._state.look())
 
     def _taken(self, cohort: EgoCohort) -> Snapshot:
         return Snapshot(predictions_of(cohort, self._classes), [own_models(cohort)])
@@ -224,7 +224,7 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
                 check_request(request, aligner)
             if request.mask is not None:
                 came = host.receive(request.mask, request.ring)
-            with self._state.opened(self._makers) as cohort:
+            with self._state.opened() as cohort:
                 chosen = cohort.part(request.clients.tolist())
                 if request.model is not None:
                     self._start_from(chosen, number, request.model)
@@ -248,7 +248,7 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
                 measured = measure(judged, contrast, settings.tau)
             not_saved = ""
             if request.checkpoint:
-                not_saved = self._state.save(number - 1, request.run, self._makers)
+                not_saved = self._state.save(number - 1, request.run)
             trained = time.perf_counter()
             table, sum_round = aligner.slots, request.mask.server_round if request.mask else number
             checked = self.trust is not None

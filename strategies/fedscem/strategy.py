@@ -661,6 +661,8 @@ class Keys(NamedTuple):
 class EgoMembership(Membership):
     """The clients of each SuperNode, their keys, and which slots they know."""
 
+    needs_query = True
+
     def __init__(self, alignment: str, sums: SumServer, least_holders: int) -> None:
         super().__init__()
         self.alignment, self.sums = alignment, sums
@@ -688,9 +690,6 @@ class EgoMembership(Membership):
                 f"{reply.clients.size} clients, at most {MOST_CLAIMED} are taken"
             )
         return Keys(sorted(reply.clients.tolist()), read_handled(entries_of(content)), reply)
-
-    def unasked(self) -> None:
-        """Leave out SuperNodes without keys."""
 
     def replaced(self, old: int, node: int, answer: Keys) -> None:
         """Rename a SuperNode that is back with its keys; forget one without."""

@@ -402,6 +402,7 @@ class Layer(Membership):
     ``read_reply`` and ``reply_bytes`` of a reply; and ``finish``.
     """
 
+    needs_query = True
     # Of the state: arrays with a row for each user, and others
     rows: ClassVar[tuple[str, ...]] = ("joined", "traffic")
     others: ClassVar[tuple[str, ...]] = ("round",)
@@ -441,9 +442,6 @@ class Layer(Membership):
 
     def most_bytes(self) -> int:
         return max(super().most_bytes(), ROOM + NUMBER * self.size)
-
-    def unasked(self) -> None:
-        """Leave out SuperNodes that do not name their users."""
 
     def in_order(self, answers: Mapping[int, EnrolmentReply]) -> list[tuple[int, EnrolmentReply]]:
         """Enrol first the SuperNodes whose weights have the commonest shape."""

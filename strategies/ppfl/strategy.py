@@ -123,6 +123,8 @@ ByClient = dict[str, dict[int, float]]  # measurements by name and client
 class PublicMembership(Membership):
     """The clients of each SuperNode: their public nodes, last embeddings and next means."""
 
+    needs_query = True
+
     def __init__(self) -> None:
         super().__init__()
         self.embeddings: dict[int, FloatArray] = {}  # [p, d] by client
@@ -142,9 +144,6 @@ class PublicMembership(Membership):
 
     def read(self, node: int, content: RecordDict) -> EmbeddingEnrolment:
         return EmbeddingEnrolment.read(content)
-
-    def unasked(self) -> None:
-        """Leave out SuperNodes that do not name their public nodes."""
 
     def in_order(
         self, answers: Mapping[int, EmbeddingEnrolment]

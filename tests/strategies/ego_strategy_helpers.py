@@ -15,7 +15,8 @@ from graph_helpers import dealt
 from torch import Tensor
 
 from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
-from flower_graph.client.state import IN_PROCESS, StateStore
+from flower_graph.client import state
+from flower_graph.client.state import IN_PROCESS
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
@@ -68,7 +69,7 @@ class Onlooker:
     ) -> Message:
         reply = call_next(message, context)
         if message.metadata.message_type == "train":
-            cohort, tensors, _ = StateStore(context, "cohort-client").load(lambda _: None)
+            cohort, tensors, _ = state._LIVE[context.run_id, context.node_id].held
             self._note(int(message.metadata.group_id), cohort, tensors)
         return reply
 
