@@ -13,9 +13,9 @@ from plain import fedgls as plain
 from torch import Tensor
 
 from flower_graph.client import state
-from flower_graph.client.learner import Cohort
 from flower_graph.config.module import GCNSection
 from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.engine.cohort import Cohort
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.config import (

@@ -369,7 +369,7 @@ class RoundLoop(Strategy):
                 reasons = [str(error)]
             else:
                 try:
-                    self._take(server_round, state)
+                    self._go_on_from(server_round, state)
                 except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
                     where = f"{folder}, round {server_round}"
                     raise CheckpointError(f"{where}: does not fit this run: {error}") from error
@@ -384,7 +384,7 @@ class RoundLoop(Strategy):
             LOG.warning("%s; trying the checkpoint before it", refused[-1])
         raise CheckpointError(f"{folder}: {'. '.join(refused)}. No earlier checkpoint is left")
 
-    def _take(self, server_round: int, state: StateDict) -> None:
+    def _go_on_from(self, server_round: int, state: StateDict) -> None:
         session = self.session
         check_same(state["settings"], self._fixed_settings())
         self.load_state(state)
@@ -426,7 +426,7 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
     def reply_bytes(self) -> int:  # the most of a reply
         raise NotImplementedError
 
-    def learn(self, server_round: int, replies: Replies[A]) -> RoundReport:
+    def learn(self, server_round: int, replies: Replies[A]) -> RoundReport | None:
         raise NotImplementedError
 
     def round(self, server_round: int) -> RoundReport | None:

@@ -226,7 +226,8 @@ class StructureModel(nn.ParameterDict):
         if self.kind == OWN:
             rest = torch.where(self.has_edges[:, None], rest, self.stack(f"{MLP}-rest"))
         logits = self._logits(self.batch, self.graph(), (first, rest), drops)
-        return logits.split(len(self.shares))
+        parted: Sequence[Tensor] = logits.split(len(self.shares))
+        return parted
 
     def _logits(
         self,
@@ -320,9 +321,8 @@ class StructureModel(nn.ParameterDict):
     def _compared(self, lone: GraphBatch) -> Rows:
         """Return what is compared of each node: encoded features, or a hidden layer."""
         if self.kind == KNN and self.how.knn_on == ENCODER:  # without neighbours
-            first, rest = self._lone_network(GNN)
-            lifted = propagate(lone.x, first)
-            return F.relu(grouped_add(lifted, self.lay(rest)[0], lone.ptr))
+            theta, bias = self._lone_network(GNN)
+            return F.relu(grouped_add(propagate(lone.x, theta), self.lay(bias)[0], lone.ptr))
         first = self.rows(f"{LEARNER}-first", is_lone=True) if self.kind == LEARNED else None
         if first is not None and self.how.encoder == "mlp":
             w = self.how.width

@@ -310,8 +310,8 @@ def disagreement(embeddings: FloatArray, targets: FloatArray | None) -> float:
     """Return the mean of 1 - cos between rows ``[p, d]`` and their targets (equation 8)."""
     if targets is None:
         return math.nan
-    pair = (torch.tensor(rows, dtype=torch.float64) for rows in (embeddings, targets))
-    return float(1.0 - cosine_similarity(*pair).mean())
+    a, b = (torch.tensor(rows, dtype=torch.float64) for rows in (embeddings, targets))
+    return float(1.0 - cosine_similarity(a, b).mean())
 
 
 # In a secure sum ----------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
         return super().save(server_round, run)
 
     def beside(self) -> Tensors:
-        return {str(client): torch.from_numpy(w) for client, w in self._rotations().items()}
+        return {str(client): torch.tensor(w) for client, w in self._rotations().items()}
 
     def resume(self, resume: Resume) -> Tensors | None:
         """Record the run; refuse a second run, and a checkpoint from before its last sum."""

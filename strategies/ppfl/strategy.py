@@ -131,7 +131,7 @@ class PublicMembership(Membership):
         self.targets: dict[int, FloatArray] = {}  # [p, d] by client
         self.ids: dict[int, IntArray] = {}  # of each client's public nodes
         self.dimension = 0  # dimension of all embeddings; 0 before the first enrolment
-        self.begun: list[int] = []  # clients that have answered a round
+        self.begun: dict[int, None] = {}  # clients that have answered a round
         self.measured: ByClient = {}  # of the last round with an answer
         # With the registry of the SuperNodes' keys, each must have signed which public nodes its
         # clients hold in the run: the signed answers by party
@@ -174,11 +174,10 @@ class PublicMembership(Membership):
         return ""
 
     def enrolled(self, node: int, answer: EmbeddingEnrolment) -> None:
-        lost = sorted(set(self.begun) & set(answer.clients)) if answer.handled == 0 else []
+        lost = sorted(self.begun.keys() & set(answer.clients)) if answer.handled == 0 else []
         for client in lost:
-            self.begun.remove(client)
-            self.embeddings.pop(client, None)
-            self.targets.pop(client, None)
+            for kept in (self.begun, self.embeddings, self.targets):
+                kept.pop(client, None)
         if lost:
             LOG.warning("node %d has lost its state: clients %s begin anew", node, lost)
         self.ids |= answer.held
@@ -259,7 +258,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
             known.dimension,
             wants_embeddings=self.wants_embeddings,
             is_last=server_round == session.rounds or session.stops_early(server_round),
-            follows=not set(known.begun).isdisjoint(hosted),
+            follows=not known.begun.keys().isdisjoint(hosted),
             saves=saves,
             run=session.checkpoints.run if saves else "",
             counting=self.counting,
@@ -303,7 +302,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
                     measured.setdefault(name, {})[client] = values[index]
                 if x is not None:
                     known.embeddings[client] = x
-        known.begun = sorted({*known.begun, *measured.get(keys.LOSS, ())})
+        known.begun |= dict.fromkeys(measured.get(keys.LOSS, ()))
         known.measured = measured or known.measured
         self.counts = added(reply.counts for reply in self.answers.values())
         return measured, failed
