@@ -42,7 +42,7 @@ from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Session, unsaved
 from flower_graph.storage.reading import StateDict
-from flower_graph.wire.arrays import encode_array, pack_integers, read_array
+from flower_graph.wire.arrays import encode_array, own_records, pack_integers, read_array
 from flower_graph.wire.averaging import (
     ClientReply,
     clients_of,
@@ -52,7 +52,6 @@ from flower_graph.wire.averaging import (
     split_rows,
     stacked,
     weight_of,
-    with_own_content,
 )
 from flower_graph.wire.client_errors import Kind, kind_of, no_content
 from flower_graph.wire.counts import added, counts_size, read_counts
@@ -376,7 +375,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         if not present:  # Flower would wait for one without an end
             return self._send([], {})
         if self._round.saves:
-            config[CHECKPOINT], config[RUN_TOKEN] = True, session.checkpoints.run
+            config[CHECKPOINT], config[RUN_TOKEN] = True, session.run
         messages = super().configure_evaluate(server_round, arrays, config, grid_of(present))
         return self._send(messages, {node: session.members.clients[node] for node in present})
 
@@ -487,7 +486,13 @@ class ReportedFedAvg(RoundLoop, FedAvg):
             has_rows = has_own and len(clients) > 1
             own = [self.own_arrays.get(client, self.arrays) for client in clients if has_own]
             arrays = stacked(own) if has_rows else own[0] if own else None
-            with_own_content(message, self.arrayrecord_key, arrays)
+            # Flower builds all messages of a round around one content: what is changed for one
+            # client would be changed for all.
+            message.content = content = own_records(message.content)
+            if arrays is not None:
+                content[self.arrayrecord_key] = arrays
+            for name, record in [*content.array_records.items()]:
+                content[name] = ArrayRecord({key: copy.copy(one) for key, one in record.items()})
             entries = message.content.config_records[self.configrecord_key]
             if len(clients) < len(members.clients.get(node, ())):
                 entries[CLIENTS] = pack_integers(np.array(clients, np.int64))

@@ -331,9 +331,9 @@ class RoundLoop(Strategy):
     def _save(self, server_round: int) -> None:
         if self.is_due(server_round):
             missing = self.clients_save(server_round)
-            if self.session.checkpoints.save(server_round, self._saved(), missing):
+            if self.session.save(server_round, self._saved(), missing):
                 # SuperNodes that lose their state from now on resume from this checkpoint
-                run = self.session.checkpoints.run
+                run = self.session.run
                 self.session.members.saved = Resume(run, server_round, secrets.token_hex(8))
                 self.best.saved()
 
@@ -355,7 +355,7 @@ class RoundLoop(Strategy):
     def _resume(self) -> int:
         """Resume from the newest checkpoint that the server can read and every client has."""
         session, refused = self.session, list[str]()
-        rounds, folder = session.rounds, session.checkpoints.folder
+        rounds, folder = session.rounds, session.folder
         if folder is None:
             raise CheckpointError("resume: a checkpoint_dir is needed")
         if (newest := checkpoint.last_round(folder)) > rounds:
@@ -392,7 +392,7 @@ class RoundLoop(Strategy):
         session.exchange.ledger.load_state_dict(state[WIRE])
         session.members.bound = dict(state[BOUND])
         resume = Resume(str(state["run"]), server_round, secrets.token_hex(8))
-        session.checkpoints.resume, self.best.last = resume, server_round
+        session.resume, self.best.last = resume, server_round
 
 
 def _entries(report: RoundReport, names: Iterable[str]) -> MetricRecord:
@@ -517,7 +517,7 @@ class KeptOutputs:
         self._asked = (self._asked | nodes) - self._ask(nodes, self._request(BEGIN))
 
     def _request(self, action: str) -> KeepRequest:
-        best, run = self._loop.best, self._session.checkpoints.run
+        best, run = self._loop.best, self._session.run
         return KeepRequest(run, best.last, best.number, action, *self._how, best.protected)
 
     def _ask(self, nodes: Iterable[int], request: KeepRequest) -> set[int]:

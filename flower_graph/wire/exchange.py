@@ -249,7 +249,12 @@ class Exchange:
                     strays.append(Rejected(sender, why))
             for message_id, node in [*waiting.items()]:
                 if node in gone or lost.get(message_id) == node:
-                    reply = _lost(message_id, node, GONE if node in gone else LOST)
+                    # The error in the place of an answer that cannot come
+                    request = Message(RecordDict(), node, "train")
+                    stamp(request, message_id=message_id)
+                    why = GONE if node in gone else LOST
+                    error = Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, why)
+                    reply = Message(error, reply_to=request)
                     del waiting[message_id]
                     self.failures.note(node, reply)
                     yield node, reply
@@ -275,13 +280,6 @@ class Exchange:
             accepted = [message_id if message_id in taken else "" for message_id in local]
         pairs = zip(accepted, messages, strict=True)
         return {number: message.metadata.dst_node_id for number, message in pairs if number}
-
-
-def _lost(message_id: str, node_id: int, why: str) -> Message:
-    """Return the error in the place of an answer that cannot come."""
-    request = Message(RecordDict(), node_id, "train")
-    stamp(request, message_id=message_id)
-    return Message(Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, why), reply_to=request)
 
 
 def unreadable(error: Exception) -> str:

@@ -199,7 +199,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             ring=self.ring,
             is_last=server_round > session.rounds,
             checkpoint=session.is_due(server_round - 1),
-            run=session.checkpoints.run,
+            run=session.run,
             counting=self.counting,
         )
         distrusted = session.members.parties is not None
@@ -310,7 +310,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         saved = {node: reply.not_saved for node, reply in self.answers.items()}
-        order: Config = {SERVER_ROUND: server_round, RUN_TOKEN: self.session.checkpoints.run}
+        order: Config = {SERVER_ROUND: server_round, RUN_TOKEN: self.session.run}
         return self.session.have_saved(server_round, as_record(order), saved)
 
     def fixed_settings(self) -> dict[str, object]:

@@ -260,7 +260,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
             is_last=server_round == session.rounds or session.stops_early(server_round),
             follows=not known.begun.keys().isdisjoint(hosted),
             saves=saves,
-            run=session.checkpoints.run if saves else "",
+            run=session.run if saves else "",
             counting=self.counting,
         )
 
@@ -377,7 +377,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return MetricRecord({**super().measured(report), **report.alignment})
 
     def clients_save(self, server_round: int) -> dict[int, str]:
-        run = self.session.checkpoints.run
+        run = self.session.run
         order = ConfigRecord({keys.CHECKPOINT: True, keys.RUN_TOKEN: run})
         order[keys.SERVER_ROUND] = server_round
         saved = {node: reply.not_saved for node, reply in self.answers.items()}

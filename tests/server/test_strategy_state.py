@@ -68,7 +68,7 @@ class Resumed(RoundStrategy[Any, Any]):
         self.session.open(None, 1.0, 9)  # type: ignore[arg-type]
         self.number, self.had, self.tried = 0, had, list[int]()
         for self.number in kept:
-            self.session.checkpoints.save(self.number, self._saved(), {})
+            self.session.save(self.number, self._saved(), {})
 
     def fixed_settings(self) -> dict[str, object]:
         return {}
