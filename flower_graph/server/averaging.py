@@ -126,7 +126,6 @@ class RoundSoFar:
     evaluated: MetricRecord = field(default_factory=MetricRecord)
     is_averaged: bool = False  # whether ``combine`` called Flower's average
     skipped: str = ""
-    saves: bool = False  # whether the round gets a checkpoint
     report: RoundReport | None = None
 
 
@@ -203,10 +202,6 @@ class ReportedFedAvg(RoundLoop, FedAvg):
 
     def first_arrays(self) -> ArrayRecord:
         raise ValueError("initial_arrays: a run needs a model to start from")
-
-    def question(self) -> Mapping[str, Any]:  # of types that Flower's records take
-        """Return further entries of every message."""
-        return {}
 
     def fixed_settings(self) -> dict[str, object]:
         """Return the settings that must not change on resume; a subclass adds its own."""
@@ -292,18 +287,18 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     def begin(self, initial_arrays: ArrayRecord | None) -> None:
         self.arrays = self.first_arrays() if initial_arrays is None else initial_arrays
         self.own_arrays = {}
-        self.session.renew(Membership(self.question(), named=self.personal))
+        self.session.renew(Membership(named=self.personal))
         self._kept = StrategyState(self)
         self.summary()
 
     def round(self, server_round: int) -> RoundReport:
-        session, entries = self.session, self.question()
-        grid, config = session.exchange.grid, ConfigRecord({**entries, **self._config})
+        session = self.session
+        grid, config = session.exchange.grid, ConfigRecord(dict(self._config))
         messages = self.configure_train(server_round, self.arrays, config, grid)
         replies = session.relay(messages, server_round)
         self.arrays = self.aggregate_train(server_round, replies)[0] or self.arrays
         counting = {COUNTING: self.counting} if self.counting else {}
-        config = ConfigRecord({**entries, **counting, **self._evaluate_config})
+        config = ConfigRecord({**counting, **self._evaluate_config})
         messages = self.configure_evaluate(server_round, self.arrays, config, grid)
         self.aggregate_evaluate(server_round, session.relay(messages, server_round))
         report = self._round.report
@@ -371,10 +366,10 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         connected = session.exchange.nodes(session.min_nodes, session.timeout)
         present = session.members.present(connected)
         # Where Flower's own loop runs the round, nothing is saved
-        self._round.saves = self._kept is not None and session.is_due(server_round)
+        saves = self._kept is not None and session.is_due(server_round)
         if not present:  # Flower would wait for one without an end
             return self._send([], {})
-        if self._round.saves:
+        if saves:
             config[CHECKPOINT], config[RUN_TOKEN] = True, session.run
         messages = super().configure_evaluate(server_round, arrays, config, grid_of(present))
         return self._send(messages, {node: session.members.clients[node] for node in present})
@@ -405,9 +400,6 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         return None if metrics is None else self.measured(so_far.report)
 
     # Checkpoints
-
-    def is_due(self, server_round: int) -> bool:
-        return self._round.saves
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         replies = {reply.metadata.src_node_id: reply for reply in self._round.measured}

@@ -21,7 +21,7 @@ from flower_graph.config.rules import at_least
 from flower_graph.data.folders.party import MEMBERS, Member
 from flower_graph.errors import MalformedReplyError, MembershipError, one_line
 from flower_graph.records.participation import ranges
-from flower_graph.wire.arrays import Scalar, record_of
+from flower_graph.wire.arrays import record_of
 from flower_graph.wire.averaging import Enrolment
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.exchange import Exchange, Rejected, sorted_out
@@ -76,9 +76,7 @@ class Membership:
 
     needs_query: ClassVar = False  # whether SuperNodes without ``query`` are left out
 
-    def __init__(
-        self, question: Mapping[str, Scalar] | None = None, *, named: bool = False
-    ) -> None:
+    def __init__(self, *, named: bool = False) -> None:
         self.clients: dict[int, list[int]] = {}  # of every SuperNode that is enrolled
         self.examples: dict[int, int] = {}  # the weight of those that send one
         self.absent = set[int]()  # clients that no SuperNode hosts any more
@@ -94,14 +92,14 @@ class Membership:
         # Of the lost, those that are not enrolled again yet: the last checkpoint that each is in
         self._returning: dict[int, Resume | None] = {}
         self._told: set[str] = set()  # other versions that the log has named already
-        self._question, self._named = dict(question or {}), named
+        self._named = named
 
     # What a method's own membership may override
 
     def question(self, resume: Resume) -> RecordDict:
         """Write the request to new SuperNodes, with the checkpoint to resume from, if any."""
-        goes_on = resume.to_config() if resume.server_round else {}
-        return RecordDict({CONFIG: ConfigRecord(self._question | goes_on)})
+        entries = resume.to_config() if resume.server_round else {}
+        return RecordDict({CONFIG: ConfigRecord(entries)})
 
     def enrolment_round(self, server_round: int) -> int:
         """Return the round of the messages to newcomers: the current one."""

@@ -120,9 +120,6 @@ class RoundLoop(Strategy):
     def load_state(self, state: Mapping[str, object]) -> None:
         raise NotImplementedError
 
-    def is_due(self, server_round: int) -> bool:
-        return self.session.is_due(server_round)
-
     def clients_save(self, server_round: int) -> dict[int, str]:
         """Have the clients save a checkpoint; return the SuperNodes that did not, and why."""
         raise NotImplementedError
@@ -146,12 +143,6 @@ class RoundLoop(Strategy):
 
     def check_start(self, given: Collection[str], *, resume: bool) -> None:
         """Refuse a second start, and arguments of ``start`` that have no effect."""
-
-    def rejoin(self) -> list[str]:
-        """Have the clients load a checkpoint; return why some cannot."""
-        # Their enrolment was counted in the first part of the run.
-        with self.session.exchange.uncounted():
-            return self.session.rejoin()
 
     # The loop
 
@@ -329,7 +320,7 @@ class RoundLoop(Strategy):
         return report
 
     def _save(self, server_round: int) -> None:
-        if self.is_due(server_round):
+        if self.session.is_due(server_round):
             missing = self.clients_save(server_round)
             if self.session.save(server_round, self._saved(), missing):
                 # SuperNodes that lose their state from now on resume from this checkpoint
@@ -373,7 +364,9 @@ class RoundLoop(Strategy):
                 except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
                     where = f"{folder}, round {server_round}"
                     raise CheckpointError(f"{where}: does not fit this run: {error}") from error
-                reasons = self.rejoin()
+                # The clients' enrolment was counted in the first part of the run.
+                with session.exchange.uncounted():
+                    reasons = session.rejoin()
             if not reasons:
                 # The resumed run takes another course, so checkpoints after this round are void
                 for later in complete[complete.index(server_round) + 1 :]:

@@ -67,8 +67,6 @@ class Replies(Generic[T]):
 
     values: dict[int, T] = field(default_factory=dict)  # what ``read`` returned, by node
     rejected: list[Rejected] = field(default_factory=list)  # nodes without a usable answer
-    # Messages that answered no open request: duplicates, and those of other nodes
-    strays: list[Rejected] = field(default_factory=list)
 
 
 def fault_of(reply: Message, size: int, server_round: int, most: int | None) -> str | None:
@@ -174,14 +172,14 @@ class Exchange:
             Message(content, node_id, message_type, ttl=ttl, group_id=group)
             for node_id, content in requests.items()
         ]
-        waiting, strays = self._sent(messages), list[Rejected]()
+        waiting = self._sent(messages)
         values, faults = dict[int, T](), dict[int, Rejected]()
         for node_id in waiting.values():
             self.ledger.count_wire("down", count_bytes(requests[node_id]))
         for node in requests.keys() - set(waiting.values()):
             words = "not sent: the grid refused the message; node gone?"
             faults[node] = Rejected(node, words)
-        for node, reply in self._pull(waiting, server_round, timeout, strays):
+        for node, reply in self._pull(waiting, server_round, timeout):
             self.ledger.count_wire("up", size := size_of(reply))
             problem = fault_of(reply, size, server_round, max_reply_bytes)
             if problem is None:
@@ -195,8 +193,7 @@ class Exchange:
             faults[node] = Rejected(node, f"no reply within {timeout:g} s")
         rejected = [faults[node] for node in requests if node in faults]
         log_rejected(LOG, server_round, called, rejected)
-        log_rejected(LOG, server_round, "ignored", strays)
-        return Replies({n: values[n] for n in requests if n in values}, rejected, strays)
+        return Replies({n: values[n] for n in requests if n in values}, rejected)
 
     def relay(
         self, messages: Iterable[Message], *, server_round: int, timeout: float
@@ -206,14 +203,11 @@ class Exchange:
         As Flower's ``Grid.send_and_receive``, without its polls every 3 s, and with the first
         answer of each node alone.
         """
-        strays = list[Rejected]()
-        pulled = self._pull(self._sent(list(messages)), server_round, timeout, strays)
-        replies = [reply for _, reply in pulled]
-        log_rejected(LOG, server_round, "ignored", strays)
-        return replies
+        pulled = self._pull(self._sent(list(messages)), server_round, timeout)
+        return [reply for _, reply in pulled]
 
     def _pull(
-        self, waiting: dict[str, int], server_round: int, timeout: float, strays: list[Rejected]
+        self, waiting: dict[str, int], server_round: int, timeout: float
     ) -> Iterator[tuple[int, Message]]:
         """Take nodes out of ``waiting`` with their answers, until none is left or time is up.
 
@@ -224,7 +218,8 @@ class Exchange:
         messages, now = self._unanswered.items(), time.monotonic()
         self._unanswered = dict([one for one in messages if one[1][1] > now][-MAX_LATE:])
         deadline, wait, asked = _deadline(timeout), FIRST_WAIT, {*waiting.values()}
-        look = deadline - timeout + LOOK_WAIT
+        # Messages that answered no open request: late, duplicates, and those of other nodes
+        look, ignored = deadline - timeout + LOOK_WAIT, list[Rejected]()
         while waiting:
             gone: set[int] = set()
             if time.monotonic() >= look:  # before the pull: a node that left may have answered
@@ -241,12 +236,9 @@ class Exchange:
                     yield node, reply
                     continue
                 self.ledger.count_wire("up", size_of(reply))
-                if late is not None:
-                    ignored = [Rejected(sender, f"late: round {late[0]}")]
-                    log_rejected(LOG, server_round, "ignored", ignored)
-                else:
-                    why = NO_ANSWER if node is None else f"reply in the name of node {node}"
-                    strays.append(Rejected(sender, why))
+                why = NO_ANSWER if node is None else f"reply in the name of node {node}"
+                why = why if late is None else f"late: round {late[0]}"
+                ignored.append(Rejected(sender, why))
             for message_id, node in [*waiting.items()]:
                 if node in gone or lost.get(message_id) == node:
                     # The error in the place of an answer that cannot come
@@ -266,6 +258,7 @@ class Exchange:
         forget_at = time.monotonic() + TTL_MARGIN
         # So that a late reply is recognised
         self._unanswered |= dict.fromkeys(waiting, (server_round, forget_at))
+        log_rejected(LOG, server_round, "ignored", ignored)
         self.failures.check(asked)
 
     def _sent(self, messages: list[Message]) -> dict[str, int]:

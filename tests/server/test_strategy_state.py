@@ -67,6 +67,7 @@ class Resumed(RoundStrategy[Any, Any]):
         super().__init__(Session(Membership(), checkpoint_dir=folder))
         self.session.open(None, 1.0, 9)  # type: ignore[arg-type]
         self.number, self.had, self.tried = 0, had, list[int]()
+        self.session.rejoin = self._rejoined  # type: ignore[method-assign]
         for self.number in kept:
             self.session.save(self.number, self._saved(), {})
 
@@ -79,7 +80,7 @@ class Resumed(RoundStrategy[Any, Any]):
     def load_state(self, state: Any) -> None:
         self.tried.append(state["number"])
 
-    def rejoin(self) -> list[str]:
+    def _rejoined(self) -> list[str]:
         return [] if self.tried[-1] in self.had else ["client 3: it is gone"]
 
 
