@@ -48,8 +48,7 @@ from flower_graph.wire.client_errors import AT_HOME
 from flower_graph.wire.fields import Resume
 
 if TYPE_CHECKING:
-    from flower_graph.data.partition.client_graphs import ClientGraph
-    from flower_graph.data.partition.ego_networks import EgoNetwork
+    from flower_graph.data.graph import ClientGraph, EgoNetwork
 
 LOG = logging.getLogger(__name__)
 SMALL_BYTES = 1 << 20
@@ -200,8 +199,8 @@ class CohortState(Generic[T]):
         if self._own is not None:
             files = path.parent.parent.glob(f"round-*/{path.name}")
             for old in checkpoint.rounds_of(file.parent for file in files)[:-KEPT_AT_CLIENT]:
-                file = self.checkpoint_file(old, run)
-                remove(file)
+                for file in (self.checkpoint_file(old, run), self.rows_at(old, run)):
+                    remove(file)
                 remove_empty(file.parent)  # unless others have files there
         return ""
 
@@ -217,6 +216,10 @@ class CohortState(Generic[T]):
             raise told(CheckpointError(why), why)
         name = f"client-{node_name(self._context)}.safetensors"
         return checkpoint.round_folder(folder, server_round) / name
+
+    def rows_at(self, server_round: int, run: str) -> Path:
+        """Return the path of a copy of the clients' mapped numbers (``storage.row_file``)."""
+        return self.checkpoint_file(server_round, run).with_suffix(".rows")
 
     def is_due(self, resume: Resume) -> bool:
         # A client that is asked again under another node id has loaded it before.
