@@ -414,7 +414,7 @@ def round_of(message: Message) -> int:
 
 def forget_live(*key: int) -> None:
     """Forget what this process keeps of a run's clients, or of one node: run id, node id."""
-    kept_by: list[dict[Any, Any]] = [state._LIVE, state._FIXED]
+    kept_by: list[dict[Any, Any]] = [state._LIVE]
     if len(key) == 2:  # a SuperNode that ends takes its secrets with it
         kept_by.append(ego_host._LIVE)
     for kept in kept_by:

@@ -80,7 +80,7 @@ def new_client(egos: list[EgoNetwork], settings: EgoSettings = SETTINGS, **how: 
 
 
 def learners_of(client: SageClient) -> list[Any]:
-    return client._state.look(client._makers)
+    return client._state.look()
 
 
 @dataclass

@@ -12,7 +12,7 @@ from graph_helpers import dealt
 from plain import fedgls as plain
 from torch import Tensor
 
-from flower_graph.client.state import StateStore
+from flower_graph.client import state
 from flower_graph.config.module import GCNSection
 from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import Cohort
@@ -151,7 +151,7 @@ def learners_of(cohort: Cohort, settings: StructureSettings = SETTINGS) -> dict[
 
 def cohort_of(context: Context) -> Cohort:
     """What a SuperNode's context keeps."""
-    cohort, *_ = StateStore(context, "module-client").load(lambda _: None)
+    cohort, *_ = state._LIVE[context.run_id, context.node_id].held
     assert isinstance(cohort, Cohort)
     return cohort
 

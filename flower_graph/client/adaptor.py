@@ -235,10 +235,20 @@ def servers_time(message: Message, context: Context, call_next: ClientAppCallabl
 
 def keep_state(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Load the context's state if the file is newer. Save it before the reply leaves."""
-    file, key = state_file(context), state_key(context)
+    file, key, in_memory = state_file(context), state_key(context), _handled(context)
     if file is None:
         return call_next(message, context)
-    _take_over(file, context, key)
+    try:
+        if not file.exists():
+            raise FileNotFoundError(f"{file} is gone")
+        state, handled = read_state(file, key)
+        context.state = state if handled > in_memory else context.state
+    except Exception as error:  # any error that damaged bytes cause
+        if in_memory:
+            LOG.warning("%s; going on with what Flower has in memory", error)
+        elif file.exists():
+            who = f"client {node_name(context)}"
+            raise StateLostError(f"{who}: its state is lost: {error}") from error
     reply = call_next(message, context)
     handled = _handled(context) + 1
     context.state.pop(RECORD, None)
@@ -253,10 +263,8 @@ def keep_state(message: Message, context: Context, call_next: ClientAppCallable)
 
 def state_file(context: Context) -> Path | None:
     """Return the file of a client's context; None if the SuperNode has no folder of its own."""
-    folder = own_place(context)
-    if folder is None:
-        return None
-    return folder / f"run-{context.run_id}" / f"context-{node_name(context)}.state"
+    name = f"run-{context.run_id}/context-{node_name(context)}.state"
+    return None if (folder := own_place(context)) is None else folder / name
 
 
 def _handled(context: Context) -> int:
@@ -277,20 +285,3 @@ def read_state(file: Path, key: StateKey | None = None) -> tuple[RecordDict, int
     tensors = checkpoint.load_client(file, None, key)
     proto = RecordDictProto.FromString(tensors["state"].numpy().tobytes())
     return recorddict_from_proto(proto), int(tensors[HANDLED])
-
-
-def _take_over(file: Path, context: Context, key: StateKey | None) -> None:
-    in_memory = _handled(context)
-    try:
-        if not file.exists():
-            raise FileNotFoundError(f"{file} is gone")
-        state, handled = read_state(file, key)
-    except Exception as error:  # any error that damaged bytes cause
-        if in_memory:
-            LOG.warning("%s; going on with what Flower has in memory", error)
-        elif file.exists():
-            who = f"client {node_name(context)}"
-            raise StateLostError(f"{who}: its state is lost: {error}") from error
-        return
-    if handled > in_memory:
-        context.state = state

@@ -27,7 +27,7 @@ from flower_graph.client.learner import (
     saved_rows,
     weighed,
 )
-from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
+from flower_graph.client.state import CohortState, Tensors, check_graphs
 from flower_graph.config.module import KEEP, TrainingSection
 from flower_graph.engine.cohort import (
     BEGUN,
@@ -59,7 +59,14 @@ from flower_graph.rng import derive_seed, seeded
 from flower_graph.wire.arrays import Answer, Config, Measurements, Parameters
 from flower_graph.wire.averaging import Asked, Enrolment, Measured, RoundRequest, Rows, Trained
 from flower_graph.wire.fields import Resume
-from flower_graph.wire.keys import ARRAY_NAMES, EXTRAS
+from flower_graph.wire.keys import (
+    ARRAY_NAMES,
+    CHECKPOINT,
+    EXTRAS,
+    NOT_SAVED,
+    RUN_TOKEN,
+    SERVER_ROUND,
+)
 
 __all__ = ["GraphOnDevice", "Learner", "ModuleClient", "SharedModule"]
 
@@ -138,8 +145,8 @@ class ModuleClient(NumPyClient):
         self._graph_of = {graph.client: graph for graph in self.graphs}
         self.device, self.outputs = resolve_device(device), outputs or ClientOutputs(context)
         self.received: dict[str, Tensor] = {}
-        self._makers = Makers(self._start, self._build)
-        self._state = CohortState[Cohort](context, "module-client", self._clients, checkpoint_dir)
+        places = "module-client", self._clients, checkpoint_dir
+        self._state = CohortState[Cohort](context, *places, self._start, self._build)
 
     # What a method may override
 
@@ -212,8 +219,8 @@ class ModuleClient(NumPyClient):
     # Answers
 
     def get_properties(self, config: Config) -> Config:
-        self._state.restore(Resume.from_config(config), self._makers)
-        processed = self._state.processed(self._makers)
+        self._state.restore(Resume.from_config(config))
+        processed = self._state.processed()
         weight = sum(map(self.examples, self.graphs))
         return Enrolment(self._clients, processed, weight).to_config()
 
@@ -287,11 +294,14 @@ class ModuleClient(NumPyClient):
         # Where nobody has a loss, 0: a server must be able to tell that from a loss that is lost.
         if not any(bool(one.masks["train"].any()) for one in judged):
             mean = 0.0
-        return self._state.save_if_asked(config, (mean, weight, metrics), self._makers)
+        if config.get(CHECKPOINT):
+            why = self._state.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
+            metrics |= {NOT_SAVED: why} if why else {}
+        return mean, weight, metrics
 
     @torch.no_grad()
     def snapshot(self) -> Snapshot:
-        seen, cohort = [], self._state.look(self._makers)
+        seen, cohort = [], self._state.look()
         if self.first_layers:
             with cohort.learners(self._clients) as (group,):
                 judged = self._judged(group).each()
@@ -425,7 +435,7 @@ class ModuleClient(NumPyClient):
 
     @contextmanager
     def _opened(self) -> Iterator[Cohort]:
-        with self._state.opened(self._makers) as cohort, one_thread(len(self.graphs) > 1):
+        with self._state.opened() as cohort, one_thread(len(self.graphs) > 1):
             yield cohort
 
     def _start(self) -> Tensors:

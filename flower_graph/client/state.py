@@ -22,8 +22,9 @@ import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context
@@ -42,10 +43,9 @@ from flower_graph.storage.files import (
     state_key,
 )
 from flower_graph.storage.writing import remove, remove_empty, remove_folder
-from flower_graph.wire.arrays import Config, Measurements, encode_array
+from flower_graph.wire.arrays import encode_array
 from flower_graph.wire.client_errors import AT_HOME
 from flower_graph.wire.fields import Resume
-from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 
 if TYPE_CHECKING:
     from flower_graph.data.graph import ClientGraph, EgoNetwork
@@ -64,23 +64,62 @@ G = TypeVar("G", bound="ClientGraph | EgoNetwork")
 # and its other tensors; None if they do not suffice
 Adopt = Callable[[Tensors, Tensor, Tensors], Tensors | None]
 
-# Live objects of this process, by (run, node), with their version and what tells that the kept
-# tensors are theirs: the context's token, or the file's inode and time. They need no reload.
-_LIVE: dict[tuple[int, int], tuple[int, object, str]] = {}
-_FIXED: dict[tuple[int, int], object] = {}
+
+@dataclass
+class Live:
+    """The object that this process has of a SuperNode's clients; it needs no reload."""
+
+    version: int = 0  # of the object; 0 while a message changes it
+    held: Any = None  # the object, its tensors, and the last message's copies of them
+    mark: str = ""  # tells that kept tensors are its: the context's token, a file's inode and time
+    fixed: Any = None  # stays the same during a run
 
 
-class StateStore:
-    """Keeps a client's object and its tensors from message to message."""
+_LIVE: dict[tuple[int, int], Live] = {}  # by (run, node)
 
-    def __init__(self, context: Context, name: str) -> None:
+
+def forget_run(run_id: int) -> None:
+    """Remove the state files that clients of a run left on this machine."""
+    with suppress(OSError):
+        remove_folder(default_folder() / f"run-{run_id}")
+    for key in [key for key in _LIVE if key[0] == run_id]:
+        del _LIVE[key]
+
+
+class CohortState(Generic[T]):
+    """Keeps an object and its tensors between messages, and writes and reads its checkpoints.
+
+    ``start`` returns the tensors of new clients. ``build`` returns the object that works on
+    tensors, and the tensors. ``collect`` writes the object's changes into the tensors, unless the
+    object works on them in place. A checkpoint has the clients' ``numbers`` too. Without
+    ``copies``, for millions of users, a failed message loses what is not in a file.
+    """
+
+    # With ``state-dir`` or ``data-folder`` in the node's config, checkpoints are in a folder of the
+    # SuperNode's own, ``<state-dir>/checkpoints/<run token>/round-N``, of which it keeps the last
+    # three. Without, as in a simulation, they are in the server's folder, and the server drops old
+    # rounds.
+
+    def __init__(
+        self,
+        context: Context,
+        name: str,
+        numbers: Sequence[int] | Tensor,
+        folder: Path | None,
+        start: Callable[[], Tensors],
+        build: Callable[[Tensors], tuple[T, Tensors]],
+        *,
+        collect: Callable[[T, Tensors], None] | None = None,
+        copies: bool = True,
+    ) -> None:
         self._context, self._name = context, name
         self._key = (context.run_id, context.node_id)
-        self._in_process = context.node_config.get(STATE_DIR, "") == IN_PROCESS
-        own, self._sealed = own_place(context), state_key(context)
+        self._numbers = torch.as_tensor(numbers, dtype=torch.int64)
+        self._start, self._build, self._collect, self._copies = start, build, collect, copies
+        self._own, self._shared, self._sealed = own_place(context), folder, state_key(context)
         # A SuperNode that is started anew may have another id; without a folder its state is gone.
-        node = f"node-{context.node_id}" if own is None else node_name(context)
-        self._folder = (own or default_folder()) / f"run-{context.run_id}"
+        node = f"node-{context.node_id}" if self._own is None else node_name(context)
+        self._folder = (self._own or default_folder()) / f"run-{context.run_id}"
         self._file = self._folder / f"{name}-{node}.safetensors"
         self._found = 0  # version of the loaded tensors
 
@@ -89,26 +128,159 @@ class StateStore:
         record = self._context.state.config_records.get(self._name)
         return 0 if record is None else int(record["version"])  # type: ignore[arg-type]
 
+    @contextmanager
+    def opened(self, *, follows: bool = False) -> Iterator[T]:
+        """Yield the object. Keep its changes only if the block ends without an error."""
+        if follows and not self.version:  # the server says that there were earlier messages
+            raise StateLostError("its state of this run is gone; name a state-dir in node-config")
+        live, tensors, spare = self._open()
+        before = _copied(tensors, spare) if self._copies else {}
+        self._live.version = 0
+        try:
+            yield live
+            if self._collect is not None:
+                self._collect(live, tensors)
+        except BaseException:
+            if self._copies and self.version:  # so that the client can take part again
+                with torch.no_grad():
+                    for name, tensor in before.items():
+                        tensors[name].copy_(tensor)
+                    # The object may hold more state than tensors
+                    self._live.held = (*self._build(tensors), before)
+                self._live.version = self._found
+            raise
+        self._commit(live, tensors, before)
+
+    def look(self) -> T:
+        return self._open()[0]
+
+    # Any: what ``make`` makes
+    def once(self, make: Callable[[], Any]) -> Any:
+        """Return an object that stays the same during a run; make it once a process."""
+        if self._live.fixed is None:
+            self._live.fixed = make()
+        return self._live.fixed
+
+    def processed(self) -> int:
+        try:
+            if self.version:
+                self._open()
+        except StateLostError as error:
+            LOG.warning("%s: its clients begin anew", error)
+            self.drop()
+        return self.version
+
+    def drop(self) -> None:
+        _LIVE.pop(self._key, None)
+        for record in (self._name, f"{self._name}-tensors", f"{self._name}-resumed"):
+            self._context.state.pop(record, None)
+        remove(self._file)
+        remove_empty(self._folder)
+
+    # Checkpoints
+
+    def save(self, server_round: int, run: str, more: Tensors | None = None) -> str:
+        """Write a round's checkpoint; return an error message, or an empty string."""
+        live, tensors, spare = self._open()
+        if not self.version:  # not known before the first message
+            self._commit(live, tensors, spare)
+        beside = {f"{BESIDE}{name}": tensor for name, tensor in (more or {}).items()}
+        path = self.checkpoint_file(server_round, run)
+        try:
+            if self._own is not None:
+                own_folder(path.parent, self._own)
+            saved = tensors | {NUMBERS: self._numbers} | beside
+            checkpoint.save_client(path, saved, run, self._sealed)
+        except OSError as error:
+            LOG.warning("%s: no checkpoint: %s", path, error)
+            # The error's text names files
+            why = os.strerror(error.errno) if error.errno else AT_HOME
+            return f"its checkpoint cannot be written: {why}"
+        if self._own is not None:
+            files = path.parent.parent.glob(f"round-*/{path.name}")
+            for old in checkpoint.rounds_of(file.parent for file in files)[:-KEPT_AT_CLIENT]:
+                for file in (self.checkpoint_file(old, run), self.rows_at(old, run)):
+                    remove(file)
+                remove_empty(file.parent)  # unless others have files there
+        return ""
+
+    def checkpoint_file(self, server_round: int, run: str) -> Path:
+        folder = self._shared
+        if self._own is not None:
+            # The token comes with a message: it must not lead out of the SuperNode's folder.
+            if not re.fullmatch(r"[0-9a-f]{32}", run):
+                raise CheckpointError(f"run token: {brief(run)} is not 32 hexadecimal digits")
+            folder = self._own / "checkpoints" / run
+        if folder is None:
+            why = "no place for a checkpoint: set checkpoint_dir, state-dir or data-folder"
+            raise told(CheckpointError(why), why)
+        name = f"client-{node_name(self._context)}.safetensors"
+        return checkpoint.round_folder(folder, server_round) / name
+
+    def rows_at(self, server_round: int, run: str) -> Path:
+        """Return the path of a copy of the clients' mapped numbers (``storage.row_file``)."""
+        return self.checkpoint_file(server_round, run).with_suffix(".rows")
+
     def is_due(self, resume: Resume) -> bool:
         # A client that is asked again under another node id has loaded it before.
         loaded = self._context.state.config_records.get(f"{self._name}-resumed")
         return bool(resume.server_round) and dict(loaded or {}) != resume.to_config()
 
-    def note(self, resume: Resume) -> None:
+    def restore(self, resume: Resume, adopt: Adopt | None = None) -> Tensors | None:
+        """Go on from the checkpoint that a resumed server names, once; return further tensors."""
+        if not self.is_due(resume):
+            return None
+        path = self.checkpoint_file(resume.server_round, resume.run)
+        tensors = checkpoint.load_client(path, resume.run, self._sealed)
+
+        def refused(detail: str, why: str = "") -> CheckpointError:
+            return told(CheckpointError(f"{path}: {detail}"), f"its checkpoint: {why or detail}")
+
+        if (numbers := tensors.pop(NUMBERS, None)) is None:
+            raise refused("of another version")
+        kept = {name: tensors.pop(name) for name in [*tensors] if not name.startswith(BESIDE)}
+        beside = {name.removeprefix(BESIDE): tensor for name, tensor in tensors.items()}
+        if not torch.equal(numbers, self._numbers):
+            if adopt is None or (adopted := adopt(kept, numbers, beside)) is None:
+                raise refused("other clients; resume with the same, on as many SuperNodes")
+            kept = adopted
+        if self._copies:
+            found, expected = forms_of(kept), forms_of(self._start())
+            for name in expected | found:
+                if found.get(name) != expected.get(name):
+                    forms = f"{name} is {found.get(name)}, expected {expected.get(name)}"
+                    raise refused(forms, "made with other data or settings")
+        self._commit(*self._build(kept), {})
+        self._note(resume)
+        return beside
+
+    def begin(self, resume: Resume) -> None:
+        """Start fresh in a resumed run: the clients joined after its checkpoint."""
+        if self.is_due(resume):
+            self.drop()
+            self._note(resume)
+
+    def _note(self, resume: Resume) -> None:
         self._context.state[f"{self._name}-resumed"] = ConfigRecord(resume.to_config())
 
-    # Any: what is kept is of the class that ``build`` makes, in this process or an earlier call
-    def load(self, build: Callable[[Tensors], object]) -> Any:
-        """Return the live object, rebuilt from its tensors if this process does not have it."""
+    # Where the tensors are
+
+    @property
+    def _live(self) -> Live:
+        return _LIVE.setdefault(self._key, Live())
+
+    def _open(self) -> tuple[T, Tensors, Tensors]:
+        """Return the object, its tensors, and the copies that the last message made of them."""
+        if not self.version:
+            return (*self._build(self._start()), {})
         record, who = self._context.state.config_records[self._name], f"client {self._key[1]}"
-        kind, mark = str(record["kind"]), str(record["token"])
+        kind, mark, live = str(record["kind"]), str(record["token"]), self._live
         if kind == SAVED:
             mark = self._mark()
-        version, live, own = _LIVE.get(self._key, (0, None, ""))
         # If Flower restored an old context, a version may exist twice, but not a mark.
-        if version >= self.version and (kind == PROCESS or own == mark):
-            self._found = version
-            return live
+        if live.version >= self.version and (kind == PROCESS or live.mark == mark):
+            self._found = live.version
+            return cast(tuple[T, Tensors, Tensors], live.held)
         if kind == PROCESS:
             raise StateLostError(f"{who}: its state is gone, or half changed")
         if kind == CONTEXT:
@@ -124,32 +296,16 @@ class StateStore:
             if self._found < self.version:
                 versions = f"has version {self._found}, expected version {self.version}"
                 raise StateLostError(f"{who}: {self._file} {versions}")
-        live = build(tensors)
-        _LIVE[self._key] = (self._found, live, mark)
-        return live
+        held = (*self._build(tensors), dict[str, Tensor]())
+        live.version, live.held, live.mark = self._found, held, mark
+        return held
 
-    def once(self, build: Callable[[], T]) -> T:
-        """Return an object that stays the same during a run; build it once a process."""
-        if self._key not in _FIXED:
-            _FIXED[self._key] = build()
-        return cast(T, _FIXED[self._key])
-
-    @contextmanager
-    def changing(self, undone: Callable[[], object]) -> Iterator[None]:
-        """Forget the object while a message changes it; after an error keep ``undone()``."""
-        before = _LIVE.pop(self._key, None)
-        try:
-            yield
-        except BaseException:
-            live = undone()
-            if self.version and before is not None and live is not None:
-                _LIVE[self._key] = (self._found, live, before[2])
-            raise
-
-    def commit(self, live: object, tensors: Tensors) -> None:
+    def _commit(self, held: T, tensors: Tensors, copies: Tensors) -> None:
         version, mark = max(self._found, self.version) + 1, secrets.token_hex(8)
         size = sum(t.numel() * t.element_size() for t in tensors.values())
-        kind = PROCESS if self._in_process else CONTEXT if size <= SMALL_BYTES else SAVED
+        kind = CONTEXT if size <= SMALL_BYTES else SAVED
+        if self._context.node_config.get(STATE_DIR, "") == IN_PROCESS:
+            kind = PROCESS
         record = ConfigRecord({"version": version, "kind": kind, "token": mark})
         if kind == SAVED:
             own_folder(self._folder)
@@ -160,15 +316,8 @@ class StateStore:
             small = {n: encode_array(n, t.detach().cpu().numpy()) for n, t in tensors.items()}
             self._context.state[f"{self._name}-tensors"] = ArrayRecord(small)
         self._context.state[self._name] = record
-        _LIVE[self._key] = (version, live, mark)
-
-    def drop(self) -> None:
-        for kept in (_LIVE, _FIXED):
-            kept.pop(self._key, None)
-        for record in (self._name, f"{self._name}-tensors", f"{self._name}-resumed"):
-            self._context.state.pop(record, None)
-        remove(self._file)
-        remove_empty(self._folder)
+        live = self._live
+        live.version, live.held, live.mark = version, (held, tensors, copies), mark
 
     def _mark(self) -> str:
         """Return what tells the file from every other; "" if it is gone."""
@@ -176,150 +325,6 @@ class StateStore:
             result = self._file.stat()
             return f"{result.st_ino} {result.st_mtime_ns}"
         return ""
-
-
-def forget_run(run_id: int) -> None:
-    """Remove the state files that clients of a run left on this machine."""
-    with suppress(OSError):
-        remove_folder(default_folder() / f"run-{run_id}")
-    for kept in (_LIVE, _FIXED):
-        for key in [key for key in kept if key[0] == run_id]:
-            del kept[key]
-
-
-# A cohort -----------------------------------------------------------------------------------------
-
-
-class Makers(NamedTuple, Generic[T]):
-    """Two functions that make a cohort; their settings may come with a message."""
-
-    start: Callable[[], Tensors]  # returns the tensors of new clients
-    # returns the object that works on the tensors, and the tensors
-    build: Callable[[Tensors], tuple[T, Tensors]]
-
-
-class CohortState(Generic[T]):
-    """Keeps an object and its tensors between messages.
-
-    A checkpoint has the clients' ``numbers`` too. Without ``copies``, for millions of users, a
-    failed message loses what is not in a file.
-    """
-
-    def __init__(
-        self,
-        context: Context,
-        name: str,
-        numbers: Sequence[int] | Tensor,
-        folder: Path | None,
-        *,
-        copies: bool = True,
-    ) -> None:
-        self.store = StateStore(context, name)
-        self.drop = self.store.drop
-        self._checkpoints = ClientCheckpoints(context, folder)
-        self.rows_at = self._checkpoints.rows_at
-        self._numbers = torch.as_tensor(numbers, dtype=torch.int64)
-        self._copies = copies
-
-    @contextmanager
-    def opened(self, makers: Makers[T], *, follows: bool = False) -> Iterator[T]:
-        """Yield the object. Keep its changes only if the block ends without an error."""
-        if follows and not self.store.version:  # the server says that there were earlier messages
-            raise StateLostError("its state of this run is gone; name a state-dir in node-config")
-        live, tensors, spare = self._open(makers)
-        before = _copied(tensors, spare) if self._copies else {}
-
-        @torch.no_grad()
-        def undone() -> object:
-            """Take the state back to what it was, so that the client can take part again."""
-            for name, tensor in before.items():
-                tensors[name].copy_(tensor)
-            # The object may hold more state than tensors
-            return (*makers.build(tensors), before) if self._copies else None
-
-        with self.store.changing(undone):
-            yield live
-            self._collect(live, tensors)
-        self.store.commit((live, tensors, before), tensors)
-
-    def look(self, makers: Makers[T]) -> T:
-        return self._open(makers)[0]
-
-    def save(
-        self, server_round: int, run: str, makers: Makers[T], more: Tensors | None = None
-    ) -> str:
-        """Write a round's checkpoint; return an error message, or an empty string."""
-        opened = self._open(makers)
-        if not self.store.version:  # not known before the first message
-            self.store.commit(opened, opened[1])
-        beside = {f"{BESIDE}{name}": tensor for name, tensor in (more or {}).items()}
-        result = opened[1] | {NUMBERS: self._numbers} | beside
-        return self._checkpoints.save(server_round, result, run)
-
-    def save_if_asked(
-        self, config: Config, answer: Measurements, makers: Makers[T]
-    ) -> Measurements:
-        if not config.get(CHECKPOINT):
-            return answer
-        loss, weight, metrics = answer
-        why = self.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]), makers)
-        return (loss, weight, metrics | {NOT_SAVED: why}) if why else answer
-
-    def restore(
-        self, resume: Resume, makers: Makers[T], adopt: Adopt | None = None
-    ) -> Tensors | None:
-        # A resumed server names one; a client loads it once.
-        if not self.store.is_due(resume):
-            return None
-        path = self._checkpoints.path(resume.server_round, resume.run)
-        tensors = self._checkpoints.load(resume.server_round, resume.run)
-
-        def refused(detail: str, why: str = "") -> CheckpointError:
-            return told(CheckpointError(f"{path}: {detail}"), f"its checkpoint: {why or detail}")
-
-        if (numbers := tensors.pop(NUMBERS, None)) is None:
-            raise refused("of another version")
-        kept = {name: tensors.pop(name) for name in [*tensors] if not name.startswith(BESIDE)}
-        beside = {name.removeprefix(BESIDE): tensor for name, tensor in tensors.items()}
-        if not torch.equal(numbers, self._numbers):
-            if adopt is None or (adopted := adopt(kept, numbers, beside)) is None:
-                raise refused("other clients; resume with the same, on as many SuperNodes")
-            kept = adopted
-        if self._copies:
-            found, expected = forms_of(kept), forms_of(makers.start())
-            for name in expected | found:
-                if found.get(name) != expected.get(name):
-                    forms = f"{name} is {found.get(name)}, expected {expected.get(name)}"
-                    raise refused(forms, "made with other data or settings")
-        built = makers.build(kept)
-        self.store.commit((*built, {}), built[1])
-        self.store.note(resume)
-        return beside
-
-    def begin(self, resume: Resume) -> None:
-        """Start fresh in a resumed run: the clients joined after its checkpoint."""
-        if self.store.is_due(resume):
-            self.drop()
-            self.store.note(resume)
-
-    def processed(self, makers: Makers[T]) -> int:
-        try:
-            if self.store.version:
-                self._open(makers)
-        except StateLostError as error:
-            LOG.warning("%s: its clients begin anew", error)
-            self.drop()
-        return self.store.version
-
-    def _collect(self, live: T, tensors: Tensors) -> None:
-        """Write the object's changes into the tensors, unless it works on them in place."""
-
-    def _open(self, makers: Makers[T]) -> tuple[T, Tensors, Tensors]:
-        """Return the object, its tensors, and the copies that the last message made of them."""
-        if self.store.version:
-            result: tuple[T, Tensors, Tensors] = self.store.load(lambda t: (*makers.build(t), {}))
-            return result
-        return *makers.build(makers.start()), {}
 
 
 @torch.no_grad()
@@ -349,55 +354,3 @@ def check_graphs(graphs: Sequence[G]) -> list[G]:
         raise ValueError(f"graphs: client numbers {numbers!s:.60} are not all different")
     check_clients(graphs)
     return sorted(graphs, key=lambda graph: graph.client)
-
-
-# Checkpoints --------------------------------------------------------------------------------------
-
-
-class ClientCheckpoints:
-    """Writes and reads the checkpoints of one SuperNode's clients."""
-
-    # With ``state-dir`` or ``data-folder`` in the node's config that is a folder of its own,
-    # ``<state-dir>/checkpoints/<run token>/round-N``, of which it keeps the last three. Without, as
-    # in a simulation, it is the server's folder, and the server drops old rounds.
-
-    def __init__(self, context: Context, folder: Path | None) -> None:
-        self._own, self._shared = own_place(context), folder
-        self._sealed = state_key(context)
-        self._file_name = f"client-{node_name(context)}.safetensors"
-
-    def path(self, server_round: int, run: str) -> Path:
-        if self._own is None and self._shared is None:
-            why = "no place for a checkpoint: set checkpoint_dir, state-dir or data-folder"
-            raise told(CheckpointError(why), why)
-        # The token comes with a message: it must not lead out of the SuperNode's folder.
-        if self._own is not None and not re.fullmatch(r"[0-9a-f]{32}", run):
-            raise CheckpointError(f"run token: {brief(run)} is not 32 hexadecimal digits")
-        folder = self._shared if self._own is None else self._own / "checkpoints" / run
-        return checkpoint.round_folder(cast(Path, folder), server_round) / self._file_name
-
-    def rows_at(self, server_round: int, run: str) -> Path:
-        """Return the path of a copy of the clients' mapped numbers (``storage.row_file``)."""
-        return self.path(server_round, run).with_suffix(".rows")
-
-    def save(self, server_round: int, tensors: dict[str, Tensor], run: str) -> str:
-        path = self.path(server_round, run)
-        try:
-            if self._own is not None:
-                own_folder(path.parent, self._own)
-            checkpoint.save_client(path, tensors, run, self._sealed)
-        except OSError as error:
-            LOG.warning("%s: no checkpoint: %s", path, error)
-            # The error's text names files
-            why = os.strerror(error.errno) if error.errno else AT_HOME
-            return f"its checkpoint cannot be written: {why}"
-        if self._own is not None:
-            files = path.parent.parent.glob(f"round-*/{self._file_name}")
-            for old in checkpoint.rounds_of(file.parent for file in files)[:-KEPT_AT_CLIENT]:
-                for file in (self.path(old, run), self.rows_at(old, run)):
-                    remove(file)
-                remove_empty(self.path(old, run).parent)  # unless others have files there
-        return ""
-
-    def load(self, server_round: int, run: str) -> dict[str, Tensor]:
-        return checkpoint.load_client(self.path(server_round, run), run, self._sealed)

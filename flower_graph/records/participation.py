@@ -179,15 +179,12 @@ def _known(records: Iterable[Mapping[str, object]]) -> tuple[Integers, Integers]
         begins, ends = _ends(text)
         place = np.searchsorted(first, begins, side="right") - 1
         if begins.size and not (first.size and ((place >= 0) & (ends <= last[place])).all()):
-            first, last = _merged(np.append(first, begins), np.append(last, ends))
+            first, last = np.append(first, begins), np.append(last, ends)
+            order = np.argsort(first, kind="stable")
+            first, last = first[order], np.maximum.accumulate(last[order])
+            starts = np.append(True, first[1:] - 1 > last[:-1])
+            first, last = first[starts], last[np.append(starts[1:], True)]
     return first, last
-
-
-def _merged(first: Integers, last: Integers) -> tuple[Integers, Integers]:
-    order = np.argsort(first, kind="stable")
-    first, last = first[order], np.maximum.accumulate(last[order])
-    begins = np.append(True, first[1:] - 1 > last[:-1])
-    return first[begins], last[np.append(begins[1:], True)]
 
 
 def states(

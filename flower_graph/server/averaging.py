@@ -38,11 +38,11 @@ from flower_graph.errors import MalformedReplyError, brief, one_line
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.records.participation import NOT_CONNECTED
 from flower_graph.records.rounds import BestRound, RoundReport
-from flower_graph.server.membership import Membership, NamedClients
+from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Session, unsaved
 from flower_graph.storage.reading import StateDict
-from flower_graph.wire.arrays import encode_array, pack_integers, read_array
+from flower_graph.wire.arrays import encode_array, own_records, pack_integers, read_array
 from flower_graph.wire.averaging import (
     ClientReply,
     clients_of,
@@ -52,7 +52,6 @@ from flower_graph.wire.averaging import (
     split_rows,
     stacked,
     weight_of,
-    with_own_content,
 )
 from flower_graph.wire.client_errors import Kind, kind_of, no_content
 from flower_graph.wire.counts import added, counts_size, read_counts
@@ -63,6 +62,7 @@ from flower_graph.wire.keys import (
     CHECKPOINT,
     CLIENTS,
     CONFIG,
+    COUNTING,
     EXTRAS,
     LEFT_OUT,
     MAX_NUMBER,
@@ -126,7 +126,6 @@ class RoundSoFar:
     evaluated: MetricRecord = field(default_factory=MetricRecord)
     is_averaged: bool = False  # whether ``combine`` called Flower's average
     skipped: str = ""
-    saves: bool = False  # whether the round gets a checkpoint
     report: RoundReport | None = None
 
 
@@ -185,7 +184,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         if checkpoint_every and self.fraction_evaluate < 1:
             raise ValueError("fraction_evaluate: must be 1 with checkpoint_every")
         self.session = Session(
-            NamedClients() if self.personal else Membership(),
+            Membership(named=self.personal),
             min_nodes=min_nodes,
             participation=participation,
             seed=seed,
@@ -203,10 +202,6 @@ class ReportedFedAvg(RoundLoop, FedAvg):
 
     def first_arrays(self) -> ArrayRecord:
         raise ValueError("initial_arrays: a run needs a model to start from")
-
-    def question(self) -> Mapping[str, Any]:  # of types that Flower's records take
-        """Return further entries of every message."""
-        return {}
 
     def fixed_settings(self) -> dict[str, object]:
         """Return the settings that must not change on resume; a subclass adds its own."""
@@ -292,17 +287,18 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     def begin(self, initial_arrays: ArrayRecord | None) -> None:
         self.arrays = self.first_arrays() if initial_arrays is None else initial_arrays
         self.own_arrays = {}
-        self.session.renew(type(self.session.members)(self.question()))
+        self.session.renew(Membership(named=self.personal))
         self._kept = StrategyState(self)
         self.summary()
 
     def round(self, server_round: int) -> RoundReport:
-        session, entries = self.session, self.question()
-        grid, config = session.exchange.grid, ConfigRecord({**entries, **self._config})
+        session = self.session
+        grid, config = session.exchange.grid, ConfigRecord(dict(self._config))
         messages = self.configure_train(server_round, self.arrays, config, grid)
         replies = session.relay(messages, server_round)
         self.arrays = self.aggregate_train(server_round, replies)[0] or self.arrays
-        config = ConfigRecord({**entries, **self.count_entry, **self._evaluate_config})
+        counting = {COUNTING: self.counting} if self.counting else {}
+        config = ConfigRecord({**counting, **self._evaluate_config})
         messages = self.configure_evaluate(server_round, self.arrays, config, grid)
         self.aggregate_evaluate(server_round, session.relay(messages, server_round))
         report = self._round.report
@@ -333,7 +329,8 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         self._round, self.arrays = RoundSoFar(server_round), arrays
         if server_round == 1:
             self.own_arrays = {}
-        session.over(grid)
+        if not session.is_open or session.exchange.grid is not grid:
+            session.open(grid, session.timeout, session.rounds)
         session.gather(server_round, "no SuperNode can take part")
         self.prepare(server_round)
         hosted = {n: session.members.clients[n] for n in session.members.present(session.connected)}
@@ -369,11 +366,11 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         connected = session.exchange.nodes(session.min_nodes, session.timeout)
         present = session.members.present(connected)
         # Where Flower's own loop runs the round, nothing is saved
-        self._round.saves = self._kept is not None and session.is_due(server_round)
+        saves = self._kept is not None and session.is_due(server_round)
         if not present:  # Flower would wait for one without an end
             return self._send([], {})
-        if self._round.saves:
-            config[CHECKPOINT], config[RUN_TOKEN] = True, session.checkpoints.run
+        if saves:
+            config[CHECKPOINT], config[RUN_TOKEN] = True, session.run
         messages = super().configure_evaluate(server_round, arrays, config, grid_of(present))
         return self._send(messages, {node: session.members.clients[node] for node in present})
 
@@ -404,9 +401,6 @@ class ReportedFedAvg(RoundLoop, FedAvg):
 
     # Checkpoints
 
-    def is_due(self, server_round: int) -> bool:
-        return self._round.saves
-
     def clients_save(self, server_round: int) -> dict[int, str]:
         replies = {reply.metadata.src_node_id: reply for reply in self._round.measured}
         said = {n: no_content(one) or read_not_saved(one.content) for n, one in replies.items()}
@@ -424,8 +418,11 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     def load_state(self, state: StateDict) -> None:
         assert self._kept is not None
         self._kept.load_state_dict(state["strategy"])
+        # Averaging may have changed their type: FedAdam's is wider than the first model's.
+        forms = [(name, tuple(array.shape)) for name, array in self.arrays.items()]
         for saved in (state["arrays"], *state["own-arrays"].values()):
-            _check_form(saved, self.arrays)
+            if (shapes := [(name, tuple(array.shape)) for name, array in saved.items()]) != forms:
+                raise ValueError(f"its arrays are {shapes}, this run's are {forms}")
         self.arrays, self.own_arrays = state["arrays"], state["own-arrays"]
         self.session.members.absent |= set(state["clients"])
 
@@ -481,7 +478,13 @@ class ReportedFedAvg(RoundLoop, FedAvg):
             has_rows = has_own and len(clients) > 1
             own = [self.own_arrays.get(client, self.arrays) for client in clients if has_own]
             arrays = stacked(own) if has_rows else own[0] if own else None
-            with_own_content(message, self.arrayrecord_key, arrays)
+            # Flower builds all messages of a round around one content: what is changed for one
+            # client would be changed for all.
+            message.content = content = own_records(message.content)
+            if arrays is not None:
+                content[self.arrayrecord_key] = arrays
+            for name, record in [*content.array_records.items()]:
+                content[name] = ArrayRecord({key: copy.copy(one) for key, one in record.items()})
             entries = message.content.config_records[self.configrecord_key]
             if len(clients) < len(members.clients.get(node, ())):
                 entries[CLIENTS] = pack_integers(np.array(clients, np.int64))
@@ -511,13 +514,6 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         self.session.leave_out(named)
         log_rejected(LOG, server_round, "left out", named)
         return checked
-
-
-def _check_form(saved: ArrayRecord, model: ArrayRecord) -> None:
-    # Averaging may have changed their type: FedAdam's is wider than the first model's.
-    shapes, forms = ([(n, tuple(a.shape)) for n, a in one.items()] for one in (saved, model))
-    if shapes != forms:
-        raise ValueError(f"its arrays are {shapes}, this run's are {forms}")
 
 
 # Checks of replies, and of what ``combine`` returns ----------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain, repeat
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -21,7 +21,7 @@ from flower_graph.config.rules import at_least
 from flower_graph.data.folders.party import MEMBERS, Member
 from flower_graph.errors import MalformedReplyError, MembershipError, one_line
 from flower_graph.records.participation import ranges
-from flower_graph.wire.arrays import Scalar, record_of
+from flower_graph.wire.arrays import record_of
 from flower_graph.wire.averaging import Enrolment
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.exchange import Exchange, Rejected, sorted_out
@@ -69,9 +69,14 @@ class Admission:
 
 
 class Membership:
-    """The clients of every SuperNode, and their state."""
+    """The clients of every SuperNode, and their state.
 
-    def __init__(self, question: Mapping[str, Scalar] | None = None) -> None:
+    With ``named``, as personal models need it, each client must have a number.
+    """
+
+    needs_query: ClassVar = False  # whether SuperNodes without ``query`` are left out
+
+    def __init__(self, *, named: bool = False) -> None:
         self.clients: dict[int, list[int]] = {}  # of every SuperNode that is enrolled
         self.examples: dict[int, int] = {}  # the weight of those that send one
         self.absent = set[int]()  # clients that no SuperNode hosts any more
@@ -83,18 +88,18 @@ class Membership:
         self.bound: dict[int, int] = {}  # the last SuperNode of each client
         self.strangers = set[int]()  # those asked last that may speak for no client of the run
         self._arrays: dict[int, NDArray[np.int64]] = {}  # the same as ``clients``
-        self._lost: set[int] = set()
+        self._lost = set[int]()
         # Of the lost, those that are not enrolled again yet: the last checkpoint that each is in
         self._returning: dict[int, Resume | None] = {}
         self._told: set[str] = set()  # other versions that the log has named already
-        self._question = dict(question or {})
+        self._named = named
 
     # What a method's own membership may override
 
     def question(self, resume: Resume) -> RecordDict:
         """Write the request to new SuperNodes, with the checkpoint to resume from, if any."""
-        goes_on = resume.to_config() if resume.server_round else {}
-        return RecordDict({CONFIG: ConfigRecord(self._question | goes_on)})
+        entries = resume.to_config() if resume.server_round else {}
+        return RecordDict({CONFIG: ConfigRecord(entries)})
 
     def enrolment_round(self, server_round: int) -> int:
         """Return the round of the messages to newcomers: the current one."""
@@ -107,17 +112,14 @@ class Membership:
     def most_bytes(self) -> int:
         return ENROLMENT
 
-    def unasked(self) -> object:
-        """Return the answer to assume for a ClientApp without ``query``; None to leave it out."""
-        return Enrolment()
-
     def in_order(self, answers: Mapping[int, Answered]) -> list[tuple[int, Answered]]:
         """Return the answers in the order in which SuperNodes are to be enrolled."""
         return sorted(answers.items())
 
     def refusal(self, answer: Answered) -> str:
         """Return why a newcomer does not fit this run, or an empty string."""
-        return ""
+        is_unnamed = self._named and not answer.clients
+        return "it does not say which clients it hosts" if is_unnamed else ""
 
     def replaced(self, old: int, node: int, answer: Answered) -> None:
         """Forget a SuperNode that is gone and whose clients came back under another id."""
@@ -157,10 +159,10 @@ class Membership:
             read=self._read,
             max_reply_bytes=self.most_bytes(),
         )
-        unasked, answers = self.unasked(), dict(replies.values)
-        if unasked is not None:
+        answers = dict(replies.values)
+        if not self.needs_query:
             silent = [entry for entry in replies.rejected if entry.kind is Kind.NO_QUERY]
-            answers |= {entry.node_id: unasked for entry in silent}
+            answers |= {entry.node_id: Enrolment() for entry in silent}
         refused = [entry for entry in replies.rejected if entry.node_id not in answers]
         order = self.in_order(answers)
         homes = dict[int, int]()
@@ -232,10 +234,6 @@ class Membership:
         self.examples.pop(node, None)
         self.absent |= set(local)
 
-    def forget_all(self) -> None:
-        for node in list(self.clients):
-            self.forget(node)
-
     def _refused(
         self,
         answers: list[tuple[int, Answered]],
@@ -295,13 +293,6 @@ class Membership:
         self.bound.update(zip(clients, repeat(node)))  # no set or dict of its own: clients are many
         self.absent.difference_update(clients)
         return ""
-
-
-class NamedClients(Membership):
-    """Membership of a method with personal models, for which each client needs a number."""
-
-    def refusal(self, answer: Answered) -> str:
-        return "" if answer.clients else "it does not say which clients it hosts"
 
 
 def renamed(by_node: Mapping[int, T], old: int, node: int) -> dict[int, T]:

@@ -46,9 +46,10 @@ from flower_graph.server.session import Session, check_same, unsaved
 from flower_graph.storage import checkpoint
 from flower_graph.storage.checkpoint import SCALARS
 from flower_graph.storage.reading import StateDict
+from flower_graph.storage.writing import move
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.fields import Resume
-from flower_graph.wire.keys import ACCURACY, CONFIG, COUNTING, ROLES
+from flower_graph.wire.keys import ACCURACY, CONFIG, ROLES
 from flower_graph.wire.ledger import reply_bytes
 
 LOG = logging.getLogger(__name__)
@@ -77,11 +78,6 @@ class RoundLoop(Strategy):
     def counted(self) -> tuple[int, str]:
         """Number of classes, and the kind of counts that clients send."""
         return self.num_classes, self.counting
-
-    @property
-    def count_entry(self) -> dict[str, str]:
-        """The entry of a message that asks clients to count; empty if nothing is asked for."""
-        return {COUNTING: self.counting} if self.counting else {}
 
     def initialize_parameters(self, *_: object, **__: object) -> NoReturn:
         """Refuse Flower's older server, which calls this first."""
@@ -124,9 +120,6 @@ class RoundLoop(Strategy):
     def load_state(self, state: Mapping[str, object]) -> None:
         raise NotImplementedError
 
-    def is_due(self, server_round: int) -> bool:
-        return self.session.is_due(server_round)
-
     def clients_save(self, server_round: int) -> dict[int, str]:
         """Have the clients save a checkpoint; return the SuperNodes that did not, and why."""
         raise NotImplementedError
@@ -150,12 +143,6 @@ class RoundLoop(Strategy):
 
     def check_start(self, given: Collection[str], *, resume: bool) -> None:
         """Refuse a second start, and arguments of ``start`` that have no effect."""
-
-    def rejoin(self) -> list[str]:
-        """Have the clients load a checkpoint; return why some cannot."""
-        # Their enrolment was counted in the first part of the run.
-        with self.session.exchange.uncounted():
-            return self.session.rejoin()
 
     # The loop
 
@@ -270,18 +257,25 @@ class RoundLoop(Strategy):
         self._evaluate_config = evaluate_config or ConfigRecord()
         done = self._resume() if resume else 0
         result, reported, skipped = Result(), 0, list[str]()  # reasons of rounds without effect
-
-        def log_round(report: RoundReport) -> None:
-            LOG.info(format_round(report, self.session.rounds))
-
-        while not self._is_over(done, patience):
+        while True:
+            session, best = self.session, self.best
+            session.early_stop_at = best.number + patience if patience else 0
+            if done < session.rounds and session.stops_early(best.last):
+                why = "the run ends after round %d: since round %d no validation %s was better"
+                LOG.info(why, done, best.number, self.metrics[0])
+                session.rounds = done  # the last round is still measured
+            if best.last >= session.rounds:
+                break
             done += 1
             report = self._reported(done, result, evaluate_fn)
             if report is None:
                 continue
             # This order lets a run be stopped anywhere: a checkpoint's rounds are reported, and its
             # best round has a snapshot.
-            (on_round or log_round)(report)
+            if on_round is None:
+                LOG.info(format_round(report, self.session.rounds))
+            else:
+                on_round(report)
             self.best.any_used |= not report.skipped
             reported += 1
             skipped += [report.skipped] * bool(report.skipped)
@@ -292,7 +286,7 @@ class RoundLoop(Strategy):
                     self._outputs.keep(SNAPSHOT)
             self._save(report.round)
             if should_stop is not None and should_stop(report.round, result):
-                self._end_after(done)
+                session.rounds = min(session.rounds, done)
         if self._outputs is not None and self.best.last:
             self._outputs.keep(FINISH)
         self.finish(self.session.rounds)
@@ -325,25 +319,12 @@ class RoundLoop(Strategy):
         report.seconds = time.perf_counter() - started
         return report
 
-    def _is_over(self, done: int, patience: int) -> bool:
-        session, best = self.session, self.best
-        session.early_stop_at = best.number + patience if patience else 0
-        if done < session.rounds and session.stops_early(best.last):
-            why = "the run ends after round %d: since round %d no validation %s was better"
-            LOG.info(why, done, best.number, self.metrics[0])
-            self._end_after(done)
-        return best.last >= session.rounds
-
-    def _end_after(self, done: int) -> None:
-        """End the run after the rounds trained so far; the last one is still measured."""
-        self.session.rounds = min(self.session.rounds, done)
-
     def _save(self, server_round: int) -> None:
-        if self.is_due(server_round):
+        if self.session.is_due(server_round):
             missing = self.clients_save(server_round)
-            if self.session.checkpoints.save(server_round, self._saved(), missing):
+            if self.session.save(server_round, self._saved(), missing):
                 # SuperNodes that lose their state from now on resume from this checkpoint
-                run = self.session.checkpoints.run
+                run = self.session.run
                 self.session.members.saved = Resume(run, server_round, secrets.token_hex(8))
                 self.best.saved()
 
@@ -363,24 +344,48 @@ class RoundLoop(Strategy):
         return {n: value if type(value) in SCALARS else repr(value) for n, value in fixed}
 
     def _resume(self) -> int:
-        session = self.session
-        kept = session.checkpoints
-
-        def take(server_round: int, state: StateDict) -> list[str]:
+        """Resume from the newest checkpoint that the server can read and every client has."""
+        session, refused = self.session, list[str]()
+        rounds, folder = session.rounds, session.folder
+        if folder is None:
+            raise CheckpointError("resume: a checkpoint_dir is needed")
+        if (newest := checkpoint.last_round(folder)) > rounds:
+            words = f"{rounds} is less than round {newest} of the checkpoint"
+            raise CheckpointError(f"num_rounds: {words}")
+        complete = checkpoint.complete_rounds(folder)
+        for server_round in reversed(complete):
             try:
-                check_same(state["settings"], self._fixed_settings())
-                self.load_state(state)
-                self.best.load(state[BEST_ROUND])
-                session.exchange.ledger.load_state_dict(state[WIRE])
-                session.members.bound = dict(state[BOUND])
-                kept.resume = Resume(str(state["run"]), server_round, secrets.token_hex(8))
-            except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-                where = f"{kept.folder}, round {server_round}"
-                raise CheckpointError(f"{where}: does not fit this run: {error}") from error
-            self.best.last = server_round
-            return self.rejoin()
+                state = checkpoint.load_server(folder, server_round)
+            except CheckpointError as error:
+                reasons = [str(error)]
+            else:
+                try:
+                    self._go_on_from(server_round, state)
+                except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+                    where = f"{folder}, round {server_round}"
+                    raise CheckpointError(f"{where}: does not fit this run: {error}") from error
+                # The clients' enrolment was counted in the first part of the run.
+                with session.exchange.uncounted():
+                    reasons = session.rejoin()
+            if not reasons:
+                # The resumed run takes another course, so checkpoints after this round are void
+                for later in complete[complete.index(server_round) + 1 :]:
+                    path = checkpoint.round_folder(folder, later) / checkpoint.SERVER_FILE
+                    move(path, path.with_name(checkpoint.REFUSED_FILE))
+                return server_round
+            refused.append(f"cannot resume from round {server_round}: {'; '.join(reasons)}")
+            LOG.warning("%s; trying the checkpoint before it", refused[-1])
+        raise CheckpointError(f"{folder}: {'. '.join(refused)}. No earlier checkpoint is left")
 
-        return checkpoint.resume(kept.folder, session.rounds, take)
+    def _go_on_from(self, server_round: int, state: StateDict) -> None:
+        session = self.session
+        check_same(state["settings"], self._fixed_settings())
+        self.load_state(state)
+        self.best.load(state[BEST_ROUND])
+        session.exchange.ledger.load_state_dict(state[WIRE])
+        session.members.bound = dict(state[BOUND])
+        resume = Resume(str(state["run"]), server_round, secrets.token_hex(8))
+        session.resume, self.best.last = resume, server_round
 
 
 def _entries(report: RoundReport, names: Iterable[str]) -> MetricRecord:
@@ -505,7 +510,7 @@ class KeptOutputs:
         self._asked = (self._asked | nodes) - self._ask(nodes, self._request(BEGIN))
 
     def _request(self, action: str) -> KeepRequest:
-        best, run = self._loop.best, self._session.checkpoints.run
+        best, run = self._loop.best, self._session.run
         return KeepRequest(run, best.last, best.number, action, *self._how, best.protected)
 
     def _ask(self, nodes: Iterable[int], request: KeepRequest) -> set[int]:

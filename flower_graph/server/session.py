@@ -44,46 +44,6 @@ def unsaved(asked: Iterable[int], said: Mapping[int, str]) -> dict[int, str]:
     return {node: why for node, why in reasons.items() if why}
 
 
-class RunCheckpoints:
-    """Decides when to save, and which checkpoint the run resumes from."""
-
-    def __init__(self, folder: Path | None, every: int) -> None:
-        at_least(0).check("checkpoint_every", every)
-        has_folder = not every or folder is not None
-        require(has_folder, "checkpoint_every", every, "0 without checkpoint_dir")
-        self.folder, self.every = folder, every
-        self.resume = Resume(run=uuid.uuid4().hex)  # distinguishes the run's files from others
-        self._is_late = False  # whether a checkpoint is overdue
-
-    @property
-    def run(self) -> str:
-        return self.resume.run
-
-    def is_due(self, server_round: int, rounds: int) -> bool:
-        """Whether to save this round; with checkpoints, the last round always is."""
-        if not self.every or server_round < 1:
-            return False
-        return self._is_late or server_round % self.every == 0 or server_round == rounds
-
-    def save(self, server_round: int, state: StateDict, missing: Mapping[int, str]) -> bool:
-        assert self.folder is not None
-        for node, why in missing.items():
-            LOG.warning("round %d: no checkpoint: node %d: %s", server_round, node, why)
-        saved = {"run": self.run, **state}
-        self._is_late = bool(missing) or not checkpoint.save_server(
-            self.folder, server_round, saved
-        )
-        return not self._is_late
-
-    def rewrite(self, server_round: int, state: dict[str, object]) -> None:
-        """Replace the checkpoint that the run resumes from, and remove earlier ones."""
-        assert self.folder is not None
-        self.save(server_round, state, {})
-        for other in checkpoint.rounds_of(self.folder.glob("round-*")):
-            if other != server_round:
-                remove_folder(checkpoint.round_folder(self.folder, other))
-
-
 def check_same(saved: Mapping[str, object], wanted: Mapping[str, object]) -> None:
     """Refuse a checkpoint that was made under other settings."""
     for name, value in wanted.items():
@@ -93,7 +53,10 @@ def check_same(saved: Mapping[str, object], wanted: Mapping[str, object]) -> Non
 
 
 class Session:
-    """Members, exchange, checkpoints, and the current round."""
+    """Members, exchange, checkpoints, and the current round.
+
+    With checkpoints, every ``checkpoint_every`` rounds and the last round are saved.
+    """
 
     def __init__(
         self,
@@ -110,7 +73,13 @@ class Session:
         self.members, self.min_nodes = members, min_nodes
         self.admission = Admission()  # rules of enrolment; set before the session is open
         self.share, self.seed = participation, seed
-        self.checkpoints = RunCheckpoints(checkpoint_dir, checkpoint_every)
+        at_least(0).check("checkpoint_every", checkpoint_every)
+        has_folder = not checkpoint_every or checkpoint_dir is not None
+        require(has_folder, "checkpoint_every", checkpoint_every, "0 without checkpoint_dir")
+        self.folder, self.every = checkpoint_dir, checkpoint_every  # of checkpoints
+        # Distinguishes the run's files from others; and the checkpoint that it resumes from
+        self.resume = Resume(run=uuid.uuid4().hex)
+        self._is_late = False  # whether a checkpoint is overdue
         self.timeout, self.rounds = 600.0, 0
         self.early_stop_at = 0  # the round after which the run ends unless accuracy improves
         self.connected: list[int] = []  # SuperNodes at the beginning of the round
@@ -135,17 +104,13 @@ class Session:
     def open(self, grid: Grid, timeout: float, rounds: int = 0) -> None:
         """Set the grid, the seconds that an exchange may take, and the rounds if known."""
         self._exchange, self.timeout, self.rounds = Exchange(grid), timeout, rounds
-        self.members.resume, self.members.admission = self.checkpoints.resume, self.admission
+        self.members.resume, self.members.admission = self.resume, self.admission
         replace_dead_actors()
 
     def renew(self, members: Membership) -> None:
         """Begin a new run, with an empty membership and a new token."""
         self.members, self._exchange = members, None
-        self.checkpoints = RunCheckpoints(self.checkpoints.folder, self.checkpoints.every)
-
-    def over(self, grid: Grid) -> None:
-        if self._exchange is None or self._exchange.grid is not grid:
-            self.open(grid, self.timeout, self.rounds)
+        self.resume, self._is_late = Resume(run=uuid.uuid4().hex), False
 
     # Whom to ask
 
@@ -188,9 +153,11 @@ class Session:
         return result
 
     def is_due(self, server_round: int) -> bool:
+        if not self.every or server_round < 1:
+            return False
         # Clients save before the round's accuracy is known
-        last = server_round if self.stops_early(server_round) else self.rounds
-        return self.checkpoints.is_due(server_round, last)
+        is_last = server_round == self.rounds or self.stops_early(server_round)
+        return self._is_late or server_round % self.every == 0 or is_last
 
     def stops_early(self, server_round: int) -> bool:
         """Whether the run ends after this round unless it is the best so far."""
@@ -284,6 +251,28 @@ class Session:
 
     # Checkpoints
 
+    @property
+    def run(self) -> str:
+        return self.resume.run
+
+    def save(self, server_round: int, state: StateDict, missing: Mapping[int, str]) -> bool:
+        assert self.folder is not None
+        for node, why in missing.items():
+            LOG.warning("round %d: no checkpoint: node %d: %s", server_round, node, why)
+        saved = {"run": self.run, **state}
+        self._is_late = bool(missing) or not checkpoint.save_server(
+            self.folder, server_round, saved
+        )
+        return not self._is_late
+
+    def rewrite(self, server_round: int, state: StateDict) -> None:
+        """Replace the checkpoint that the run resumes from, and remove earlier ones."""
+        assert self.folder is not None
+        self.save(server_round, state, {})
+        for other in checkpoint.rounds_of(self.folder.glob("round-*")):
+            if other != server_round:
+                remove_folder(checkpoint.round_folder(self.folder, other))
+
     def have_saved(
         self,
         server_round: int,
@@ -299,8 +288,9 @@ class Session:
 
     def rejoin(self) -> list[str]:
         """Have all clients load the checkpoint of the resumed run; return why some cannot."""
-        resume = self.members.resume = self.checkpoints.resume
-        self.members.forget_all()
+        resume = self.members.resume = self.resume
+        for node in [*self.members.clients]:
+            self.members.forget(node)
         connected = self.exchange.nodes(self.min_nodes, self.timeout)
         refused = self.members.ask(self.exchange, connected, resume.server_round, self.timeout)
         if self.members.absent and not refused:

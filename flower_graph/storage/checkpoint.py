@@ -13,7 +13,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from flower_graph.storage.reading import (
     reading,
     reason,
 )
-from flower_graph.storage.writing import move, remove_folder, replaced
+from flower_graph.storage.writing import remove_folder, replaced
 
 if TYPE_CHECKING:
     from flower_graph.storage.sealed import StateKey
@@ -204,38 +204,6 @@ def last_round(folder: Path) -> int:
     if not rounds:
         raise CheckpointError(f"{folder}: no complete checkpoint (checkpoint_every) is there")
     return rounds[-1]
-
-
-# Resuming -----------------------------------------------------------------------------------------
-
-
-def resume(
-    folder: Path | None, rounds: int, take: Callable[[int, dict[str, object]], Sequence[str]]
-) -> int:
-    """Resume from the newest checkpoint that the server can read and every client has."""
-    if folder is None:
-        raise CheckpointError("resume: a checkpoint_dir is needed")
-    newest = last_round(folder)
-    if newest > rounds:
-        raise CheckpointError(f"num_rounds: {rounds} is less than round {newest} of the checkpoint")
-    refused: list[str] = []
-    for server_round in reversed(complete_rounds(folder)):
-        try:
-            state = load_server(folder, server_round)
-        except CheckpointError as error:
-            reasons: Sequence[str] = [str(error)]
-        else:
-            reasons = take(server_round, state)
-        if not reasons:
-            # The resumed run takes another course, so checkpoints after this round are void
-            for later in complete_rounds(folder):
-                if later > server_round:
-                    path = round_folder(folder, later)
-                    move(path / SERVER_FILE, path / REFUSED_FILE)
-            return server_round
-        refused.append(f"cannot resume from round {server_round}: {'; '.join(reasons)}")
-        LOG.warning("%s; trying the checkpoint before it", refused[-1])
-    raise CheckpointError(f"{folder}: {'. '.join(refused)}. No earlier checkpoint is left")
 
 
 # Helpers ------------------------------------------------------------------------------------------

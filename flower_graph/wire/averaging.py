@@ -33,7 +33,6 @@ from flower_graph.wire.arrays import (
     decode_array,
     encode_array,
     metric_records,
-    own_records,
     record_of,
 )
 from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing
@@ -367,21 +366,6 @@ def stacked(models: Sequence[ArrayRecord]) -> ArrayRecord:
 def grid_of(nodes: list[int]) -> Grid:
     """Return a grid of these SuperNodes only, for Flower to choose from."""
     return cast("Grid", SimpleNamespace(get_node_ids=lambda: nodes))
-
-
-def with_own_content(
-    message: FlowerMessage, key: str, arrays: ArrayRecord | None = None
-) -> FlowerMessage:
-    """Give a message its own copies of its records, with other arrays under ``key`` if given."""
-    # Flower builds all messages of a round around one content: what is changed for one client
-    # would be changed for all.
-    content = own_records(message.content)
-    if arrays is not None:
-        content[key] = arrays
-    for name, record in list(content.array_records.items()):
-        content[name] = ArrayRecord({each: copy.copy(array) for each, array in record.items()})
-    message.content = content
-    return message
 
 
 def count_payload(

@@ -67,8 +67,6 @@ class Replies(Generic[T]):
 
     values: dict[int, T] = field(default_factory=dict)  # what ``read`` returned, by node
     rejected: list[Rejected] = field(default_factory=list)  # nodes without a usable answer
-    # Messages that answered no open request: duplicates, and those of other nodes
-    strays: list[Rejected] = field(default_factory=list)
 
 
 def fault_of(reply: Message, size: int, server_round: int, most: int | None) -> str | None:
@@ -174,14 +172,14 @@ class Exchange:
             Message(content, node_id, message_type, ttl=ttl, group_id=group)
             for node_id, content in requests.items()
         ]
-        waiting, strays = self._sent(messages), list[Rejected]()
+        waiting = self._sent(messages)
         values, faults = dict[int, T](), dict[int, Rejected]()
         for node_id in waiting.values():
             self.ledger.count_wire("down", count_bytes(requests[node_id]))
         for node in requests.keys() - set(waiting.values()):
             words = "not sent: the grid refused the message; node gone?"
             faults[node] = Rejected(node, words)
-        for node, reply in self._pull(waiting, server_round, timeout, strays):
+        for node, reply in self._pull(waiting, server_round, timeout):
             self.ledger.count_wire("up", size := size_of(reply))
             problem = fault_of(reply, size, server_round, max_reply_bytes)
             if problem is None:
@@ -195,8 +193,7 @@ class Exchange:
             faults[node] = Rejected(node, f"no reply within {timeout:g} s")
         rejected = [faults[node] for node in requests if node in faults]
         log_rejected(LOG, server_round, called, rejected)
-        log_rejected(LOG, server_round, "ignored", strays)
-        return Replies({n: values[n] for n in requests if n in values}, rejected, strays)
+        return Replies({n: values[n] for n in requests if n in values}, rejected)
 
     def relay(
         self, messages: Iterable[Message], *, server_round: int, timeout: float
@@ -206,14 +203,11 @@ class Exchange:
         As Flower's ``Grid.send_and_receive``, without its polls every 3 s, and with the first
         answer of each node alone.
         """
-        strays = list[Rejected]()
-        pulled = self._pull(self._sent(list(messages)), server_round, timeout, strays)
-        replies = [reply for _, reply in pulled]
-        log_rejected(LOG, server_round, "ignored", strays)
-        return replies
+        pulled = self._pull(self._sent(list(messages)), server_round, timeout)
+        return [reply for _, reply in pulled]
 
     def _pull(
-        self, waiting: dict[str, int], server_round: int, timeout: float, strays: list[Rejected]
+        self, waiting: dict[str, int], server_round: int, timeout: float
     ) -> Iterator[tuple[int, Message]]:
         """Take nodes out of ``waiting`` with their answers, until none is left or time is up.
 
@@ -224,7 +218,8 @@ class Exchange:
         messages, now = self._unanswered.items(), time.monotonic()
         self._unanswered = dict([one for one in messages if one[1][1] > now][-MAX_LATE:])
         deadline, wait, asked = _deadline(timeout), FIRST_WAIT, {*waiting.values()}
-        look = deadline - timeout + LOOK_WAIT
+        # Messages that answered no open request: late, duplicates, and those of other nodes
+        look, ignored = deadline - timeout + LOOK_WAIT, list[Rejected]()
         while waiting:
             gone: set[int] = set()
             if time.monotonic() >= look:  # before the pull: a node that left may have answered
@@ -234,21 +229,24 @@ class Exchange:
             for reply in replies:
                 answers, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
                 node, late = waiting.get(answers), self._unanswered.pop(answers, None)
-                if node is not None and _is_of(node, reply):
+                is_superlinks = reply.has_error() and sender == SUPERLINK_NODE_ID
+                if node is not None and (sender == node or is_superlinks):
                     del waiting[answers]
                     self.failures.note(node, reply)
                     yield node, reply
                     continue
                 self.ledger.count_wire("up", size_of(reply))
-                if late is not None:
-                    ignored = [Rejected(sender, f"late: round {late[0]}")]
-                    log_rejected(LOG, server_round, "ignored", ignored)
-                else:
-                    why = NO_ANSWER if node is None else f"reply in the name of node {node}"
-                    strays.append(Rejected(sender, why))
+                why = NO_ANSWER if node is None else f"reply in the name of node {node}"
+                why = why if late is None else f"late: round {late[0]}"
+                ignored.append(Rejected(sender, why))
             for message_id, node in [*waiting.items()]:
                 if node in gone or lost.get(message_id) == node:
-                    reply = _lost(message_id, node, GONE if node in gone else LOST)
+                    # The error in the place of an answer that cannot come
+                    request = Message(RecordDict(), node, "train")
+                    stamp(request, message_id=message_id)
+                    why = GONE if node in gone else LOST
+                    error = Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, why)
+                    reply = Message(error, reply_to=request)
                     del waiting[message_id]
                     self.failures.note(node, reply)
                     yield node, reply
@@ -260,6 +258,7 @@ class Exchange:
         forget_at = time.monotonic() + TTL_MARGIN
         # So that a late reply is recognised
         self._unanswered |= dict.fromkeys(waiting, (server_round, forget_at))
+        log_rejected(LOG, server_round, "ignored", ignored)
         self.failures.check(asked)
 
     def _sent(self, messages: list[Message]) -> dict[str, int]:
@@ -274,18 +273,6 @@ class Exchange:
             accepted = [message_id if message_id in taken else "" for message_id in local]
         pairs = zip(accepted, messages, strict=True)
         return {number: message.metadata.dst_node_id for number, message in pairs if number}
-
-
-def _is_of(node_id: int, reply: Message) -> bool:
-    sender = reply.metadata.src_node_id
-    return sender == node_id or (reply.has_error() and sender == SUPERLINK_NODE_ID)
-
-
-def _lost(message_id: str, node_id: int, why: str) -> Message:
-    """Return the error in the place of an answer that cannot come."""
-    request = Message(RecordDict(), node_id, "train")
-    stamp(request, message_id=message_id)
-    return Message(Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, why), reply_to=request)
 
 
 def unreadable(error: Exception) -> str:

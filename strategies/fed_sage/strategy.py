@@ -192,7 +192,7 @@ class SageClient(EgoModelClient):
     def generate(self, parameters: Parameters, config: Config) -> Answer:
         """Train NeighGen alone, or step ``fGen`` with the others' gradients (steps 1 and 2)."""
         request = GeneratorRequest.from_numpy(parameters, config)
-        with self._state.opened(self._makers) as learners, one_thread(len(learners) > 1):
+        with self._state.opened() as learners, one_thread(len(learners) > 1):
             shown = []
             for index, learner in enumerate(learners):
                 graph = self._impaired(learner)

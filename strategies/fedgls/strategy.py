@@ -247,7 +247,7 @@ class StructureClient(ModuleClient):
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         loss, weight, metrics = super().evaluate(parameters, config)
         found: dict[str, list[Tensor]] = {name: [NONE] for name in FIGURES}
-        cohort: Cohort = self._state.look(self._makers)
+        cohort: Cohort = self._state.look()
         with torch.no_grad(), cohort.learners(self._clients) as learners:
             for learner in learners:
                 for name, values in self._agreement(learner).items():
@@ -295,7 +295,7 @@ class StructureClient(ModuleClient):
     def _opened(self) -> Iterator[Cohort]:
         nodes = sum(len(graph.y) for graph in self.graphs)
         small = nodes * self.structure.model.hidden <= SMALL_NUMBERS
-        with self._state.opened(self._makers) as cohort, one_thread(small):
+        with self._state.opened() as cohort, one_thread(small):
             yield cohort
 
 

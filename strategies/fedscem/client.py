@@ -19,7 +19,7 @@ from torch import Tensor
 
 from flower_graph.client.learner import NODES, LocalGraph, SharedModule, saved_rows
 from flower_graph.client.module_client import ModuleClient
-from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
+from flower_graph.client.state import CohortState, Tensors, check_graphs
 from flower_graph.config.rules import choice
 from flower_graph.data.graph import EgoNetwork
 from flower_graph.engine.cohort import Learner
@@ -147,9 +147,8 @@ class EgoNetworkClient(MaskingClient):
     ) -> None:
         self.graphs, self.settings, self._hiding = checked(egos, settings), settings, hiding
         self._device, self.outputs = resolve_device(device), outputs or ClientOutputs(context)
-        self._makers = Makers(self._start, self._build)
-        clients = [ego.client for ego in self.graphs]
-        self._state = CohortState[EgoCohort](context, "cohort-client", clients, checkpoint_dir)
+        places = "cohort-client", [ego.client for ego in self.graphs], checkpoint_dir
+        self._state = CohortState[EgoCohort](context, *places, self._start, self._build)
         identities = {ego.client: ego.identities for ego in egos}
         self.trust, self.secrets = trust, EgoSecrets(context, identities, trust)
         self._records = context.state
@@ -158,11 +157,11 @@ class EgoNetworkClient(MaskingClient):
         enrolment = EgoEnrolment.from_config(config)
         if enrolment.alignment == PLAIN != (own := self._hiding.alignment):
             raise RefusedError(f"identities are asked for, the run's config has {own}")
-        if self._state.store.is_due(enrolment.resume):
+        if self._state.is_due(enrolment.resume):
             self.secrets.refuse_going_back()
-        had_state = bool(self._state.store.version)
-        self._state.restore(enrolment.resume, self._makers)
-        handled = self._state.processed(self._makers)
+        had_state = bool(self._state.version)
+        self._state.restore(enrolment.resume)
+        handled = self._state.processed()
         if had_state and not handled:
             self.secrets.drop()  # clients without their state are aligned again
         reply = self.secrets.begin(enrolment.run_id, enrolment.alignment)
@@ -203,7 +202,7 @@ class EgoNetworkClient(MaskingClient):
             return entries
 
     def save(self, parameters: Parameters, config: Config) -> Answer:
-        why = self._state.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]), self._makers)
+        why = self._state.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
         return [], 1, {NOT_SAVED: why} if why else {}
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
@@ -212,7 +211,7 @@ class EgoNetworkClient(MaskingClient):
         return [], 1, {}
 
     def snapshot(self) -> Snapshot:
-        return self._taken(self._state.look(self._makers))
+        return self._taken(self._state.look())
 
     @torch.no_grad()
     def _taken(self, cohort: EgoCohort) -> Snapshot:
@@ -248,7 +247,7 @@ class EgoNetworkClient(MaskingClient):
             came = host.receive(request.mask, request.ring) if request.mask is not None else None
             table: SlotTable = aligner.slots
             with (
-                self._state.opened(self._makers) as cohort,
+                self._state.opened() as cohort,
                 one_thread(len(clients) > 1),
                 cohort.part(clients) as group,
             ):
@@ -257,7 +256,7 @@ class EgoNetworkClient(MaskingClient):
                 (logits, measured, is_unread), h = trained, group.embed()
             not_saved = ""
             if request.checkpoint:
-                not_saved = self._state.save(number - 1, request.run, self._makers)
+                not_saved = self._state.save(number - 1, request.run)
             trained_at = time.perf_counter()
             sum_round = request.mask.server_round if request.mask else number
             layout = request.vector_layout(

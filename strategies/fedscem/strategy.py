@@ -199,7 +199,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             ring=self.ring,
             is_last=server_round > session.rounds,
             checkpoint=session.is_due(server_round - 1),
-            run=session.checkpoints.run,
+            run=session.run,
             counting=self.counting,
         )
         distrusted = session.members.parties is not None
@@ -310,7 +310,7 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         saved = {node: reply.not_saved for node, reply in self.answers.items()}
-        order: Config = {SERVER_ROUND: server_round, RUN_TOKEN: self.session.checkpoints.run}
+        order: Config = {SERVER_ROUND: server_round, RUN_TOKEN: self.session.run}
         return self.session.have_saved(server_round, as_record(order), saved)
 
     def fixed_settings(self) -> dict[str, object]:
@@ -633,6 +633,8 @@ class Keys(NamedTuple):
 class EgoMembership(Membership):
     """The clients of each SuperNode, their keys, and which slots they know."""
 
+    needs_query = True
+
     def __init__(self, alignment: str, sums: SumServer, least_holders: int) -> None:
         super().__init__()
         self.alignment, self.sums = alignment, sums
@@ -660,9 +662,6 @@ class EgoMembership(Membership):
                 f"{reply.clients.size} clients, at most {MOST_CLAIMED} are taken"
             )
         return Keys(sorted(reply.clients.tolist()), read_handled(entries_of(content)), reply)
-
-    def unasked(self) -> None:
-        """Leave out SuperNodes without keys."""
 
     def replaced(self, old: int, node: int, answer: Keys) -> None:
         """Rename a SuperNode that is back with its keys; forget one without."""

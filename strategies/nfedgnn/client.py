@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from flower_graph.client.state import CohortState, Makers, Tensors
+from flower_graph.client.state import CohortState, Tensors
 from flower_graph.data.description import check_rows
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import CheckpointError, RefusedError, StateLostError
@@ -111,8 +111,9 @@ class UsersClient(NumPyClient):
         self.users, self.context = users.long().cpu(), context
         self.outputs = ClientOutputs(context, output_dir)
         self._x, self._model, self._device = x, user_model, resolve_device(device)
+        places = self.state_name, self.users, checkpoint_dir
         self._state: CohortState[Any] = CohortState(
-            context, self.state_name, self.users, checkpoint_dir, copies=self.copies
+            context, *places, self._start, self._build, copies=self.copies
         )
 
     @property
@@ -132,7 +133,7 @@ class UsersClient(NumPyClient):
             self._state.begin(question.resume)  # all have come since that checkpoint
         else:
             self._restore(question)
-        handled = self._state.processed(self._makers())
+        handled = self._state.processed()
         if self._model is not None:
             shape = [1, sum(p.numel() for p in self._model.parameters())]
         else:
@@ -142,7 +143,10 @@ class UsersClient(NumPyClient):
     def _restore(self, question: EnrolmentRequest) -> None:
         raise NotImplementedError
 
-    def _makers(self) -> Makers[Any]:
+    def _start(self) -> Tensors:
+        raise NotImplementedError
+
+    def _build(self, tensors: Tensors) -> tuple[Any, Tensors]:
         raise NotImplementedError
 
     def _packed(self) -> ActiveRows:
@@ -156,7 +160,7 @@ class UsersClient(NumPyClient):
         if self._model is not None:
             LOG.warning("user_model: a module of your own is saved in checkpoints alone")
             return Snapshot(None, [])
-        opened, users = self._state.look(self._makers()), self.users.tolist()
+        opened, users = self._state.look(), self.users.tolist()
         if isinstance(opened, CommonLayer):
             return Snapshot(None, [common_model(users, opened.weight, self.settings.bias)])
         return Snapshot(None, [user_models(users, opened[0])])
@@ -252,7 +256,7 @@ class NodeClient(UsersClient):
         if self._file is not None and (request.send_weights or request.average is not None):
             raise ValueError("rows_dir: users whose weights are in a file do not average them")
         place = self._places(request.users)
-        with self._state.opened(self._makers(), follows=follows) as (cohort, tensors):
+        with self._state.opened(follows=follows) as (cohort, tensors):
             if isinstance(cohort, StoredCohort):
                 cohort.check_room(place)
             if request.average is not None:
@@ -277,12 +281,12 @@ class NodeClient(UsersClient):
                 return f"its users' rows cannot be copied: {error.strerror}"
         is_linear = self._model is None and self._file is None
         more = {ROWS: self._rows().ptr.cpu()} if is_linear else {}
-        return self._state.save(server_round, run, self._makers(), more)
+        return self._state.save(server_round, run, more)
 
     def _restore(self, question: EnrolmentRequest) -> None:
         """Go on from a checkpoint; if users have changed, take the part of the users here."""
         before, resume = question.before, question.resume
-        if self._file is not None and self._state.store.is_due(resume):
+        if self._file is not None and self._state.is_due(resume):
             if before is not None:
                 raise ValueError("rows_dir: not where users come and go")
             try:
@@ -294,7 +298,7 @@ class NodeClient(UsersClient):
             if before is None or not torch.isin(self.users[self.users < before], numbers).all():
                 return None
             self._state.drop()  # what a run that was stopped left in this process is of others
-            result = self._makers().start()
+            result = self._start()
             both = np.intersect1d(self.users.numpy(), numbers.numpy(), return_indices=True)
             here, there = (torch.from_numpy(place) for place in both[1:])
             for name, tensor in result.items():
@@ -305,27 +309,24 @@ class NodeClient(UsersClient):
                 tensor[to.to(tensor.device)] = saved[name][source].to(tensor.device)
             return result
 
-        restored = self._state.restore(resume, self._makers(), adopt)
+        restored = self._state.restore(resume, adopt)
         if before is not None and restored is not None:
             # The file that was read may have users that have left.
             why = self._save(resume.server_round, resume.run)
             if why:
                 raise CheckpointError(why)
 
-    def _makers(self) -> Makers[Opened]:
-        def start() -> Tensors:
-            never = torch.zeros(self.users.numel(), dtype=torch.int32)
-            cohort = self._cohort(None)
-            kept = cohort.kept if isinstance(cohort, StoredCohort) else cohort.tensors
-            return kept | {GRADIENT_ROUND: never, AVERAGE_ROUND: never.clone()}
+    def _start(self) -> Tensors:
+        never = torch.zeros(self.users.numel(), dtype=torch.int32)
+        cohort = self._cohort(None)
+        kept = cohort.kept if isinstance(cohort, StoredCohort) else cohort.tensors
+        return kept | {GRADIENT_ROUND: never, AVERAGE_ROUND: never.clone()}
 
-        def build(tensors: Tensors) -> tuple[Opened, Tensors]:
-            # Round counters stay with the CPU's bookkeeping.
-            counters = (GRADIENT_ROUND, AVERAGE_ROUND)
-            placed = {k: t if k in counters else t.to(self._device) for k, t in tensors.items()}
-            return (self._cohort(placed), placed), placed
-
-        return Makers(start, build)
+    def _build(self, tensors: Tensors) -> tuple[Opened, Tensors]:
+        # Round counters stay with the CPU's bookkeeping.
+        counters = (GRADIENT_ROUND, AVERAGE_ROUND)
+        placed = {k: t if k in counters else t.to(self._device) for k, t in tensors.items()}
+        return (self._cohort(placed), placed), placed
 
     def _cohort(self, tensors: Tensors | None) -> LinearCohort:
         if self._model is not None:
@@ -335,7 +336,8 @@ class NodeClient(UsersClient):
         return LinearCohort(self._rows(), self.settings, tensors)
 
     def _rows(self) -> ActiveRows:
-        return self._state.store.once(self._packed)
+        rows: ActiveRows = self._state.once(self._packed)
+        return rows
 
 
 def _note_new(seen: Tensor, place: Tensor, rounds: Tensor) -> Tensor:
@@ -396,7 +398,8 @@ class CommonLayerClient(UsersClient, MaskingClient):
         elif key is not None and not key.check.any():
             raise StateLostError("the common key is not here")
         request = LatentRequest.from_numpy(parameters, config)
-        with self._state.opened(self._makers()) as layer:
+        self._layer()
+        with self._state.opened() as layer:
             self._advance(layer, request.advance)
             reply = LatentReply(request.server_round, layer.round)
             if request.trains:
@@ -406,7 +409,7 @@ class CommonLayerClient(UsersClient, MaskingClient):
                 reply.measured = layer.forward(self._places(request.measured)).cpu().numpy()
         if request.checkpoint:
             last = request.server_round - 1
-            reply.not_saved = self._state.save(last, request.run, self._makers())
+            reply.not_saved = self._state.save(last, request.run)
         return reply.to_numpy(request.users.size)
 
     def _advance(self, layer: CommonLayer, advance: Advance) -> None:
@@ -446,7 +449,7 @@ class CommonLayerClient(UsersClient, MaskingClient):
 
     def add_up(self, parameters: Parameters, config: Config) -> Answer:
         request = GradientRequest.from_numpy(parameters, config)
-        layer, size = self._state.look(self._makers()), request.users.size
+        layer, size = self._state.look(), request.users.size
         if layer.round != request.layer_round:
             text = f"the layer is of round {layer.round}, the gradients of {request.layer_round}"
             raise StateLostError(text)
@@ -480,7 +483,7 @@ class CommonLayerClient(UsersClient, MaskingClient):
         return [], self.users.numel(), self._key.share(request).to_config()
 
     def copy_layer(self, parameters: Parameters, config: Config) -> Answer:
-        layer = self._state.look(self._makers())
+        layer = self._state.look()
         data = save({name: t.cpu().contiguous() for name, t in layer.tensors.items()})
         data = data if self._key is None else self._key.seal(data)
         return CopyReply(layer.round, np.frombuffer(data, np.uint8).reshape(-1, 4)).to_numpy()
@@ -494,7 +497,7 @@ class CommonLayerClient(UsersClient, MaskingClient):
 
     def _enrol(self, question: EnrolmentRequest) -> EnrolmentReply:
         reply = super()._enrol(question)
-        reply.layer_round = self._state.look(self._makers()).round if reply.handled else 0
+        reply.layer_round = self._state.look().round if reply.handled else 0
         if (key := self._key) is not None:
             reply.key = MemberKey(key.public, key.check, key.signed_by)
         return reply
@@ -502,22 +505,23 @@ class CommonLayerClient(UsersClient, MaskingClient):
     def _restore(self, question: EnrolmentRequest) -> None:
         # All users share the layer, so it fits after users came or went.
         before = question.before
-        self._state.restore(
-            question.resume, self._makers(), lambda saved, *_: saved if before else None
-        )
+        self._state.restore(question.resume, lambda saved, *_: saved if before else None)
 
-    def _makers(self) -> Makers[CommonLayer]:
+    def _layer(self) -> CommonLayer:
         def make() -> CommonLayer:
             if self._model is not None:
                 x = self._x.to(self._device)
                 return CommonModule(x, self.users, self._model, self.settings)
             return CommonLayer(self._packed(), self.users, self.settings)
 
-        layer = self._state.store.once(make)
+        layer: CommonLayer = self._state.once(make)
+        layer.settings = self.settings  # the seed is another once the common key is here
+        return layer
 
-        def build(tensors: Tensors) -> tuple[CommonLayer, Tensors]:
-            layer.hold({name: t.to(self._device) for name, t in tensors.items()})
-            return layer, layer.tensors
+    def _start(self) -> Tensors:
+        return self._layer().start()
 
-        layer.settings = self.settings
-        return Makers(layer.start, build)
+    def _build(self, tensors: Tensors) -> tuple[CommonLayer, Tensors]:
+        layer = self._layer()
+        layer.hold({name: t.to(self._device) for name, t in tensors.items()})
+        return layer, layer.tensors

@@ -281,7 +281,7 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
             self.best.forget()
             self._right_in_best = None
             if layer.left.any():
-                self.session.checkpoints.rewrite(last, self._saved())
+                self.session.rewrite(last, self._saved())
         return last
 
     def state(self) -> dict[str, object]:
@@ -394,6 +394,7 @@ class Layer(Membership):
     ``read_reply`` and ``reply_bytes`` of a reply; and ``finish``.
     """
 
+    needs_query = True
     # Of the state: arrays with a row for each user, and others
     rows: ClassVar[tuple[str, ...]] = ("joined", "traffic")
     others: ClassVar[tuple[str, ...]] = ("round",)
@@ -433,9 +434,6 @@ class Layer(Membership):
 
     def most_bytes(self) -> int:
         return max(super().most_bytes(), ROOM + NUMBER * self.size)
-
-    def unasked(self) -> None:
-        """Leave out SuperNodes that do not name their users."""
 
     def in_order(self, answers: Mapping[int, EnrolmentReply]) -> list[tuple[int, EnrolmentReply]]:
         """Enrol first the SuperNodes whose weights have the commonest shape."""
@@ -549,7 +547,7 @@ class OwnLayer(Layer):
         """Ask this round's users for latent vectors, with the gradients that wait."""
         relay, session, server = self.relay, self.relay.session, self.relay.server
         drawn = self.drawn(server_round, self.users_of(session.gather(server_round, UNHOSTED)))
-        saves, run = session.is_due(server_round), session.checkpoints.run
+        saves, run = session.is_due(server_round), session.run
         every = relay.section.average_every
         # A mean of the newcomers alone would become everybody's.
         averages = every and server_round % every == 0 and not self.is_alone(server_round)
@@ -799,7 +797,7 @@ class CommonLayer(Layer):
                 # Without dropout one vector will do for both.
                 trains=bool(users.size) and (self.settings.dropout > 0 or not measured.size),
                 checkpoint=saves,
-                run=session.checkpoints.run,
+                run=session.run,
             )
             for node, (users, measured) in asked.items()
         }

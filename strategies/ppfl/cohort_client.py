@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from numpy.typing import NDArray
 from torch.nn.functional import cosine_similarity
 
-from flower_graph.client.state import CohortState, Makers, Tensors, forms_of
+from flower_graph.client.state import CohortState, Tensors, forms_of
 from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
@@ -142,18 +142,16 @@ def public_rows(nodes: IntArray, public: IntArray) -> IntArray:
     return order[np.searchsorted(nodes, public, sorter=order)]
 
 
-class ModelState(CohortState[Models]):
-    """The state of models whose ``state_dict`` returns copies."""
-
-    def _collect(self, live: Models, tensors: Tensors) -> None:
-        result = _tensors(live)
-        was, now = forms_of(tensors), forms_of(result)
-        if was != now:
-            raise ValueError(
-                f"state_dict: was {was!s:.200}, is {now!s:.200}; names, shapes and types must stay"
-            )
-        for name, value in result.items():
-            tensors[name].copy_(value)
+def _collect(models: Models, tensors: Tensors) -> None:
+    """Copy the models' ``state_dict``, which may be copies, into the tensors that are kept."""
+    result = _tensors(models)
+    was, now = forms_of(tensors), forms_of(result)
+    if was != now:
+        raise ValueError(
+            f"state_dict: was {was!s:.200}, is {now!s:.200}; names, shapes and types must stay"
+        )
+    for name, value in result.items():
+        tensors[name].copy_(value)
 
 
 def _tensors(models: Models) -> Tensors:
@@ -197,8 +195,10 @@ class PublicNodeClient(NumPyClient):
         self.public = {number: member.public for number, member in self.members.items()}
         self._save_to = save_to
         self.outputs = ClientOutputs(context, output_dir)
-        self._state = ModelState(context, "public-node-client", numbers, checkpoint_dir)
-        self._makers = Makers(self._first, self._build)
+        places = "public-node-client", numbers, checkpoint_dir
+        self._state = CohortState[Models](
+            context, *places, self._first, self._build, collect=_collect
+        )
 
     def get_properties(self, config: Config) -> Config:
         if config.get(CHECKPOINT, False):
@@ -209,7 +209,7 @@ class PublicNodeClient(NumPyClient):
 
     def enrolment(self) -> EmbeddingEnrolment:
         dimensions = [member.dimension for member in self.members.values()]
-        handled = self._state.processed(self._makers)
+        handled = self._state.processed()
         return EmbeddingEnrolment(list(self.public), [*self.public.values()], dimensions, handled)
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
@@ -221,16 +221,16 @@ class PublicNodeClient(NumPyClient):
 
     def save(self, server_round: int, run: str) -> str:
         """Write a round's checkpoint; return why it failed, or an empty string."""
-        return self._state.save(server_round, run, self._makers, self.beside())
+        return self._state.save(server_round, run, self.beside())
 
     def beside(self) -> Tensors:
         return {}
 
     def resume(self, resume: Resume) -> Tensors | None:
-        return self._state.restore(resume, self._makers)
+        return self._state.restore(resume)
 
     def snapshot(self) -> Snapshot:
-        models = self._state.look(self._makers)
+        models = self._state.look()
         placed, predictions, saved = [], [], []
         for number, member in self.members.items():
             model, judge, named = models[number], member.judge, member.nodes
@@ -250,7 +250,7 @@ class PublicNodeClient(NumPyClient):
     def round(self, request: PublicRequest) -> PublicReply:
         reply, embedded = PublicReply(request, [], [], []), dict[int, FloatArray]()
         judged, counts = list[Mapping[str, float]](), list[Counts]()
-        with self._state.opened(self._makers, follows=request.follows) as models:
+        with self._state.opened(follows=request.follows) as models:
             for client, targets in zip(request.clients, request.targets, strict=True):
                 member, model = self.members[client], models[client]
                 who, asked = f"client {client}", (member.rows.size, member.dimension)
@@ -369,7 +369,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
             if self._run() not in ("", resume.run):
                 raise RefusedError("this SuperNode takes part in another run already")
             last = Journal(self.trust.journal).last(ROUNDS, resume.run.encode()) or 0
-            if self._state.store.is_due(resume) and resume.server_round < last:
+            if self._state.is_due(resume) and resume.server_round < last:
                 raise RefusedError(
                     f"this SuperNode is in the sum of round {last}: no way back to the checkpoint "
                     f"of round {resume.server_round}, as two sums of a round can be compared"
@@ -450,7 +450,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
             return None
         target: FloatArray = (mean @ turn.T).astype(np.float32)
         if (missing := ~mean.any(1)).any():
-            local = self._state.look(self._makers)[client].embed()[self.members[client].rows]
+            local = self._state.look()[client].embed()[self.members[client].rows]
             target[missing] = local[missing]
         return target
 

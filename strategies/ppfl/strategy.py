@@ -123,6 +123,8 @@ ByClient = dict[str, dict[int, float]]  # measurements by name and client
 class PublicMembership(Membership):
     """The clients of each SuperNode: their public nodes, last embeddings and next means."""
 
+    needs_query = True
+
     def __init__(self) -> None:
         super().__init__()
         self.embeddings: dict[int, FloatArray] = {}  # [p, d] by client
@@ -142,9 +144,6 @@ class PublicMembership(Membership):
 
     def read(self, node: int, content: RecordDict) -> EmbeddingEnrolment:
         return EmbeddingEnrolment.read(content)
-
-    def unasked(self) -> None:
-        """Leave out SuperNodes that do not name their public nodes."""
 
     def in_order(
         self, answers: Mapping[int, EmbeddingEnrolment]
@@ -261,7 +260,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
             is_last=server_round == session.rounds or session.stops_early(server_round),
             follows=not known.begun.keys().isdisjoint(hosted),
             saves=saves,
-            run=session.checkpoints.run if saves else "",
+            run=session.run if saves else "",
             counting=self.counting,
         )
 
@@ -378,7 +377,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return MetricRecord({**super().measured(report), **report.alignment})
 
     def clients_save(self, server_round: int) -> dict[int, str]:
-        run = self.session.checkpoints.run
+        run = self.session.run
         order = ConfigRecord({keys.CHECKPOINT: True, keys.RUN_TOKEN: run})
         order[keys.SERVER_ROUND] = server_round
         saved = {node: reply.not_saved for node, reply in self.answers.items()}

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from flower_graph.client import state
 from flower_graph.client.adaptor import keep_state, state_file
-from flower_graph.client.state import ClientCheckpoints, StateStore
+from flower_graph.client.state import CohortState
 from flower_graph.errors import CheckpointError, ConfigError, StateLostError
 from flower_graph.storage import sealed
 from flower_graph.storage.checkpoint import load_client, save_client
@@ -129,8 +129,7 @@ def test_state_in_memory_is_not_encrypted_and_that_is_refused(where: str, tmp_pa
     config: dict[str, Any] = {"state-dir": where, "state-key": key_file(tmp_path)}
     context = Context(1, 3, config, RecordDict(), {})
     for use in (
-        lambda: StateStore(context, "client"),
-        lambda: ClientCheckpoints(context, tmp_path),
+        lambda: CohortState(context, "client", [0], tmp_path, dict, lambda found: (0, found)),
         lambda: keep_state(Message(RecordDict(), 3, "train"), context, lambda *_: pytest.fail()),
     ):
         with pytest.raises(ConfigError, match="memory"):

@@ -13,7 +13,7 @@ import torch
 from flwr.app import Context, RecordDict
 
 from flower_graph.client import state
-from flower_graph.client.state import SMALL_BYTES, StateStore, Tensors, forget_run
+from flower_graph.client.state import SMALL_BYTES, CohortState, Tensors, forget_run
 from flower_graph.errors import StateLostError
 from flower_graph.storage.files import IN_PROCESS
 
@@ -46,27 +46,32 @@ def some(count: int) -> Tensors:
     return {"weight": torch.zeros(count), "step": torch.tensor([1, 2, 3], dtype=torch.int32)}
 
 
-def start(context: Context, tensors: Tensors) -> Tensors:
+def cohort_of(context: Context, begun: Tensors | None = None) -> CohortState[Tensors]:
+    """Return the state of clients whose object is their tensors."""
+    copies = context.node_config.get("state-dir") != IN_PROCESS
+    return CohortState(
+        context, NAME, [0], None, lambda: begun or {}, lambda found: (found, found), copies=copies
+    )
+
+
+def start(context: Context, tensors: Tensors) -> None:
     """Handle the first message."""
-    store = StateStore(context, NAME)
-    assert store.version == 0
-    store.commit(tensors, tensors)
-    return tensors
+    cohort = cohort_of(context, tensors)
+    assert cohort.version == 0
+    with cohort.opened():
+        pass
 
 
 def add(context: Context, value: float) -> Context:
     """Handle one more message, perhaps in another process: add a number to every weight."""
-    store = StateStore(context, NAME)
-    tensors = store.load(lambda tensors: tensors)
-    with store.changing(lambda: None):
+    with cohort_of(context).opened() as tensors:
         tensors["weight"] += value
-    store.commit(tensors, tensors)
     return context
 
 
 def kept(context: Context) -> Tensors:
     """Read the tensors as the next message would."""
-    return StateStore(context, NAME).load(lambda tensors: tensors)
+    return cohort_of(context).look()
 
 
 def files(folder: Path) -> list[str]:
@@ -96,7 +101,7 @@ def test_another_process_takes_the_next_message(
     assert torch.equal(tensors["weight"], torch.full((count,), 15.0))
     assert tensors["step"].tolist() == [1, 2, 3]
     assert tensors["step"].dtype == torch.int32
-    assert StateStore(context, NAME).version == 5
+    assert cohort_of(context).version == 5
 
 
 def test_another_process_cannot_take_over_what_is_kept_in_this_one(
@@ -120,9 +125,7 @@ def test_a_message_that_ends_half_way_is_undone_or_refused(
     context = context_of(run_id, str(tmp_path) if folder == "own" else folder or place)
     start(context, some(count))
     add(context, 1.0)
-    store = StateStore(context, NAME)
-    tensors = store.load(lambda tensors: tensors)
-    with pytest.raises(KeyError), store.changing(lambda: None):
+    with pytest.raises(KeyError), cohort_of(context).opened() as tensors:
         tensors["weight"][:10] += 1
         raise KeyError
     if folder == IN_PROCESS:
@@ -146,12 +149,12 @@ def test_a_context_that_was_taken_back(
     add(context, 1.0)
     older = RecordDict(dict(context.state))
     add(context, 2.0)
-    assert StateStore(context, NAME).version == 3
+    assert cohort_of(context).version == 3
     context = Context(run_id, 3, context.node_config, older, {})
     add(context, 4.0)
     # What lies in the context is taken back with it, the rest is not.
     assert kept(context)["weight"][0] == expected
-    assert StateStore(context, NAME).version == (3 if count == 16 and not folder else 4)
+    assert cohort_of(context).version == (3 if count == 16 and not folder else 4)
 
 
 def test_drop_removes_everything(run_id: int, place: Path):
@@ -159,16 +162,16 @@ def test_drop_removes_everything(run_id: int, place: Path):
     for context in contexts:
         start(context, some(LARGE))
     assert place.stat().st_mode & 0o077 == 0, "other users can read it"
-    StateStore(contexts[0], NAME).drop()
+    cohort_of(contexts[0]).drop()
     assert files(place) == [f"{NAME}-node-2.safetensors"], "the neighbour's file stays"
     assert not contexts[0].state
-    assert StateStore(contexts[0], NAME).version == 0
-    StateStore(contexts[1], NAME).drop()
+    assert cohort_of(contexts[0]).version == 0
+    cohort_of(contexts[1]).drop()
     assert not place.exists()
     context = context_of(run_id, IN_PROCESS)
     start(context, some(16))
     for _ in range(2):  # a second time does no harm
-        StateStore(context, NAME).drop()
+        cohort_of(context).drop()
         assert not context.state
 
 

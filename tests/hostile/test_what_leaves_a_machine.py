@@ -27,7 +27,7 @@ from public_helpers import bytes_of, toy_members
 from flower_graph.apps.client_app import app
 from flower_graph.apps.run import client_app
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.client.state import ClientCheckpoints
+from flower_graph.client.state import CohortState
 from flower_graph.errors import ConfigError, DataError, RefusedError, StateLostError
 from flower_graph.flower_compat import NumPyClient, create_message_to_sign
 from flower_graph.method.base import as_graph
@@ -238,8 +238,9 @@ def test_why_a_checkpoint_was_not_saved_names_no_place(
 ) -> None:
     monkeypatch.setattr(checkpoint, "save_client", Mock(side_effect=error))
     node: Any = {"state-dir": str(tmp_path / "state"), "partition-id": 0}
-    places = ClientCheckpoints(Context(1, 2, node, RecordDict(), {}), None)
-    said = places.save(1, {"a": torch.ones(1)}, "0" * 32)
+    context = Context(1, 2, node, RecordDict(), {})
+    cohort = CohortState(context, "c", [0], None, lambda: {}, lambda found: (0, found))
+    said = cohort.save(1, "0" * 32)
     assert said and "/" not in said
 
 

@@ -47,7 +47,7 @@ def in_training(answer: Any) -> Any:
 
 
 def test_payload_counts_each_client_of_a_supernode_that_says_how_many_it_has():
-    said = [4, 1, 2]
+    said = [4, 0, 2]  # none: it counts as one
     run = Run(Simple(), bad=in_training(lambda place, _: (None, 1, {"clients": said[place]})))
     size = run.strategy.arrays.count_bytes()
     assert run.strategy.payload == {"up": {"weights": 7 * size}, "down": {"weights": 7 * size}}

@@ -9,7 +9,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 
 from flower_graph.flower_compat import stamp
 from flower_graph.server.averaging import MAX_NAMED, Wanted, check_replies
-from flower_graph.wire.averaging import clients_of, weight_of
 
 pytestmark = pytest.mark.usefixtures("identity")
 MODEL = ArrayRecord({"a": Array(np.zeros((2, 3), np.float32)), "b": Array(np.zeros(4, np.float32))})
@@ -146,10 +145,3 @@ def test_clients_that_their_node_left_out_are_named_as_far_as_the_report_has_roo
     assert len(found.rejected) == MAX_NAMED + 1
     assert found.rejected[-1].reason == "and 7 more clients"
     assert max(len(entry.reason) for entry in found.rejected) <= 300
-
-
-def test_weight_and_clients_that_a_reply_speaks_for():
-    (message,) = asked(1)
-    for said, clients in (({}, 1), ({"clients": 5}, 5), ({"clients": 0}, 1), ({"clients": 2.5}, 1)):
-        reply = Message(content(metrics={"num-examples": 3} | said), reply_to=message)
-        assert (weight_of(reply), clients_of(reply)) == (3, clients)

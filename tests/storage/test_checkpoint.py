@@ -1,7 +1,6 @@
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,9 +8,10 @@ import torch
 from flwr.app import Context, RecordDict
 from safetensors.torch import save_file
 
-from flower_graph.client.state import ClientCheckpoints
+from flower_graph.client.state import CohortState
 from flower_graph.errors import CheckpointError
 from flower_graph.storage import checkpoint
+from flower_graph.wire.fields import Resume
 
 RUN = "0123456789abcdef" * 2
 
@@ -88,45 +88,18 @@ def test_leftovers_of_dead_processes_go(tmp_path: Path):
     assert not left.exists() and alive.exists(), "another process is writing it"
 
 
-def test_the_newest_checkpoint_that_all_have_is_taken(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    save(tmp_path, 4, 6)
-    (tmp_path / "round-000007").mkdir()
-    (tmp_path / "round-000007" / "server.safetensors").write_bytes(b"junk")
-    tried = []
-
-    def take(server_round: int, state: dict[str, Any]) -> list[str]:
-        tried.append((server_round, state["round"]))
-        return ["client 3: it is gone"] if server_round == 6 else []
-
-    assert checkpoint.resume(tmp_path, 9, take) == 4
-    assert tried == [(6, 6), (4, 4)]
-    assert "round-000007/server.safetensors: " in caplog.text
-    assert "round 6: client 3: it is gone" in caplog.text
-    # The run now takes another course: what was after round 4 must never be taken for it.
-    assert checkpoint.complete_rounds(tmp_path) == [4]
-
-
-def test_without_any_checkpoint_left_the_reasons_are_named(tmp_path: Path):
-    save(tmp_path, 4, 6)
-    with pytest.raises(CheckpointError, match=r"round 6.*round 4"):
-        checkpoint.resume(tmp_path, 9, lambda *_: ["a", "b"])
-    assert checkpoint.complete_rounds(tmp_path) == [4, 6], "a client's disk may come back"
-    with pytest.raises(CheckpointError, match=r"num_rounds: 5.*round 6"):
-        checkpoint.resume(tmp_path, 5, lambda *_: [])
-    with pytest.raises(CheckpointError, match="checkpoint_dir"):
-        checkpoint.resume(None, 5, lambda *_: [])
-
-
 def test_a_client_keeps_its_own_last_three_rounds(tmp_path: Path):
     configs = [{"partition-id": k, "state-dir": str(tmp_path)} for k in range(2)]
     contexts = [Context(1, 2, config, RecordDict(), {}) for config in configs]  # type: ignore[arg-type]
-    one, other = (ClientCheckpoints(context, None) for context in contexts)
-    assert other.save(1, {"a": torch.ones(1)}, RUN) == ""
+    one, other = (
+        CohortState(context, "c", [0], None, lambda: {"a": torch.ones(1)}, lambda a: (a, a))
+        for context in contexts
+    )
+    assert other.save(1, RUN) == ""
     for server_round in range(1, 6):
-        assert one.save(server_round, {"a": torch.ones(1)}, RUN) == ""
+        assert one.save(server_round, RUN) == ""
     assert len([*(tmp_path / "checkpoints" / RUN).rglob("client-0.safetensors")]) == 3
-    assert other.load(1, RUN)["a"].item() == one.load(3, RUN)["a"].item() == 1
+    for cohort, server_round in ((other, 1), (one, 3)):
+        assert cohort.restore(Resume(RUN, server_round, "x")) == {}
     with pytest.raises(CheckpointError, match="32 hexadecimal"):
-        one.save(1, {"a": torch.ones(1)}, "../../elsewhere")
+        one.save(1, "../../elsewhere")

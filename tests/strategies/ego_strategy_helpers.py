@@ -15,7 +15,8 @@ from graph_helpers import dealt
 from torch import Tensor
 
 from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
-from flower_graph.client.state import IN_PROCESS, StateStore
+from flower_graph.client import state
+from flower_graph.client.state import IN_PROCESS
 from flower_graph.data.graph import EgoNetwork
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
@@ -67,7 +68,7 @@ class Onlooker:
     ) -> Message:
         reply = call_next(message, context)
         if message.metadata.message_type == "train":
-            cohort = StateStore(context, "cohort-client").load(lambda _: None)[0]
+            cohort = state._LIVE[context.run_id, context.node_id].held[0]
             seen = self.weights.setdefault(int(message.metadata.group_id), {})
             for client in cohort.clients:
                 parts = cohort.alone(client).module.parameters()

@@ -14,7 +14,7 @@ import torch
 from ego_helpers import SETTINGS, start_of, toy_egos
 from flwr.app import Context, RecordDict
 
-from flower_graph.client.state import StateStore
+from flower_graph.client import state
 from flower_graph.data.graph import EgoNetwork
 from flower_graph.errors import StateLostError
 from flower_graph.strategies.fedscem import client as ego_host
@@ -53,7 +53,7 @@ def ask(context: Context, number: int, clients: np.ndarray = NUMBERS, **more: An
 
 
 def kept(context: Context, name: str = "gnn.second.weight") -> torch.Tensor:
-    _, tensors, _ = StateStore(context, "cohort-client").load(lambda _: None)
+    _, tensors, _ = state._LIVE[context.run_id, context.node_id].held
     return tensors[name].clone()
 
 

@@ -230,7 +230,13 @@ class Worker:
             self.leave()
 
         threading.Thread(target=leave_when_alone, daemon=True).start()
-        _remove_dead(self._socket.parent.parent)
+        for path in self._socket.parent.parent.glob("run-*/resident-*"):
+            owner = path.name.rpartition("-")[2]
+            if owner.isdigit() and not is_alive(int(owner)):
+                with locked(path.parent) as handle:
+                    if handle is not None:
+                        remove(path)
+                        remove_empty(path.parent)
         self._listener.settimeout(self._idle)
         is_over = False
         while not is_over:
@@ -299,16 +305,6 @@ class Worker:
             if self._socket.stat().st_ino == self._inode:
                 remove(self._socket)
         remove_empty(self._socket.parent)
-
-
-def _remove_dead(base: Path) -> None:
-    for path in base.glob("run-*/resident-*"):
-        owner = path.name.rpartition("-")[2]
-        if owner.isdigit() and not is_alive(int(owner)):
-            with locked(path.parent) as handle:
-                if handle is not None:
-                    remove(path)
-                    remove_empty(path.parent)
 
 
 def main(given: Mapping[str, object]) -> None:
