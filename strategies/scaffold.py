@@ -18,10 +18,11 @@ import torch
 from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
-from flower_graph.client.learner import GraphOnDevice, Learner, LocalGraph
+from flower_graph.client.learner import LocalGraph
 from flower_graph.client.module_client import ModuleClient
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
 from flower_graph.config.schema import section
+from flower_graph.engine.cohort import GraphOnDevice, Learner
 from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod
 from flower_graph.server.averaging import Combined
 from flower_graph.wire.averaging import ClientReply

@@ -19,27 +19,29 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_graph.client.learner import (
-    BEGUN,
     NODES,
-    Cohort,
-    GraphOnDevice,
-    Judged,
-    Learner,
     LocalGraph,
     NodeTask,
     Seen,
     asked,
     first_module,
-    placed_on,
-    trained_parameters,
+    saved_rows,
     weighed,
 )
 from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
+from flower_graph.engine.cohort import (
+    BEGUN,
+    Cohort,
+    GraphOnDevice,
+    Judged,
+    Learner,
+    first_tensors,
+    placed_on,
+)
 from flower_graph.engine.grouped import (
     ClientDropout,
     can_group,
     drawing_nothing,
-    feature_rows,
     laid_out,
     same_numbers,
     spread_,
@@ -48,7 +50,7 @@ from flower_graph.engine.grouped import (
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import DataError, RefusedError, brief, told
 from flower_graph.flower_compat import NumPyClient
-from flower_graph.ops.adam import MOMENTS, Adam, moments_of
+from flower_graph.ops.adam import Adam
 from flower_graph.ops.grouped import one_thread
 from flower_graph.outputs.build import form_of
 from flower_graph.outputs.client import ClientOutputs
@@ -64,7 +66,7 @@ __all__ = ["GraphOnDevice", "Learner", "ModuleClient", "ModuleSettings", "first_
 NO_FIT = re.compile("shapes cannot be multiplied|size mismatch")  # of PyTorch's errors
 PROXIMAL = "proximal-mu"  # the key of Flower's FedProx
 NO_EXAMPLE, NOT_FINITE = "no example to train on", "weights are not finite"
-LOGITS, STEP = "logits", MOMENTS[2]
+LOGITS = "logits"
 ONE_BY_ONE = ("steps", "prepare", "arrays")  # hooks of a client alone
 ALONE = "clients train client by client, not as one group: their module cannot be grouped"
 LOG = logging.getLogger(__name__)
@@ -166,7 +168,7 @@ class ModuleClient(NumPyClient):
         task: NodeTask = NODES,
     ) -> None:
         self.settings, self.how, self.task = settings, how, task
-        self.graphs = check_graphs(graphs, all_train=False)
+        self.graphs = check_graphs(graphs)
         self._graph_of = {graph.client: graph for graph in self.graphs}
         self.device, self._make_module = resolve_device(device), make_module
         self.received: dict[str, Tensor] = {}
@@ -328,8 +330,8 @@ class ModuleClient(NumPyClient):
         if self.first_layers:
             with cohort.learners(self._clients) as (group,):
                 judged = self._judged(group).each()
-            learners = [Learner(group.module, None, graph) for graph in cohort.graphs]
-            models = [cohort.saved(self._make_module)]
+            learners = [cohort.alone(client) for client in self._clients]
+            models = saved_rows(cohort, self._make_module)
         else:
             learners = [*cohort]
             judged = [self._judged(one) for one in learners]
@@ -351,28 +353,24 @@ class ModuleClient(NumPyClient):
     @torch.no_grad()
     def _take_over(self, cohort: Cohort, learner: Learner, begun: Mapping[int, Parameters]) -> None:
         """Begin with the server's arrays, which ``received`` then has."""
-        layout = learner.graph.layout
         local, clients = self.arrays(learner.module), learner.graph.clients
         came = [begun[client] for client in clients]
         if all(one is came[0] for one in came):
             came = came[:1]
         if len(local) != len(came[0]):
             raise ValueError(f"{len(came[0])} arrays came, but the module shares {len(local)}")
-        self.received = {}
+        self.received, is_group = {}, learner.graph.layout is not None
         for (name, value), *each in zip(local.items(), *came, strict=True):
-            wanted = tuple(value.shape[layout is not None :])
-            if layout is not None and layout.rows is not None and name in self.first_layers:
+            wanted = tuple(value.shape[is_group:])
+            if is_group and name in self.first_layers:
                 wanted = tuple(cohort.tensors[name + BEGUN].T.shape)
             if any(values.shape != wanted for values in each):
                 expected = f"expected {wanted} as in the clients' module"
                 raise ValueError(f"{name} has shape {each[0].shape}, {expected}")
             stack = torch.from_numpy(each[0] if len(each) == 1 else np.stack(each))
-            if name in self.first_layers and layout is not None and layout.rows is not None:
-                stack = cohort.begin(name, stack)[layout.rows.feature]
             # A mean of counters is no whole number.
             stack = stack if value.is_floating_point() else stack.double().round()
-            value.copy_(stack)
-            self.received[name] = stack.to(value).expand_as(value)
+            self.received[name] = cohort.take_over(learner, name, value, stack)
 
     def _train(self, learner: Learner, server_round: int, proximal: float) -> None:
         learner.module.train()
@@ -386,7 +384,7 @@ class ModuleClient(NumPyClient):
                 if proximal:
                     loss = loss + proximal / 2 * self.distance(learner.module)
                 loss.backward()
-                learner.optimiser.step(*(() if part.moves is None else (part.moves,)))
+                learner.optimiser.step()
         with torch.no_grad():
             self.finish(learner)
 
@@ -467,23 +465,9 @@ class ModuleClient(NumPyClient):
 
     def _start(self) -> Tensors:
         module = first_module(self._make_module, self.settings.seed)
-        of_each = dict(module.state_dict())
-        if self.settings.keep_optimiser:
-            for name, parameter in trained_parameters(module):
-                of_each |= {f"{name}/{k}": v for k, v in moments_of(parameter).items()}
-        clients, rows = len(self.graphs), None
-        if self.first_layers:
-            rows = feature_rows([graph.x for graph in self.graphs])[1]
-        result = Tensors()
-        for name, value in of_each.items():
-            weight, _, moment = name.partition("/")
-            if rows is None or weight not in self.first_layers or moment == STEP:
-                result[name] = stack_of(value, clients)
-                continue
-            result[name] = value.detach().T[rows.feature]
-            if not moment:
-                result[name + BEGUN] = value.detach().T.clone()
-        return result
+        features = [graph.x for graph in self.graphs]
+        keeps_moments = self.settings.keep_optimiser
+        return first_tensors(module, features, self.first_layers, keeps_moments=keeps_moments)
 
     def _build(self, tensors: Tensors) -> tuple[Cohort, Tensors]:
         # Adam counts steps on the CPU.

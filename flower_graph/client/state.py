@@ -340,16 +340,13 @@ def forms_of(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], torch.dtype]]
     return {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}
 
 
-def check_graphs(graphs: Sequence[G], *, all_train: bool = True) -> list[G]:
-    """Refuse graphs that cannot train, if all must; the error names the client."""
+def check_graphs(graphs: Sequence[G]) -> list[G]:
+    """Refuse no graphs, and two of one client; return them in the order of the clients."""
     if not graphs:
         raise ValueError("graphs: none is given; a SuperNode hosts at least one client")
     numbers = [graph.client for graph in graphs]
     if len(set(numbers)) != len(numbers):
         raise ValueError(f"graphs: client numbers {numbers!s:.60} are not all different")
-    for graph in graphs:
-        if all_train and not graph.train_mask.any():
-            raise ValueError(f"client {graph.client} has no training node: it cannot train")
     check_clients(graphs)
     return sorted(graphs, key=lambda graph: graph.client)
 

@@ -27,7 +27,7 @@ losses see as many as neighbours are hidden, ``NEIGHBOURS`` at most.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Annotated, Any, ClassVar
@@ -38,8 +38,10 @@ from flwr.app import RecordDict
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from flower_graph.client.learner import LocalGraph, dense
-from flower_graph.client.module_client import GraphOnDevice, Learner, ModuleSettings
+from flower_graph.client.learner import LocalGraph
+from flower_graph.client.module_client import ModuleClient, ModuleSettings
+from flower_graph.engine.cohort import GraphOnDevice, Learner, dense
+from flower_graph.engine.mini_batches import BatchOrder, epochs_of
 from flower_graph.errors import MalformedReplyError
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.grouped import one_thread
@@ -57,7 +59,7 @@ from flower_graph.strategies.fed_sage.modules import (
     generator_loss,
     split_like,
 )
-from flower_graph.strategies.fedscem.baselines import EgoModelClient
+from flower_graph.strategies.fedscem.client import EgoModelClient
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.wire import codec
 from flower_graph.wire.arrays import Answer, Config, FloatArray, IntArray, Parameters
@@ -156,6 +158,17 @@ class SageClient(EgoModelClient):
     actions, made_of = ("generate", "compare"), staticmethod(_shared)
 
     # What a ready client may say anew
+
+    _train = ModuleClient._train
+
+    def steps(self, graph: GraphOnDevice, server_round: int) -> Iterator[GraphOnDevice]:
+        """Yield a step for each batch of a client's training nodes."""
+        train, how = graph.masks["train"], self._ego
+        order = BatchOrder(how.batch_size, how.seed, server_round, "local")
+        for epoch in epochs_of(train, graph.ptr, graph.clients, order, epochs=how.local_epochs):
+            for part in epoch:
+                nodes = train if part.nodes is None else train & part.nodes
+                yield graph._replace(masks=graph.masks | {"train": nodes})
 
     def optimiser(self, module: nn.Module) -> torch.optim.Optimizer:
         """Step classifiers as the settings say, and ``fGen`` as published."""

@@ -44,10 +44,11 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from torch import Tensor, nn
 
-from flower_graph.client.learner import Cohort, GraphOnDevice, Learner, LocalGraph
+from flower_graph.client.learner import LocalGraph
 from flower_graph.client.module_client import ModuleClient, ModuleSettings
 from flower_graph.client.state import Tensors
 from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
+from flower_graph.engine.cohort import Cohort, GraphOnDevice, Learner
 from flower_graph.engine.graph_batch import DropoutMask, check_sizes, draw_kept, log_shares
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.graph_learner import edge_agreement

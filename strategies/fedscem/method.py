@@ -29,14 +29,8 @@ from flower_graph.privacy.local import ClientNoise, client_noise, require_one_cl
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.robust import make_robust
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage, SageClient
-from flower_graph.strategies.fedscem.baselines import (
-    EgoFedAvg,
-    EgoFedProx,
-    EgoModelClient,
-    SelfTraining,
-)
+from flower_graph.strategies.fedscem.client import EgoModelClient, EgoNetworkClient
 from flower_graph.strategies.fedscem.cohort import train_alone
-from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient
 from flower_graph.strategies.fedscem.config import (
     APP,
     AVERAGING,
@@ -46,7 +40,12 @@ from flower_graph.strategies.fedscem.config import (
     FedSCemConfig,
     TrainingConfig,
 )
-from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
+from flower_graph.strategies.fedscem.strategy import (
+    EgoFedAvg,
+    EgoFedProx,
+    MaskedEmbeddingAveraging,
+    SelfTraining,
+)
 
 if TYPE_CHECKING:
     from flower_graph.method.base import FinishedRun

@@ -9,6 +9,7 @@ a `ModuleClient`, are PyTorch's and theirs.
 
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,8 +20,11 @@ from test_gat import ROWS, Client, make_client, make_targets
 from test_gat import SETTINGS as GAT
 from torch import Tensor, nn
 
-from benchmarks.gpu import make_rows, make_server
-from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
+from flower_graph.models import build_server_model
+from flower_graph.ops.active_rows import ActiveRows
+from flower_graph.strategies.fedscem.cohort import EgoCohort, EgoGroup, Shared
+from flower_graph.strategies.nfedgnn.config import StrategyConfig
+from flower_graph.strategies.nfedgnn.server_model import RelayServer
 from flower_graph.strategies.nfedgnn.users import (
     CommonLayer,
     LinearCohort,
@@ -33,6 +37,32 @@ USERS = UserSettings(16, True, 5e-4, 0, "holders")
 Place = torch.device
 Step = Callable[[], None]
 Reply = Callable[[], list[Tensor]]
+
+
+def make_rows(users: int, features: int, active: int) -> ActiveRows:
+    """Give every user one feature out of each of ``active`` ranges."""
+    width = features // active
+    seed = torch.Generator().manual_seed(0)
+    chosen = torch.randint(width, (users, active), generator=seed, dtype=torch.int32)
+    chosen += torch.arange(active, dtype=torch.int32) * width
+    pointers = torch.arange(users + 1, dtype=torch.int32) * active
+    return ActiveRows(pointers, chosen.flatten(), torch.ones(users * active), features)
+
+
+def make_server(users: int, device: Place) -> RelayServer:
+    """Build the server of a ring of users."""
+    nodes = torch.arange(users)
+    edges = torch.stack([nodes, nodes.roll(1)])
+    data = SimpleNamespace(
+        edge_index=torch.cat([edges, edges.flip(0)], 1),
+        y=nodes % 7,
+        train_mask=nodes < 20,
+        val_mask=(nodes >= 20) & (nodes < 40),
+        test_mask=nodes >= 40,
+    )
+    model = build_server_model("gcn", hidden=16, heads=1, classes=7, dropout=0.0, seed=0)
+    settings = UserSettings(16, False, 5e-4, 0)
+    return RelayServer(data, model, StrategyConfig(reg_weight=1.0), settings, device)
 
 
 def linear(device: Place) -> tuple[Step, Reply]:
@@ -72,13 +102,14 @@ def relay_server(device: Place) -> tuple[Step, Reply]:
 
 def egos(device: Place) -> tuple[Step, Reply]:
     cohort = EgoCohort(toy_egos(), EGO, device=device)
-    shared = Shared(*(part.to(device) for part in toy_shared(cohort.egos)))
+    group = EgoGroup(cohort.group(cohort.clients)[1], EGO)
+    shared = Shared(*(part.to(device) for part in toy_shared(toy_egos())))
 
     def step() -> None:
-        cohort.train(1)
-        cohort.fuse(shared, 1)
+        group.train(1)
+        group.fuse(shared, 1)
 
-    return step, lambda: [cohort.embed(), *cohort.evaluate(cohort.embed())]
+    return step, lambda: [group.embed(), group.logits()]
 
 
 def common_layer(device: Place) -> tuple[Step, Reply]:
@@ -109,7 +140,6 @@ def placed(graph: Client, device: Place) -> Client:
 
 
 ENGINES = {f.__name__: f for f in (linear, of_modules, relay_server, egos, common_layer, attention)}
-EVALUATE = "flower_graph/engine/graph_batch.py:evaluate"
 SERVER = "strategies/nfedgnn/server_model.py"
 EGOS = "strategies/fedscem/cohort.py"
 # Where a step waits for the device: numbers that it reads, and tensors that it copies to the host
@@ -120,11 +150,10 @@ READS = {
     "attention": {"strategies/ppfl/modules.py:learn"},  # the loss, which is replied
 }
 COPIES = {
-    "egos": {f"{EGOS}:loss"},  # losses, which are replied
+    "egos": {f"{EGOS}:_contrast"},  # losses, which are replied
     "common_layer": {"flower_graph/rng.py:chances"},  # what users drop is drawn on the host
 }
 REPLIES = {
-    "egos": {EVALUATE},
     "attention": {"strategies/ppfl/modules.py:embed"},
 }
 

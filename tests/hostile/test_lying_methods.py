@@ -8,7 +8,6 @@ import copy
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -50,8 +49,7 @@ from flower_graph.secure.sum.round import SumResult
 from flower_graph.secure.sum.server import PartySums
 from flower_graph.secure.sum.service import SecureSum, Summed
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedscem.messages import Layout
-from flower_graph.strategies.fedscem.strategy import EgoSession, MaskedEmbeddingAveraging
+from flower_graph.strategies.fedscem import MaskedEmbeddingAveraging
 from flower_graph.strategies.ppfl.strategy import CommonMean
 from flower_graph.wire.arrays import own_records
 from flower_graph.wire.exchange import Exchange
@@ -172,25 +170,14 @@ def measured_again(
 
     Again is the same round again, of which nothing is trained any more; or a ``later`` one.
     """
-    request, requests = MaskedEmbeddingAveraging.request, EgoSession.requests
+    ask = MaskedEmbeddingAveraging.ask
 
     def last(self: Any, server_round: int) -> Any:
         with monkeypatch.context() as patch:
             patch.setattr(self.session, "rounds", 1)
-            found = request(self, server_round)
-        return found if later else replace(found, server_round=min(2, server_round))
+            return ask(self, server_round if later else min(2, server_round))
 
-    def layout(self: Any, base: Any) -> Any:
-        slots = self.session.num_slots if base.server_round == 1 else 0
-        checks = CHECKS if slots and self.session.members.parties is not None else 0
-        return Layout(slots, self.settings.hidden, checks=checks)
-
-    def asked(self: Any, server_round: int, base: Any, length: int) -> Any:
-        return requests(self, base.server_round, base, length)
-
-    monkeypatch.setattr(MaskedEmbeddingAveraging, "request", last)
-    monkeypatch.setattr(MaskedEmbeddingAveraging, "layout", layout)
-    monkeypatch.setattr(EgoSession, "requests", asked)
+    monkeypatch.setattr(MaskedEmbeddingAveraging, "ask", last)
     strategy, reports = egos_server(keys), list[Any]()
     grid = without_some(egos_app(0, keys), who, lambda: len(reports) >= 1)
     try:
@@ -396,10 +383,10 @@ class Egos(Changes):
     def _note(self, message: Message) -> None:
         fuse = EgoNetworkClient._fuse
 
-        def noted(client: Any, chosen: Any, *given: Any) -> Any:
-            contrast, is_unread = fuse(client, chosen, *given)
+        def noted(client: Any, cohort: Any, group: Any, *given: Any) -> Any:
+            contrast, is_unread = fuse(client, cohort, group, *given)
             assert is_unread and bool(contrast.isnan().all()), "it goes on alone"
-            self.said.append(chosen.embed().numpy().tobytes())
+            self.said.append(group.embed().numpy().tobytes())
             raise RefusedError("it is known")  # so that nothing of it is kept
 
         with patch.object(EgoNetworkClient, "_fuse", noted):

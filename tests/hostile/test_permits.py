@@ -146,7 +146,7 @@ def test_what_may_be_fetched_ends_with_the_message(tmp_path: Path) -> None:
 
 def test_a_masked_run_has_no_vector_without_masks(tmp_path: Path) -> None:
     """The server writes the run config and the request: the one is held to the other."""
-    from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient
+    from flower_graph.strategies.fedscem.client import EgoNetworkClient
     from flower_graph.strategies.fedscem.messages import EgoRequest
 
     context = Context(1, 2, {**NODE, "state-dir": ":memory:"}, RecordDict(), {})

@@ -37,7 +37,7 @@ from flower_graph.secure.client import SUM_STATE
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
-from flower_graph.strategies.fedscem import cohort_client as ego_host
+from flower_graph.strategies.fedscem import client as ego_host
 from flower_graph.strategies.ppfl.cohort_client import SecureConsensusClient
 from flower_graph.strategies.ppfl.strategy import SecureConsensus
 from flower_graph.wire.client_errors import AT_HOME

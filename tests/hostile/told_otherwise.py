@@ -48,8 +48,8 @@ from flower_graph.secure.sum.round import SumResult, SumRound
 from flower_graph.secure.sum.server import PartySums
 from flower_graph.secure.sum.service import SecureSum, SumStages, entries_of
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedscem import cohort_client
 from flower_graph.strategies.fedscem import messages as of_egos
+from flower_graph.strategies.fedscem.messages import VectorEncoding
 from flower_graph.strategies.ppfl import messages as of_public
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, SecureConsensusClient
 from flower_graph.strategies.ppfl.strategy import SecureConsensus
@@ -362,16 +362,16 @@ class Had:
 def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
     """Note what is masked, blinded, multiplied and added up; the server takes any signature."""
     before_pads: list[Words] = []
-    fit, add_up, end = Ring.fit, cohort_client.add_up, SumStages.result
+    fit, add_up, end = Ring.fit, VectorEncoding.add_up, SumStages.result
     blind, multiply, mask = blinded.blind, blinded.multiply, SumClient.mask
 
     def fitted(*args: Any, **more: Any) -> Ring:
         return replace(fit(*args, **more), **ring)
 
-    def added(chosen: Any, h: Any, metrics: Any, writing: Any, *more: Any) -> Any:
+    def added(writing: VectorEncoding, *how: Any) -> Any:
         table = replace(writing.table, group_key=b"")
-        before_pads[:] = [add_up(chosen, h, metrics, replace(writing, table=table), *more)[0]]
-        return add_up(chosen, h, metrics, writing, *more)
+        before_pads[:] = [add_up(replace(writing, table=table), *how)[0]]
+        return add_up(writing, *how)
 
     def masking(self: Any, came: Any, present: Any, total: Any, terms: Any, *state: Any) -> Any:
         reply, request = mask(self, came, present, total, terms, *state), came.request
@@ -399,7 +399,7 @@ def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, new in (
             (Ring, "fit", fitted),
-            (cohort_client, "add_up", added),
+            (VectorEncoding, "add_up", added),
             (SumStages, "result", ended),
             (blinded, "blind", blinding),
             (blinded, "multiply", multiplying),
@@ -633,7 +633,7 @@ PUBLIC, DIMENSION = 70, 64
 TIMEOUT, REGISTRY = 0.2, "registry.json"
 LENGTH, LIMIT = 4096, 100.0  # of sums of vectors
 # Of models that are shared
-NEVER_EGOS = frozenset({"EgoRequest.model/first", "EgoRequest.model/rest"})
+NEVER_EGOS = frozenset({"EgoRequest.model/weights"})
 
 
 def victims_egos(kind: int) -> list[EgoNetwork]:
