@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,8 +22,7 @@ from flower_graph.client.module_client import ModuleClient, ModuleSettings
 from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
 from flower_graph.config.rules import choice
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.engine.cohort import Learner
-from flower_graph.engine.graph_batch import check_sizes
+from flower_graph.engine.cohort import Learner, check_sizes
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import OutOfRangeError, RefusedError, StateLostError, UnreadableSumError
 from flower_graph.ops.grouped import one_thread
@@ -403,7 +402,7 @@ class EgoModelClient(ModuleClient):
         Whether models are averaged; otherwise none leaves its client.
     """
 
-    first_layers: ClassVar[tuple[str, ...]] = (FIRST,)
+    first_layers = (FIRST,)
     made_of = staticmethod(made_of)
 
     # Any: arguments of ``ModuleClient``
