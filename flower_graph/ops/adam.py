@@ -63,7 +63,7 @@ def _adam(
     exp_avg_sqs: list[Tensor],
     steps: list[Tensor],
     rates: Mapping[str, float],
-    **how: Any,  # further keywords of PyTorch's function
+    **how: Any,  # of PyTorch's function
 ) -> None:
     adam(
         params=params,
@@ -130,22 +130,20 @@ class Adam:
             held["step"] += 1 if moves is None else moves
             taken = held["step"] if moves is None else held["step"] * moves
             is_turned = not parameter.is_contiguous()
-            weight, grad, *moments = (
-                (one.transpose(-1, -2) if is_turned else one).flatten(1) for one in tensors
-            )
-            stacks.append((weight, grad, *moments, taken))
+            flat = ((one.transpose(-1, -2) if is_turned else one).flatten(1) for one in tensors)
+            stacks.append((*flat, taken))
             bounds.append(self.bounds.get(parameter, list(range(len(parameter) + 1))))
         counts = torch.cat([stack[4] for stack in stacks]) if stacks else torch.zeros(1)
         if int(counts[0]) and bool((counts == counts[0]).all()):  # usually: one call for all stacks
             steps = [(counts[0] - 1).float().to(one[0].device) for one in stacks]
-            lists = [list(one) for one in zip(*stacks, strict=True)]
-            _adam(lists[0], lists[1], lists[2], lists[3], steps, rates, foreach=False, fused=True)
+            params, grads, exp_avgs, exp_avg_sqs, _ = map(list, zip(*stacks, strict=True))
+            _adam(params, grads, exp_avgs, exp_avg_sqs, steps, rates, foreach=False, fused=True)
         else:
             for (weight, grad, exp_avg, exp_avg_sq, taken), ptr in zip(stacks, bounds, strict=True):
                 adam_rows_(weight, exp_avg, exp_avg_sq, grad, taken, ptr, **rates)
         if whole:
-            lists = [list(one) for one in zip(*whole, strict=True)]
-            _adam(lists[0], lists[1], lists[2], lists[3], lists[4], rates)
+            params, grads, exp_avgs, exp_avg_sqs, held_steps = map(list, zip(*whole, strict=True))
+            _adam(params, grads, exp_avgs, exp_avg_sqs, held_steps, rates)
 
     def state_dict(self) -> dict[str, list[Tensor]]:
         held = [self._held(parameter) for parameter in self.parameters]
