@@ -154,7 +154,7 @@ class SageClient(EgoModelClient):
         Whether classifiers are averaged and generators trained together (FedSage+).
     """
 
-    first_layers = ()
+    first_layers: tuple[str, ...] = ()
     actions, made_of = ("generate", "compare"), staticmethod(_shared)
 
     # What a ready client may say anew

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,17 +29,7 @@ from flower_graph.ops.adam import Adam
 from flower_graph.ops.contrast import nt_xent
 from flower_graph.ops.dropout import DropoutMask, turn_of, with_dropout
 from flower_graph.ops.graph import Adjacency, block_diagonal, entries, gcn_adjacency, propagate
-from flower_graph.ops.graph_learner import (
-    Pattern,
-    attentive_encode,
-    distinct_edges,
-    entries_of,
-    learned_adjacency,
-    mlp_encode,
-    symmetric_pattern,
-    to_adjacency,
-    weighted_propagate,
-)
+from flower_graph.ops.graph_learner import LearnedGraph, attentive_encode, mlp_encode
 from flower_graph.ops.grouped import group_sizes, group_sum, grouped_add, grouped_linear
 from flower_graph.ops.similarity import Rows, SparseRows, comparable, kept_similarity, nearest
 from flower_graph.outputs.build import COUNT, LAYERS, WIDTH, built_with, mapping
@@ -74,15 +64,6 @@ SAVED: dict[str, Rule] = {
     "neighbours": COUNT,
     "knn_on": choice(*KNN_ON),
 }
-
-
-class Learned(NamedTuple):
-    """The graphs that given weights make, with their gradient."""
-
-    versions: list[int]  # of the weights
-    pattern: Pattern  # the entries of all clients' graphs
-    similarities: Tensor  # [n, k] kept similarities
-    entries: Tensor  # [2nk + n] the normalised entries
 
 
 def parts_of(kind: str) -> tuple[str, ...]:
@@ -146,7 +127,8 @@ class StructureModel(nn.ParameterDict):
         # What the networks' first layers have of the active rows: ``None`` for all, as in a group
         self._rows: Tensor | None = None
         self._given: list[Adjacency] = []  # each network's own graph
-        self._learned: Learned | None = None
+        self._learned: LearnedGraph | None = None
+        self._versions: list[int] = []  # of the weights that made it
         self._graph: tuple[object, Adjacency] | None = None
 
     def forward(self, x: Tensor, edge_index: Tensor | None = None) -> Tensor:
@@ -212,7 +194,8 @@ class StructureModel(nn.ParameterDict):
     def rows(self, name: str, *, is_lone: bool = False) -> Tensor:
         """Return the active rows ``[r, h]`` of clients' first layers."""
         assert self.batch is not None
-        value, has = self[name], self.batch.rows
+        value: Tensor = self[name]
+        has = self.batch.rows
         if self.kind == OWN:  # each client has one of the two
             owner = has.owner if self._rows is None else has.owner.new_zeros(len(value))
             value = torch.where(self.has_edges[owner][:, None], value, self[f"{MLP}-first"])
@@ -267,10 +250,8 @@ class StructureModel(nn.ParameterDict):
         theta, omega = map(self._lone_network, (GNN, MLP))
         z, lifted = self._logits(lone, None, omega), propagate(lone.x, theta[0])
         bias, weight, last = self.lay(theta[1])
-        hidden = weighted_propagate(learned.pattern, learned.entries, lifted)
-        hidden = F.relu(grouped_add(hidden, bias, lone.ptr))
-        around = weighted_propagate(learned.pattern, learned.entries, hidden)
-        h = grouped_linear(around, weight, last, lone.ptr)
+        hidden = F.relu(grouped_add(learned.propagate(lifted), bias, lone.ptr))
+        h = grouped_linear(learned.propagate(hidden), weight, last, lone.ptr)
         every = torch.arange(lone.ptr[-1], device=h.device)
         sums = nt_xent(h, z, every, lone.ptr, lone.ptr, self.how.tau)
         each = zip(sums.unbind(), group_sizes(lone.ptr), strict=True)
@@ -289,9 +270,10 @@ class StructureModel(nn.ParameterDict):
         if self._graph is None or self._graph[0] is not learned:
             graphs = [*self._given]
             if learned is not None and self._lone is not None:
-                whole = to_adjacency(learned.pattern, learned.entries)
                 if self.kind == KNN:
-                    whole = gcn_adjacency(self.neighbours(), self._lone.ptr[-1])
+                    whole = gcn_adjacency(learned.edges(), self._lone.ptr[-1])
+                else:
+                    whole = learned.adjacency()
                 made = zip(self._made, whole.blocks(self._lone.ptr), strict=True)
                 for place, one in made:
                     graphs[place] = one
@@ -303,19 +285,13 @@ class StructureModel(nn.ParameterDict):
         if self.how.knn_on == ENCODER:
             self._learned = None
 
-    def neighbours(self) -> Tensor:
-        """Return the edges of the made graphs, ``[2, e]``: both directions, sorted."""
-        learned = self.learned()
-        weight = entries_of(learned.similarities.detach(), learned.pattern, loops=0)
-        return distinct_edges(learned.pattern.edge_index, weight)
-
     @torch.enable_grad()  # the first caller may need no gradient, but a later step does
-    def learned(self) -> Learned:
+    def learned(self) -> LearnedGraph:
         """Return the made graphs: the same, with their gradient, until the weights change."""
         lone = self._lone
         assert lone is not None
         versions = [t._version for n, t in self.items() if n.startswith(LEARNER)]
-        if self._learned is None or self._learned.versions != versions:
+        if self._learned is None or self._versions != versions:
             e, k, similarity = self._compared(lone), self.how.neighbours, self.how.similarity
             if similarity == "cosine":  # the inner product of unit vectors, made for all at once
                 e, similarity = comparable(e, similarity), "inner"
@@ -324,9 +300,8 @@ class StructureModel(nn.ParameterDict):
                 found = nearest(own, k, similarity)
                 near.append(found.neighbours + begin)
                 kept.append(kept_similarity(own, found.neighbours, similarity, found.products))
-            pattern, similarities = symmetric_pattern(torch.cat(near)), torch.cat(kept)
-            entries = learned_adjacency(similarities, pattern)
-            self._learned = Learned(versions, pattern, similarities, entries)
+            self._versions = versions
+            self._learned = LearnedGraph.of(torch.cat(near), torch.cat(kept))
         return self._learned
 
     def _compared(self, lone: GraphOnDevice) -> Rows:

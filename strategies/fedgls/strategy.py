@@ -264,7 +264,9 @@ class StructureClient(ModuleClient):
         ptr = np.cumsum([0, *(len(one.y) for one in made)]).tolist()
         edges = torch.cat([own + start for own, start in zip(true, ptr, strict=False)], 1)
         y = torch.cat([one.y for one in made])
-        found = edge_agreement(model.neighbours(), edges.to(self.device), y.to(self.device), ptr)
+        found = edge_agreement(
+            model.learned().edges(), edges.to(self.device), y.to(self.device), ptr
+        )
         return {name: values.cpu() for name, values in found.items()}
 
     def _holding(self, module: nn.Module, graph: GraphOnDevice) -> StructureModel:

@@ -402,7 +402,7 @@ class EgoModelClient(ModuleClient):
         Whether models are averaged; otherwise none leaves its client.
     """
 
-    first_layers = (FIRST,)
+    first_layers: tuple[str, ...] = (FIRST,)
     made_of = staticmethod(made_of)
 
     # Any: arguments of ``ModuleClient``
