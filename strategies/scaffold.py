@@ -69,13 +69,13 @@ class ScaffoldClient(ModuleClient):
         return super().loss(module, graph) + torch.stack(corrections).sum()
 
     def optimiser(self, module: nn.Module) -> torch.optim.Optimizer:
-        rates = self.settings.learning_rate, self.settings.weight_decay
-        return torch.optim.SGD(module.parameters(), rates[0], weight_decay=rates[1])
+        rate, decay = self.how.learning_rate, self.how.weight_decay
+        return torch.optim.SGD(module.parameters(), rate, weight_decay=decay)
 
     def finish(self, learner: Learner) -> None:
         """Renew the own variate; what is sent as ``common`` is its change (steps 3 and 4)."""
         assert isinstance(learner.module, WithVariates)
-        steps = self.settings.local_epochs * self.settings.learning_rate
+        steps = self.how.local_epochs * self.how.learning_rate
         for name, value, c, own in learner.module.each():
             change = (self.received[f"net.{name}"] - value) / steps - c
             own += change

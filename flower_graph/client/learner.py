@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
 from typing import NamedTuple
 
 import numpy as np
@@ -48,10 +49,30 @@ LocalGraph = ClientGraph
 UNUSED = "its forward takes no edge_weight, so all edges count the same"
 
 
-def first_module(make_module: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Make the initial module, the same for every client."""
-    with seeded(torch.device("cpu"), seed, "module"):
-        return make_module()
+class SharedModule(NamedTuple):
+    """The module of all clients, and what of it the server averages.
+
+    Attributes
+    ----------
+    make : callable
+        Makes a module of the same form at all clients and the server.
+    seed : int
+        Seed of the first weights and, with client and round, of the module's dropout.
+    local : tuple of str
+        Patterns such as ``"mask.*"`` of entries that never leave a client.
+    """
+
+    make: Callable[[], nn.Module]
+    seed: int = 0
+    local: tuple[str, ...] = ()
+
+    def first(self) -> nn.Module:
+        """Make the initial module, the same for every client."""
+        with seeded(torch.device("cpu"), self.seed, "module"):
+            return self.make()
+
+    def is_sent(self, name: str) -> bool:
+        return not any(fnmatch(name, pattern) for pattern in self.local)
 
 
 def weighed(module: nn.Module, graph: GraphOnDevice) -> tuple[Tensor, ...]:

@@ -27,7 +27,7 @@ losses see as many as neighbours are hidden, ``NEIGHBOURS`` at most.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Annotated, Any
@@ -38,8 +38,8 @@ from flwr.app import RecordDict
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from flower_graph.client.learner import LocalGraph
-from flower_graph.client.module_client import ModuleClient, ModuleSettings
+from flower_graph.client.learner import LocalGraph, SharedModule
+from flower_graph.client.module_client import ModuleClient
 from flower_graph.engine.cohort import GraphOnDevice, Learner, dense
 from flower_graph.engine.mini_batches import BatchOrder, epochs_of
 from flower_graph.errors import MalformedReplyError
@@ -127,20 +127,11 @@ class PeerGradients(codec.Message, up="train.compare"):
 # Client ------------------------------------------------------------------------------------------
 
 
-def _shared(
-    settings: EgoSettings, *, averages: bool
-) -> tuple[Callable[[], nn.Module], ModuleSettings]:
-    """Return what both halves have: the first model, and how it is trained."""
-    how = ModuleSettings(
-        settings.learning_rate,
-        settings.weight_decay,
-        settings.local_epochs,
-        keep_optimiser=True,
-        local=("generator.*",) if averages else ("*",),  # never leave the clients
-        seed=settings.seed,
-    )
+def _shared(settings: EgoSettings, *, averages: bool) -> SharedModule:
+    """Return the model of both halves."""
     widths = settings.num_features, settings.hidden, settings.num_classes
-    return partial(first_model, *widths, settings.seed), how
+    local = ("generator.*",) if averages else ("*",)  # never leave the clients
+    return SharedModule(partial(first_model, *widths, settings.seed), settings.seed, local)
 
 
 class SageClient(EgoModelClient):
@@ -155,7 +146,7 @@ class SageClient(EgoModelClient):
     """
 
     first_layers: tuple[str, ...] = ()
-    actions, made_of = ("generate", "compare"), staticmethod(_shared)
+    actions, shared_by = ("generate", "compare"), staticmethod(_shared)
 
     # What a ready client may say anew
 
@@ -174,7 +165,7 @@ class SageClient(EgoModelClient):
         """Step classifiers as the settings say, and ``fGen`` as published."""
         assert isinstance(module, SageModel)
         shared = [p for n, p in module.named_parameters() if not n.startswith("generator.")]
-        how = self.settings
+        how = self.how
         rates = {"lr": how.learning_rate, "weight_decay": how.weight_decay}
         return self._adam(
             {"params": shared, **rates}, {"params": module.generator.feature_weights(), **PUBLISHED}
@@ -231,7 +222,7 @@ class SageClient(EgoModelClient):
         encoded = torch.from_numpy(shown.encoded).to(device).split(rows.tolist())
         missing = torch.from_numpy(shown.missing).to(device).split(rows.tolist())
         features = [dense(graph.x).to(device) for graph in self.graphs]
-        like = self._make_module().get_submodule("generator").feature_weights()  # type: ignore[operator]
+        like = self.shared.make().get_submodule("generator").feature_weights()  # type: ignore[operator]
         with one_thread(len(rows) > 1):
             parts = [
                 features_of(split_like(own, like), z, slots(count))
@@ -289,7 +280,7 @@ class SageClient(EgoModelClient):
         )
 
     def _impaired(self, learner: Learner) -> ImpairedGraph:
-        graph, seed = learner.graph, self.settings.seed
+        graph, seed = learner.graph, self.shared.seed
         train = graph.masks["train"]
         return ImpairedGraph.of(graph.client, graph.x, graph.edge_index, graph.y, train, seed)
 
@@ -319,7 +310,7 @@ class LocalSage(ModuleFedAvg):
     # Any, here and below: further arguments are those of the parent
     def __init__(self, settings: EgoSettings, **more: Any) -> None:
         shared = _shared(settings, averages=self.averages)
-        super().__init__(*shared, classes=settings.num_classes, **more)
+        super().__init__(shared, settings.training, classes=settings.num_classes, **more)
         self._settings = settings
 
     def fixed_settings(self) -> dict[str, object]:
@@ -335,7 +326,7 @@ class FedSage(LocalSage):
     # Any: likewise
     def __init__(self, settings: EgoSettings, **more: Any) -> None:
         super().__init__(settings, **more)
-        generator = self.make_module().get_submodule("generator")
+        generator = self.shared.make().get_submodule("generator")
         self._size = sum(weight.numel() for weight in generator.feature_weights())  # type: ignore[operator]
 
     def prepare(self, server_round: int) -> None:

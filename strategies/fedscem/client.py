@@ -5,23 +5,23 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from flower_graph.client.learner import NODES, LocalGraph, saved_rows
-from flower_graph.client.module_client import ModuleClient, ModuleSettings
+from flower_graph.client.learner import NODES, LocalGraph, SharedModule, saved_rows
+from flower_graph.client.module_client import ModuleClient
 from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
 from flower_graph.config.rules import choice
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.engine.cohort import Learner, check_sizes
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import OutOfRangeError, RefusedError, StateLostError, UnreadableSumError
@@ -32,7 +32,7 @@ from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
 from flower_graph.secure.align.slots import SlotTable
-from flower_graph.secure.client import PartyActions
+from flower_graph.secure.client import MaskingClient
 from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
@@ -85,7 +85,28 @@ NAME = "ego-secrets"  # in Context.state
 _LIVE: dict[tuple[int, int], tuple[str, Kept]] = {}
 
 
-class EgoNetworkClient(PartyActions):
+class Hiding(NamedTuple):
+    """What a run's config hides from the server.
+
+    Attributes
+    ----------
+    masked : bool
+        Whether sums are masked: then a client sends no vector without masks.
+    alignment : str
+        The form of the alignment. If it is not plain, a client refuses plain.
+    noise : ClientNoise, optional
+        The noise on each client's embeddings, before masks and pads.
+    """
+
+    masked: bool = False
+    alignment: str = PLAIN
+    noise: ClientNoise | None = None
+
+
+NOTHING = Hiding()
+
+
+class EgoNetworkClient(MaskingClient):
     """The ego-networks of one SuperNode: one in a deployment, many in a simulation.
 
     Parameters
@@ -98,22 +119,18 @@ class EgoNetworkClient(PartyActions):
         Models and training, the same at all clients and at the server.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-    checkpoint_dir, output_dir : Path, optional
-        Where checkpoints and outputs are saved, if the SuperNode has no folder of its own.
-    classes : sequence of str, optional
-        Names of the classes, for predictions.
-    noise : ClientNoise, optional
-        The noise on each client's embeddings, before masks and pads.
-    masked : bool
-        Whether the run's config masks sums: then no vector is sent without masks.
-    alignment : str
-        The form of the alignment in the run's config. If it is not plain, the client refuses plain.
+    checkpoint_dir : Path, optional
+        Where checkpoints are saved, if the SuperNode has no folder of its own.
+    outputs : ClientOutputs, optional
+        Where outputs go without such a folder, and the names of the classes.
+    hiding : Hiding
+        What the run's config hides from the server.
     trust : TrustSettings, optional
         The SuperNode's key and the parties that it trusts, if it does not trust the server. It
         then takes part only in masked sums and in the alignment with proofs.
     """
 
-    actions = ("align", "union", "unmask", "save", "finish", *PartyActions.party_actions)
+    actions = ("align", "union", "unmask", "save", "finish", *MaskingClient.party_actions)
 
     def __init__(
         self,
@@ -123,27 +140,23 @@ class EgoNetworkClient(PartyActions):
         *,
         device: str = "cpu",
         checkpoint_dir: Path | None = None,
-        output_dir: Path | None = None,
-        classes: Sequence[str] | None = None,
-        noise: ClientNoise | None = None,
-        masked: bool = False,
-        alignment: str = PLAIN,
+        outputs: ClientOutputs | None = None,
+        hiding: Hiding = NOTHING,
         trust: TrustSettings | None = None,
     ) -> None:
-        self.graphs, self.settings, self._classes = checked(egos, settings), settings, classes
-        self._device, self.outputs = resolve_device(device), ClientOutputs(context, output_dir)
+        self.graphs, self.settings, self._hiding = checked(egos, settings), settings, hiding
+        self._device, self.outputs = resolve_device(device), outputs or ClientOutputs(context)
         self._makers = Makers(self._start, self._build)
         clients = [ego.client for ego in self.graphs]
         self._state = CohortState[EgoCohort](context, "cohort-client", clients, checkpoint_dir)
         identities = {ego.client: ego.identities for ego in egos}
         self.trust, self.secrets = trust, EgoSecrets(context, identities, trust)
         self._records = context.state
-        self._noise, self._masked, self._alignment = noise, masked, alignment
 
     def get_properties(self, config: Config) -> Config:
         enrolment = EgoEnrolment.from_config(config)
-        if enrolment.alignment == PLAIN != self._alignment:
-            raise RefusedError(f"identities are asked for, the run's config has {self._alignment}")
+        if enrolment.alignment == PLAIN != (own := self._hiding.alignment):
+            raise RefusedError(f"identities are asked for, the run's config has {own}")
         if self._state.store.is_due(enrolment.resume):
             self.secrets.refuse_going_back()
         had_state = bool(self._state.store.version)
@@ -205,7 +218,7 @@ class EgoNetworkClient(PartyActions):
         with cohort.part() as group:
             logits = group.logits()
         nodes = [node for ego in self.graphs for node in ego.called or ego.identities]
-        predictions = predictions_from(self.graphs, logits, self._classes, nodes)
+        predictions = predictions_from(self.graphs, logits, self.outputs.classes, nodes)
         return Snapshot(predictions, saved_rows(cohort, partial(first_model, self.settings)))
 
     def _start(self) -> Tensors:
@@ -221,7 +234,7 @@ class EgoNetworkClient(PartyActions):
 
     def round(self, request: EgoRequest) -> EgoReply:
         started = time.perf_counter()
-        if self._masked and request.mask is None:
+        if self._hiding.masked and request.mask is None:
             raise RefusedError("no masks are asked for, and the run's config has masked sums")
         number, clients = request.server_round, request.clients.tolist()
         with self.secrets.opened() as (host, aligner):
@@ -252,9 +265,9 @@ class EgoNetworkClient(PartyActions):
             pads = now.pad_context(run)
             writing = VectorEncoding(layout, table, request.ring, pads, sum_round)
             counted: Tensor | None = logits
-            if self._noise is not None:
-                h, measured = add_noise(self._noise, self._records, h, measured, writing, clients)
-                counted = None if self._noise.withholds else logits
+            if (noise := self._hiding.noise) is not None:
+                h, measured = add_noise(noise, self._records, h, measured, writing, clients)
+                counted = None if noise.withholds else logits
             measured = np.pad(measured, ((0, 0), (0, 1)), constant_values=float(is_unread))
             total, present, left_out = writing.add_up(cohort, group, h, measured, counted)
             if not present:
@@ -381,14 +394,9 @@ def check_request(request: EgoRequest, aligner: AlignmentClient) -> None:
         )
 
 
-def made_of(
-    settings: EgoSettings, *, averages: bool
-) -> tuple[Callable[[], nn.Module], ModuleSettings]:
-    """Return what both halves of a baseline have: the first model, and how it is trained."""
-    rates = settings.learning_rate, settings.weight_decay, settings.local_epochs
-    local = () if averages else ("*",)
-    how = ModuleSettings(*rates, keep_optimiser=True, local=local, seed=settings.seed)
-    return partial(first_model, settings), how
+def shared_by(settings: EgoSettings, *, averages: bool) -> SharedModule:
+    """Return the model of both halves of a baseline."""
+    return SharedModule(partial(first_model, settings), settings.seed, () if averages else ("*",))
 
 
 class EgoModelClient(ModuleClient):
@@ -397,13 +405,13 @@ class EgoModelClient(ModuleClient):
     Parameters
     ----------
     context, egos, settings, **more
-        As of ``EgoNetworkClient``.
+        As of ``EgoNetworkClient``, and ``device``, ``checkpoint_dir``, ``outputs``.
     averages : bool
         Whether models are averaged; otherwise none leaves its client.
     """
 
     first_layers: tuple[str, ...] = (FIRST,)
-    made_of = staticmethod(made_of)
+    shared_by = staticmethod(shared_by)
 
     # Any: arguments of ``ModuleClient``
     def __init__(
@@ -415,9 +423,8 @@ class EgoModelClient(ModuleClient):
         averages: bool = True,
         **more: Any,
     ) -> None:
-        super().__init__(
-            context, checked(egos, settings), *self.made_of(settings, averages=averages), **more
-        )
+        shared = self.shared_by(settings, averages=averages)
+        super().__init__(context, checked(egos, settings), shared, settings.training, **more)
         self._ego = settings
 
     def examples(self, graph: LocalGraph) -> int:

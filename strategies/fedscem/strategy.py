@@ -65,12 +65,12 @@ from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.sum.messages import KeyReply, MaskedReply
 from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import PartySums, SumServer
-from flower_graph.secure.sum.service import SumStages, as_record, entries_of
+from flower_graph.secure.sum.service import SecureSum, as_record, entries_of
 from flower_graph.server.membership import Membership, renamed
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.fedscem.client import made_of
+from flower_graph.strategies.fedscem.client import shared_by
 from flower_graph.strategies.fedscem.cohort import first_model
 from flower_graph.strategies.fedscem.config import EgoSettings, StrategyConfig
 from flower_graph.strategies.fedscem.messages import (
@@ -461,9 +461,9 @@ class EgoSession(Session):
             checkpoint_dir=checkpoint_dir,
             checkpoint_every=checkpoint_every,
         )
-        self.sums = SumStages(
-            server,
+        self.sums = SecureSum(
             self.send,
+            server=server,
             limit=how.limit,
             resolution=min(how.resolution, math.inf if how.model_sharing == "none" else FINE),
             guard=True,
@@ -722,9 +722,8 @@ class EgoFedAvg(ModuleFedAvg):
 
     # Any: arguments are those of its parent
     def __init__(self, settings: EgoSettings, **more: Any) -> None:
-        super().__init__(
-            *made_of(settings, averages=self.averages), classes=settings.num_classes, **more
-        )
+        shared = shared_by(settings, averages=self.averages)
+        super().__init__(shared, settings.training, classes=settings.num_classes, **more)
         self.ego = settings
 
     def most_examples(self, node: int, *, training: bool) -> int | None:
@@ -735,7 +734,7 @@ class EgoFedAvg(ModuleFedAvg):
         if not self.averages:
             return None
         state = {name: torch.from_numpy(value) for name, value in self.weights().items()}
-        model = form_of(self.make_module(), self.make_module, NO_CLIENT)
+        model = form_of(self.shared.make(), self.shared.make, NO_CLIENT)
         return Snapshot(None, [replace(model, shared=state, own={})])
 
     def fixed_settings(self) -> dict[str, object]:

@@ -21,7 +21,7 @@ from torch.nn.utils import parameters_to_vector
 
 from flower_graph.engine.cohort import check_sizes
 from flower_graph.engine.grouped import feature_rows
-from flower_graph.ops.adam import adam_rows_
+from flower_graph.ops.adam import Rates, adam_rows_
 from flower_graph.ops.attention import AttentionGraph, attend, attention_graph
 from flower_graph.ops.dropout import turn_of, with_dropout
 from flower_graph.ops.graph import propagate
@@ -30,7 +30,7 @@ from flower_graph.outputs.files import SavedModels
 from flower_graph.rng import generator, seeded
 
 if TYPE_CHECKING:
-    from flower_graph.data.partition.overlapping import OverlappingGraph
+    from flower_graph.data.graph import OverlappingGraph
     from flower_graph.strategies.ppfl.config import PPFLConfig
 
 FIRST = "hidden.linear"  # the weights that a client has for the features that it sees
@@ -196,8 +196,7 @@ class PublicGAT(nn.Module):
             parameters_to_vector(gradients)[:, None],
             self.step,
             [0, len(self._weight)],
-            learning_rate=settings.learning_rate,
-            weight_decay=settings.weight_decay,
+            Rates(settings.learning_rate, settings.weight_decay),
         )
         return cross_entropy.detach()
 
