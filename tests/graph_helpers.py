@@ -24,6 +24,7 @@ class Toy:
     train_mask: Tensor
     val_mask: Tensor
     test_mask: Tensor
+    edge_weight: Tensor | None = None
 
 
 def toy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -127,14 +128,8 @@ def weights_of(cohort: Cohort) -> Weights:
 
 
 def parts_of(cohort: Cohort) -> dict[int, dict[str, Tensor]]:
-    """Each client's part of the stacks."""
-    names = [name for name in cohort.tensors if "/" not in name]
-    clients = [learner.graph.client for learner in cohort]
-    stacks = {name: cohort.tensors[name].detach() for name in names}
-    return {
-        client: {name: stack[place].clone() for name, stack in stacks.items()}
-        for place, client in enumerate(clients)
-    }
+    """Each client's own tensors."""
+    return {one.graph.client: deepcopy(one.module.state_dict()) for one in cohort}
 
 
 def learners_of(cohort: Cohort, settings: StructureSettings = SETTINGS) -> dict[int, list[Tensor]]:

@@ -21,11 +21,10 @@ from flower_graph.apps.run import simulate_whole
 from flower_graph.config.common import RunConfig
 from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.sources.names import file_path
-from flower_graph.engine.graph_batch import Epoch
 from flower_graph.engine.machine import peak_memory
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.method.registry import method_of
-from flower_graph.records.rounds import RoundReport, merit
+from flower_graph.records.rounds import Epoch, RoundReport, merit
 from flower_graph.storage.files import append_line, plain, write_packed
 from flower_graph.storage.reading import Tree, read_lines, read_packed, reading
 from flower_graph.storage.writing import remove

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from flower_graph.client.learner import (
 from flower_graph.client.state import CohortState, Tensors, check_graphs
 from flower_graph.config.module import KEEP, TrainingSection
 from flower_graph.engine.cohort import (
-    BEGUN,
     Cohort,
     GraphOnDevice,
     Judged,
@@ -126,7 +125,7 @@ class ModuleClient(NumPyClient):
         If there is no graph, or two have one number.
     """
 
-    first_layers: ClassVar[tuple[str, ...]] = ()  # weights of which clients keep the active rows
+    first_layers: tuple[str, ...] = ()  # weights of which clients keep the active rows
 
     def __init__(
         self,
@@ -199,6 +198,10 @@ class ModuleClient(NumPyClient):
     def sent(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
         """Return the arrays to send after training; by default those of ``arrays``."""
         return self.arrays(module)
+
+    def counted(self, name: str, weights: Mapping[int, int]) -> Mapping[int, int]:
+        """Return the clients whose arrays of this name are added up, with their weights."""
+        return weights
 
     def extras(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
         """Return further arrays to send, as the server's ``extras`` declares them."""
@@ -302,14 +305,15 @@ class ModuleClient(NumPyClient):
     @torch.no_grad()
     def snapshot(self) -> Snapshot:
         seen, cohort = [], self._state.look()
+        learners = [*cohort]
         if self.first_layers:
             with cohort.learners(self._clients) as (group,):
                 judged = self._judged(group).each()
-            learners = [cohort.alone(client) for client in self._clients]
+        else:
+            judged = [self._judged(one) for one in learners]
+        if len(self.first_layers) == 1:
             models = saved_rows(cohort, self.shared.make)
         else:
-            learners = [*cohort]
-            judged = [self._judged(one) for one in learners]
             forms = [
                 form_of(self.exported(one.module), self.shared.make, one.graph.client)
                 for one in learners
@@ -338,7 +342,7 @@ class ModuleClient(NumPyClient):
         for (name, value), *each in zip(local.items(), *came, strict=True):
             wanted = tuple(value.shape[is_group:])
             if is_group and name in self.first_layers:
-                wanted = tuple(cohort.tensors[name + BEGUN].T.shape)
+                wanted = tuple(cohort.module.state_dict()[name].shape)
             if any(values.shape != wanted for values in each):
                 expected = f"expected {wanted} as in the clients' module"
                 raise ValueError(f"{name} has shape {each[0].shape}, {expected}")
@@ -388,10 +392,11 @@ class ModuleClient(NumPyClient):
         self, cohort: Cohort, clients: Sequence[int], left_out: dict[int, str]
     ) -> tuple[int, dict[str, NDArray[Any]]]:
         """Add up the clients' arrays by weight."""
-        names = filter(self.shared.is_sent, cohort.names)
         good = {one: self._examples_of(one) for one in clients if one not in left_out}
-        sums = {name: value.numpy() for name, value in cohort.sums(names, good).items()}
-        return sum(good.values()), sums
+        sums = Tensors()
+        for name in filter(self.shared.is_sent, cohort.names):
+            sums |= cohort.sums([name], self.counted(name, good))
+        return sum(good.values()), {name: value.numpy() for name, value in sums.items()}
 
     def _added_each(
         self, cohort: Cohort, clients: Sequence[int], left_out: dict[int, str]

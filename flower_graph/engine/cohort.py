@@ -18,12 +18,14 @@ from flower_graph.engine.grouped import (
     Layout,
     Tensors,
     feature_rows,
+    is_linear,
     stack_of,
 )
 from flower_graph.ops.adam import MOMENTS, in_memory_order, moments_of
 from flower_graph.ops.graph import Adjacency
 from flower_graph.ops.grouped import group_sum
 from flower_graph.ops.links import LinkSplit
+from flower_graph.wire.keys import MAX_CLASSES
 
 BEGUN = "/begun"  # behind the name of a first layer by rows: the matrix that the round began with
 
@@ -59,6 +61,12 @@ class GraphOnDevice(NamedTuple):
     def owner(self) -> Tensor:
         """The place among ``clients`` of each node's client, ``[n]``."""
         return torch.zeros_like(self.y) if self.layout is None else self.layout.owner
+
+    @property
+    def rows(self) -> FeatureRows:
+        """The active rows of the clients' first layers."""
+        assert self.layout is not None and self.layout.rows is not None
+        return self.layout.rows
 
     def sum_of_means(self, values: Tensor, mask: Tensor) -> Tensor:
         """Return the sum over clients of each client's mean over its nodes in a mask.
@@ -103,6 +111,25 @@ def placed_on(graph: Any, device: torch.device, *, is_dense: bool = True) -> Gra
     )
 
 
+def check_classes(num_classes: int) -> None:
+    """Refuse more classes than a run can have, before weights are made for them."""
+    if not 1 <= num_classes <= MAX_CLASSES:
+        raise ValueError(f"num_classes is {num_classes}, must be from 1 to {MAX_CLASSES}")
+
+
+# Any: as for ``placed_on``
+def check_sizes(graph: Any, num_features: int, num_classes: int) -> None:
+    """Refuse a client whose features or classes differ from the run's; name the client."""
+    check_classes(num_classes)
+    if graph.x.shape[1] != num_features:
+        given = f"{graph.x.shape[1]} features"
+        raise ValueError(f"client {graph.client} has {given}, the run has {num_features}")
+    if graph.y.numel() and (largest := int(graph.y.max())) >= num_classes:
+        raise ValueError(
+            f"client {graph.client} has class {largest}, allowed: 0 to {num_classes - 1}"
+        )
+
+
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters that are trained, by name."""
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -122,10 +149,16 @@ def first_tensors(
         if rows is None or weight not in by_rows or moment == MOMENTS[2]:
             result[name] = stack_of(value, len(features))
             continue
-        result[name] = value.detach().T[rows.feature]
+        matrix = by_feature(module, weight, value.detach())
+        result[name] = matrix[rows.feature]
         if not moment:
-            result[name + BEGUN] = value.detach().T.clone()
+            result[name + BEGUN] = matrix.clone()
     return result
+
+
+def by_feature(module: nn.Module, name: str, matrix: Tensor) -> Tensor:
+    """Return a first layer with features as rows, ``[f, h]``; or such a matrix as the layer's."""
+    return matrix.T if is_linear(module.get_submodule(name.rpartition(".")[0])) else matrix
 
 
 # Several clients ---------------------------------------------------------------------------------
@@ -141,7 +174,7 @@ def joined(graphs: Sequence[GraphOnDevice], *, by_rows: bool = False) -> GraphOn
     x: Tensor | Adjacency
     if by_rows:
         features, rows = feature_rows([graph.x.cpu() for graph in graphs])
-        x = Adjacency(features.matrix.to(device), features.transpose.to(device))
+        x = features.to(device)
         layout = replace(layout, rows=rows.to(device))
     else:
         x = torch.cat([graph.x for graph in graphs])
@@ -200,9 +233,7 @@ class Cohort:
     @property
     def rows(self) -> FeatureRows:
         """The active rows of all clients."""
-        layout = self.group([*self._graphs])[1].graph.layout
-        assert layout is not None and layout.rows is not None
-        return layout.rows
+        return self.group([*self._graphs])[1].graph.rows
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -229,7 +260,7 @@ class Cohort:
         """Return a client's first layer with all rows, ``[h, f]``."""
         weight, at = self.tensors[name + BEGUN].clone(), self.rows.at([place])
         weight[self.rows.feature[at]] = self.tensors[name][at]
-        return weight.T.contiguous()
+        return by_feature(self.module, name, weight).contiguous()
 
     @property
     def names(self) -> list[str]:
@@ -249,7 +280,8 @@ class Cohort:
         """
         layout = learner.graph.layout
         if name in self.by_rows and layout is not None and layout.rows is not None:
-            value = self.tensors[name + BEGUN].copy_(value.T)[layout.rows.feature]
+            begun = self.tensors[name + BEGUN].copy_(by_feature(self.module, name, value))
+            value = begun[layout.rows.feature]
         if replace:
             held.copy_(value)
         return value.to(held).expand_as(held)
@@ -260,7 +292,7 @@ class Cohort:
         totals = []
         for name in names:
             stack = in_memory_order(self.tensors[name].detach())
-            total = stack.reshape(len(stack), -1).sum(1) if stack.numel() else stack.new_zeros(1)
+            total = stack.flatten(1).sum(1) if stack.dim() > 1 else stack
             if name in self.by_rows:
                 total = total.new_zeros(len(self)).index_add_(0, self.rows.owner, total)
             totals.append(total.expand(len(self)))
@@ -285,15 +317,14 @@ class Cohort:
 
         ``read`` gives the numbers to add: by default float64.
         """
-        at, result = torch.tensor([self._places[client] for client in weights]), Tensors()
+        at, result = [self._places[client] for client in weights], Tensors()
         for name in names:
             stack = self.tensors[name].detach()
             if name in self.by_rows:
-                total = self._sum_of_rows(name, weights, read).T
+                total = by_feature(self.module, name, self._sum_of_rows(name, weights, read))
             else:
-                parts = read(stack[at])
-                total = torch.zeros_like(parts[0])
-                for part, weight in zip(parts, weights.values(), strict=True):
+                total = torch.zeros_like(read(stack[0]))
+                for part, weight in zip(read(stack[at]), weights.values(), strict=True):
                     total.add_(part, alpha=weight)
             result[name] = total.cpu()
         return result

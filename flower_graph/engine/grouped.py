@@ -153,7 +153,7 @@ def can_group(module: nn.Module) -> bool:
     A module for which this holds may still mix clients.
     """
     return all(
-        _is_linear(part) or isinstance(part, RAW) or _is_row(parameter)
+        is_linear(part) or isinstance(part, RAW) or _is_row(parameter)
         for part in module.modules()
         for parameter in part._parameters.values()
         if parameter is not None
@@ -300,7 +300,8 @@ def _grouped(kind: type[nn.Module]) -> type[nn.Module]:
     return type(kind.__name__, (_Linear if _is_linear_class(kind) else _Rows, kind), {})
 
 
-def _is_linear(module: nn.Module) -> bool:
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is a linear layer: its weight has features as columns."""
     return _is_linear_class(type(module))
 
 

@@ -41,6 +41,9 @@ class Adjacency(NamedTuple):
     matrix: Tensor
     transpose: Tensor
 
+    def to(self, device: torch.device | str) -> Adjacency:
+        return Adjacency(self.matrix.to(device), self.transpose.to(device))
+
     def blocks(self, ptr: list[int]) -> list[Adjacency]:
         """Cut a block-diagonal graph into the graphs of the nodes between two bounds."""
         ends = [one.crow_indices()[ptr].tolist() for one in self]

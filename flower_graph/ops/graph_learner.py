@@ -44,57 +44,55 @@ def mlp_encode(x: Adjacency, first: Tensor, rest: Tensor, ptr: list[int]) -> Ten
     return e
 
 
-class Pattern(NamedTuple):
-    """Where a learned graph has entries, and the kept similarity in each."""
+class LearnedGraph(NamedTuple):
+    """The symmetric, normalised graph of each node's kept neighbours, with its gradient."""
 
     # [2, 2nk + n] row and column, sorted by row, then by column. Every kept pair is there in both
     # directions, so twice in each if the two keep each other; and all self-loops
     edge_index: Tensor
     ptr: Tensor  # [n + 1] int32; the entries of row i are ptr[i] to ptr[i + 1]
-    kept: Tensor  # [2nk + n] place of each in [n, k + 1] similarities, the last for the self-loop
+    entries: Tensor  # [2nk + n]
 
+    @classmethod
+    def of(cls, neighbours: Tensor, similarities: Tensor) -> LearnedGraph:
+        # Sorting whole numbers takes a third of finding out what sorts them. So an entry is one
+        # number: row, column, the place of its similarity, and whether that is in the column's list
+        # neighbours, similarities [n, k]
+        n, k = neighbours.shape
+        bits, tag_bits = n.bit_length(), (2 * k).bit_length()
+        node = torch.arange(n, device=neighbours.device)[:, None]
+        tag = 2 * torch.arange(k + 1, device=neighbours.device)
+        own = ((node << bits | torch.cat([neighbours, node], 1)) << tag_bits) + tag
+        other = ((neighbours << bits | node) << tag_bits) + (tag[:k] + 1)
+        key = ordered(torch.cat([own.reshape(-1), other.reshape(-1)]))
+        tag = key & ((1 << tag_bits) - 1)
+        key >>= tag_bits
+        row, col = key >> bits, key & ((1 << bits) - 1)
+        keeper = row + (col - row) * (tag & 1)
+        ptr = torch.searchsorted(row, torch.arange(n + 1, device=row.device), out_int32=True)
+        place = keeper * (k + 1) + (tag >> 1)  # of an entry's similarity, the last for self-loops
+        weights = F.pad(F.relu(similarities) / 2, (0, 1), value=1).reshape(-1)
+        weight = weights.index_select(0, place)
+        root = weight.new_zeros(n).index_add(0, row, weight).rsqrt()  # above 0 by the self-loop
+        weight = weight * (root.index_select(0, row) * root.index_select(0, col))
+        return cls(torch.stack([row, col]), ptr, weight)
 
-def symmetric_pattern(neighbours: Tensor) -> Pattern:
-    """Lay out the symmetric graph of each node's kept neighbours."""
-    # Sorting whole numbers takes a third of finding out what sorts them. So an entry is one number:
-    # row, column, the place of its similarity, and whether that is in the column's list.
-    # neighbours [n, k]
-    n, k = neighbours.shape
-    bits, tag_bits = n.bit_length(), (2 * k).bit_length()
-    node = torch.arange(n, device=neighbours.device)[:, None]
-    tag = 2 * torch.arange(k + 1, device=neighbours.device)
-    own = ((node << bits | torch.cat([neighbours, node], 1)) << tag_bits) + tag
-    other = ((neighbours << bits | node) << tag_bits) + (tag[:k] + 1)
-    key = ordered(torch.cat([own.reshape(-1), other.reshape(-1)]))
-    tag = key & ((1 << tag_bits) - 1)
-    key >>= tag_bits
-    row, col = key >> bits, key & ((1 << bits) - 1)
-    keeper = row + (col - row) * (tag & 1)
-    ptr = torch.searchsorted(row, torch.arange(n + 1, device=row.device), out_int32=True)
-    return Pattern(torch.stack([row, col]), ptr, keeper * (k + 1) + (tag >> 1))
+    def propagate(self, x: Tensor) -> Tensor:
+        """Sum the neighbours' vectors, ``[n, h]``; the entries have gradients."""
+        how = self.entries, x.contiguous(), self.ptr, self.edge_index[1].to(torch.int32)
+        return _WeightedProduct.apply(*how)  # type: ignore[no-any-return, no-untyped-call]
 
+    def adjacency(self) -> Adjacency:
+        """Return the constant operator, for ``propagate`` of ``ops.graph``."""
+        return _symmetric(self.ptr, self.edge_index[1].to(torch.int32), self.entries.detach())
 
-def entries_of(values: Tensor, pattern: Pattern, loops: float) -> Tensor:
-    """Return each entry's kept value; self-loops have the value ``loops``."""
-    # values [n, k]
-    return F.pad(values, (0, 1), value=loops).reshape(-1).index_select(0, pattern.kept)
-
-
-def learned_adjacency(values: Tensor, pattern: Pattern) -> Tensor:
-    """Compute the entries of the normalised learned adjacency."""
-    # values [n, k]
-    row, col = pattern.edge_index
-    weight = entries_of(F.relu(values) / 2, pattern, loops=1)
-    degree = weight.new_zeros(pattern.ptr.numel() - 1).index_add(0, row, weight)
-    root = degree.rsqrt()  # the self-loop keeps every degree above 0
-    return weight * (root.index_select(0, row) * root.index_select(0, col))
-
-
-def weighted_propagate(pattern: Pattern, weight: Tensor, x: Tensor) -> Tensor:
-    """Sum the neighbours' vectors over a learned graph whose weights have gradients."""
-    # weight [e], x [n, h]
-    col = pattern.edge_index[1].to(torch.int32)
-    return _WeightedProduct.apply(weight, x.contiguous(), pattern.ptr, col)  # type: ignore[no-any-return, no-untyped-call]
+    def edges(self) -> Tensor:
+        """Return the edges ``[2, e]``, each direction once, without self-loops."""
+        row, col = self.edge_index
+        bits = int(col.max() + 1).bit_length() if col.numel() else 1
+        is_edge = (self.entries.detach() > 0) & (row != col)
+        key = (row << bits | col).masked_select(is_edge).unique_consecutive()
+        return torch.stack([key >> bits, key & ((1 << bits) - 1)])
 
 
 class _WeightedProduct(torch.autograd.Function):
@@ -120,22 +118,7 @@ def _symmetric(ptr: Tensor, col: Tensor, weight: Tensor) -> Adjacency:
     return Adjacency(matrix, matrix)
 
 
-def to_adjacency(pattern: Pattern, weight: Tensor) -> Adjacency:
-    """Make the constant operator of a learned graph, for ``propagate``."""
-    # weight [e]
-    return _symmetric(pattern.ptr, pattern.edge_index[1].to(torch.int32), weight.detach())
-
-
 # Learned edges against the true ones
-
-
-def distinct_edges(edge_index: Tensor, weight: Tensor) -> Tensor:
-    """Return the edges of a learned graph, each direction once."""
-    # edge_index [2, e], weight [e]
-    row, col = edge_index
-    bits = int(col.max() + 1).bit_length() if col.numel() else 1
-    key = (row << bits | col).masked_select((weight > 0) & (row != col)).unique_consecutive()
-    return torch.stack([key >> bits, key & ((1 << bits) - 1)])
 
 
 def edge_agreement(learned: Tensor, true: Tensor, y: Tensor, ptr: list[int]) -> dict[str, Tensor]:

@@ -32,6 +32,15 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @dataclass
+class Epoch:
+    """Training loss and accuracies after one epoch of training in one place."""
+
+    cross_entropy: float
+    val_accuracy: float
+    test_accuracy: float
+
+
+@dataclass
 class RoundReport:
     """The figures of one round. Bytes are cumulative over the run, seconds are this round's own."""
 

@@ -30,7 +30,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -145,7 +145,7 @@ class SageClient(EgoModelClient):
         Whether classifiers are averaged and generators trained together (FedSage+).
     """
 
-    first_layers: ClassVar[tuple[str, ...]] = ()
+    first_layers: tuple[str, ...] = ()
     actions, shared_by = ("generate", "compare"), staticmethod(_shared)
 
     # What a ready client may say anew

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,30 +23,14 @@ from torch.nn import functional as F
 from flower_graph.config.rules import Rule, choice
 from flower_graph.data.description import NewGraph
 from flower_graph.data.graph import ClientGraph
-from flower_graph.engine.graph_batch import (
-    DropoutMask,
-    GraphBatch,
-    check_classes,
-    pack_graphs,
-    turn_of,
-    with_dropout,
-)
+from flower_graph.engine.cohort import GraphOnDevice, check_classes, joined, placed_on
 from flower_graph.errors import DataError, OutputError
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.contrast import nt_xent
+from flower_graph.ops.dropout import DropoutMask, turn_of, with_dropout
 from flower_graph.ops.graph import Adjacency, block_diagonal, entries, gcn_adjacency, propagate
-from flower_graph.ops.graph_learner import (
-    Pattern,
-    attentive_encode,
-    distinct_edges,
-    entries_of,
-    learned_adjacency,
-    mlp_encode,
-    symmetric_pattern,
-    to_adjacency,
-    weighted_propagate,
-)
-from flower_graph.ops.grouped import group_sizes, grouped_add, grouped_linear
+from flower_graph.ops.graph_learner import LearnedGraph, attentive_encode, mlp_encode
+from flower_graph.ops.grouped import group_sizes, group_sum, grouped_add, grouped_linear
 from flower_graph.ops.similarity import Rows, SparseRows, comparable, kept_similarity, nearest
 from flower_graph.outputs.build import COUNT, LAYERS, WIDTH, built_with, mapping
 from flower_graph.rng import generator
@@ -82,13 +66,9 @@ SAVED: dict[str, Rule] = {
 }
 
 
-class Learned(NamedTuple):
-    """The graphs that given weights make, with their gradient."""
-
-    versions: list[int]  # of the weights
-    pattern: Pattern  # the entries of all clients' graphs
-    similarities: Tensor  # [n, k] kept similarities
-    entries: Tensor  # [2nk + n] the normalised entries
+def parts_of(kind: str) -> tuple[str, ...]:
+    """Return the parts of a model that has this kind of graph for graphless clients."""
+    return (GNN, MLP, LEARNER)[: {LEARNED: 3, OWN: 2}.get(kind, 1)]
 
 
 @built_with(
@@ -120,10 +100,10 @@ class StructureModel(nn.ParameterDict):
         check_classes(classes)
         how = GraphSection(**(graph or {}))
         rest, deeper = hidden + hidden * classes + classes, (how.layers - 1) * how.width**2
-        shapes = {f"{GNN}-first": (features, hidden), f"{GNN}-rest": (rest,)}
         self.kind: str = GRAPHS[name]
-        if self.kind in (LEARNED, OWN):
-            shapes |= {f"{MLP}-first": (features, hidden), f"{MLP}-rest": (rest,)}
+        shapes = dict[str, tuple[int, ...]]()
+        for part in parts_of(self.kind)[:2]:
+            shapes |= {f"{part}-first": (features, hidden), f"{part}-rest": (rest,)}
         if self.kind == LEARNED:
             is_mlp = how.encoder == "mlp"
             shapes[f"{LEARNER}-first"] = features, how.width if is_mlp else how.layers
@@ -135,17 +115,20 @@ class StructureModel(nn.ParameterDict):
         self.how, self.split = how, [hidden, hidden * classes, classes]
         self.arguments = {"features": features, "hidden": hidden, "classes": classes, "name": name}
         self.arguments["graph"] = {key: asdict(how)[key] for key in SAVED}
-        self.batch: GraphBatch | None = None  # each client's network, then FedGLS's encoders
+        self.batch: GraphOnDevice | None = None  # each client's network, then FedGLS's encoders
         self.has_edges = torch.zeros(0, dtype=torch.bool)  # [c]
-        self.shares = torch.zeros(0)  # [n] a node's weight in its client's mean over all its nodes
+        # [n] a node's weight in its client's mean over all nodes, or over the training nodes
+        self.shares = self.train_shares = torch.zeros(0)
         self.drops: list[DropoutMask] = []  # of a round's further steps
         self._turn: Tensor = torch.zeros(0)  # of the batch's features
+        self._lone: GraphOnDevice | None = None  # the clients whose graphs are made
+        self._made: list[int] = []  # their places
         self._entries: tuple[Tensor, ...] = ()  # row, column and value of their features
-        self._lone: GraphBatch | None = None  # the clients whose graphs are made
-        self._made: Tensor = torch.zeros(0, dtype=torch.long)  # [g] their places
-        self._index: list[Tensor] = []  # of the active rows of all clients, and of these
+        # What the networks' first layers have of the active rows: ``None`` for all, as in a group
+        self._rows: Tensor | None = None
         self._given: list[Adjacency] = []  # each network's own graph
-        self._learned: Learned | None = None
+        self._learned: LearnedGraph | None = None
+        self._versions: list[int] = []  # of the weights that made it
         self._graph: tuple[object, Adjacency] | None = None
 
     def forward(self, x: Tensor, edge_index: Tensor | None = None) -> Tensor:
@@ -163,31 +146,39 @@ class StructureModel(nn.ParameterDict):
         with torch.no_grad():
             return self.logits()
 
-    def hold(self, graphs: Sequence[ClientGraph], device: torch.device | str = "cpu") -> None:
-        """Work with these clients' graphs from now on."""
+    def hold(
+        self,
+        graphs: Sequence[ClientGraph],
+        device: torch.device | str = "cpu",
+        *,
+        is_group: bool = False,
+    ) -> None:
+        """Work with these clients' graphs from now on, as a group with active rows alone."""
         none = torch.zeros(2, 0, dtype=torch.int64)
         edges = [
             graph.hidden_edges if self.kind == TRUE and graph.is_graphless else graph.edge_index
             for graph in graphs
         ]
         used = [none if own is None or self.kind == NONE else own for own in edges]
-        every: Any = [replace(g, edge_index=own) for g, own in zip(graphs, used, strict=True)]
-        encoders: Any = [replace(g, edge_index=none) for g in every if self.kind == LEARNED]
-        self.batch = pack_graphs(every + encoders, device)
-        ptr = self.batch.ptr[: len(graphs) + 1] + self.batch.ptr[-1:] * bool(encoders)
-        self._turn, self._given = turn_of(self.batch.x), self.batch.graph.blocks(ptr)
-        self._learned = self._graph = None
-        sizes = torch.tensor([len(graph.y) for graph in graphs], device=device)
-        self.shares = (1 / sizes).repeat_interleave(sizes)
+        every = [_joinable(g, own, device) for g, own in zip(graphs, used, strict=True)]
+        encoders = [g._replace(edge_index=none) for g in every if self.kind == LEARNED]
+        self.batch = batch = joined(every + encoders, by_rows=True)
+        c, n = len(graphs), sum(len(graph.y) for graph in graphs)
+        whole = gcn_adjacency(batch.edge_index.cpu(), len(batch.y)).to(device)
+        self._given = whole.blocks(batch.ptr[: c + 1] + batch.ptr[-1:] * bool(encoders))
+        self._turn, self._learned, self._graph = turn_of(batch.x), None, None
+        self._rows = None if is_group else batch.rows.feature[: batch.rows.ptr[c]]
+        nodes, owner = torch.ones(n, device=device), batch.owner[:n]
+        self.shares, self.train_shares = (
+            chosen / group_sum(chosen, batch.ptr[: c + 1]).clamp(min=1)[owner]
+            for chosen in (nodes, batch.masks["train"][:n].float())
+        )
         self.has_edges = torch.tensor([not graph.is_graphless for graph in graphs], device=device)
-        self._made = (~self.has_edges).nonzero()[:, 0][: None if self.makes_graphs else 0]
-        lone = [every[place] for place in self._made.tolist()]
-        self._lone = pack_graphs(lone, device) if lone else None
-        f, rows = self.batch.num_features, self.batch.row_ptr[len(graphs)]
-        self._index = [self.batch.row_client[:rows] * f + self.batch.feature[:rows]]
-        if self._lone is not None:
+        self._made = [at for at, g in enumerate(graphs) if self.makes_graphs and g.is_graphless]
+        self._lone = None
+        if self._made:
+            self._lone = joined([every[place] for place in self._made], by_rows=True)
             self._entries = entries(self._lone.x.matrix)
-            self._index.append(self._made[self._lone.row_client] * f + self._lone.feature)
 
     @property
     def makes_graphs(self) -> bool:
@@ -198,15 +189,18 @@ class StructureModel(nn.ParameterDict):
     def stack(self, name: str) -> Tensor:
         """Return the clients' values of a parameter, ``[c, ...]``."""
         value: Tensor = self[name]
-        return value if len(self.has_edges) > 1 else value[None]
+        return value if self._rows is None else value[None]
 
     def rows(self, name: str, *, is_lone: bool = False) -> Tensor:
         """Return the active rows ``[r, h]`` of clients' first layers."""
-        stack = self.stack(name)
+        assert self.batch is not None
+        value: Tensor = self[name]
+        has = self.batch.rows
         if self.kind == OWN:  # each client has one of the two
-            other, has = self.stack(f"{MLP}-first"), self.has_edges
-            stack = torch.where(has[:, None, None], stack, other)
-        return stack.flatten(0, 1).index_select(0, self._index[is_lone])
+            owner = has.owner if self._rows is None else has.owner.new_zeros(len(value))
+            value = torch.where(self.has_edges[owner][:, None], value, self[f"{MLP}-first"])
+        value = value if self._rows is None else value.index_select(0, self._rows)
+        return value.index_select(0, has.at(self._made).to(value.device)) if is_lone else value
 
     def lay(self, rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split rows ``[c, D]`` into the first bias, the second layer's matrix and its bias."""
@@ -231,7 +225,7 @@ class StructureModel(nn.ParameterDict):
 
     def _logits(
         self,
-        batch: GraphBatch,
+        batch: GraphOnDevice,
         graph: Adjacency | None,
         network: tuple[Tensor, Tensor],
         drops: DropoutMask = NO_DROPS,
@@ -256,14 +250,12 @@ class StructureModel(nn.ParameterDict):
         theta, omega = map(self._lone_network, (GNN, MLP))
         z, lifted = self._logits(lone, None, omega), propagate(lone.x, theta[0])
         bias, weight, last = self.lay(theta[1])
-        hidden = weighted_propagate(learned.pattern, learned.entries, lifted)
-        hidden = F.relu(grouped_add(hidden, bias, lone.ptr))
-        around = weighted_propagate(learned.pattern, learned.entries, hidden)
-        h = grouped_linear(around, weight, last, lone.ptr)
+        hidden = F.relu(grouped_add(learned.propagate(lifted), bias, lone.ptr))
+        h = grouped_linear(learned.propagate(hidden), weight, last, lone.ptr)
         every = torch.arange(lone.ptr[-1], device=h.device)
         sums = nt_xent(h, z, every, lone.ptr, lone.ptr, self.how.tau)
         each = zip(sums.unbind(), group_sizes(lone.ptr), strict=True)
-        return {at: one / n for at, (one, n) in zip(self._made.tolist(), each, strict=True)}
+        return {at: one / n for at, (one, n) in zip(self._made, each, strict=True)}
 
     def _lone_network(self, part: str) -> tuple[Tensor, Tensor]:
         """Return a part of the clients whose graphs are made, without its gradient."""
@@ -278,10 +270,11 @@ class StructureModel(nn.ParameterDict):
         if self._graph is None or self._graph[0] is not learned:
             graphs = [*self._given]
             if learned is not None and self._lone is not None:
-                whole = to_adjacency(learned.pattern, learned.entries)
                 if self.kind == KNN:
-                    whole = gcn_adjacency(self.neighbours(), self._lone.ptr[-1])
-                made = zip(self._made.tolist(), whole.blocks(self._lone.ptr), strict=True)
+                    whole = gcn_adjacency(learned.edges(), self._lone.ptr[-1])
+                else:
+                    whole = learned.adjacency()
+                made = zip(self._made, whole.blocks(self._lone.ptr), strict=True)
                 for place, one in made:
                     graphs[place] = one
             self._graph = learned, block_diagonal(graphs)
@@ -292,19 +285,13 @@ class StructureModel(nn.ParameterDict):
         if self.how.knn_on == ENCODER:
             self._learned = None
 
-    def neighbours(self) -> Tensor:
-        """Return the edges of the made graphs, ``[2, e]``: both directions, sorted."""
-        learned = self.learned()
-        weight = entries_of(learned.similarities.detach(), learned.pattern, loops=0)
-        return distinct_edges(learned.pattern.edge_index, weight)
-
     @torch.enable_grad()  # the first caller may need no gradient, but a later step does
-    def learned(self) -> Learned:
+    def learned(self) -> LearnedGraph:
         """Return the made graphs: the same, with their gradient, until the weights change."""
         lone = self._lone
         assert lone is not None
         versions = [t._version for n, t in self.items() if n.startswith(LEARNER)]
-        if self._learned is None or self._learned.versions != versions:
+        if self._learned is None or self._versions != versions:
             e, k, similarity = self._compared(lone), self.how.neighbours, self.how.similarity
             if similarity == "cosine":  # the inner product of unit vectors, made for all at once
                 e, similarity = comparable(e, similarity), "inner"
@@ -313,12 +300,11 @@ class StructureModel(nn.ParameterDict):
                 found = nearest(own, k, similarity)
                 near.append(found.neighbours + begin)
                 kept.append(kept_similarity(own, found.neighbours, similarity, found.products))
-            pattern, similarities = symmetric_pattern(torch.cat(near)), torch.cat(kept)
-            entries = learned_adjacency(similarities, pattern)
-            self._learned = Learned(versions, pattern, similarities, entries)
+            self._versions = versions
+            self._learned = LearnedGraph.of(torch.cat(near), torch.cat(kept))
         return self._learned
 
-    def _compared(self, lone: GraphBatch) -> Rows:
+    def _compared(self, lone: GraphOnDevice) -> Rows:
         """Return what is compared of each node: encoded features, or a hidden layer."""
         if self.kind == KNN and self.how.knn_on == ENCODER:  # without neighbours
             theta, bias = self._lone_network(GNN)
@@ -327,14 +313,19 @@ class StructureModel(nn.ParameterDict):
         if first is not None and self.how.encoder == "mlp":
             w = self.how.width
             rest = self.stack(f"{LEARNER}-rest")[self._made]
-            deeper = rest.view(lone.size, self.how.layers - 1, w, w)
+            deeper = rest.view(len(lone.clients), self.how.layers - 1, w, w)
             return mlp_encode(lone.x, first, deeper, lone.ptr)
         row, column, value = self._entries
-        e = SparseRows(row, column, value, (lone.ptr[-1], max(group_sizes(lone.row_ptr))))
+        e = SparseRows(row, column, value, (lone.ptr[-1], max(group_sizes(lone.rows.ptr))))
         e = e if first is None else attentive_encode(e, first.T)
         # Nodes of two clients are never compared, so columns of different clients share numbers
-        starts = torch.tensor(lone.row_ptr, device=row.device)[lone.node_client[row]]
+        starts = torch.tensor(lone.rows.ptr, device=row.device)[lone.owner[row]]
         return e._replace(col=column - starts)
+
+
+def _joinable(graph: ClientGraph, edges: Tensor, device: torch.device | str) -> GraphOnDevice:
+    used = replace(graph, edge_index=edges, edge_weight=None)
+    return placed_on(used, torch.device(device), is_dense=False)
 
 
 def _pieces(e: Rows, ptr: list[int]) -> list[tuple[int, Rows]]:
@@ -358,7 +349,7 @@ def first_model(settings: StructureSettings) -> StructureModel:
     """
     how, (h, k) = settings.graph, (settings.model.hidden, settings.num_classes)
     model = StructureModel(settings.num_features, h, k, settings.strategy.name, asdict(how))
-    for part in (GNN, MLP)[: 1 + (f"{MLP}-first" in model)]:
+    for part in parts_of(model.kind)[:2]:
         rng = generator(settings.seed, "structure", part)
         _draw(model[f"{part}-first"], rng)
         _draw(model[f"{part}-rest"][h : h + h * k].view(h, k), rng)

@@ -47,13 +47,12 @@ from torch import Tensor, nn
 
 from flower_graph.client.learner import LocalGraph, SharedModule
 from flower_graph.client.module_client import ModuleClient
-from flower_graph.client.state import Tensors
 from flower_graph.config.module import KEEP, RESET
 from flower_graph.data.graph import ClientGraph
 from flower_graph.data.partition.client_graphs import check_neighbours
-from flower_graph.engine.cohort import Cohort, GraphOnDevice, Learner
-from flower_graph.engine.graph_batch import DropoutMask, check_sizes, draw_kept, log_shares
+from flower_graph.engine.cohort import Cohort, GraphOnDevice, Learner, check_sizes
 from flower_graph.method.module_method import ModuleFedAvg
+from flower_graph.ops.dropout import DropoutMask, draw_kept
 from flower_graph.ops.graph_learner import edge_agreement
 from flower_graph.ops.grouped import one_thread
 from flower_graph.records.rounds import RoundReport
@@ -74,6 +73,7 @@ from flower_graph.strategies.fedgls.modules import (
     NO_DROPS,
     StructureModel,
     first_model,
+    parts_of,
 )
 from flower_graph.wire.arrays import Config, Measurements, Parameters
 from flower_graph.wire.averaging import (
@@ -155,6 +155,7 @@ class StructureClient(ModuleClient):
         settings: StructureSettings,
         **more: Any,
     ) -> None:
+        self.first_layers = tuple(f"{part}-first" for part in parts_of(settings.graphs))
         how = replace(settings.strategy, optimiser=KEEP)  # phi's in any case
         super().__init__(context, graphs, shared_by(settings), how, **more)
         for graph in graphs:
@@ -177,11 +178,11 @@ class StructureClient(ModuleClient):
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
         """Return equations 10 and 11 of one step."""
         model = self._holding(module, graph)
-        assert model.batch is not None
         outputs = model.outputs(model.drops.pop(0) if model.drops else NO_DROPS)
-        own, *student = map(log_shares, outputs)  # [k, n] each
+        # [k, n] each: a log-softmax over a few neighbouring numbers takes PyTorch ten times as long
+        own, *student = (one.T.contiguous().log_softmax(0) for one in outputs)
         losses = own.gather(0, graph.y.clamp(min=0)[None])[0]
-        total = -(losses * model.batch.train_share[: len(losses)]).sum()
+        total = -(losses * model.train_shares).sum()
         if student:  # the divergence's other term depends on H alone
             total = total - (own.detach().exp() * model.shares * student[0]).sum()
         return total
@@ -198,7 +199,7 @@ class StructureClient(ModuleClient):
             for place, client in enumerate(model.batch.clients)
         ]
         rates = how.model.input_dropout, how.model.dropout
-        kept = draw_kept(model.batch, chances, steps, how.model.hidden, *rates)
+        kept = draw_kept(model.batch.x, model.batch.ptr, chances, steps, how.model.hidden, *rates)
         model.drops = [
             DropoutMask(*(part if part is None else part[step] for part in kept))
             for step in range(steps)
@@ -218,27 +219,19 @@ class StructureClient(ModuleClient):
         self._contrast |= {clients[at]: loss.detach().cpu() for at, loss in losses.items()}
 
     def finish(self, learner: Learner) -> None:
-        """Take back what changed without a gradient, and what counts nothing in the sum."""
+        """Say which of the two models a client has."""
         model = self._holding(learner.module, learner.graph)
-        batch = model.batch
-        assert batch is not None
-        # A row whose feature a client lacks has no gradient: weight decay alone would move it by
-        # Adam's full step, against the clients that have the feature.
-        has = torch.zeros(batch.size, batch.num_features, dtype=torch.bool, device=self.device)
-        has[batch.row_client, batch.feature] = True
-        has = has[: len(model.has_edges)]
-        for name in (f"{GNN}-first", f"{MLP}-first"):
-            if name in self.received and name in model:
-                kept = has.view(*model[name].shape[:-1], 1)
-                model[name].copy_(torch.where(kept, model[name], self.received[name]))
-        if model.kind == OWN:  # what a client lacks counts nothing in the sum
-            for part, has in ((GNN, model.has_edges), (MLP, ~model.has_edges)):
-                for name in ("first", "rest", "share"):
-                    value = model.stack(f"{part}-{name}")
-                    value.mul_(has.view(-1, *[1] * (value.dim() - 1)))
+        for part, has in ((GNN, model.has_edges), (MLP, ~model.has_edges)):
+            if model.kind == OWN:
                 model.stack(f"{part}-share").copy_(has[:, None])
 
     # Answers
+
+    def counted(self, name: str, clients: Mapping[int, int]) -> Mapping[int, int]:
+        if self.structure.graphs != OWN or name.endswith("-share"):
+            return clients
+        wanted = name.startswith(MLP)  # what a client lacks counts nothing in the sum
+        return {one: w for one, w in clients.items() if self._graph_of[one].is_graphless == wanted}
 
     def measured(self, clients: Sequence[int], weight: int) -> dict[str, float]:
         values = [self._contrast[one] for one in clients if one in self._contrast]
@@ -267,25 +260,22 @@ class StructureClient(ModuleClient):
         ptr = np.cumsum([0, *(len(one.y) for one in made)]).tolist()
         edges = torch.cat([own + start for own, start in zip(true, ptr, strict=False)], 1)
         y = torch.cat([one.y for one in made])
-        found = edge_agreement(model.neighbours(), edges.to(self.device), y.to(self.device), ptr)
+        found = edge_agreement(
+            model.learned().edges(), edges.to(self.device), y.to(self.device), ptr
+        )
         return {name: values.cpu() for name, values in found.items()}
 
     def _holding(self, module: nn.Module, graph: GraphOnDevice) -> StructureModel:
         """Return a model that has the graphs of its clients."""
         assert isinstance(module, StructureModel)
         if module.batch is None:
-            module.hold([self._graph_of[client] for client in graph.clients], self.device)
+            graphs = [self._graph_of[client] for client in graph.clients]
+            module.hold(graphs, self.device, is_group=graph.layout is not None)
         return module
 
     def _take_over(self, cohort: Cohort, learner: Learner, begun: Mapping[int, Parameters]) -> None:
         super()._take_over(cohort, learner, begun)
         self._holding(learner.module, learner.graph).forget_neighbours()
-
-    def _build(self, tensors: Tensors) -> tuple[Cohort, Tensors]:
-        cohort, placed = super()._build(tensors)
-        for name, stack in placed.items():  # a sparse product takes the rows as they are
-            placed[name] = stack.contiguous()
-        return cohort, placed
 
     @contextmanager
     def _drawing(self, graph: GraphOnDevice, server_round: int) -> Iterator[None]:

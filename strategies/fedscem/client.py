@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +22,7 @@ from flower_graph.client.module_client import ModuleClient
 from flower_graph.client.state import CohortState, Tensors, check_graphs
 from flower_graph.config.rules import choice
 from flower_graph.data.graph import EgoNetwork
-from flower_graph.engine.cohort import Learner
-from flower_graph.engine.graph_batch import check_sizes
+from flower_graph.engine.cohort import Learner, check_sizes
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import OutOfRangeError, RefusedError, StateLostError, UnreadableSumError
 from flower_graph.ops.grouped import one_thread
@@ -410,7 +409,7 @@ class EgoModelClient(ModuleClient):
         Whether models are averaged; otherwise none leaves its client.
     """
 
-    first_layers: ClassVar[tuple[str, ...]] = (FIRST,)
+    first_layers: tuple[str, ...] = (FIRST,)
     shared_by = staticmethod(shared_by)
 
     # Any: arguments of ``ModuleClient``

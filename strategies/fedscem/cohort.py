@@ -19,8 +19,14 @@ from torch import Tensor, nn
 
 from flower_graph.data.description import NewGraph
 from flower_graph.data.graph import EgoNetwork
-from flower_graph.engine.cohort import Cohort, Judged, Learner, first_tensors, placed_on
-from flower_graph.engine.graph_batch import check_classes
+from flower_graph.engine.cohort import (
+    Cohort,
+    Judged,
+    Learner,
+    check_classes,
+    first_tensors,
+    placed_on,
+)
 from flower_graph.engine.grouped import Tensors, laid_out
 from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
 from flower_graph.ops.adam import Adam

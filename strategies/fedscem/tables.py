@@ -23,8 +23,8 @@ from flower_graph.data.graph import EgoNetwork, WholeGraph, to_undirected
 from flower_graph.data.partition.ego_networks import split_global
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.cohort import Judged, joined, placed_on
-from flower_graph.engine.graph_batch import Epoch
 from flower_graph.engine.machine import resolve_device
+from flower_graph.records.rounds import Epoch
 from flower_graph.storage.reading import MOST_LINES, Tree, read_json
 from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
 from flower_graph.strategies.fedscem.config import EgoSettings, FedSCemConfig

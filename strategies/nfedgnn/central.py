@@ -11,10 +11,10 @@ from torch.nn import functional
 from flower_graph.data.baselines import propagate_all_labels
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.engine.graph_batch import Epoch
 from flower_graph.engine.machine import resolve_device
 from flower_graph.models import CentralModel
 from flower_graph.ops.adam import Adam
+from flower_graph.records.rounds import Epoch
 from flower_graph.rng import seeded
 from flower_graph.strategies.nfedgnn.method import split_model
 

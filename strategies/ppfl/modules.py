@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
-from flower_graph.engine.graph_batch import check_sizes, pack_graphs, turn_of, with_dropout
+from flower_graph.engine.cohort import check_sizes
+from flower_graph.engine.grouped import feature_rows
 from flower_graph.ops.adam import Rates, adam_rows_
 from flower_graph.ops.attention import AttentionGraph, attend, attention_graph
+from flower_graph.ops.dropout import turn_of, with_dropout
 from flower_graph.ops.graph import propagate
 from flower_graph.outputs.build import HEADS, SHARE, WIDTH, built_with, form_of
 from flower_graph.outputs.files import SavedModels
@@ -116,9 +118,11 @@ class PublicGAT(nn.Module):
         if not self._train.numel():
             raise ValueError(f"client {graph.client}: no training node has a label; 1 is needed")
         self._y = graph.train_y[self._train]
-        batch = pack_graphs([graph], self._device)
-        self._x, self._turn = batch.x, turn_of(batch.x)
-        self._feature = batch.feature  # [r] the features that occur: of others it has no weights
+        x, occurring = feature_rows([graph.x.cpu()])
+        self._x, self._turn = x.to(self._device), turn_of(x).to(self._device)
+        self._feature = occurring.feature.to(
+            self._device
+        )  # [r] the features that occur: of others it has no weights
         self._edges = attention_graph(graph.edge_index, len(graph.x))
         more: dict[str, Any] = {"heads": config.gat.heads, "dropout": config.gat.dropout}
         self._whole = partial(GAT, features, dimension, classes, **more)

@@ -11,14 +11,7 @@ from learner_helpers import matrix, slow_adjacency
 from torch import Tensor
 
 from flower_graph.ops.graph import Adjacency, propagate
-from flower_graph.ops.graph_learner import (
-    distinct_edges,
-    edge_agreement,
-    learned_adjacency,
-    symmetric_pattern,
-    to_adjacency,
-    weighted_propagate,
-)
+from flower_graph.ops.graph_learner import LearnedGraph, edge_agreement
 
 # The learned adjacency
 
@@ -37,14 +30,14 @@ def kept(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
 def test_learned_adjacency_equals_the_formula(case: tuple[Tensor, Tensor]):
     neighbours, values = case
     n, k = neighbours.shape
-    pattern = symmetric_pattern(neighbours)
-    assert pattern.edge_index.shape == (2, 2 * n * k + n)
-    assert (pattern.edge_index[0].diff() >= 0).all(), "rows rise"
-    weight = learned_adjacency(values.gather(1, neighbours), pattern)
-    found = matrix(pattern.edge_index, weight, n)
+    learned = LearnedGraph.of(neighbours, values.gather(1, neighbours))
+    assert learned.edge_index.shape == (2, 2 * n * k + n)
+    assert (learned.edge_index[0].diff() >= 0).all(), "rows rise"
+    found = matrix(learned.edge_index, learned.entries, n)
     torch.testing.assert_close(found, slow_adjacency(values, neighbours.tolist()))
-    graph = to_adjacency(pattern, weight)
-    for one in graph:
+    assert torch.equal(learned.edges(), found.fill_diagonal_(0).nonzero().T)
+    found = matrix(learned.edge_index, learned.entries, n)
+    for one in learned.adjacency():
         torch.testing.assert_close(propagate(Adjacency(one, one), torch.eye(n).double()), found)
 
 
@@ -52,15 +45,12 @@ def test_learned_adjacency_equals_the_formula(case: tuple[Tensor, Tensor]):
 def test_weighted_propagate_equals_a_dense_product(case: tuple[Tensor, Tensor], h: int):
     neighbours, values = case
     n = len(values)
-    pattern = symmetric_pattern(neighbours)
-    weight = learned_adjacency(values.gather(1, neighbours), pattern).requires_grad_()
+    learned = LearnedGraph.of(neighbours, values.gather(1, neighbours))
+    weight = learned.entries.requires_grad_()
     x = values[:, :1].repeat(1, h).cumsum(1).requires_grad_()
     upstream = torch.linspace(-1, 1, n * h, dtype=torch.float64).view(n, h)
     results = []
-    for found in (
-        weighted_propagate(pattern, weight, x),
-        matrix(pattern.edge_index, weight, n) @ x,
-    ):
+    for found in (learned.propagate(x), matrix(learned.edge_index, weight, n) @ x):
         results.append((found, *torch.autograd.grad((found * upstream).sum(), (weight, x))))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other)
@@ -92,9 +82,3 @@ def test_edges_of_two_clients_by_hand():
     undefined, recall, homophily, *rest = (value[1].item() for value in found.values())
     assert math.isnan(undefined) and recall == 0 and math.isnan(homophily)
     assert rest == [0, 0, 1]
-
-
-def test_distinct_edges_leave_out_loops_repeats_and_what_weighs_nothing():
-    edge_index = torch.tensor([[0, 0, 1, 1, 2, 2, 1], [0, 1, 0, 0, 1, 0, 2]])
-    weight = torch.tensor([1.0, 0.5, 0.2, 0.3, 0.0, 0.1, 0.0])
-    assert distinct_edges(edge_index, weight).tolist() == [[0, 1, 2], [1, 0, 0]]

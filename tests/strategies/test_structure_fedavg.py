@@ -26,7 +26,7 @@ from structure_helpers import (
 )
 
 from flower_graph.data.graph import ClientGraph
-from flower_graph.engine.graph_batch import draw_mask
+from flower_graph.ops.dropout import draw_mask
 from flower_graph.rng import generator
 from flower_graph.strategies.fedgls.config import FEDGLS, StructureSettings
 
@@ -112,11 +112,11 @@ def test_the_gradient_of_every_graph_learner(encoder: str, layers: int, similari
     for place, client in enumerate(federation.clients):
         if client.learner is not None:
             grads = torch.cat([part.grad.flatten() for part in client.learner.parts])
-            moments = {
-                name: cohort.tensors[f"{name}/exp_avg"][place]
-                for name in ("learner-first", "learner-rest")
-                if name in cohort.tensors
-            }
+            at, first = cohort.rows.at([place]), cohort.tensors["learner-first/exp_avg"]
+            moments = {"learner-first": torch.zeros(own.num_features, first.shape[1])}
+            moments["learner-first"][cohort.rows.feature[at]] = first[at]
+            if "learner-rest" in cohort.tensors:
+                moments["learner-rest"] = cohort.tensors["learner-rest/exp_avg"][place]
             close(10 * torch.cat([part.flatten() for part in layers_of(moments, own)]), grads)
             largest = max(largest, float(grads.abs().max()))
     assert largest > 1e-3

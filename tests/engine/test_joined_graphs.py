@@ -1,51 +1,41 @@
-"""Graphs one behind the other, some cut out again; dropout, and how well each client does."""
+"""Graphs one behind the other, with a column for each active row; dropout of each network."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from ego_helpers import FEATURES, toy_egos
+from ego_helpers import toy_egos
 from graph_helpers import toy
 from hypothesis import given
 from hypothesis import strategies as st
-from torch_geometric.nn.conv.gcn_conv import gcn_norm
-from torch_geometric.utils import to_dense_adj
 
-from flower_graph.engine.graph_batch import (
-    draw_kept,
-    draw_mask,
-    pack_graphs,
-    turn_of,
-    with_dropout,
-)
+from flower_graph.engine.cohort import joined, placed_on
+from flower_graph.ops.dropout import draw_kept, draw_mask, turn_of, with_dropout
+
+
+def together(graphs):
+    return joined([placed_on(g, torch.device("cpu"), is_dense=False) for g in graphs], by_rows=True)
 
 
 def test_blocks_are_the_clients_graphs():
     egos = toy_egos()
-    batch = pack_graphs(egos)
+    batch = together(egos)
     assert batch.clients == tuple(range(100, 112))
-    whole, x = batch.graph.matrix.to_dense(), batch.x.matrix.to_dense()
-    assert torch.equal(batch.graph.transpose.to_dense(), whole.T)
+    x, rows = batch.x.matrix.to_dense(), batch.rows
     assert torch.equal(batch.x.transpose.to_dense(), x.T)
-    outside = torch.ones_like(whole, dtype=torch.bool)
     for place, ego in enumerate(egos):
-        nodes = slice(batch.ptr[place], batch.ptr[place + 1])
-        rows = slice(batch.row_ptr[place], batch.row_ptr[place + 1])
-        n = ego.nodes.numel()
-        edges, weight = gcn_norm(ego.edge_index, None, n)
-        wanted = to_dense_adj(edges, edge_attr=weight, max_num_nodes=n)[0]
-        torch.testing.assert_close(whole[nodes, nodes], wanted)
-        outside[nodes, nodes] = False
+        nodes, own = (slice(*ptr[place : place + 2]) for ptr in (batch.ptr, rows.ptr))
+        at = batch.layout.edge_ptr[place : place + 2]
+        assert torch.equal(batch.edge_index[:, slice(*at)] - nodes.start, ego.edge_index)
         # Putting the columns back gives the features; only features that occur have a column.
-        feature = batch.feature[rows]
+        feature = rows.feature[own]
         assert torch.equal(feature, (ego.x != 0).any(0).nonzero().flatten())
-        assert torch.equal(x[nodes, rows], ego.x[:, feature])
-        assert not x[nodes, : rows.start].any() and not x[nodes, rows.stop :].any()
-        assert set(batch.node_client[nodes].tolist()) == {place}
+        assert torch.equal(x[nodes, own], ego.x[:, feature])
+        assert not x[nodes, : own.start].any() and not x[nodes, own.stop :].any()
+        assert set(batch.owner[nodes].tolist()) == {place}
+        assert rows.owner[own].eq(place).all()
         assert torch.equal(batch.y[nodes], ego.y)
         assert torch.equal(batch.masks["val"][nodes], ego.val_mask)
-    assert not whole[outside].any()
-    assert batch.num_features == FEATURES
 
 
 def test_sparse_features_give_the_same_and_a_stored_zero_is_none():
@@ -53,8 +43,8 @@ def test_sparse_features_give_the_same_and_a_stored_zero_is_none():
     sparse = [replace(e, x=e.x.to_sparse_csr()) for e in egos]
     sparse[4].x.values()[0] = 0
     egos[4] = replace(egos[4], x=sparse[4].x.to_dense())
-    one, other = pack_graphs(sparse), pack_graphs(egos)
-    assert torch.equal(one.feature, other.feature) and one.row_ptr == other.row_ptr
+    one, other = together(sparse), together(egos)
+    assert torch.equal(one.rows.feature, other.rows.feature) and one.rows.ptr == other.rows.ptr
     assert torch.equal(one.x.matrix.to_dense(), other.x.matrix.to_dense())
 
 
@@ -82,9 +72,9 @@ def test_rate_zero_and_the_highest_rate_leave_something():
 
 
 def kept(networks, seeds):
-    chances = [chance(seed) for seed in seeds]
+    batch, chances = together(networks), [chance(seed) for seed in seeds]
     return draw_kept(
-        pack_graphs(networks), chances, steps=2, hidden=3, input_rate=0.5, hidden_rate=0.25
+        batch.x, batch.ptr, chances, steps=2, hidden=3, input_rate=0.5, hidden_rate=0.25
     )
 
 
@@ -97,7 +87,7 @@ def test_what_a_network_loses_does_not_depend_on_its_company():
 
 
 def test_thinned_features_are_the_same_matrix_both_ways():
-    x = pack_graphs(NETWORKS).x
+    x = together(NETWORKS).x
     factors = torch.tensor([0.0, 2.0, 2.0, 0.0, 2.0])  # 1, 2 | 3, 4 | 5
     new = with_dropout(x, turn_of(x), factors)
     values = [[0.0, 0.0, 4.0, 0.0], [0.0, 6.0, 0.0, 0.0], [0.0, 0.0, 0.0, 10.0]]
