@@ -9,7 +9,7 @@ from flwr.app import Context, RecordDict
 
 from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.method.load import load_config
-from flower_graph.outputs.client import BEGIN, FINISH, KeepRequest
+from flower_graph.outputs.client import BEGIN, FINISH, ClientOutputs, KeepRequest
 from flower_graph.outputs.files import (
     Embeddings,
     read_models,
@@ -40,7 +40,8 @@ def test_embeddings_lie_beside_predictions_and_a_deepwalk_has_no_module(tmp_path
     config: Any = load_config("ppfl/cora-linqs-deepwalk", SETTINGS)
     graphs = [graph_of(0), graph_of(1)]
     members = [make_member(graph, config, CLASSES, ["a", "b", "c"]) for graph in graphs]
-    host = PublicNodeClient(Context(1, 2, {}, RecordDict(), {}), members, output_dir=tmp_path)
+    context = Context(1, 2, {}, RecordDict(), {})
+    host = PublicNodeClient(context, members, outputs=ClientOutputs(context, tmp_path))
     host.outputs.keep(KeepRequest(RUN, 0, 0, BEGIN), host.snapshot)
     nodes = [member.public for member in members]
     host.round(PublicRequest(1, [0, 1], nodes, [None, None], WIDTH))
