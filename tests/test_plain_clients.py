@@ -70,9 +70,9 @@ def test_fedscem_adds_up_what_plain_clients_send() -> None:
     taken: list[Any] = []
     take = strategy._take
 
-    def watch(layout: Any, found: Any, *rest: Any) -> RoundReport:
-        taken.append((layout, found.total))
-        return take(layout, found, *rest)
+    def watch(server_round: int, found: Any) -> dict[str, float]:
+        taken.append((strategy.layout, found.total))
+        return take(server_round, found)
 
     strategy._take = watch  # type: ignore[method-assign]
     reports = run(strategy, plain_clients.ego_app(nodes, embedding), 3, 2)
