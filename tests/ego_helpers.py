@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.strategies.fedscem.cohort import Shared, first_model
 from flower_graph.strategies.fedscem.config import EgoSettings
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flower_graph.client.state import StateStore
 from flower_graph.config.module import GCNSection
-from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import Cohort
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid

@@ -15,7 +15,8 @@ from flower_graph.client.learner import SharedModule
 from flower_graph.config.common import checkpoint_settings
 from flower_graph.data.folders.client_folder import clients_path, is_one_graph
 from flower_graph.data.folders.party import RunData, RunFolder, graph_data
-from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
+from flower_graph.data.graph import ClientGraph
+from flower_graph.data.partition.client_graphs import check_neighbours
 from flower_graph.data.sources.datasets import cached_clients
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.flower_compat import NumPyClient
@@ -49,7 +50,7 @@ from flower_graph.strategies.fedgls.strategy import StructureClient, StructureFe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flower_graph.data.new_graph import NewGraph
+    from flower_graph.data.description import NewGraph
     from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.fedgls.attack import ModelAudit
 

@@ -49,7 +49,8 @@ from flower_graph.client.learner import LocalGraph, SharedModule
 from flower_graph.client.module_client import ModuleClient
 from flower_graph.client.state import Tensors
 from flower_graph.config.module import KEEP, RESET
-from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
+from flower_graph.data.graph import ClientGraph
+from flower_graph.data.partition.client_graphs import check_neighbours
 from flower_graph.engine.cohort import Cohort, GraphOnDevice, Learner
 from flower_graph.engine.graph_batch import DropoutMask, check_sizes, draw_kept, log_shares
 from flower_graph.method.module_method import ModuleFedAvg

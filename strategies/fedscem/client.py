@@ -21,7 +21,7 @@ from flower_graph.client.learner import NODES, LocalGraph, SharedModule, saved_r
 from flower_graph.client.module_client import ModuleClient
 from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
 from flower_graph.config.rules import choice
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.engine.cohort import Learner
 from flower_graph.engine.graph_batch import check_sizes
 from flower_graph.engine.machine import resolve_device
@@ -33,7 +33,7 @@ from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
 from flower_graph.secure.align.slots import SlotTable
-from flower_graph.secure.client import PartyActions
+from flower_graph.secure.client import MaskingClient
 from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
@@ -107,7 +107,7 @@ class Hiding(NamedTuple):
 NOTHING = Hiding()
 
 
-class EgoNetworkClient(PartyActions):
+class EgoNetworkClient(MaskingClient):
     """The ego-networks of one SuperNode: one in a deployment, many in a simulation.
 
     Parameters
@@ -131,7 +131,7 @@ class EgoNetworkClient(PartyActions):
         then takes part only in masked sums and in the alignment with proofs.
     """
 
-    actions = ("align", "union", "unmask", "save", "finish", *PartyActions.party_actions)
+    actions = ("align", "union", "unmask", "save", "finish", *MaskingClient.party_actions)
 
     def __init__(
         self,

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from flower_graph.data.new_graph import NewGraph
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.description import NewGraph
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.engine.cohort import Cohort, Judged, Learner, first_tensors, placed_on
 from flower_graph.engine.graph_batch import check_classes
 from flower_graph.engine.grouped import Tensors, laid_out

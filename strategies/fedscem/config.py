@@ -25,7 +25,7 @@ from flower_graph.method.trust import OpenedSums
 from flower_graph.secure.node_config import FEWEST_PARTIES, MOST_BLOCK
 
 if TYPE_CHECKING:
-    from flower_graph.data.partition.ego_networks import EgoNetwork
+    from flower_graph.data.graph import EgoNetwork
 
 APP = "fedscem"
 FEDSCEM = "masked-embedding-averaging"

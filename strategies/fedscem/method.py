@@ -13,11 +13,12 @@ from torch import Tensor
 
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import checkpoint_settings
+from flower_graph.data.description import NewGraph
 from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_ego_folder
 from flower_graph.data.folders.party import RunFolder
-from flower_graph.data.new_graph import NewGraph
-from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
+from flower_graph.data.graph import EgoNetwork
+from flower_graph.data.partition.ego_networks import partition_egos
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.flower_compat import Mod, NumPyClient
@@ -114,13 +115,7 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         if path is None:
             whole = cached_data(config)
             return Clients.cut(partition_egos(whole, how, config.seed), whole)
-        egos = load_ego_folder(
-            path,
-            how.split,
-            how.ratios,
-            config.seed if how.seed is None else how.seed,
-            how=ReadOptions.of(config.data),
-        )
+        egos = load_ego_folder(path, how, config.seed, ReadOptions.of(config.data))
         if len(egos) < 2 and config.masks_sums:
             raise ConfigError(f"data.name: {str(path)!r} has 1 client; a masked sum needs 2")
         return egos

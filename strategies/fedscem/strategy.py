@@ -65,7 +65,7 @@ from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.sum.messages import KeyReply, MaskedReply
 from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import PartySums, SumServer
-from flower_graph.secure.sum.service import SumStages, as_record, entries_of
+from flower_graph.secure.sum.service import SecureSum, as_record, entries_of
 from flower_graph.server.membership import Membership, renamed
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
@@ -461,9 +461,9 @@ class EgoSession(Session):
             checkpoint_dir=checkpoint_dir,
             checkpoint_every=checkpoint_every,
         )
-        self.sums = SumStages(
-            server,
+        self.sums = SecureSum(
             self.send,
+            server=server,
             limit=how.limit,
             resolution=min(how.resolution, math.inf if how.model_sharing == "none" else FINE),
             guard=True,

@@ -19,8 +19,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from flower_graph.client.learner import NODES
-from flower_graph.data.graph import WholeGraph, to_undirected
-from flower_graph.data.partition.ego_networks import EgoNetwork, split_global
+from flower_graph.data.graph import EgoNetwork, WholeGraph, to_undirected
+from flower_graph.data.partition.ego_networks import split_global
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.cohort import Judged, joined, placed_on
 from flower_graph.engine.graph_batch import Epoch

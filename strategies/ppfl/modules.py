@@ -28,7 +28,7 @@ from flower_graph.outputs.files import SavedModels
 from flower_graph.rng import generator, seeded
 
 if TYPE_CHECKING:
-    from flower_graph.data.partition.overlapping import OverlappingGraph
+    from flower_graph.data.graph import OverlappingGraph
     from flower_graph.strategies.ppfl.config import PPFLConfig
 
 FIRST = "hidden.linear"  # the weights that a client has for the features that it sees

@@ -15,7 +15,7 @@ from torch_geometric.data import Data
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
 from flower_graph.client.learner import GraphOnDevice, LinkTask, asked
-from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of

@@ -19,7 +19,7 @@ from public_helpers import bytes_of
 
 from flower_graph import MaskedEmbeddingAveraging
 from flower_graph.audit.attacks import RecordingGrid
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.secure.align.blinded import canonical, hash_to_group
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.round import SumResult

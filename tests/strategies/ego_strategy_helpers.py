@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
 from flower_graph.client.state import IN_PROCESS, StateStore
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem.config import EgoSettings

@@ -15,7 +15,7 @@ from ego_helpers import SETTINGS, start_of, toy_egos
 from flwr.app import Context, RecordDict
 
 from flower_graph.client.state import StateStore
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.errors import StateLostError
 from flower_graph.strategies.fedscem import client as ego_host
 from flower_graph.strategies.fedscem.client import EgoNetworkClient, EgoSecrets

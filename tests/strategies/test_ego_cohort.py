@@ -19,8 +19,8 @@ from sage_helpers import few_epochs as few_epochs
 from sage_helpers import run_sage
 from torch import Tensor
 
-from flower_graph.data.new_graph import NewGraph
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.description import NewGraph
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
 from flower_graph.outputs.files import Snapshot, read_models, write_outputs
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage

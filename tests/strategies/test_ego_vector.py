@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain.fedscem import Client, average
 
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.errors import RefusedError
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.slots import SlotTable, open_table

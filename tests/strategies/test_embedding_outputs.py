@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from flwr.app import Context, RecordDict
 
-from flower_graph.data.partition.overlapping import OverlappingGraph
+from flower_graph.data.graph import OverlappingGraph
 from flower_graph.method.load import load_config
 from flower_graph.outputs.client import BEGIN, FINISH, ClientOutputs, KeepRequest
 from flower_graph.outputs.files import (

@@ -12,7 +12,7 @@ from sage_helpers import few_epochs as few_epochs
 from torch import Tensor
 from torch.nn import functional as F
 
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.strategies.fed_sage import modules as formulas
 from flower_graph.strategies.fed_sage.modules import (
     CODE,

@@ -62,6 +62,7 @@ def test_public_nodes_of_clients_with_nan(kind: type[ProcrustesAlignment]) -> No
 
 def test_the_secure_form_says_who_is_in_no_sum_and_why() -> None:
     outcome = run_secure(toy_members(), rounds=6, mods=[silent({2}, {4})])
+    assert not any(report.skipped for report in outcome.reports)
     found = checked(outcome.reports, {0, 1, 2, 3})
     assert "away" in found[3].failed[2]
     assert found[4].left_out == {2: "its keys for the sum did not come in time"}
