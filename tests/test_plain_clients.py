@@ -68,13 +68,13 @@ def test_fedscem_adds_up_what_plain_clients_send() -> None:
     embedding = np.arange(24.0).reshape(6, 4)
     strategy = MaskedEmbeddingAveraging(settings, alignment="plain", aggregation="plain")
     taken: list[Any] = []
-    take = strategy.take
+    take = strategy._take
 
-    def watch(layout: Any, found: Any, *rest: Any) -> RoundReport:
-        taken.append((layout, found.total))
-        return take(layout, found, *rest)
+    def watch(server_round: int, found: Any) -> dict[str, float]:
+        taken.append((strategy.layout, found.total))
+        return take(server_round, found)
 
-    strategy.take = watch  # type: ignore[method-assign]
+    strategy._take = watch  # type: ignore[method-assign]
     reports = run(strategy, plain_clients.ego_app(nodes, embedding), 3, 2)
     layout, total = taken[0]
     # Node 3 is held by all, node 2 by clients 0 and 1; nodes 1 and 4 by one each.

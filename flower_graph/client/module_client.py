@@ -230,7 +230,8 @@ class ModuleClient(NumPyClient):
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train the clients that are asked. Send their mean, without clients that diverged."""
         cohort, clients, left_out = self._trained(parameters, config)
-        add_up = self._added_each if self._sends_its_own else self._added
+        sends_its_own = self._overrides("sent", "extras", "arrays")
+        add_up = self._added_each if sends_its_own else self._added
         weight, arrays = add_up(cohort, clients, left_out)
         means = {name: values / weight for name, values in arrays.items()}
         trained = Trained(clients=len(clients), left_out=left_out)
@@ -381,10 +382,7 @@ class ModuleClient(NumPyClient):
         with ClientDropout(graph.layout, streams), drawing_nothing():
             yield
 
-    @property
-    def _sends_its_own(self) -> bool:
-        """Whether a subclass says what a client sends."""
-        names = ("sent", "extras", "arrays")
+    def _overrides(self, *names: str) -> bool:
         return any(getattr(type(self), name) is not getattr(ModuleClient, name) for name in names)
 
     @torch.no_grad()
@@ -469,8 +467,7 @@ class ModuleClient(NumPyClient):
     def _can_group(self, module: nn.Module, graphs: Sequence[GraphOnDevice]) -> bool:
         """Whether a step of two clients as a group is the step of each by itself."""
         trains = [graph for graph in graphs if self._examples_of(graph.client)][:2]
-        hooks = [getattr(type(self), name) is getattr(ModuleClient, name) for name in ONE_BY_ONE]
-        if len(trains) < 2 or not all(hooks) or not can_group(module):
+        if len(trains) < 2 or self._overrides(*ONE_BY_ONE) or not can_group(module):
             return False
         if not _is_elementwise(self.optimiser(module)):
             return False

@@ -13,7 +13,7 @@ from torch import nn
 
 from flower_graph.client.learner import NODES, LinkTask, NodeTask, SharedModule, ValueTask
 from flower_graph.client.module_client import ModuleClient
-from flower_graph.config.common import CHECKPOINTS, LINKS, VALUES, checkpoint_settings
+from flower_graph.config.common import LINKS, VALUES, checkpoint_settings
 from flower_graph.config.module import GCN as GCN_NAME
 from flower_graph.config.module import MLP, ModuleRunConfig, TrainingSection
 from flower_graph.data.baselines import Figures, link_baselines, value_baselines
@@ -23,7 +23,7 @@ from flower_graph.data.new_graph import DataForm
 from flower_graph.errors import DataError
 from flower_graph.method.base import GraphMethod, class_names, scale_of
 from flower_graph.models import GCN, GCNPairs, PyGNetwork
-from flower_graph.outputs.client import ClientOutputs
+from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
@@ -47,7 +47,7 @@ class ModuleFedAvg(ReportedFedAvg):
     kinds
         Number of measured classes, if it differs: two for pairs of nodes.
     **more
-        As for ``ReportedFedAvg``; the seed is the module's.
+        As for ``ReportedFedAvg``; the seed is the module's, the rest by default the section's.
     """
 
     # Any: arguments of the parent
@@ -60,7 +60,8 @@ class ModuleFedAvg(ReportedFedAvg):
         kinds: int = 0,
         **more: Any,
     ) -> None:
-        super().__init__(seed=shared.seed, **more)
+        own = {"participation": how.participation, "min_nodes": how.min_nodes}
+        super().__init__(seed=shared.seed, **own | more)
         self.shared, self.how = shared, how
         self.classes, self.num_classes = classes, kinds or classes
 
@@ -118,12 +119,9 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
     def build_strategy(
         self, config: M, out: Path | None, folder: RunFolder | None = None
     ) -> ModuleFedAvg:
-        how = config.strategy
         strategy = self.strategy_class(
             self._shared(config, folder),
-            how,
-            participation=how.participation,
-            min_nodes=how.min_nodes,
+            config.strategy,
             classes=self.outputs(config, folder),
             kinds=2 if config.task == LINKS else 0,
             **checkpoint_settings(config, out),
@@ -140,9 +138,8 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
             self._shared(config, folder),
             config.strategy,
             device=config.device,
-            checkpoint_dir=None if out is None else out / CHECKPOINTS,
-            outputs=ClientOutputs(context, out, class_names(self, config, folder)),
             task=self.task(config, folder),
+            **client_folders(context, out, class_names(self, config, folder)),
         )
 
     def final_figures(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from flower_graph.config.common import ALL, BEST, LAST
+from flower_graph.config.common import ALL, BEST, CHECKPOINTS, LAST
 from flower_graph.errors import MalformedReplyError, OutputError, StateLostError, brief
 from flower_graph.outputs.figures import IN_RUN, FigureLog, write_figures
 from flower_graph.outputs.files import SAID, Snapshot, write_outputs
@@ -146,6 +146,15 @@ class KeptFolder:
 NAME = "outputs"  # in Context.state
 FOLDER = "outputs"  # in the SuperNode's own folder
 UP, DOWN = "up", "down"
+
+
+# Any: arguments of several types
+def client_folders(
+    context: Context, out: Path | None, classes: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """Return where a client of a run keeps checkpoints and outputs."""
+    saved = None if out is None else out / CHECKPOINTS
+    return {"checkpoint_dir": saved, "outputs": ClientOutputs(context, out, classes)}
 
 
 class ClientOutputs:

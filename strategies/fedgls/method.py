@@ -12,7 +12,7 @@ import torch
 from flwr.app import Context
 
 from flower_graph.client.learner import SharedModule
-from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
+from flower_graph.config.common import checkpoint_settings
 from flower_graph.data.folders.client_folder import clients_path, is_one_graph
 from flower_graph.data.folders.party import RunData, RunFolder, graph_data
 from flower_graph.data.graph import ClientGraph
@@ -24,7 +24,7 @@ from flower_graph.method import GraphMethod, Partition
 from flower_graph.method.base import class_names
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.outputs.build import build_module
-from flower_graph.outputs.client import ClientOutputs
+from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
@@ -98,8 +98,7 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
         self, config: FedGLSConfig, out: Path | None, folder: RunFolder | None = None
     ) -> ReportedFedAvg:
         how, settings = config.strategy, structure_settings(config, folder)
-        local: dict[str, Any] = {"participation": how.participation, "min_nodes": how.min_nodes}
-        local |= checkpoint_settings(config, out)
+        local = checkpoint_settings(config, out)
         if how.name == FEDPROTO:
             shared, classes = _prototypes(config, settings), settings.num_classes
             return ModuleFedAvg(shared, how, classes=classes, **local)
@@ -115,11 +114,8 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
         graphs, folder = self.hosted(config, context)
         require_one_client(config.privacy, [graph.client for graph in graphs])
         settings = structure_settings(config, folder)
-        local: dict[str, Any] = {
-            "device": config.device,
-            "checkpoint_dir": None if out is None else out / CHECKPOINTS,
-            "outputs": ClientOutputs(context, out, class_names(self, config, folder)),
-        }
+        local = client_folders(context, out, class_names(self, config, folder))
+        local["device"] = config.device
         if config.strategy.name == FEDPROTO:
             shared = _prototypes(config, settings)
             return FedProtoClient(context, graphs, shared, config.strategy, **local)

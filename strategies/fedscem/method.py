@@ -6,13 +6,13 @@ import logging
 import math
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flwr.app import Context
 from torch import Tensor
 
 from flower_graph.client.trust import trust_of
-from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
+from flower_graph.config.common import checkpoint_settings
 from flower_graph.data.description import NewGraph
 from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_ego_folder
@@ -25,7 +25,7 @@ from flower_graph.flower_compat import Mod, NumPyClient
 from flower_graph.method import OwnGraphMethod
 from flower_graph.method.base import class_names, edges_of
 from flower_graph.method.permits import Permits
-from flower_graph.outputs.client import ClientOutputs
+from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
@@ -96,9 +96,8 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         self, config: FedSCemConfig, context: Context, out: Path | None
     ) -> NumPyClient:
         egos, folder = self.hosted(config, context)
-        saved = None if out is None else out / CHECKPOINTS
-        how: dict[str, Any] = {"device": config.device, "checkpoint_dir": saved}
-        how["outputs"] = ClientOutputs(context, out, class_names(self, config, folder))
+        how = client_folders(context, out, class_names(self, config, folder))
+        how["device"] = config.device
         settings = ego_settings(config, folder)
         if config.strategy.name != FEDSCEM:
             require_one_client(config.privacy, [ego.client for ego in egos])

@@ -103,13 +103,13 @@ class UsersClient(NumPyClient):
         user_model: nn.Module | None = None,
         device: str = "cpu",
         checkpoint_dir: Path | None = None,
-        output_dir: Path | None = None,
+        outputs: ClientOutputs | None = None,
     ) -> None:
         if x.shape[0] != users.numel() or users.numel() == 0:
             raise ValueError(f"x has {x.shape[0]} rows for {users.numel()} users; give one each")
         check_rows(x)
         self.users, self.context = users.long().cpu(), context
-        self.outputs = ClientOutputs(context, output_dir)
+        self.outputs = outputs or ClientOutputs(context)
         self._x, self._model, self._device = x, user_model, resolve_device(device)
         places = self.state_name, self.users, checkpoint_dir
         self._state: CohortState[Any] = CohortState(
@@ -196,8 +196,8 @@ class NodeClient(UsersClient):
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     checkpoint_dir : Path, optional
         Where to save the users' weights when the server asks for a checkpoint.
-    output_dir : Path, optional
-        The run's output folder (``flower_graph.outputs.client``).
+    outputs : ClientOutputs, optional
+        Where outputs go, if the SuperNode has no folder of its own.
     rows_dir : Path, optional
         Folder for a file that holds the users' weights and moments instead of the memory, only
         for the paper's linear map without averaging. The users are computed on the CPU.

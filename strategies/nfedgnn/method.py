@@ -14,7 +14,7 @@ from flwr.app import Context
 from torch import Tensor, nn
 
 from flower_graph.client.trust import trust_of
-from flower_graph.config.common import CHECKPOINTS, LINKS, checkpoint_settings
+from flower_graph.config.common import LINKS, checkpoint_settings
 from flower_graph.config.module import MLP
 from flower_graph.config.rules import require
 from flower_graph.data.baselines import Figures, graph_baselines, link_baselines
@@ -38,6 +38,7 @@ from flower_graph.flower_compat import Mod
 from flower_graph.method import Method, Partition
 from flower_graph.method.permits import ALLOW_TRUST, PLAIN
 from flower_graph.models import PairModel, SplitModel, build_server_model
+from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.local import PrivateRows, client_noise
 from flower_graph.rng import seeded
 from flower_graph.storage.files import DATA_FOLDER, PARTITION, PARTITIONS
@@ -115,8 +116,7 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
         x, users = hosted_users(config, context)
         if config.strategy.sketch is not None:
             x = sketched(x, config.strategy.sketch, config.seed)
-        saved = None if out is None else out / CHECKPOINTS
-        more: dict[str, Any] = {"device": config.device, "checkpoint_dir": saved, "output_dir": out}
+        more = client_folders(context, out) | {"device": config.device}
         if config.strategy.share == SUMMED:
             trust = trust_of(context, hides=True) if config.strategy.distrusts else None
             more |= {"masked": config.masks_sums, "trust": trust}

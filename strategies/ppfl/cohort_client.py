@@ -175,8 +175,8 @@ class PublicNodeClient(NumPyClient):
         Folder for the embeddings after the last iteration, a file for each client.
     checkpoint_dir : Path, optional
         Where to save the models when the server asks for a checkpoint.
-    output_dir : Path, optional
-        Where outputs are saved, if the SuperNode has no folder of its own.
+    outputs : ClientOutputs, optional
+        Where outputs go, if the SuperNode has no folder of its own.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ class PublicNodeClient(NumPyClient):
         *,
         save_to: Path | None = None,
         checkpoint_dir: Path | None = None,
-        output_dir: Path | None = None,
+        outputs: ClientOutputs | None = None,
     ) -> None:
         numbers = [member.number for member in members]
         if not numbers or len(set(numbers)) != len(numbers):
@@ -194,7 +194,7 @@ class PublicNodeClient(NumPyClient):
         self.members = dict(zip(numbers, members, strict=True))
         self.public = {number: member.public for number, member in self.members.items()}
         self._save_to = save_to
-        self.outputs = ClientOutputs(context, output_dir)
+        self.outputs = outputs or ClientOutputs(context)
         places = "public-node-client", numbers, checkpoint_dir
         self._state = CohortState[Models](
             context, *places, self._first, self._build, collect=_collect
@@ -331,7 +331,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
     least_holders : int
         Least number of SuperNodes that hold a summed node, if the server is not trusted.
     **where
-        ``save_to``, ``checkpoint_dir`` and ``output_dir`` as of ``PublicNodeClient``; checkpoints
+        ``save_to``, ``checkpoint_dir`` and ``outputs`` as of ``PublicNodeClient``; checkpoints
         have the rotations too, and never keys.
     """
 
@@ -342,7 +342,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
         *,
         trust: TrustSettings | None = None,
         least_holders: int = LEAST_HOLDERS,
-        **where: Path | None,
+        **where: Any,
     ) -> None:
         super().__init__(context, members, **where)
         MaskingClient.__init__(self, context, list(self.members), trust)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from flwr.app import Context
 
 from flower_graph.client.trust import trust_of
-from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
+from flower_graph.config.common import checkpoint_settings
 from flower_graph.data.description import check_clients
 from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_overlapping_folder
@@ -21,6 +21,7 @@ from flower_graph.data.sources.datasets import cached_data
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.method import OwnGraphMethod, Partition
 from flower_graph.method.base import class_names
+from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.local import require_one_client
 from flower_graph.strategies.ppfl.cohort_client import (
     EmbeddingClient,
@@ -79,9 +80,9 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         classes = self.num_classes(config, folder)
         names = class_names(self, config, folder)
         members = [make_member(graph, config, classes, names) for graph in here]
-        where: dict[str, Path | None] = {"output_dir": out}
+        where = client_folders(context, out)
         if out is not None:
-            where |= {"save_to": out / "embeddings", "checkpoint_dir": out / CHECKPOINTS}
+            where["save_to"] = out / "embeddings"
         if not config.masks_sums:
             return PublicNodeClient(context, members, **where)
         trust = trust_of(context) if config.strategy.distrusts else None

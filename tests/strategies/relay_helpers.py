@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 from flower_graph import NodeClient, SplitGradientRelay
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.models import build_server_model
+from flower_graph.outputs.client import ClientOutputs
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.simulation import InProcessGrid
@@ -47,9 +48,12 @@ def assigned(data: Data, context: Context, left: Any = ()) -> tuple[Tensor, Tens
     return data.x[users], users
 
 
-def client_app(data: Data, *, left: Any = (), train_mods: Any = None, **options: Any) -> Any:
+def client_app(
+    data: Data, *, left: Any = (), train_mods: Any = None, out: Any = None, **options: Any
+) -> Any:
     def client_fn(context: Context) -> NodeClient:
-        return NodeClient(context, *assigned(data, context, left), **options)
+        outputs = ClientOutputs(context, out)
+        return NodeClient(context, *assigned(data, context, left), outputs=outputs, **options)
 
     return make_client_app(client_fn, train_mods=train_mods)
 

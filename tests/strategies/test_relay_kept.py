@@ -52,7 +52,7 @@ def keeping(folder: Path, rounds: int, **how: Any) -> SplitGradientRelay:
     strategy = strategy_for(data, checkpoint_dir=folder, checkpoint_every=2, **how)
     if resume:
         strategy.grow(data, left=left)
-    app = client_app(data, left=left, checkpoint_dir=folder, output_dir=folder / "out")
+    app = client_app(data, left=left, checkpoint_dir=folder, out=folder / "out")
     grid = InProcessGrid(app, num_supernodes=3)
     how = {"save": "all", "keep": "best", "output_dir": folder / "out"}
     strategy.start(grid, num_rounds=rounds, resume=resume, **how)  # type: ignore[arg-type]
