@@ -379,12 +379,19 @@ class SecureSum:
         requests: Mapping[int, RecordDict],
         server_round: int,
         read: Callable[[int, RecordDict], T],
+        max_reply_bytes: int,
         **how: Any,
     ) -> Replies[T]:
+        most = max_reply_bytes
         if not isinstance(self._exchange, Exchange):
-            return self._exchange(requests, server_round, read, **how)
+            return self._exchange(requests, server_round, read, max_reply_bytes=most, **how)
         replies = self._exchange.send(
-            requests, server_round=server_round, timeout=self._timeout, read=read, **how
+            requests,
+            server_round=server_round,
+            timeout=self._timeout,
+            read=read,
+            max_reply_bytes=most,
+            **how,
         )
         self.rejected += replies.rejected
         for entry in replies.rejected:
