@@ -1,7 +1,5 @@
 """Small graphs of clients that are given by what a batch needs, and no more."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

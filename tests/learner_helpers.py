@@ -1,7 +1,5 @@
 """The graph learner's formulas written out on matrices of nodes times nodes, and memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Tiny ego-networks, odd ones among them, and runs in process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial

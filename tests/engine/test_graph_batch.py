@@ -60,8 +60,6 @@ def test_sparse_features_give_the_same_and_a_stored_zero_is_none():
     assert torch.equal(one.x.matrix.to_dense(), other.x.matrix.to_dense())
 
 
-# Accuracy and loss of each client, by hand --------------------------------------------------------
-
 LOGITS = torch.tensor(
     [[2.0, 0.0], [0.0, 1.0], [3.0, 0.0], [0.0, 0.0], [5.0, 0.0], [2.0, 0.0], [0.0, 1.0]]
 )
@@ -98,8 +96,6 @@ def test_weights_that_are_no_numbers_show_in_the_loss_of_that_client_alone():
     loss = evaluate(batch(), logits).loss
     assert loss.isnan().tolist() == [False, True, True]
 
-
-# Dropout -----------------------------------------------------------------------------------------
 
 NETWORKS = [toy(4, [[1.0, 0.0, 2.0], [0.0, 3.0, 4.0]], [0, 0]), toy(7, [[0.0, 5.0, 0.0]], [0])]
 

@@ -133,9 +133,6 @@ def test_equals_one_dense_model_each(
             assert_models(ours, first, rest)
 
 
-# --- by hand
-
-
 def pair() -> tuple[GraphBatch, Tensors]:
     """Two networks: the first has feature 0, the second features 0 and 4."""
     graphs = [toy(0, [[2.0, 0, 0, 0, 0]], [0]), toy(1, [[1.0, 0, 0, 0, 3.0]], [0])]

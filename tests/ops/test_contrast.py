@@ -1,7 +1,5 @@
 """NT-Xent by hand, against equation 9 term by term, and what it holds in memory."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Encoders and learned adjacency by hand, against the formulas on dense matrices, and gradients."""
 
-from __future__ import annotations
-
 import math
 
 import torch

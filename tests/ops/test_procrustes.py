@@ -1,7 +1,5 @@
 """Maps between two spaces, and means in each client's: by hand, by scipy, and with missing data."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from itertools import pairwise

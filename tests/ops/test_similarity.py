@@ -1,7 +1,5 @@
 """Kept similarities by hand, against the formulas on all pairs, and where lengths are zero."""
 
-from __future__ import annotations
-
 from unittest.mock import patch
 
 import pytest
@@ -147,9 +145,6 @@ def test_near_nodes_far_from_the_origin_are_told_apart():
 def test_an_unknown_similarity_is_refused():
     with pytest.raises(ValueError, match="'dot'"):
         kept_similarity(HAND, OTHERS, "dot")
-
-
-# The search ---------------------------------------------------------------------------------------
 
 
 @st.composite

@@ -1,7 +1,5 @@
 """Noise on what clients send and on their mean: how much, from where, how often, what it costs."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Runs of the embedding-averaging server in process: dealings, a grid with faults, an onlooker."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,9 +50,6 @@ def _features(node: int) -> Tensor:
 def three_egos() -> list[EgoNetwork]:
     """Clients 7, 8, 9: node 2 is held by two of them, 3 by three, 1 and 4 by one."""
     return [ego(7, [1, 2, 3], [(1, 2), (2, 3)]), ego(8, [2, 3], [(2, 3)]), ego(9, [3, 4])]
-
-
-# Runs --------------------------------------------------------------------------------------------
 
 
 class Onlooker:
@@ -152,9 +147,6 @@ def assert_same(one: Outcome, other: Outcome, atol: float = 1e-5) -> None:
     assert len(both) >= max(one.answered)
     for client in both:
         torch.testing.assert_close(one.last[client], other.last[client], atol=atol, rtol=0)
-
-
-# A grid with faults ------------------------------------------------------------------------------
 
 
 def stage_of(message: Message) -> str:

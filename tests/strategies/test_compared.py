@@ -1,7 +1,5 @@
 """FedAvg, FedProx, local training, Ditto and FedProto, each against its special cases."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

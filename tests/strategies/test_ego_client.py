@@ -1,7 +1,5 @@
 """One SuperNode's clients by themselves: what they refuse, do only once, and keep secret."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
@@ -55,9 +53,6 @@ def ask(context: Context, number: int, clients: np.ndarray = NUMBERS, **more: An
 def kept(context: Context, name: str = "weight.rest") -> torch.Tensor:
     _, tensors, _ = StateStore(context, "cohort-client").load(lambda _: None)
     return tensors[name].clone()
-
-
-# Rounds ------------------------------------------------------------------------------------------
 
 
 def test_a_message_that_comes_twice_is_worked_on_once(context: Context) -> None:
@@ -114,8 +109,6 @@ def test_what_a_host_refuses(context: Context) -> None:
     with pytest.raises(ValueError, match=r"\[7\]"):
         ask(context, 1, np.array([100, 7]))
 
-
-# Secrets: in this process or through bytes -------------------------------------------------------
 
 IDENTITIES: dict[int, list[Any]] = {3: [10, 11], 5: [11]}
 

@@ -57,9 +57,6 @@ def test_results_are_those_of_a_trusted_server_for_one_exchange_more(parties):
         assert ours - theirs == {"train.sum_list"} and theirs <= ours
 
 
-# What clients refuse ------------------------------------------------------------------------------
-
-
 def unmasked(content):
     del content["config"][RING_WORD]
 
@@ -153,9 +150,6 @@ def test_lies_are_refused_and_the_run_goes_on_as_if_there_were_none(parties):
 def test_settings_that_a_server_could_read_clients_by_are_refused(setting, says):
     with pytest.raises(ConfigError, match=says):
         UNTRUSTED.load(setting)
-
-
-# Who comes and goes -------------------------------------------------------------------------------
 
 
 def test_who_joins_later_is_aligned_with_all(parties):

@@ -1,7 +1,5 @@
 """PPFL-GNN's clients: what cannot be one, and what those of a SuperNode answer, keep and save."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

@@ -26,9 +26,6 @@ class Linear(nn.Module):
         return x @ self.weight.T + self.bias
 
 
-# --- formulas
-
-
 def test_the_random_graph_has_dense_blocks_and_nothing_between_them() -> None:
     x, edges = random_graph(6, 3, 40, 0.25, seed=0)
     full = random_graph(2, 1, 3, 1.0, 0)[1]
@@ -72,9 +69,6 @@ def test_a_mask_is_multiplied_in_and_a_small_one_is_nothing_in_evaluation() -> N
     assert float(masked.size().detach()) == pytest.approx(3.55)
     masked.size().backward()
     assert masked.masks["weight"].grad.tolist() == [[1, -1], [1, 1]]
-
-
-# --- both halves
 
 
 def test_masks_never_leave_a_client_and_each_client_has_its_own_model(tmp_path: Path) -> None:

@@ -24,8 +24,6 @@ from flower_graph.errors import AlignmentError
 from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared, initial_weights
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 
-# Written densely ---------------------------------------------------------------------------------
-
 
 def means(clients: list[PlainClient]) -> dict[int, Tensor]:
     """Average embeddings by node over at least two holders."""
@@ -88,9 +86,6 @@ def test_equals_dense_clients(variant: str, sharing: str, changes: dict[str, Any
         torch.testing.assert_close(found, client.active(), atol=2e-5, rtol=0)
 
 
-# One round by hand -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("aggregation", "alignment", "supernodes"),
     [
@@ -133,9 +128,6 @@ def test_clients_get_the_means_over_holders(
         )
 
 
-# What does not fit together ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -154,9 +146,6 @@ def test_clients_get_the_means_over_holders(
 def test_impossible_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MaskedEmbeddingAveraging(**{"settings": SETTINGS, **FINE, **options})
-
-
-# Dropping out ------------------------------------------------------------------------------------
 
 
 # Who does not answer the second exchange of a round is in its sum, but not in the next one.
@@ -193,9 +182,6 @@ def test_a_union_that_nobody_takes_part_in_is_an_error() -> None:
     script = {(p, "union", 1): "lost" for p in range(7)}
     with pytest.raises(AlignmentError, match=r"round 1.*0"):
         run(seven_egos(), supernodes=7, make_grid=faulty(script))
-
-
-# Numbers that do not fit -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("aggregation", "supernodes"), [("masked", 7), ("plain", 2)])

@@ -41,8 +41,6 @@ def test_a_runs_precision_is_beside_its_accuracy_and_curves_bridge_rounds_withou
         assert np.asarray(line.get_xdata()).tolist() == [3, 5]
 
 
-# FedGLS -----------------------------------------------------------------------------------------
-
 STRUCTURE = {
     "precision": 0.25,
     "recall": 0.5,

@@ -51,9 +51,6 @@ def test_what_a_round_reports_and_that_nothing_else_leaves_a_client() -> None:
         }
 
 
-# Absence -----------------------------------------------------------------------------------------
-
-
 def test_local_training_sends_nothing_and_is_as_alone() -> None:
     outcome = run(toy_members(), strategy=LocalEmbedding())
     assert outcome.weights == {}
@@ -87,9 +84,6 @@ def test_a_round_without_any_answer_is_skipped_and_the_run_goes_on() -> None:
     assert [report.answered for report in outcome.reports] == [4, 0, 4]
     assert outcome.reports[1].skipped == "none of 4 SuperNodes gave an answer"
     assert math.isnan(outcome.reports[1].loss)
-
-
-# Bad clients -------------------------------------------------------------------------------------
 
 
 def test_clients_of_another_dimension_are_named_and_left_out() -> None:

@@ -50,8 +50,6 @@ def test_all_users_start_from_one_seeded_matrix():
     torch.testing.assert_close(linear(SETTINGS).forward(None), features() @ shared[:F])
 
 
-# From message to message -------------------------------------------------------------------------
-
 HERE = UserSettings(2, True, 0.01, 5, "holders")
 X = torch.tensor([[1.0, 0, 2], [0, 0, 0], [0, 3, 1], [4, 0, 0]])
 EVERYBODY = [7, 2, 9, 4]

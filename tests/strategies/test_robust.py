@@ -147,9 +147,6 @@ def test_too_few_answers(robust: RobustSection, answers: int, why: str) -> None:
     assert too_few(robust, answers) == ""
 
 
-# Settings ----------------------------------------------------------------------------------------
-
-
 SENDS_MORE = ("fed-gnn-mlp", "fedproto", "local-gnn-knn")
 NO_WEIGHTS = ("masked-embedding-averaging", "self-training", "fed-sage")
 

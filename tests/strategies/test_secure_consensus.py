@@ -38,9 +38,6 @@ def by_hand(rounds: int, absent: Mapping[int, set[int]] | None = None) -> Summed
     return summed(members, NODES, first_points(0, len(NODES), 3), rounds, absent or {})
 
 
-# What is in messages -----------------------------------------------------------------------------
-
-
 def secrets_of(steps: Summed) -> list[bytes]:
     """Rows of all embeddings, turned or not, and of the rotations, in all forms they may have."""
     ring = Ring.fit(4, 32.0, STEP)
@@ -77,9 +74,6 @@ def test_nobodys_embedding_is_in_any_message() -> None:
     # The same search finds them where they are sent.
     run_in_the_clear(members, rounds=1, mods=[watched(plain)])
     assert hits(plain, secrets) >= 4 * 2
-
-
-# Faults ------------------------------------------------------------------------------------------
 
 
 def test_a_client_that_is_away_is_missing_from_the_sum_and_comes_back() -> None:
@@ -175,9 +169,6 @@ def test_what_a_round_reports() -> None:
     # Rows down from the second round on, 11 of 3 float32; sums of 3 rows up, 32-bit words.
     assert last.bytes == {"down": {"means": 2 * 11 * 12}, "up": {"sums": 3 * 4 * 36}}
     assert outcome.strategy.clients.measured["mlp-test"] == dict.fromkeys(range(4), 0.25)
-
-
-# Vectors and nodes of a sum ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

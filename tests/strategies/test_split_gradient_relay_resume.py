@@ -54,8 +54,6 @@ def test_own_user_models_schedule_and_average_go_on_where_they_were(tmp_path: Pa
     assert not torch.equal(told["server.bias"], server.model.state_dict()["bias"])
 
 
-# Users' rows in a file ---------------------------------------------------------------------------
-
 MANY, NINE = small_graph(24), 9
 SOME: dict[str, Any] = {"participation": 0.5, "learning_rate": 0.3}
 

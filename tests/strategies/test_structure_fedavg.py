@@ -122,9 +122,6 @@ def test_the_gradient_of_every_graph_learner(encoder: str, layers: int, similari
     assert largest > 1e-3
 
 
-# Odd clients: one kind alone, one client, no graph to be made ------------------------------------
-
-
 def only(graphless: bool) -> list[ClientGraph]:
     return [graph for graph in toy_clients() if graph.is_graphless == graphless]
 
@@ -149,9 +146,6 @@ def assert_went_well(outcome: Outcome) -> None:
 @pytest.mark.parametrize("graphless", [True, False])
 def test_one_client_alone(method: str, graphless: bool) -> None:
     assert_went_well(run(settings_of(method), graphs=only(graphless)[:1], supernodes=1))
-
-
-# Clients that no graph can be made for -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
@@ -225,9 +219,6 @@ def test_a_round_in_which_everybody_diverges(supernodes: int) -> None:
     assert outcome.reports[1].loss == pytest.approx(outcome.reports[0].loss, abs=0.1)
     assert outcome.reasons(3) == []
     assert_as_plain(outcome, plain_without(settings_of(), *everyone))
-
-
-# No number of φ is in a message -----------------------------------------------------------------
 
 
 def numbers(content: RecordDict) -> list[np.ndarray]:

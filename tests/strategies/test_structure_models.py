@@ -54,9 +54,6 @@ def test_all_clients_start_from_one_draw() -> None:
     assert not rest[:5].any() and not rest[25:].any()
 
 
-# What it measures --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", [FEDGLS, "fed-gnn-knn"])
 def test_learned_graphs_against_the_true_ones(method: str) -> None:
     own = settings_of(method)
@@ -105,9 +102,6 @@ def test_a_step_holds_no_matrix_of_nodes_times_nodes(encoder: str) -> None:
         model.contrast()[0].sum().backward()
         model.logits()
     assert n * f // 2 <= largest.numbers <= n * n // 50
-
-
-# What stays --------------------------------------------------------------------------------------
 
 
 def trained(
