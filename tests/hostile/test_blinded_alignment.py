@@ -49,7 +49,7 @@ def claiming(*numbers: int) -> Any:
 )
 def test_thousands_of_invented_numbers_are_refused(numbers: Any, rounds: Any, why: str) -> None:
     """A few are left out of the union."""
-    grid = faulty({(LIAR, "hello", number): claiming(*numbers) for number in rounds})
+    grid = faulty({(LIAR, "query", number): claiming(*numbers) for number in rounds})
     outcome = run(seven_egos(), supernodes=7, make_grid=grid)
     assert outcome.answered == [6, 6, 6]
     said = [entry["reason"] for report in outcome.reports for entry in report.rejected]
@@ -77,8 +77,8 @@ def spoilt(content: RecordDict) -> None:
 
 def test_after_a_union_that_nobody_can_read_who_was_aligned_goes_on() -> None:
     """One that joins in the second round spoils every union."""
-    script: dict[Any, Any] = {(LIAR, "hello", 1): "lost"}
-    script |= {(LIAR, "union", number): spoilt for number in EVER}
+    script: dict[Any, Any] = {(LIAR, "query", 1): "lost"}
+    script |= {(LIAR, "train.union", number): spoilt for number in EVER}
     outcome = run(seven_egos(), supernodes=7, make_grid=faulty(script))
     assert outcome.answered == [6, 6, 6]
     (out,) = outcome.reports[-1].participation["left-out"]
@@ -87,18 +87,19 @@ def test_after_a_union_that_nobody_can_read_who_was_aligned_goes_on() -> None:
 
 @pytest.mark.parametrize("supernodes", [2, 7])
 def test_a_first_union_that_nobody_can_read_ends_the_run(supernodes: int) -> None:
-    grid = faulty({(1, "union", number): spoilt for number in EVER})
+    grid = faulty({(1, "train.union", number): spoilt for number in EVER})
     with pytest.raises(AlignmentError, match="client"):
         run(seven_egos(), supernodes=supernodes, make_grid=grid)
 
 
 def unopenable(content: RecordDict) -> None:
     config: Any = content.config_records["config"]
-    config["prepare-packets"] = bytes(byte ^ 1 for byte in config["prepare-packets"])
+    if packets := config.get("prepare-packets"):
+        config["prepare-packets"] = bytes(byte ^ 1 for byte in packets)
 
 
 def test_packets_that_nobody_opens_cost_their_supernode_alone() -> None:
-    grid = faulty({(LIAR, "prepare", 1): unopenable})
+    grid = faulty({(LIAR, "train.unmask", 1): unopenable})
     outcome = run(seven_egos(), supernodes=7, make_grid=grid)
     assert outcome.answered == [6, 6, 6]
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from ego_helpers import CLASSES, FEATURES, SETTINGS, toy_egos
-from federation import Federation, Word
+from federation import Federation
 from flwr.app import Array, Context, Message
 from graph_helpers import dealt
 from torch import Tensor
@@ -19,7 +20,7 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem.cohort import EgoCohort
 from flower_graph.strategies.fedscem.config import EgoSettings
-from flower_graph.wire.keys import RING_WORD, SUMS, TOTAL
+from flower_graph.wire.keys import SUMS, TOTAL
 
 RESOLUTION = 2.0**-20  # so fine that 12 clients still fit into 64-bit words
 FINE = {"limit": 32.0, "resolution": RESOLUTION}
@@ -149,49 +150,13 @@ def assert_same(one: Outcome, other: Outcome, atol: float = 1e-5) -> None:
         torch.testing.assert_close(one.last[client], other.last[client], atol=atol, rtol=0)
 
 
-def stage_of(message: Message) -> str:
-    """Name what a message is for: hello, align, union, train, prepare, unmask or finish."""
-    kind = message.metadata.message_type
-    if kind != "train.unmask":
-        return {"query": "hello"}.get(kind, kind.removeprefix("train."))
-    config = message.content.config_records["config"]
-    both = "unmask-run" in config and "prepare-run" in config
-    return "both" if both else ("unmask" if "unmask-run" in config else "prepare")
+def faulty(script: dict[Any, Any]) -> Callable[..., Federation]:
+    """Make grids on which a script says what goes wrong: (partition, message type, round)."""
 
+    def word(partition: int, server_round: int, kind: str) -> Any:
+        return script.get((partition, kind, server_round), "good")
 
-class FaultyGrid(Federation):
-    """A federation whose words are for (partition, stage, round).
-
-    ``gone``, in a stage's place, is a node that is not there while the round lasts. The second
-    exchange of a round is the stage ``both``, or ``unmask`` in the last one.
-    """
-
-    def __init__(self, app: Any, *, num_supernodes: int, script: dict[Any, Any]) -> None:
-        super().__init__(app, num_supernodes=num_supernodes, state_dir=IN_PROCESS)
-        self.script = script
-        self.now = 1  # the round, as far as the messages tell
-
-    def partition(self, node: int) -> int:
-        return int(self.contexts[node].node_config["partition-id"])
-
-    def get_node_ids(self) -> list[int]:
-        away = [p for (p, stage, number) in self.script if (stage, number) == ("gone", self.now)]
-        return [node for node in super().get_node_ids() if self.partition(node) not in away]
-
-    def word_of(self, message: Message, server_round: int) -> Word:
-        stage = stage_of(message)
-        # Plain sums have no second exchange: with their first one the round is as good as over.
-        is_plain = RING_WORD not in message.content.config_records["config"]
-        if stage in ("both", "unmask") or (stage == "train" and is_plain):
-            self.now = server_round + 1
-        place = self.partition(message.metadata.dst_node_id), stage, server_round
-        word: Word = self.script.get(place, "good")
-        return word
-
-
-def faulty(script: dict[Any, Any]) -> Callable[..., FaultyGrid]:
-    """Return what makes a grid with these faults."""
-    return lambda app, num_supernodes: FaultyGrid(app, num_supernodes=num_supernodes, script=script)
+    return partial(Federation, faults=word, state_dir=IN_PROCESS)
 
 
 def rounded(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:

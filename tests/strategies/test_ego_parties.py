@@ -153,7 +153,7 @@ def test_settings_that_a_server_could_read_clients_by_are_refused(setting, says)
 
 
 def test_who_joins_later_is_aligned_with_all(parties):
-    script = {(5, "gone", 1): "gone"}
+    script = {(5, "connect", 1): "gone"}
     done = run(**parties, rounds=3, make_grid=faulty(script))
     sums = done.strategy.session.sums
     # All are aligned; of each sum one is left out, as six SuperNodes differ from five by one.

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from federation import who_of
 from flwr.app import Context, Message, RecordDict
 from public_helpers import make_grid, run, silent, still_member, toy_members
 from scipy.linalg import orthogonal_procrustes as reference
@@ -84,6 +85,18 @@ def test_a_round_without_any_answer_is_skipped_and_the_run_goes_on() -> None:
     assert [report.answered for report in outcome.reports] == [4, 0, 4]
     assert outcome.reports[1].skipped == "none of 4 SuperNodes gave an answer"
     assert math.isnan(outcome.reports[1].loss)
+
+
+@pytest.mark.parametrize("kind", [ProcrustesAlignment, LocalEmbedding])
+def test_a_client_with_nan_is_named_and_costs_its_neighbour_nothing(
+    kind: type[ProcrustesAlignment],
+) -> None:
+    members = [still_member(i, [[1, 0], [0, 2]], [4, 5]) for i in range(3)]
+    members.append(still_member(3, [[math.nan, 0], [0, 2]], [4, 5]))
+    for report in run(members, supernodes=2, rounds=2, strategy=kind()).reports:
+        who = who_of(report.participation)
+        assert (who.answered, who.left_out) == ({0, 1, 2}, {})
+        assert who.failed == {3: "its embeddings are not finite"}
 
 
 def test_clients_of_another_dimension_are_named_and_left_out() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from federation import who_of
 from flwr.app import Context, Message
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +85,9 @@ def test_a_client_that_is_away_is_missing_from_the_sum_and_comes_back() -> None:
     # It missed the round, and with it the keys of the next sum.
     later = run(toy_members(), rounds=6, mods=[silent({2}, {4})])
     assert [(one.answered, one.skipped) for one in later.reports[3:]] == [(3, ""), (3, ""), (4, "")]
+    away, late, _ = (who_of(report.participation) for report in later.reports[3:])
+    assert "away" in away.failed[2]
+    assert late.left_out == {2: "its keys for the sum did not come in time"}
 
 
 def test_with_too_few_clients_there_is_no_sum_and_the_last_mean_stays() -> None:
