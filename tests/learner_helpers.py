@@ -34,11 +34,7 @@ def slow_adjacency(similarity: Tensor, near: list[list[int]]) -> Tensor:
     for i, others in enumerate(near):
         kept[i, others] = 1
     a = F.relu(similarity * kept)
-    return normalised((a + a.T) / 2)
-
-
-def normalised(a: Tensor) -> Tensor:
-    a = a + torch.eye(len(a), dtype=a.dtype)
+    a = (a + a.T) / 2 + torch.eye(n, dtype=a.dtype)
     root = a.sum(1).rsqrt()
     return root[:, None] * a * root[None]
 

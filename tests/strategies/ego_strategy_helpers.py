@@ -38,14 +38,11 @@ def ego(client: int, nodes: Sequence[int], edges: Sequence[tuple[int, int]] = ()
     place = {node: number for number, node in enumerate(nodes)}
     both = sorted((place[a], place[b]) for e in edges for a, b in (e, e[::-1]))
     ids = torch.tensor(list(nodes))
-    x = torch.stack([_features(node) for node in nodes])
+    draws = [torch.Generator().manual_seed(node) for node in nodes]
+    x = torch.stack([torch.rand(FEATURES, generator=draw).round(decimals=2) for draw in draws])
     none = torch.zeros(len(nodes), dtype=torch.bool)
     index = torch.tensor(both, dtype=torch.long).reshape(-1, 2).T
     return EgoNetwork(client, ids, x, ids % CLASSES, index, None, ~none, none, none)
-
-
-def _features(node: int) -> Tensor:
-    return torch.rand(FEATURES, generator=torch.Generator().manual_seed(node)).round(decimals=2)
 
 
 def three_egos() -> list[EgoNetwork]:

@@ -21,7 +21,6 @@ from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient, EgoS
 from flower_graph.strategies.fedscem.messages import EgoEnrolment, EgoReply, EgoRequest
 
 RUN, OTHER_RUN = b"0123456789abcdef", b"fedcba9876543210"
-RUN_TOKEN = "ab" * 16
 HELLO = EgoEnrolment(RUN, "plain")
 EGOS = toy_egos()[:3]
 NUMBERS = np.array([100, 101, 102])

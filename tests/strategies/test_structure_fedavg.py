@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from federation import round_of
 from flwr.app import Array, Context, Message, RecordDict
 from plain.fedgls import Client, Drops, Federation
 from structure_helpers import (
@@ -166,7 +167,7 @@ def poisoned(clients: Sequence[int], number: int = 2) -> Mod:
     """Make a mod that spoils what Adam keeps of clients: the next step makes their weights NaN."""
 
     def mod(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
-        if is_train(message, number):
+        if message.metadata.message_type == "train" and round_of(message) == number:
             cohort = cohort_of(context)
             gone = [at for at, one in enumerate(cohort) if one.graph.client in clients]
             for part in ("gnn-rest", "encoder-rest"):
@@ -175,11 +176,6 @@ def poisoned(clients: Sequence[int], number: int = 2) -> Mod:
         return call_next(message, context)
 
     return mod
-
-
-def is_train(message: Message, number: int) -> bool:
-    kind = message.metadata.message_type
-    return kind == "train" and message.content["config"]["server-round"] == number
 
 
 def plain_without(own: StructureSettings, *bad: int) -> Federation:
