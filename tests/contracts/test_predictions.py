@@ -183,9 +183,6 @@ def test_embeddings_lie_beside_predictions(left: tuple[Setup, fg.Run, str]) -> N
             there.model(0)
 
 
-# Metrics -----------------------------------------------------------------------------------------
-
-
 def asked(setup: Setup) -> str:
     more = "" if setup.config.startswith("ppfl") else ",auc"
     return f"metrics=[macro-f1,accuracy,balanced-accuracy{more}]"

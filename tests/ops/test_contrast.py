@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 from ego_helpers import slow_nt_xent
+from graph_helpers import Largest
 from hypothesis import given
 from hypothesis import strategies as st
-from learner_helpers import Largest
 from torch import Tensor
 
 from flower_graph.ops import contrast

@@ -102,14 +102,13 @@ def client_app(
     egos: Sequence[EgoNetwork],
     deal: Sequence[Sequence[int]] | None = None,
     mods: Sequence[Mod] = (),
-    train_mods: Sequence[Any] = (),
     client: type = EgoNetworkClient,
     settings: EgoSettings = SETTINGS,
     **options: Any,
 ) -> Any:
     """Deal clients out as `dealt` does; ``options`` are those of the clients."""
-    wrap = {"mods": list(mods), "train_mods": list(train_mods)}
-    return dealt(lambda context, own: client(context, own, settings, **options), egos, deal, **wrap)
+    make = partial(client, settings=settings, **options)
+    return dealt(make, egos, deal, mods=list(mods))
 
 
 def run(
@@ -122,12 +121,11 @@ def run(
     mods: Sequence[Mod] = (),
     make_grid: Callable[..., InProcessGrid] = InProcessGrid,
     client_options: dict[str, Any] | None = None,
-    strategy: MaskedEmbeddingAveraging | None = None,
     **options: Any,
 ) -> Outcome:
     """Run the strategy on clients assigned to SuperNodes; ``options`` are its arguments."""
     seen = Onlooker()
-    server = strategy or MaskedEmbeddingAveraging(settings, **{**FINE, **options})
+    server = MaskedEmbeddingAveraging(settings, **{**FINE, **options})
     how = {"settings": server.settings, **(client_options or {})}
     grid = make_grid(
         client_app(egos or toy_egos(), deal, [*mods, seen], **how), num_supernodes=supernodes

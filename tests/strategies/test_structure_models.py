@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from learner_helpers import Largest
+from graph_helpers import Largest
 from plain import fedgls as plain
 from structure_helpers import (
     METHODS,
