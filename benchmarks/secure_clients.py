@@ -111,8 +111,7 @@ class Played:
             (secret,) = channel.agree(private, [self.own_key])
             what_for = channel.packet_context(self.run, number, partner, OWN)
             packets.append(channel.seal(secret, what_for, public, b"".join(both)))
-            contexts = channel.share_contexts(self.run, number, partner)
-            commitments += channel.commit_to_shares(contexts, channel.name_bytes(OWN), both)
+            commitments += channel.commit_to_shares(self.run, number, partner, OWN, both)
         mask = MaskRequest(
             self.run,
             number,

@@ -28,8 +28,8 @@ TYPE_CHECKING = False  # type checkers know this name; `typing` itself takes as 
 if TYPE_CHECKING:
     from flower_graph.apps.in_python import run as run
     from flower_graph.client.adaptor import make_client_app as make_client_app
+    from flower_graph.client.learner import SharedModule as SharedModule
     from flower_graph.client.module_client import ModuleClient as ModuleClient
-    from flower_graph.client.module_client import ModuleSettings as ModuleSettings
     from flower_graph.client.resident.app import ResidentClientApp as ResidentClientApp
     from flower_graph.data import Graph as Graph
     from flower_graph.data import load_data as load_data
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
         client_graph_from_data as client_graph_from_data,
     )
     from flower_graph.data.folders.client_folder import ego_from_data as ego_from_data
-    from flower_graph.data.partition.client_graphs import ClientGraph as ClientGraph
+    from flower_graph.data.graph import ClientGraph as ClientGraph
+    from flower_graph.data.graph import EgoNetwork as EgoNetwork
+    from flower_graph.data.graph import OverlappingGraph as OverlappingGraph
+    from flower_graph.data.partition.client_graphs import overlapping_graphs as overlapping_graphs
     from flower_graph.data.partition.client_graphs import partition_graph as partition_graph
-    from flower_graph.data.partition.ego_networks import EgoNetwork as EgoNetwork
     from flower_graph.data.partition.ego_networks import partition_egos as partition_egos
-    from flower_graph.data.partition.overlapping import OverlappingGraph as OverlappingGraph
-    from flower_graph.data.partition.overlapping import overlapping_graphs as overlapping_graphs
     from flower_graph.method import load_config as load_config
     from flower_graph.method.compare import compare as compare
     from flower_graph.method.module_method import ModuleFedAvg as ModuleFedAvg

@@ -94,6 +94,12 @@ class AlignmentError(RuntimeError):
     """The clients could not agree on one order of the identities that they share."""
 
 
+def refuse_if(bad: object, why: str, error: type[Exception] = RefusedError) -> None:
+    """Raise an error with these words if what was given is bad."""
+    if bad:
+        raise error(why)
+
+
 def told(error: E, words: str) -> E:
     """Give an error words that may leave the machine: they quote nothing of it."""
     error.told = words  # type: ignore[attr-defined]

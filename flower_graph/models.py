@@ -197,14 +197,17 @@ class GCN(nn.Module):
         self.second = _glorot(Linear(hidden, classes))
         self._graph, self._entries = _GraphCache(gcn_adjacency), _GraphCache(_few_entries)
 
-    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor | Adjacency, edge_index: Tensor, edge_weight: Tensor | None = None
+    ) -> Tensor:
         """Return logits ``[n, c]`` from features ``x`` ``[n, f]`` and edge weights ``[e]``."""
         weight = () if edge_weight is None else (edge_weight,)
         return self.classify(self.embed(x, edge_index, *weight), edge_index, *weight)
 
-    def embed(self, x: Tensor, edge_index: Tensor, *weight: Tensor) -> Tensor:
+    def embed(self, x: Tensor | Adjacency, edge_index: Tensor, *weight: Tensor) -> Tensor:
         """Return the hidden layer ``[n, h]``, before dropout, from features ``x`` ``[n, f]``."""
-        graph = self._graph(edge_index, x.shape[0], *weight)
+        n = (x.matrix if isinstance(x, Adjacency) else x).shape[0]
+        graph = self._graph(edge_index, n, *weight)
         return propagate(graph, self._lifted(x)).add_(self.first.bias).relu_()
 
     def classify(self, hidden: Tensor, edge_index: Tensor, *weight: Tensor) -> Tensor:
@@ -213,7 +216,9 @@ class GCN(nn.Module):
         hidden = functional.dropout(hidden, self.dropout, self.training)
         return propagate(graph, self.second.product(hidden)).add_(self.second.bias)
 
-    def _lifted(self, x: Tensor) -> Tensor:
+    def _lifted(self, x: Tensor | Adjacency) -> Tensor:
+        if isinstance(x, Adjacency):
+            return self.first.product(x)
         if self.training and self.input_dropout:
             x = functional.dropout(x, self.input_dropout)
         else:
@@ -320,7 +325,7 @@ class GCNPairs(PairModel):
 
 def _few_entries(x: Tensor, n: int) -> Adjacency | None:
     """Return features as a sparse matrix if few of them are non-zero, such as a text's words."""
-    if x.layout == torch.strided and int(torch.count_nonzero(x)) > FEW * x.numel():
+    if int(torch.count_nonzero(x)) > FEW * x.numel():
         return None
     return both_ways(*entries(x), n, x.shape[1])
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from flwr.serverapp.strategy import FedProx
 
+from flower_graph.client.learner import SharedModule
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import NOT_NEGATIVE, choice
 from flower_graph.config.schema import section, setting
@@ -51,8 +52,8 @@ class ProximalAveraging(ModuleFedAvg, FedProx):
     """The server's half; arguments as of its parent."""
 
     # Any: arguments of the parent
-    def __init__(self, *parts: Any, how: FedProxSection, **more: Any) -> None:
-        super().__init__(*parts, how=how, proximal_mu=how.proximal, **more)
+    def __init__(self, shared: SharedModule, how: FedProxSection, **more: Any) -> None:
+        super().__init__(shared, how, proximal_mu=how.proximal, **more)
 
 
 class FedProxMethod(ModuleMethod[FedProxConfig]):

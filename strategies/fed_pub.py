@@ -163,7 +163,7 @@ class FedPUBClient(ModuleClient):
     def extras(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
         """Give the functional embedding (step 3)."""
         how = self.how.blocks, self.how.block_nodes, self.how.block_density
-        x, edges = random_graph(graph.x.shape[1], *how, self.settings.seed)
+        x, edges = random_graph(graph.x.shape[1], *how, self.shared.seed)
         return {EMBEDDING: module(x.to(self.device), edges.to(self.device)).mean(0)}
 
 

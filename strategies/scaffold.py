@@ -18,10 +18,11 @@ import torch
 from flwr.app import ArrayRecord
 from torch import Tensor, nn
 
-from flower_graph.client.learner import GraphOnDevice, Learner, LocalGraph
+from flower_graph.client.learner import LocalGraph
 from flower_graph.client.module_client import ModuleClient
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
 from flower_graph.config.schema import section
+from flower_graph.engine.cohort import GraphOnDevice, Learner
 from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod
 from flower_graph.server.averaging import Combined
 from flower_graph.wire.averaging import ClientReply
@@ -68,13 +69,13 @@ class ScaffoldClient(ModuleClient):
         return super().loss(module, graph) + torch.stack(corrections).sum()
 
     def optimiser(self, module: nn.Module) -> torch.optim.Optimizer:
-        rates = self.settings.learning_rate, self.settings.weight_decay
-        return torch.optim.SGD(module.parameters(), rates[0], weight_decay=rates[1])
+        rate, decay = self.how.learning_rate, self.how.weight_decay
+        return torch.optim.SGD(module.parameters(), rate, weight_decay=decay)
 
     def finish(self, learner: Learner) -> None:
         """Renew the own variate; what is sent as ``common`` is its change (steps 3 and 4)."""
         assert isinstance(learner.module, WithVariates)
-        steps = self.settings.local_epochs * self.settings.learning_rate
+        steps = self.how.local_epochs * self.how.learning_rate
         for name, value, c, own in learner.module.each():
             change = (self.received[f"net.{name}"] - value) / steps - c
             own += change

@@ -27,7 +27,7 @@ from flower_graph.records.participation import numbers
 from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedscem import cohort_client as ego_host
+from flower_graph.strategies.fedscem import client as ego_host
 from flower_graph.wire.keys import CONFIG, SERVER_ROUND
 
 sys.path.insert(0, str(Path(__file__).parent / "frozen"))

@@ -10,7 +10,7 @@ import torch
 from flwr.app import Context, RecordDict
 from graph_helpers import dealt
 
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fed_sage import strategy as strategy_module

@@ -10,10 +10,10 @@ from graph_helpers import dealt
 from plain import fedgls as plain
 from torch import Tensor
 
-from flower_graph.client.learner import Cohort
 from flower_graph.client.state import StateStore
 from flower_graph.config.module import GCNSection
-from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.data.graph import ClientGraph
+from flower_graph.engine.cohort import Cohort
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.config import (

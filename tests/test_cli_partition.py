@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +9,9 @@ import pytest
 from matplotlib.image import imread
 
 from flower_graph.apps.cli import main as cli
-from flower_graph.config.common import RunConfig
 from flower_graph.data import load_graph
 from flower_graph.data.baselines import client_baselines
-from flower_graph.data.partition.client_graphs import partition_graph
-from flower_graph.data.partition.ego_networks import partition_egos
-from flower_graph.data.partition.overlapping import overlapping_graphs
-from flower_graph.data.partition.statistics import (
-    PartitionStatistics,
-    client_statistics,
-)
+from flower_graph.data.partition.statistics import client_statistics
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
 from flower_graph.strategies.fedgls import method as fedgls
@@ -54,53 +46,33 @@ def means_in(out: str) -> dict[str, float]:
     return {key: value["mean"] for key, value in record_in(out)["figures"].items()}
 
 
-def baselines_of(config: RunConfig) -> dict[str, float]:
-    """Give the baselines of the clients that these settings make."""
-    method: Any = method_of(config)
-    given = client_baselines(method.load_graphs(config))
-    return {f"{name}-test": one["test"] for name, one in given.items() if one["test"] >= 0}
-
-
 def folders_in(out: str) -> set[str]:
     return {path.name for path in Path(out).iterdir() if path.is_dir()}
 
 
-def egos(graph: Any, partition: Any) -> PartitionStatistics:
-    return client_statistics(partition_egos(graph, partition, seed=3), graph)
-
-
-def communities(graph: Any, partition: Any) -> PartitionStatistics:
-    return client_statistics(partition_graph(graph, partition, 0.25, seed=3), graph)
-
-
-def overlaps(graph: Any, partition: Any) -> PartitionStatistics:
-    return client_statistics(overlapping_graphs(graph, partition, 3), graph)
-
-
 @pytest.mark.parametrize(
-    ("words", "statistics", "shown"),
+    ("words", "shown"),
     [
-        (["egos.yaml", "partition.clients=5"], egos, {"clients": "5"}),
+        (["egos.yaml", "partition.clients=5"], {"clients": "5"}),
         (
             ["communities.yaml", "partition.method=random", "graph.graphless_ratio=0.25"],
-            communities,
             {"nodes-per-client": "50", "graphless-clients": "1"},
         ),
-        (["overlaps.yaml"], overlaps, {"nodes-per-client": "50", "public-per-client": "20"}),
+        (["overlaps.yaml"], {"nodes-per-client": "50", "public-per-client": "20"}),
     ],
     ids=["egos", "communities", "overlaps"],
 )
 def test_figures_are_printed_and_written(
-    words: list[str],
-    statistics: Callable[[Any, Any], PartitionStatistics],
-    shown: dict[str, str],
-    capsys: Captured,
+    words: list[str], shown: dict[str, str], capsys: Captured
 ) -> None:
     assert cli.main(["partition", *words, "seed=3", "--out", "here"]) == 0
-    config: Any = load_config(words[0], [*[w for w in words[1:] if "graph." not in w], "seed=3"])
-    expected = statistics(load_graph(config.data), config.partition)
-    whole = load_config(words[0], [*words[1:], "seed=3"])
-    assert means_in("here") == expected.figures | baselines_of(whole)
+    config: Any = load_config(words[0], [*words[1:], "seed=3"])
+    method: Any = method_of(config)
+    graphs = method.load_graphs(config)
+    expected = client_statistics(graphs, load_graph(config.data))
+    guessed = client_baselines(graphs)
+    own = {f"{name}-test": one["test"] for name, one in guessed.items() if one["test"] >= 0}
+    assert means_in("here") == expected.figures | own
     record = record_in("here")
     counted = record["distributions"][0]["nodes per client"].values()
     assert (record["seeds"], record["config"]["partition"]["clients"]) == ([3], sum(counted))

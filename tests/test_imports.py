@@ -22,7 +22,6 @@ PURE = (
     "strategies/fedscem/cohort.py",
     "flower_graph/engine/graph_batch.py",
     "strategies/ppfl/modules.py",
-    "flower_graph/engine/stacked_weights.py",
     "flower_graph/ops/*.py",
 )
 # The only modules that are in no folder of the library; docs/architecture.md says why

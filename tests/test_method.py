@@ -16,7 +16,7 @@ from flower_graph.client.module_client import ALONE
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.config.module import NETWORKS
 from flower_graph.data.folders.client_folder import client_graph_from_data
-from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of

@@ -23,7 +23,7 @@ from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fed_sage.strategy import LocalSage
 from flower_graph.strategies.fedgls.strategy import FIGURES as STRUCTURE_NAMES
 from flower_graph.strategies.fedgls.strategy import StructureFedAvg
-from flower_graph.strategies.fedscem.baselines import EgoFedAvg, EgoFedProx
+from flower_graph.strategies.fedscem import EgoFedAvg, EgoFedProx
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
 from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment

@@ -17,13 +17,11 @@ from flower_graph.apps.cli.say import say, withheld
 from flower_graph.apps.run import check_run, first_rounds
 from flower_graph.config.common import RunConfig
 from flower_graph.data.baselines import says_one_class
-from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.partition.statistics import (
     Survey,
-    graphs_held,
+    holdings,
     is_heterophilous,
     lines,
-    nodes_held,
     survey,
     survey_graph,
 )
@@ -104,22 +102,16 @@ def _check_node(text: str, target: str | None, overrides: Sequence[str]) -> int:
 
 def short_form(config: RunConfig) -> tuple[list[str], list[str]]:
     """Describe the data of a run in a few lines; return warnings separately."""
-    data = as_graph(method_of(config).data(config))
+    method = method_of(config)
+    held = method.data(config)
+    data, clients = as_graph(held), holdings(held, method.num_clients(config), method.clients)
     if data.x.layout != torch.strided:  # generated, and too large to look at before a run
         size = f"{data.num_nodes:,} nodes, {data.edge_index.size(1) // 2:,} edges, generated"
-        return [f"the graph: {size}", f"clients: {_holdings(config)}"], []
+        return [f"the graph: {size}", f"clients: {clients}"], []
     description = survey_graph(data)
     graph, _, *others = lines(description)  # notes say of features what was done to them
-    facts = [f"the graph: {graph}", f"clients: {_holdings(config)}", *others]
+    facts = [f"the graph: {graph}", f"clients: {clients}", *others]
     return facts, [*description.warnings, *_warnings(config, description)]
-
-
-def _holdings(config: RunConfig) -> str:
-    """Describe in one line what the clients hold, and how many nodes train and evaluate."""
-    method = method_of(config)
-    if isinstance(data := method.data(config), Clients):
-        return graphs_held(data, method.clients, is_cut=data.whole is not None)
-    return nodes_held(data, method.num_clients(config), method.clients)
 
 
 def _warnings(config: RunConfig, description: Survey) -> list[str]:
@@ -164,7 +156,7 @@ def _tried(name: str, config: RunConfig, description: Survey) -> Tree:
             *(one.getMessage() for one in more),
         ],
         "clients": method.num_clients(config),
-        "holdings": _holdings(config),
+        "holdings": holdings(method.data(config), method.num_clients(config), method.clients),
         "warnings": [*filter(None, warnings)],
         "figures": cut.statistics.figures,
         "distributions": cut.statistics.distributions,

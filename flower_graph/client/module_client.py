@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatch
 from functools import partial
 from itertools import repeat
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,27 +18,30 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_graph.client.learner import (
-    BEGUN,
     NODES,
+    LocalGraph,
+    NodeTask,
+    Seen,
+    SharedModule,
+    asked,
+    saved_rows,
+    weighed,
+)
+from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
+from flower_graph.config.module import KEEP, TrainingSection
+from flower_graph.engine.cohort import (
+    BEGUN,
     Cohort,
     GraphOnDevice,
     Judged,
     Learner,
-    LocalGraph,
-    NodeTask,
-    Seen,
-    asked,
-    first_module,
+    first_tensors,
     placed_on,
-    trained_parameters,
-    weighed,
 )
-from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
 from flower_graph.engine.grouped import (
     ClientDropout,
     can_group,
     drawing_nothing,
-    feature_rows,
     laid_out,
     same_numbers,
     spread_,
@@ -48,7 +50,7 @@ from flower_graph.engine.grouped import (
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import DataError, RefusedError, brief, told
 from flower_graph.flower_compat import NumPyClient
-from flower_graph.ops.adam import MOMENTS, Adam, moments_of
+from flower_graph.ops.adam import Adam
 from flower_graph.ops.grouped import one_thread
 from flower_graph.outputs.build import form_of
 from flower_graph.outputs.client import ClientOutputs
@@ -59,43 +61,15 @@ from flower_graph.wire.averaging import Asked, Enrolment, Measured, RoundRequest
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import ARRAY_NAMES, EXTRAS
 
-__all__ = ["GraphOnDevice", "Learner", "ModuleClient", "ModuleSettings", "first_module"]
+__all__ = ["GraphOnDevice", "Learner", "ModuleClient", "SharedModule"]
 
 NO_FIT = re.compile("shapes cannot be multiplied|size mismatch")  # of PyTorch's errors
 PROXIMAL = "proximal-mu"  # the key of Flower's FedProx
 NO_EXAMPLE, NOT_FINITE = "no example to train on", "weights are not finite"
-LOGITS, STEP = "logits", MOMENTS[2]
+LOGITS = "logits"
 ONE_BY_ONE = ("steps", "prepare", "arrays")  # hooks of a client alone
 ALONE = "clients train client by client, not as one group: their module cannot be grouped"
 LOG = logging.getLogger(__name__)
-
-
-class ModuleSettings(NamedTuple):
-    """How clients train a module. Server and clients have the same settings.
-
-    Attributes
-    ----------
-    learning_rate, weight_decay : float
-        Adam's.
-    local_epochs : int
-        Steps of a round, each on all training nodes of a client.
-    keep_optimiser : bool
-        Whether Adam's moments stay from round to round.
-    local : tuple of str
-        Patterns such as ``"mask.*"`` of the module's entries that never leave a client.
-    seed : int
-        Seed of the first weights and, with client and round, of the module's dropout.
-    """
-
-    learning_rate: float = 0.01
-    weight_decay: float = 0.0
-    local_epochs: int = 1
-    keep_optimiser: bool = False
-    local: tuple[str, ...] = ()
-    seed: int = 0
-
-    def is_shared(self, name: str) -> bool:
-        return not any(fnmatch(name, pattern) for pattern in self.local)
 
 
 class ModuleClient(NumPyClient):
@@ -126,20 +100,16 @@ class ModuleClient(NumPyClient):
         The ClientApp's context, which keeps modules and optimisers.
     graphs : sequence of ClientGraph or EgoNetwork
         The clients' data.
-    make_module : callable
-        Makes a module of the same form at all clients and the server; the seed determines its
-        initial values.
-    settings : ModuleSettings
-        How they train.
+    shared : SharedModule
+        What they train.
+    how : TrainingSection
+        How they train: the config's section ``strategy``.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-    checkpoint_dir, output_dir : Path, optional
-        Folders of checkpoints and outputs, if the SuperNode has no folder of its own
-        (``state-dir``).
-    how : optional
-        The config's section ``strategy``, for a subclass.
-    classes : sequence of str, optional
-        Names of the classes, for predictions.
+    checkpoint_dir : Path, optional
+        Folder of checkpoints, if the SuperNode has no folder of its own (``state-dir``).
+    outputs : ClientOutputs, optional
+        Where outputs go without such a folder, and the names of the classes.
     task : NodeTask
         What the clients learn: by default the classes of nodes.
 
@@ -155,22 +125,19 @@ class ModuleClient(NumPyClient):
         self,
         context: Context,
         graphs: Sequence[LocalGraph],
-        make_module: Callable[[], nn.Module],
-        settings: ModuleSettings,
+        shared: SharedModule,
+        how: TrainingSection,
         *,
         device: str = "cpu",
         checkpoint_dir: Path | None = None,
-        output_dir: Path | None = None,
-        how: object = None,
-        classes: Sequence[str] | None = None,
+        outputs: ClientOutputs | None = None,
         task: NodeTask = NODES,
     ) -> None:
-        self.settings, self.how, self.task = settings, how, task
-        self.graphs = check_graphs(graphs, all_train=False)
+        self.shared, self.how, self.task = shared, how, task
+        self.graphs = check_graphs(graphs)
         self._graph_of = {graph.client: graph for graph in self.graphs}
-        self.device, self._make_module = resolve_device(device), make_module
+        self.device, self.outputs = resolve_device(device), outputs or ClientOutputs(context)
         self.received: dict[str, Tensor] = {}
-        self.outputs, self._classes = ClientOutputs(context, output_dir), classes
         self._makers = Makers(self._start, self._build)
         self._state = CohortState[Cohort](context, "module-client", self._clients, checkpoint_dir)
 
@@ -188,12 +155,12 @@ class ModuleClient(NumPyClient):
     # Any: one of PyTorch's or of this library's
     def optimiser(self, module: nn.Module) -> Any:
         """Make a client's optimiser: Adam on all parameters."""
-        how = self.settings
+        how = self.how
         return Adam(module.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay)
 
     def steps(self, graph: GraphOnDevice, server_round: int) -> Iterator[GraphOnDevice]:
         """Yield the graph of each step of a round: the whole graph, once an epoch."""
-        return repeat(graph, self.settings.local_epochs)
+        return repeat(graph, self.how.local_epochs)
 
     def prepare(self, learner: Learner) -> None:
         """Prepare a client before it trains or measures; by default nothing."""
@@ -220,7 +187,7 @@ class ModuleClient(NumPyClient):
     def arrays(self, module: nn.Module) -> dict[str, Tensor]:
         """Return the entries, by name, that the server's arrays replace."""
         state = module.state_dict().items()
-        return {name: value for name, value in state if self.settings.is_shared(name)}
+        return {name: value for name, value in state if self.shared.is_sent(name)}
 
     def sent(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
         """Return the arrays to send after training; by default those of ``arrays``."""
@@ -287,7 +254,7 @@ class ModuleClient(NumPyClient):
                     with _fitting(learner.graph):
                         self.prepare(learner)
                         self._train(learner, request.server_round, proximal)
-            finite = cohort.finite(filter(self.settings.is_shared, cohort.names))
+            finite = cohort.finite(filter(self.shared.is_sent, cohort.names))
             cohort.restart([client for client in chosen if client not in finite], self._start)
         left_out = {
             client: NOT_FINITE if client in chosen else NO_EXAMPLE
@@ -328,13 +295,13 @@ class ModuleClient(NumPyClient):
         if self.first_layers:
             with cohort.learners(self._clients) as (group,):
                 judged = self._judged(group).each()
-            learners = [Learner(group.module, None, graph) for graph in cohort.graphs]
-            models = [cohort.saved(self._make_module)]
+            learners = [cohort.alone(client) for client in self._clients]
+            models = saved_rows(cohort, self.shared.make)
         else:
             learners = [*cohort]
             judged = [self._judged(one) for one in learners]
             forms = [
-                form_of(self.exported(one.module), self._make_module, one.graph.client)
+                form_of(self.exported(one.module), self.shared.make, one.graph.client)
                 for one in learners
             ]
             models = SavedModels.join(forms)
@@ -342,7 +309,7 @@ class ModuleClient(NumPyClient):
             forward = partial(self.logits, one.module)
             seen.append(Seen(self._graph_of[one.graph.client], one.graph, found, forward))
         good = [one for one in seen if not self.task.has_diverged(one.judged)]
-        return self.task.snapshot(good, models, self._classes)
+        return self.task.snapshot(good, models, self.outputs.classes)
 
     @property
     def _clients(self) -> list[int]:
@@ -351,32 +318,28 @@ class ModuleClient(NumPyClient):
     @torch.no_grad()
     def _take_over(self, cohort: Cohort, learner: Learner, begun: Mapping[int, Parameters]) -> None:
         """Begin with the server's arrays, which ``received`` then has."""
-        layout = learner.graph.layout
         local, clients = self.arrays(learner.module), learner.graph.clients
         came = [begun[client] for client in clients]
         if all(one is came[0] for one in came):
             came = came[:1]
         if len(local) != len(came[0]):
             raise ValueError(f"{len(came[0])} arrays came, but the module shares {len(local)}")
-        self.received = {}
+        self.received, is_group = {}, learner.graph.layout is not None
         for (name, value), *each in zip(local.items(), *came, strict=True):
-            wanted = tuple(value.shape[layout is not None :])
-            if layout is not None and layout.rows is not None and name in self.first_layers:
+            wanted = tuple(value.shape[is_group:])
+            if is_group and name in self.first_layers:
                 wanted = tuple(cohort.tensors[name + BEGUN].T.shape)
             if any(values.shape != wanted for values in each):
                 expected = f"expected {wanted} as in the clients' module"
                 raise ValueError(f"{name} has shape {each[0].shape}, {expected}")
             stack = torch.from_numpy(each[0] if len(each) == 1 else np.stack(each))
-            if name in self.first_layers and layout is not None and layout.rows is not None:
-                stack = cohort.begin(name, stack)[layout.rows.feature]
             # A mean of counters is no whole number.
             stack = stack if value.is_floating_point() else stack.double().round()
-            value.copy_(stack)
-            self.received[name] = stack.to(value).expand_as(value)
+            self.received[name] = cohort.take_over(learner, name, value, stack)
 
     def _train(self, learner: Learner, server_round: int, proximal: float) -> None:
         learner.module.train()
-        if not self.settings.keep_optimiser:
+        if self.how.optimiser != KEEP:
             learner.optimiser.state.clear()
         with self._drawing(learner.graph, server_round):
             self.begin(learner, server_round)
@@ -386,14 +349,14 @@ class ModuleClient(NumPyClient):
                 if proximal:
                     loss = loss + proximal / 2 * self.distance(learner.module)
                 loss.backward()
-                learner.optimiser.step(*(() if part.moves is None else (part.moves,)))
+                learner.optimiser.step()
         with torch.no_grad():
             self.finish(learner)
 
     @contextmanager
     def _drawing(self, graph: GraphOnDevice, server_round: int) -> Iterator[None]:
         """Give each client a stream of its own for its dropout."""
-        words = self.settings.seed, "module-client"
+        words = self.shared.seed, "module-client"
         if graph.layout is None:
             with seeded(self.device, *words, graph.client, server_round):
                 yield
@@ -415,7 +378,7 @@ class ModuleClient(NumPyClient):
         self, cohort: Cohort, clients: Sequence[int], left_out: dict[int, str]
     ) -> tuple[int, dict[str, NDArray[Any]]]:
         """Add up the clients' arrays by weight."""
-        names = filter(self.settings.is_shared, cohort.names)
+        names = filter(self.shared.is_sent, cohort.names)
         good = {one: self._examples_of(one) for one in clients if one not in left_out}
         sums = {name: value.numpy() for name, value in cohort.sums(names, good).items()}
         return sum(good.values()), sums
@@ -466,30 +429,16 @@ class ModuleClient(NumPyClient):
             yield cohort
 
     def _start(self) -> Tensors:
-        module = first_module(self._make_module, self.settings.seed)
-        of_each = dict(module.state_dict())
-        if self.settings.keep_optimiser:
-            for name, parameter in trained_parameters(module):
-                of_each |= {f"{name}/{k}": v for k, v in moments_of(parameter).items()}
-        clients, rows = len(self.graphs), None
-        if self.first_layers:
-            rows = feature_rows([graph.x for graph in self.graphs])[1]
-        result = Tensors()
-        for name, value in of_each.items():
-            weight, _, moment = name.partition("/")
-            if rows is None or weight not in self.first_layers or moment == STEP:
-                result[name] = stack_of(value, clients)
-                continue
-            result[name] = value.detach().T[rows.feature]
-            if not moment:
-                result[name + BEGUN] = value.detach().T.clone()
-        return result
+        module = self.shared.first()
+        features = [graph.x for graph in self.graphs]
+        keeps = self.how.optimiser == KEEP
+        return first_tensors(module, features, self.first_layers, keeps_moments=keeps)
 
     def _build(self, tensors: Tensors) -> tuple[Cohort, Tensors]:
         # Adam counts steps on the CPU.
         to = self.device
         placed = {n: t if n.endswith("/step") else t.to(to) for n, t in tensors.items()}
-        module = first_module(self._make_module, self.settings.seed).to(to)
+        module = self.shared.first().to(to)
         if self.first_layers:
             graphs = [placed_on(graph, to, is_dense=False) for graph in self.graphs]
         else:

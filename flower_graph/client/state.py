@@ -48,8 +48,7 @@ from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 
 if TYPE_CHECKING:
-    from flower_graph.data.partition.client_graphs import ClientGraph
-    from flower_graph.data.partition.ego_networks import EgoNetwork
+    from flower_graph.data.graph import ClientGraph, EgoNetwork
 
 LOG = logging.getLogger(__name__)
 SMALL_BYTES = 1 << 20
@@ -218,6 +217,7 @@ class CohortState(Generic[T]):
         self.store = StateStore(context, name)
         self.drop = self.store.drop
         self._checkpoints = ClientCheckpoints(context, folder)
+        self.rows_at = self._checkpoints.rows_at
         self._numbers = torch.as_tensor(numbers, dtype=torch.int64)
         self._copies = copies
 
@@ -340,16 +340,13 @@ def forms_of(tensors: Tensors) -> dict[str, tuple[tuple[int, ...], torch.dtype]]
     return {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}
 
 
-def check_graphs(graphs: Sequence[G], *, all_train: bool = True) -> list[G]:
-    """Refuse graphs that cannot train, if all must; the error names the client."""
+def check_graphs(graphs: Sequence[G]) -> list[G]:
+    """Refuse no graphs, and two of one client; return them in the order of the clients."""
     if not graphs:
         raise ValueError("graphs: none is given; a SuperNode hosts at least one client")
     numbers = [graph.client for graph in graphs]
     if len(set(numbers)) != len(numbers):
         raise ValueError(f"graphs: client numbers {numbers!s:.60} are not all different")
-    for graph in graphs:
-        if all_train and not graph.train_mask.any():
-            raise ValueError(f"client {graph.client} has no training node: it cannot train")
     check_clients(graphs)
     return sorted(graphs, key=lambda graph: graph.client)
 
@@ -379,6 +376,10 @@ class ClientCheckpoints:
         folder = self._shared if self._own is None else self._own / "checkpoints" / run
         return checkpoint.round_folder(cast(Path, folder), server_round) / self._file_name
 
+    def rows_at(self, server_round: int, run: str) -> Path:
+        """Return the path of a copy of the clients' mapped numbers (``storage.row_file``)."""
+        return self.path(server_round, run).with_suffix(".rows")
+
     def save(self, server_round: int, tensors: dict[str, Tensor], run: str) -> str:
         path = self.path(server_round, run)
         try:
@@ -393,7 +394,8 @@ class ClientCheckpoints:
         if self._own is not None:
             files = path.parent.parent.glob(f"round-*/{self._file_name}")
             for old in checkpoint.rounds_of(file.parent for file in files)[:-KEPT_AT_CLIENT]:
-                remove(self.path(old, run))
+                for file in (self.path(old, run), self.rows_at(old, run)):
+                    remove(file)
                 remove_empty(self.path(old, run).parent)  # unless others have files there
         return ""
 

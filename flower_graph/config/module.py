@@ -33,6 +33,7 @@ from flower_graph.config.rules import (
 from flower_graph.config.schema import section, setting
 
 DOT, MLP = "dot", "mlp"
+KEEP, RESET = "keep", "reset"
 GCN, NETWORKS = "gcn", ("gat", "sage", "gin", "sgc", MLP)
 DISJOINT = (LOUVAIN, METIS, DIRICHLET, RANDOM)  # no two clients have one edge
 TASK_HELP = "what is learnt: classes of `nodes`, or which are linked: `flower-graph docs links`"
@@ -79,7 +80,7 @@ class TrainingSection(StrategySection):
     local_epochs: int = setting(1, at_least(1), help="epochs that a client trains in a round")
     learning_rate: float = setting(0.01, ABOVE_ZERO, help="Adam's step size")
     weight_decay: float = setting(5e-4, NOT_NEGATIVE, help="Adam's L2 weight")
-    optimiser: str = setting("keep", choice("keep", "reset"))
+    optimiser: str = setting(KEEP, choice(KEEP, RESET))
     """whether a client's Adam lasts from round to round"""
 
 

@@ -128,7 +128,13 @@ def client_baselines(graphs: Sequence[Graph | ClientGraph]) -> Figures:
         for role in JUDGED:
             guess = pool.guess(role, is_own=is_own) if trained is None else trained
             result[name][role] = pool.accuracies(guess)[role]
-    return {**result, REGRESSION: _regression(pool), PROPAGATION: _propagation(pool)}
+    result |= {REGRESSION: _regression(pool), PROPAGATION: dict.fromkeys(JUDGED, math.nan)}
+    if (train := pool.masks["train"]).any():
+        classes, count = 1 + int(pool.train_y[train].max()), pool.edge_index.shape[1]
+        is_large, why = count * classes > LARGEST, f"{count:,} edges and {classes} classes"
+        found = _skipped(f"too large: {why}") if is_large else pool.best(_propagated(pool))
+        result[PROPAGATION] = found
+    return result
 
 
 def graph_baselines(graph: Graph | ClientGraph) -> Figures:
@@ -216,16 +222,6 @@ def _folds(pool: Pool) -> Tensor:
     tested = pool.masks["test"] | pool.masks["val"]
     is_leaking = bool(torch.isin(node[pool.masks["train"]], node[tested]).any())
     return node % FOLDS if is_leaking else torch.zeros_like(node)
-
-
-def _propagation(pool: Pool) -> Tree:
-    train = pool.masks["train"]
-    if not train.any():
-        return dict.fromkeys(JUDGED, math.nan)
-    classes, count = 1 + int(pool.train_y[train].max()), pool.edge_index.shape[1]
-    if count * classes > LARGEST:
-        return _skipped(f"too large: {count:,} edges and {classes} classes")
-    return pool.best(_propagated(pool))
 
 
 def _propagated(pool: Pool) -> list[Tensor]:

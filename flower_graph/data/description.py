@@ -17,7 +17,7 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -53,21 +53,23 @@ class Caution(str):
 
 
 @dataclass(frozen=True)
-class Described:
-    """One graph in canonical form, before its classes are numbered."""
+class NewGraph:
+    """One graph in canonical form, with labels as they were given, or as a run numbers them."""
 
     x: Tensor  # features [n, f], dense; float64 if they have more digits than float32
-    # Both directions of every edge once, no self-loops, int64 [2, e], sorted
+    # Both directions of every edge once, no self-loops, int64 [2, e], sorted; None: not known
     edge_index: Tensor | None
-    labels: Tensor | list[str | None]  # of each node; below 0 or None without one
-    masks: dict[str, Tensor | None]  # of each part, boolean [n] or [n, k]
-    names: tuple[str, ...] | None  # of the nodes
-    notes: list[str]  # what was done to the data
-    columns: Columns | None  # of the features, where these have names
-    targets: Tensor | None  # numbers to learn, float32 [n]; labels mark the nodes with one
-    edge_weight: Tensor | None  # of the edges, float32 [e]
-    where: str  # what errors call it: `file x.pt`, or `file x.pt, client 3`
-    values: Tree  # the entries of its file
+    # Any: numbers or words, below 0 or None for no label; of a run's new graph int64 [n], and of
+    # numbers to learn float32, NaN for none
+    y: Any
+    names: tuple[str, ...] | None = None  # of the nodes; None: their rows' numbers
+    values: Tree = field(default_factory=dict)  # the entries of its file, unchecked
+    edge_weight: Tensor | None = None  # float32 [e]; None: all edges count alike
+    masks: dict[str, Tensor | None] = field(default_factory=dict)  # by part, bool [n] or [n, k]
+    notes: list[str] = field(default_factory=list)  # what was done to the data
+    columns: Columns | None = None  # of the features, where these have names
+    targets: Tensor | None = None  # numbers to learn, float32 [n]; labels mark the nodes with one
+    where: str = ""  # what errors call it: `file x.pt`, or `file x.pt, client 3`
 
     @property
     def has_masks(self) -> bool:
@@ -119,6 +121,9 @@ def as_graph(
 ) -> Graph:
     """Make a graph from anything with ``x``, ``edge_index``, ``y`` and, perhaps, masks.
 
+    The graph is in canonical form, with notes; ``y`` is -1 without a label. ``DataError`` if
+    anything is missing or cannot be understood; it names index, value and remedy.
+
     Parameters
     ----------
     data
@@ -132,16 +137,6 @@ def as_graph(
         Whether ``y`` has numbers to learn instead of classes (``task: values``).
     weights
         Whether ``edge_weight``, or ``edge_attr`` of one column, is kept.
-
-    Returns
-    -------
-    Graph
-        In canonical form, with notes; ``y`` is -1 without a label.
-
-    Raises
-    ------
-    DataError
-        If anything is missing or cannot be understood; names index, value and remedy.
     """
     how = ReadOptions(no_features, targets=targets, weights=weights)
     graph = read_graph(data, how, num_classes=num_classes)
@@ -155,24 +150,11 @@ def read_graph(data: object, how: ReadOptions, *, num_classes: int | None = None
     named = getattr(data, "classes", None)
     if how.targets:
         declared, named = 1, None
-    labels = number_classes([found.labels], declared, named)
-    train, val, test = found.masks.values()
-    assert found.edge_index is not None
-    return Graph(
-        found.x,
-        found.edge_index,
-        labels.y[0],
-        labels.num_classes,
-        train,
-        val,
-        test,
-        labels.classes,
-        found.names,
-        (*found.notes, *labels.notes),
-        columns=found.columns,
-        targets=found.targets,
-        edge_weight=found.edge_weight,
-    )
+    labels = number_classes([found.y], declared, named)
+    same = ("x", "edge_index", "names", "columns", "targets", "edge_weight")
+    own: dict[str, Any] = {key: getattr(found, key) for key in same} | found.masks
+    own |= {"y": labels.y[0], "num_classes": labels.num_classes, "classes": labels.classes}
+    return Graph(**own, notes=(*found.notes, *labels.notes))
 
 
 def check_data(data: object) -> None:
@@ -222,7 +204,7 @@ def check_kind(data: object) -> None:
         raise DataError("is a Batch: save each graph of to_data_list() in a folder of clients")
 
 
-def describe_graph(data: Any, how: ReadOptions = PLAIN, where: str = "") -> Described:
+def describe_graph(data: Any, how: ReadOptions = PLAIN, where: str = "") -> NewGraph:
     """Bring features, edges, labels and masks into canonical form, without numbering classes."""
     notes, values = [*(getattr(data, "notes", None) or ())], getattr(data, "__dict__", {})
     check_kind(data)
@@ -232,17 +214,14 @@ def describe_graph(data: Any, how: ReadOptions = PLAIN, where: str = "") -> Desc
     )
     if isinstance(x, Tensor) and x.dim() == 2 and x.size(1) == 0:
         x = None
-    for key, is_lacking, form in (
-        ("y", y is None and how.needs_labels, "each node a class, or -1 if it has none"),
-        ("x", x is None and y is None, "it features [nodes, features] as the run has"),
-        (
-            "edge_index",
-            edges is None and how.needs_edges,
-            "it pairs of nodes, whole numbers [2, E]",
-        ),
-    ):
-        if is_lacking:
-            raise DataError(f"the graph has no {key}: give {form}")
+    lacking = {
+        "y: give each node a class, or -1 if it has none": y is None and how.needs_labels,
+        "x: give it features [nodes, features] as the run has": x is None and y is None,
+        "edge_index: give it pairs of nodes, whole numbers [2, E]": edges is None
+        and how.needs_edges,
+    }
+    if any(lacking.values()):
+        raise DataError(f"the graph has no {next(filter(lacking.get, lacking))}")
     if x is not None:
         # Numbers of a text have no type, which a note could name
         x = read_features(x, [] if isinstance(columns, Columns) else notes, how.missing)
@@ -270,8 +249,8 @@ def describe_graph(data: Any, how: ReadOptions = PLAIN, where: str = "") -> Desc
             place = f"{times} times, as at node {names.index(name)}"
             raise DataError(f"the name {name!r} is there {place}")
     named = Columns.of(columns, x.size(1))
-    own = labels, masks, names, notes, named, targets, weight
-    return Described(x, edges, *own, where, values)
+    own = labels, names, values, weight, masks, notes, named, targets
+    return NewGraph(x, edges, *own, where)
 
 
 def read_features(x: object, notes: list[str], missing: str = REFUSE) -> Tensor:
@@ -344,26 +323,25 @@ def read_mask(part: str, mask: object, n: int, notes: list[str]) -> Tensor | Non
     if mask is None:
         return None
     given = as_tensor(part, mask)
-    if given.dim() not in (1, 2) or given.size(0) != n or given.is_floating_point():
-        raise DataError(f"{part} is {given.dtype} {list(given.shape)}: must be bool [{n}]")
-    if given.dtype == torch.bool:
-        return given
-    if (wrong := (given != 0) & (given != 1)).any():
-        raise DataError(f"{part} has {int(given[wrong][0])}: must be bool [{n}], or 0 and 1")
-    notes.append(f"{part} of {kind_of(given)} taken as true and false")
+    is_fit = given.dim() in (1, 2) and given.size(0) == n and not given.is_floating_point()
+    if not is_fit or (given.dtype != torch.bool and ((given != 0) & (given != 1)).any()):
+        kind = f"{given.dtype} {list(given.shape)}"
+        raise DataError(f"{part} is {kind}: must be bool [{n}], or 0 and 1")
+    if given.dtype != torch.bool:
+        notes.append(f"{part} of {kind_of(given)} taken as true and false")
     return given.bool()
 
 
 def _made_features(how: str, n: int, edges: Tensor | None, notes: list[str]) -> Tensor:
-    if how not in ("degree", "one-hot"):
-        raise DataError("the graph has no x: set data.no_features=degree or one-hot")
     if how == "one-hot":
         check_dense_size(n, n, "data.no_features=degree takes less.")
         number, width, what = torch.arange(n), n, "number stands for them, one of as many as nodes"
-    else:
+    elif how == "degree":
         ends = torch.empty(0, dtype=torch.int64) if edges is None else edges[0]
         number, width = ends.bincount(minlength=n).clamp(max=DEGREES - 1), DEGREES
         what = f"degree stands for them, 0 to {DEGREES - 1} or more"
+    else:
+        raise DataError("the graph has no x: set data.no_features=degree or one-hot")
     notes.append(Caution(f"no features: each node's {what}"))
     return torch.nn.functional.one_hot(number, width).float()
 
@@ -413,16 +391,15 @@ def read_weights(
     pairs = as_tensor("edge_index", getattr(data, "edge_index", None)).long()
     given, weights, count = of_edges(data, pairs.size(1)), None, pairs.size(1)
     for key, value in [*given.items()] if wanted else ():
-        column, why = column_of(key, value), ""
-        if column.dim() != 1 or column.numel() != count or column.is_complex():
-            why = f"is {column.dtype} {list(column.shape)}: must be one number for each edge"
-        elif (wrong := ~(column.double().isfinite() & (column >= 0))).any():
-            place = int(wrong.nonzero()[0])
-            why = f"has {column[place].item()} at edge {place}: must be finite, 0 or more"
-        if why and key == ATTRIBUTES:
-            continue  # these may be anything
-        if why:
-            raise DataError(f"{key} {why}")
+        column = column_of(key, value)
+        is_one_each = column.shape == (count,) and not column.is_complex()
+        wrong = ~(column.double().isfinite() & (column >= 0)) if is_one_each else column
+        if not is_one_each or wrong.any():
+            if key == ATTRIBUTES:
+                continue  # these may be anything
+            kind = f"{column.dtype} {list(column.shape)}"
+            kind = f"{column[wrong][0].item()}" if is_one_each else kind
+            raise DataError(f"{key} is {kind}: must be a finite number for each edge, 0 or more")
         # Each edge's mean over its directions and copies
         keys, place = (pairs.amin(0) * n + pairs.amax(0)).unique(return_inverse=True)
         means = torch.zeros(len(keys), dtype=torch.float64)

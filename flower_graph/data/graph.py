@@ -62,51 +62,25 @@ class Scale(NamedTuple):
 
 @dataclass
 class Graph(Masked):
-    """One graph whose nodes are classified or valued, without PyTorch Geometric.
+    """One graph whose nodes are classified or valued, without PyTorch Geometric."""
 
-    Parameters
-    ----------
-    x
-        Node features, float32 ``[n, f]``.
-    edge_index
-        Both directions of every edge, int64 ``[2, E]``.
-    y
-        Class of each node, int64 ``[n]``; -1 for a node without a label, which is in no mask. With
-        ``targets``, 0 for each node that has one.
-    num_classes
-        Number of classes.
-    train_mask, val_mask, test_mask
-        Boolean ``[n]``, or ``[n, k]`` before one of k splits is chosen, or None.
-    classes
-        Name of each class, by number; None if the numbers are the names.
-    names
-        Name of each node; None if the row numbers are the names.
-    notes
-        Notes on changes to the data during reading.
-    treatment
-        The treatment of the features, for other nodes; None before it is applied.
-    columns
-        The columns of the features, if they have names, as in a table.
-    targets
-        Number that each node is to learn, float32 ``[n]``, NaN for none; None for classes.
-    edge_weight
-        Weight of each edge, float32 ``[E]``, in the order of ``edge_index``; None: all equal.
-    """
-
-    x: Tensor
-    edge_index: Tensor
+    x: Tensor  #: node features, float32 ``[n, f]``
+    edge_index: Tensor  #: both directions of every edge, int64 ``[2, E]``
+    #: Class of each node, int64 ``[n]``; -1 for a node without a label, which is in no mask. With
+    #: ``targets``, 0 for each node that has one.
     y: Tensor
     num_classes: int
+    #: Masks are boolean ``[n]``, or ``[n, k]`` before one of k splits is chosen, or None.
     train_mask: Tensor | None = None
     val_mask: Tensor | None = None
     test_mask: Tensor | None = None
-    classes: tuple[str, ...] | None = None
-    names: tuple[str, ...] | None = None
-    notes: tuple[str, ...] = ()
-    treatment: Treatment | None = None
-    columns: Columns | None = None
-    targets: Tensor | None = None
-    edge_weight: Tensor | None = None
+    classes: tuple[str, ...] | None = None  #: names, by number; None: the numbers are the names
+    names: tuple[str, ...] | None = None  #: of the nodes; None: the row numbers are the names
+    notes: tuple[str, ...] = ()  #: on changes to the data during reading
+    treatment: Treatment | None = None  #: of the features, for other nodes; None: not yet applied
+    columns: Columns | None = None  #: of the features, if they have names, as in a table
+    targets: Tensor | None = None  #: numbers to learn, float32 ``[n]``, NaN for none; None: classes
+    edge_weight: Tensor | None = None  #: float32 ``[E]``, as ``edge_index``; None: all equal
 
     @property
     def num_nodes(self) -> int:
@@ -132,47 +106,25 @@ class WholeGraph(Protocol):
 
 @dataclass(frozen=True)
 class ClientGraph(Masked):
-    """One client's graph, or its nodes alone.
+    """One client's graph, or its nodes alone."""
 
-    Parameters
-    ----------
-    client
-        Number of the client; unique over the run.
-    nodes
-        Number of each node in the whole graph, int64 ``[n]``; ascending if made here.
-    x
-        Features, float ``[n, f]``, dense or sparse CSR as in the whole graph.
-    y
-        Class of each node, int64 ``[n]``; below 0 without a label. With ``targets``, 0 for each
-        node that has one.
-    edge_index
-        Both directions of every edge, by place in ``nodes``, int64 ``[2, e]``, sorted, no
-        self-loops; None for a graphless client.
-    hidden_edges
-        A graphless client's true edges, in the same form, in a simulation: only Fed-GNN, the upper
-        bound, trains on them, and learnt graphs are compared with them.
-    train_mask, val_mask, test_mask
-        Boolean ``[n]``, disjoint; nodes without a label are in none.
-    called
-        The user's names of the nodes; None if the data have no names.
-    targets
-        Number that each node is to learn, float32 ``[n]``, NaN for none; None for classes.
-    edge_weight
-        Weight of each edge, float32 ``[e]``, in the order of ``edge_index``; None: all equal.
-    """
-
-    client: int
-    nodes: Tensor
-    x: Tensor
-    y: Tensor
+    client: int  #: number of the client; unique over the run
+    nodes: Tensor  #: numbers in the whole graph, int64 ``[n]``; ascending if made here
+    x: Tensor  #: features, float ``[n, f]``, dense or sparse CSR as in the whole graph
+    y: Tensor  #: int64 ``[n]``; below 0 without a label. With ``targets``, 0 for a node with one
+    #: Both directions of every edge, by place in ``nodes``, int64 ``[2, e]``, sorted, no
+    #: self-loops; None for a graphless client.
     edge_index: Tensor | None
+    #: A graphless client's true edges, in the same form, in a simulation: only Fed-GNN, the upper
+    #: bound, trains on them, and learnt graphs are compared with them.
     hidden_edges: Tensor | None
+    #: Masks are boolean ``[n]``, disjoint; nodes without a label are in none.
     train_mask: Tensor
     val_mask: Tensor
     test_mask: Tensor
-    called: tuple[str, ...] | None = None
-    targets: Tensor | None = None
-    edge_weight: Tensor | None = None
+    called: tuple[str, ...] | None = None  #: the user's names of the nodes; None: they have none
+    targets: Tensor | None = None  #: numbers to learn, float32 ``[n]``, NaN for none; None: classes
+    edge_weight: Tensor | None = None  #: float32 ``[e]``, as ``edge_index``; None: all equal
 
     @property
     def is_graphless(self) -> bool:
@@ -194,19 +146,12 @@ class EgoNetwork(ClientGraph):
 
 @dataclass(frozen=True)
 class OverlappingGraph(ClientGraph):
-    """A client of PPFL-GNN; clients that hold the same node give it the same number.
-
-    Parameters
-    ----------
-    public
-        Nodes whose embeddings the client sends, boolean ``[n]``.
-    train_y
-        Class that the client trains with, int64 ``[n]``; some are wrong under label noise, while
-        embeddings are judged by ``y``. A node has one role at all clients that hold it.
-    """
+    """A client of PPFL-GNN; clients that hold the same node give it the same number and role."""
 
     edge_index: Tensor
-    public: Tensor = field(kw_only=True)
+    public: Tensor = field(kw_only=True)  #: nodes whose embeddings it sends, boolean ``[n]``
+    #: Classes that it trains with, int64 ``[n]``; some are wrong under label noise, while
+    #: embeddings are judged by ``y``.
     train_y: Tensor = field(kw_only=True)
 
 

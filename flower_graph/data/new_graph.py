@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf, isfinite
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import Tensor
 from flower_graph.config.common import MEAN, ONE_HOT, REFUSE
 from flower_graph.data.description import (
     WHOLE,
-    Described,
+    NewGraph,
     by_columns,
     describe_graph,
     number_classes,
@@ -84,17 +84,6 @@ class DataForm(NamedTuple):
         )
 
 
-class NewGraph(NamedTuple):
-    """A graph whose nodes' classes are to be predicted."""
-
-    x: Tensor  # float32 [n, f], treated as the run's
-    edge_index: Tensor | None  # int64 [2, e], both directions, sorted; None: not known
-    y: Tensor  # int64 [n], -1 without a label; of numbers float32, NaN
-    names: tuple[str, ...] | None = None  # of the nodes; None: their rows' numbers
-    values: Mapping[str, object] = {}  # further entries of the file, such as identities, unchecked
-    edge_weight: Tensor | None = None  # float32 [e]; None: all edges count alike
-
-
 def new_graph(x: object, edge_index: object, of: DataForm, edge_weight: object = None) -> NewGraph:
     """Make a graph from untreated features, and from edges in any direction."""
     given = SimpleNamespace(x=x, edge_index=edge_index, edge_weight=edge_weight)
@@ -115,8 +104,8 @@ def read_new_graph(path: Path, of: DataForm) -> NewGraph:
         return _formed(found, of)
 
 
-def _formed(found: Described, of: DataForm) -> NewGraph:
-    y, labels = found.targets, found.labels
+def _formed(found: NewGraph, of: DataForm) -> NewGraph:
+    y, labels = found.targets, found.y
     if y is None:
         classes: Sequence[str] | None = of.classes
         if isinstance(labels, Tensor) and classes is not None:
@@ -128,5 +117,4 @@ def _formed(found: Described, of: DataForm) -> NewGraph:
             classes = [*map(str, range(of.num_classes))]
         (y,) = number_classes([labels], of.num_classes, classes, may_lack=True).y
         y = y if of.scale is None else torch.full(y.shape, torch.nan)
-    own = found.names, found.values, found.edge_weight
-    return NewGraph(of.treatment.apply(found.x), found.edge_index, y, *own)
+    return replace(found, x=of.treatment.apply(found.x), y=y)

@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from flower_graph.engine.grouped import feature_rows
-from flower_graph.ops.counts import Counts, count
 from flower_graph.ops.graph import Adjacency, csr_tensor, gcn_adjacency
 from flower_graph.ops.grouped import group_sizes, group_sum
-from flower_graph.wire.keys import HISTOGRAMS, MAX_CLASSES, ROLES
+from flower_graph.wire.keys import MAX_CLASSES, ROLES
 
 
 class Nodes(Protocol):
@@ -212,42 +211,7 @@ class Epoch:
     test_accuracy: float
 
 
-class Metrics(NamedTuple):
-    """Accuracies and loss of each of ``c`` clients; NaN where it has no such nodes."""
-
-    accuracy: Tensor  # [c, 3] on its nodes for training, validation and test
-    loss: Tensor  # [c] cross-entropy, mean over its training nodes
-
-
-def node_losses(batch: GraphBatch, logits: Tensor) -> Tensor:
-    """Return the cross-entropy of each node, ``[n]``; meaningless for nodes without a label."""
-    return -log_shares(logits).gather(0, batch.y.clamp(min=0)[None])[0]
-
-
 def log_shares(logits: Tensor) -> Tensor:
     """Return log-probabilities of classes: ``[n, k]`` to ``[k, n]``."""
     # A log-softmax over a few neighbouring numbers takes PyTorch ten times as long.
     return logits.T.contiguous().log_softmax(0)
-
-
-@torch.no_grad()
-def evaluate(batch: GraphBatch, logits: Tensor) -> Metrics:
-    """Measure accuracy and loss of each client."""
-    # logits [n, k]
-    masks = torch.stack([batch.masks[role] for role in ROLES], 1).double()
-    right = (logits.argmax(1) == batch.y)[:, None] * masks
-    loss = node_losses(batch, logits).double() * masks[:, 0]
-    sums = group_sum(torch.cat([right, loss[:, None]], 1), batch.ptr)
-    counts = group_sum(masks, batch.ptr)  # 0 gives NaN below
-    return Metrics((sums[:, :3] / counts).cpu(), (sums[:, 3] / counts[:, 0]).cpu())
-
-
-def count_batch(batch: GraphBatch, logits: Tensor, good: Tensor, counting: str) -> Counts | None:
-    """Count the predictions of the clients in ``good`` together, if counts are asked for."""
-    # logits [n, k]; good [c] of the first c networks
-    if not counting:
-        return None
-    owner = batch.node_client.cpu()
-    kept = torch.cat([good.cpu(), torch.zeros(batch.size - len(good), dtype=torch.bool)])[owner]
-    masks = {role: batch.masks[role].cpu() & kept for role in ROLES}
-    return count(logits, batch.y, masks, histograms=counting == HISTOGRAMS)

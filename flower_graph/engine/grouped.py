@@ -250,7 +250,7 @@ class _Rows(nn.Module):
         is_held = name in self._parameters or name in self._buffers
         if value is None or not is_held or not _is_row(value[0]):
             return value
-        rows = value[self._layout.owner]
+        rows = value.index_select(0, self._layout.owner)
         if rows.dim() == 1:
             return rows[:, None]
         return rows.squeeze(1) if rows.dim() > 2 else rows  # [n, 1, H, C] to [n, H, C]

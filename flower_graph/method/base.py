@@ -22,6 +22,7 @@ from torch import Tensor
 from flower_graph.client.learner import takes_weights
 from flower_graph.config.common import VALUES, CutRunConfig, RunConfig
 from flower_graph.data.baselines import Figures, client_baselines, graph_baselines, own_baselines
+from flower_graph.data.description import NewGraph
 from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_folder
 from flower_graph.data.folders.party import (
@@ -32,9 +33,9 @@ from flower_graph.data.folders.party import (
     graphs_of,
     share,
 )
-from flower_graph.data.graph import Graph, Scale
-from flower_graph.data.new_graph import DataForm, NewGraph
-from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
+from flower_graph.data.graph import ClientGraph, Graph, Scale
+from flower_graph.data.new_graph import DataForm
+from flower_graph.data.partition.client_graphs import partition_graph
 from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.errors import DataError
 from flower_graph.flower_compat import Mod, NumPyClient

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from flwr.app import ArrayRecord, Context, MetricRecord
 from torch import nn
 
-from flower_graph.client.learner import NODES, LinkTask, NodeTask, ValueTask
-from flower_graph.client.module_client import ModuleClient, ModuleSettings, first_module
+from flower_graph.client.learner import NODES, LinkTask, NodeTask, SharedModule, ValueTask
+from flower_graph.client.module_client import ModuleClient
 from flower_graph.config.common import CHECKPOINTS, LINKS, VALUES, checkpoint_settings
 from flower_graph.config.module import GCN as GCN_NAME
 from flower_graph.config.module import MLP, ModuleRunConfig, TrainingSection
@@ -23,6 +23,7 @@ from flower_graph.data.new_graph import DataForm
 from flower_graph.errors import DataError
 from flower_graph.method.base import GraphMethod, class_names, scale_of
 from flower_graph.models import GCN, GCNPairs, PyGNetwork
+from flower_graph.outputs.client import ClientOutputs
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
@@ -30,6 +31,7 @@ from flower_graph.wire.arrays import encode_array
 from flower_graph.wire.averaging import Measured
 
 M = TypeVar("M", bound=ModuleRunConfig)  # a method's schema
+FIXED = ("local_epochs", "learning_rate", "weight_decay", "optimiser")  # stay on resume
 
 
 class ModuleFedAvg(ReportedFedAvg):
@@ -37,44 +39,44 @@ class ModuleFedAvg(ReportedFedAvg):
 
     Parameters
     ----------
-    make_module, settings
+    shared, how
         As the clients have them.
-    how, classes
-        For a subclass: the config's section ``strategy``, and how many numbers the module gives a
-        node (the classes, if classes are learnt).
+    classes
+        For a subclass: how many numbers the module gives a node (the classes, if classes are
+        learnt).
     kinds
         Number of measured classes, if it differs: two for pairs of nodes.
     **more
-        As for ``ReportedFedAvg``; the seed is the settings'.
+        As for ``ReportedFedAvg``; the seed is the module's.
     """
 
     # Any: arguments of the parent
     def __init__(
         self,
-        make_module: Callable[[], nn.Module],
-        settings: ModuleSettings,
+        shared: SharedModule,
+        how: TrainingSection,
         *,
-        how: TrainingSection | None = None,
         classes: int = 0,
         kinds: int = 0,
         **more: Any,
     ) -> None:
-        super().__init__(seed=settings.seed, **more)
-        self.make_module, self.settings = make_module, settings
-        self.how, self.classes, self.num_classes = how, classes, kinds or classes
+        super().__init__(seed=shared.seed, **more)
+        self.shared, self.how = shared, how
+        self.classes, self.num_classes = classes, kinds or classes
 
     def first_arrays(self) -> ArrayRecord:
-        state = first_module(self.make_module, self.settings.seed).state_dict()
+        state = self.shared.first().state_dict()
         return ArrayRecord(
             {
                 name: encode_array(name, value.cpu().numpy())
                 for name, value in state.items()
-                if self.settings.is_shared(name)
+                if self.shared.is_sent(name)
             }
         )
 
     def fixed_settings(self) -> dict[str, object]:
-        return super().fixed_settings() | self.settings._asdict()
+        fixed = {key: getattr(self.how, key) for key in FIXED}
+        return super().fixed_settings() | fixed | {"local": self.shared.local}
 
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
         return Measured.from_config(evaluated).to_report() | {"regulariser": math.nan}
@@ -118,11 +120,10 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
     ) -> ModuleFedAvg:
         how = config.strategy
         strategy = self.strategy_class(
-            self._module(config, folder),
-            self._settings(config),
+            self._shared(config, folder),
+            how,
             participation=how.participation,
             min_nodes=how.min_nodes,
-            how=how,
             classes=self.outputs(config, folder),
             kinds=2 if config.task == LINKS else 0,
             **checkpoint_settings(config, out),
@@ -136,13 +137,11 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         return self.client_class(
             context,
             graphs,
-            self._module(config, folder),
-            self._settings(config),
+            self._shared(config, folder),
+            config.strategy,
             device=config.device,
             checkpoint_dir=None if out is None else out / CHECKPOINTS,
-            output_dir=out,
-            how=config.strategy,
-            classes=class_names(self, config, folder),
+            outputs=ClientOutputs(context, out, class_names(self, config, folder)),
             task=self.task(config, folder),
         )
 
@@ -151,8 +150,9 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
     ) -> dict[str, object]:
         return {"bytes": strategy.payload}
 
-    def _module(self, config: M, folder: RunFolder | None) -> Callable[[], nn.Module]:
-        return self.module(config, self.num_features(config, folder), self.outputs(config, folder))
+    def _shared(self, config: M, folder: RunFolder | None) -> SharedModule:
+        sizes = self.num_features(config, folder), self.outputs(config, folder)
+        return SharedModule(self.module(config, *sizes), config.seed, self.local(config))
 
     def outputs(self, config: M, folder: RunFolder | None) -> int:
         """Return how many numbers the module gives a node: classes, or those of its row."""
@@ -186,14 +186,3 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         task = self.task(config)
         assert isinstance(task, LinkTask)
         return link_baselines([(one.x, task.split(one)) for one in graphs], config.metrics[0])
-
-    def _settings(self, config: M) -> ModuleSettings:
-        how = config.strategy
-        return ModuleSettings(
-            learning_rate=how.learning_rate,
-            weight_decay=how.weight_decay,
-            local_epochs=how.local_epochs,
-            keep_optimiser=how.optimiser == "keep",
-            local=self.local(config),
-            seed=config.seed,
-        )

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from flower_graph.config.common import ALL, LINKS, NODES
 from flower_graph.config.foreign import CONFIG, DATA, NOBODY, Trust, seed_folders
-from flower_graph.data.new_graph import DataForm, NewGraph, new_graph
+from flower_graph.data.description import NewGraph
+from flower_graph.data.new_graph import DataForm, new_graph
 from flower_graph.errors import OutputError
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flower_graph.ops.adam import BETAS, EPS, adam_rows_
+from flower_graph.ops.adam import BETAS, EPS, Rates, adam_rows_
 from flower_graph.ops.graph import pointers, row_entries, weighted_sums
 
 # Numbers (rows times h) that a step handles at a time: small enough that the working tensors stay
@@ -116,9 +116,7 @@ def adam_(
     exp_avg_sq: Tensor,
     gradient: Tensor,
     step: Tensor,
-    *,
-    learning_rate: float,
-    weight_decay: float,
+    rates: Rates,
 ) -> None:
     """Take one Adam step for every user, in place, from the gradients of the latent vectors."""
     # The gradient of row ``k`` of user ``i`` is ``x_ik`` times the gradient of ``i``'s latent
@@ -140,24 +138,21 @@ def adam_(
         is_one = uniform or (here and bool((count == count[0]).all()))
         whole = user.numel() // VECTOR * VECTOR if is_one else 0
         if whole:
-            rates = {"learning_rate": learning_rate, "weight_decay": weight_decay}
             first: list[Tensor] = [one[:whole] for one in tensors]
-            adam_rows_(first[0], first[1], first[2], first[3], count[:1], [0, whole], **rates)
+            adam_rows_(first[0], first[1], first[2], first[3], count[:1], [0, whole], rates)
         if whole < user.numel():
             rest = [one[whole:] for one in tensors]
-            _step(rest, count[whole:, None], learning_rate, weight_decay)
+            _step(rest, count[whole:, None], rates)
 
 
-def _step(
-    tensors: Sequence[Tensor], count: Tensor, learning_rate: float, weight_decay: float
-) -> None:
+def _step(tensors: Sequence[Tensor], count: Tensor, rates: Rates) -> None:
     """Take the bit-identical step row by row, with a step count of each row."""
     weight, exp_avg, exp_avg_sq, grad = tensors  # [r, h] each; count [r, 1]
-    grad.add_(weight, alpha=weight_decay)
+    grad.add_(weight, alpha=rates.weight_decay)
     exp_avg.lerp_(grad, 1 - BETAS[0])
     exp_avg_sq.mul_(BETAS[1]).addcmul_(grad, grad, value=1 - BETAS[1])
     count = count.double()
-    size = (learning_rate / (1 - BETAS[0] ** count)).float()
+    size = (rates.learning_rate / (1 - BETAS[0] ** count)).float()
     root = (1 - BETAS[1] ** count).sqrt().float()
     # PyTorch's root of float32 may be wrong in the last place, but not a GPU's.
     roots = exp_avg_sq.sqrt() if weight.is_cuda else exp_avg_sq.double().sqrt_().float()

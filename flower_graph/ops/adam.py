@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,13 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
+class Rates(NamedTuple):
+    """What a step takes besides tensors."""
+
+    learning_rate: float
+    weight_decay: float
+
+
 def adam_rows_(
     weight: Tensor,
     exp_avg: Tensor,
@@ -33,9 +40,7 @@ def adam_rows_(
     gradient: Tensor,
     step: Tensor,
     ptr: list[int],
-    *,
-    learning_rate: float,
-    weight_decay: float,
+    rates: Rates,
 ) -> None:
     """Take one step of PyTorch's fused Adam in place; weight decay is added to the gradient."""
     # weight, exp_avg, exp_avg_sq [r, w], gradient [r, w], step [g]; a group of step 0 stays
@@ -52,7 +57,6 @@ def adam_rows_(
     counts = counts[moves].to(weight.device).unbind()
     # Adam counts the step itself.
     steps = [(count - 1).float() for count in counts]
-    rates = {"learning_rate": learning_rate, "weight_decay": weight_decay}
     _adam(params, grads, exp_avgs, exp_avg_sqs, steps, rates, foreach=False, fused=True)
 
 
@@ -62,7 +66,7 @@ def _adam(
     exp_avgs: list[Tensor],
     exp_avg_sqs: list[Tensor],
     steps: list[Tensor],
-    rates: Mapping[str, float],
+    rates: Rates,
     **how: Any,  # of PyTorch's function
 ) -> None:
     adam(
@@ -71,8 +75,8 @@ def _adam(
         exp_avgs=exp_avgs,
         exp_avg_sqs=exp_avg_sqs,
         state_steps=steps,
-        lr=rates["learning_rate"],
-        weight_decay=rates["weight_decay"],
+        lr=rates.learning_rate,
+        weight_decay=rates.weight_decay,
         **_DEFAULTS,
         **how,
     )
@@ -117,7 +121,7 @@ class Adam:
     def step(self, moves: Tensor | None = None) -> None:
         """Take a step; of stacks for all clients, or for those in ``moves``, ``[c]``."""
         whole, stacks = list[tuple[Tensor, ...]](), list[tuple[Tensor, ...]]()
-        rates = {"learning_rate": self.lr, "weight_decay": self.weight_decay}
+        rates = Rates(self.lr, self.weight_decay)
         bounds = []
         for parameter in self.parameters:
             if parameter.grad is None:
@@ -129,7 +133,9 @@ class Adam:
                 continue
             held["step"] += 1 if moves is None else moves
             taken = held["step"] if moves is None else held["step"] * moves
-            stacks.append((*(in_memory_order(one).flatten(1) for one in tensors), taken))
+            is_turned = not parameter.is_contiguous()
+            flat = ((one.transpose(-1, -2) if is_turned else one).flatten(1) for one in tensors)
+            stacks.append((*flat, taken))
             bounds.append(self.bounds.get(parameter, list(range(len(parameter) + 1))))
         counts = torch.cat([stack[4] for stack in stacks]) if stacks else torch.zeros(1)
         if int(counts[0]) and bool((counts == counts[0]).all()):  # usually: one call for all stacks
@@ -138,7 +144,7 @@ class Adam:
             _adam(params, grads, exp_avgs, exp_avg_sqs, steps, rates, foreach=False, fused=True)
         else:
             for (weight, grad, exp_avg, exp_avg_sq, taken), ptr in zip(stacks, bounds, strict=True):
-                adam_rows_(weight, exp_avg, exp_avg_sq, grad, taken, ptr, **rates)
+                adam_rows_(weight, exp_avg, exp_avg_sq, grad, taken, ptr, rates)
         if whole:
             params, grads, exp_avgs, exp_avg_sqs, held_steps = map(list, zip(*whole, strict=True))
             _adam(params, grads, exp_avgs, exp_avg_sqs, held_steps, rates)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -157,10 +157,17 @@ class ClientOutputs:
         The ClientApp's context.
     output_dir : Path or None
         The run's output folder, for SuperNodes without a folder of their own.
+    classes : sequence of str, optional
+        Names of the classes, for predictions.
     """
 
-    def __init__(self, context: Context, output_dir: Path | None) -> None:
-        self._context, self._shared = context, output_dir
+    def __init__(
+        self,
+        context: Context,
+        output_dir: Path | None = None,
+        classes: Sequence[str] | None = None,
+    ) -> None:
+        self._context, self._shared, self.classes = context, output_dir, classes
 
     def measured(
         self, server_round: int, clients: object, *, loss: object, accuracy: object, nodes: object

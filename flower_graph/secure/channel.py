@@ -132,6 +132,9 @@ def pair_masks(
     return masks
 
 
+SHARES = b"share of the seed", b"share of the mask key"
+
+
 def packet_context(run_id: bytes, number: int, dealer: int, holder: int) -> bytes:
     """Return the context of the packet with a dealer's shares for a holder."""
     return context(b"packet", run_id, number, dealer, holder)
@@ -142,26 +145,12 @@ def commit_to_seed(run_id: bytes, number: int, client: int, seed: bytes) -> byte
     return commitment(context(b"seed", run_id, number, client), seed)
 
 
-def share_contexts(run_id: bytes, number: int, dealer: int) -> tuple[bytes, bytes]:
-    """Return the contexts of commitments to shares of seed and mask key, without the holder."""
-    # The holder's ``name_bytes`` follow. In two parts, because a dealer has many holders.
-    return (
-        context(b"share of the seed", run_id, number, dealer),
-        context(b"share of the mask key", run_id, number, dealer),
-    )
-
-
 def commit_to_shares(
-    contexts: tuple[bytes, bytes], holder: bytes, shares: Sequence[bytes]
+    run_id: bytes, number: int, dealer: int, holder: int, shares: Sequence[bytes]
 ) -> list[bytes]:
-    """Commit to a holder's shares of seed and mask key; ``holder`` is its ``name_bytes``."""
-    pairs = zip(contexts, shares, strict=True)
-    return [commitment(what_for + holder, share) for what_for, share in pairs]
-
-
-def name_bytes(client: int) -> bytes:
-    """Write a client's number as in ``context``."""
-    return client.to_bytes(8, "little", signed=True)
+    """Commit to a holder's shares of a dealer's seed and mask key."""
+    pairs, about = zip(SHARES, shares, strict=True), (run_id, number, dealer, holder)
+    return [commitment(context(purpose, *about), share) for purpose, share in pairs]
 
 
 # Rows of bytes, and work on many of them

@@ -33,39 +33,29 @@ LOG = logging.getLogger(__name__)
 FloatArray = NDArray[np.floating]
 
 
-class PartyActions(NumPyClient):
-    """The exchanges without a vector, of a SuperNode with a key of its own."""
-
-    party_actions = ("sum_enroll", "sum_reveal", "sum_epoch", "sum_list")
-
-    @abstractmethod
-    def exchange(self, action: str, config: Config) -> Config:
-        """Answer any of these exchanges, and ``sum_unmask``."""
-
-    def _party_answer(self, parameters: Parameters, config: Config, action: str) -> Answer:
-        return [], 1, self.exchange(action, config)
-
-    sum_enroll = partialmethod(_party_answer, action="sum_enroll")
-    sum_reveal = partialmethod(_party_answer, action="sum_reveal")
-    sum_epoch = partialmethod(_party_answer, action="sum_epoch")
-    sum_list = partialmethod(_party_answer, action="sum_list")
-
-
-class MaskingClient(PartyActions):
+class MaskingClient(NumPyClient):
     """Common parts of all clients' halves: keys, masks and shares. Subclasses send the vectors.
 
     With ``trust``, the SuperNode's own settings, it enters no sum of a trusted server.
     """
 
     # The keys are kept in the context's state: a party's with ``trust``, clients' without.
-    actions: tuple[str, ...] = ("sum_unmask", *PartyActions.party_actions)
+    party_actions = ("sum_enroll", "sum_reveal", "sum_epoch", "sum_list")
+    actions: tuple[str, ...] = ("sum_unmask", *party_actions)
 
     def __init__(
         self, context: Context, clients: Sequence[int], trust: TrustSettings | None = None
     ) -> None:
         self.context, self.clients, self.trust = context, clients, trust
 
-    sum_unmask = partialmethod(PartyActions._party_answer, action="sum_unmask")
+    def _answer(self, parameters: Parameters, config: Config, action: str) -> Answer:
+        return [], 1, self.exchange(action, config)
+
+    sum_unmask = partialmethod(_answer, action="sum_unmask")
+    sum_enroll = partialmethod(_answer, action="sum_enroll")
+    sum_reveal = partialmethod(_answer, action="sum_reveal")
+    sum_epoch = partialmethod(_answer, action="sum_epoch")
+    sum_list = partialmethod(_answer, action="sum_list")
 
     def masked(
         self,
@@ -108,6 +98,7 @@ class MaskingClient(PartyActions):
         return reply, reply.to_config() | {ARRAY_NAMES: [f"{ARRAYS}/{MASKED_SUM}"]}
 
     def exchange(self, action: str, config: Config) -> Config:
+        """Answer any exchange without a vector."""
         new = action == "sum_enroll"
         host = self._of_run(KeyRequest.from_config(config).run_id) if new else self.keys()
         entries = host.answer(action, config)

@@ -414,7 +414,7 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
     def reply_bytes(self) -> int:  # the most of a reply
         raise NotImplementedError
 
-    def learn(self, server_round: int, replies: Replies[A]) -> RoundReport:
+    def learn(self, server_round: int, replies: Replies[A]) -> RoundReport | None:
         raise NotImplementedError
 
     def round(self, server_round: int) -> RoundReport | None:

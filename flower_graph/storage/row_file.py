@@ -1,4 +1,4 @@
-"""Numbers in a file that is mapped into memory, with a copy for each of the last checkpoints.
+"""Numbers in a file that is mapped into memory, of which each checkpoint has a copy.
 
 The file is sparse: numbers that nobody has written are zero, and take no room on the disk.
 """
@@ -12,18 +12,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flower_graph.errors import CheckpointError, StateLostError
+from flower_graph.errors import StateLostError
 from flower_graph.storage.files import private_folder
 from flower_graph.storage.writing import new_file, open_own, path_of, remove, replaced
 
-KEPT = 3  # copies: the server may go back to the checkpoint before the last two
 PIECE = 1 << 20  # bytes of a copy at a time
 
 
 def create(path: Path, count: int) -> None:
-    """Make a file of so many float32 zeros, in the place of an older one and its copies."""
+    """Make a file of so many float32 zeros, in the place of an older one."""
     private_folder(path.parent)
-    remove_all(path)
+    remove(path)
     handle = new_file(path)
     os.ftruncate(handle, 4 * count)
     os.close(handle)
@@ -53,37 +52,7 @@ def check_room(path: Path, count: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
-def mark(path: Path, server_round: int) -> None:
-    """Copy the file for the checkpoint of a round."""
-    _copy(path, path.with_name(f"{path.name}.round-{server_round:06d}"))
-    for old in [*marked(path).values()][:-KEPT]:
-        remove(old)
-
-
-def go_back(path: Path, server_round: int) -> None:
-    """Restore the numbers of a round's checkpoint; later copies are of another course."""
-    copies = marked(path)
-    if server_round not in copies:
-        raise CheckpointError(f"{path}: it has no copy of round {server_round}")
-    _copy(copies[server_round], path)
-    for number, later in copies.items():
-        if number > server_round:
-            remove(later)
-
-
-def marked(path: Path) -> dict[int, Path]:
-    """Return the copies of the file, by the rounds of their checkpoints."""
-    copies = {c.name.rpartition("-")[2]: c for c in path.parent.glob(f"{path.name}.round-*")}
-    return dict(sorted((int(n), copy) for n, copy in copies.items() if n.isdecimal()))
-
-
-def remove_all(path: Path) -> None:
-    """Remove a file and its copies."""
-    for old in (*marked(path).values(), path):
-        remove(old)
-
-
-def _copy(path: Path, target: Path) -> None:
+def copy(path: Path, target: Path) -> None:
     """Copy a file as a whole or not at all, without its zeros."""
     with os.fdopen(open_own(path, os.O_RDONLY), "rb") as source, replaced(target) as stream:
         while piece := source.read(PIECE):

@@ -25,7 +25,7 @@ USERS, GRADIENT_ROUND = "users", "gradient-round"
 EPOCH = "epoch"
 # FedSCem: sums by slot and counts of holders, both ways; a full model; what a message is for
 SUMS, TOTAL, HOLDER_COUNTS = "sums", "total", "holder-counts"
-FIRST, REST, IS_LAST = "first", "rest", "is-last"
+IS_LAST = "is-last"
 # PPFL-GNN: embeddings of public nodes up, their aligned means down
 PUBLIC, WITH_TARGETS = "public", "with-targets"
 MEASURED = "judged-"  # before the name of each measurement

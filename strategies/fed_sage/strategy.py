@@ -27,7 +27,7 @@ losses see as many as neighbours are hidden, ``NEIGHBOURS`` at most.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Annotated, Any, ClassVar
@@ -38,8 +38,10 @@ from flwr.app import RecordDict
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from flower_graph.client.learner import LocalGraph, dense
-from flower_graph.client.module_client import GraphOnDevice, Learner, ModuleSettings
+from flower_graph.client.learner import LocalGraph, SharedModule
+from flower_graph.client.module_client import ModuleClient
+from flower_graph.engine.cohort import GraphOnDevice, Learner, dense
+from flower_graph.engine.mini_batches import BatchOrder, epochs_of
 from flower_graph.errors import MalformedReplyError
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.grouped import one_thread
@@ -57,7 +59,7 @@ from flower_graph.strategies.fed_sage.modules import (
     generator_loss,
     split_like,
 )
-from flower_graph.strategies.fedscem.baselines import EgoModelClient
+from flower_graph.strategies.fedscem.client import EgoModelClient
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.wire import codec
 from flower_graph.wire.arrays import Answer, Config, FloatArray, IntArray, Parameters
@@ -125,20 +127,11 @@ class PeerGradients(codec.Message, up="train.compare"):
 # Client ------------------------------------------------------------------------------------------
 
 
-def _shared(
-    settings: EgoSettings, *, averages: bool
-) -> tuple[Callable[[], nn.Module], ModuleSettings]:
-    """Return what both halves have: the first model, and how it is trained."""
-    how = ModuleSettings(
-        settings.learning_rate,
-        settings.weight_decay,
-        settings.local_epochs,
-        keep_optimiser=True,
-        local=("generator.*",) if averages else ("*",),  # never leave the clients
-        seed=settings.seed,
-    )
+def _shared(settings: EgoSettings, *, averages: bool) -> SharedModule:
+    """Return the model of both halves."""
     widths = settings.num_features, settings.hidden, settings.num_classes
-    return partial(first_model, *widths, settings.seed), how
+    local = ("generator.*",) if averages else ("*",)  # never leave the clients
+    return SharedModule(partial(first_model, *widths, settings.seed), settings.seed, local)
 
 
 class SageClient(EgoModelClient):
@@ -153,15 +146,26 @@ class SageClient(EgoModelClient):
     """
 
     first_layers: ClassVar[tuple[str, ...]] = ()
-    actions, made_of = ("generate", "compare"), staticmethod(_shared)
+    actions, shared_by = ("generate", "compare"), staticmethod(_shared)
 
     # What a ready client may say anew
+
+    _train = ModuleClient._train
+
+    def steps(self, graph: GraphOnDevice, server_round: int) -> Iterator[GraphOnDevice]:
+        """Yield a step for each batch of a client's training nodes."""
+        train, how = graph.masks["train"], self._ego
+        order = BatchOrder(how.batch_size, how.seed, server_round, "local")
+        for epoch in epochs_of(train, graph.ptr, graph.clients, order, epochs=how.local_epochs):
+            for part in epoch:
+                nodes = train if part.nodes is None else train & part.nodes
+                yield graph._replace(masks=graph.masks | {"train": nodes})
 
     def optimiser(self, module: nn.Module) -> torch.optim.Optimizer:
         """Step classifiers as the settings say, and ``fGen`` as published."""
         assert isinstance(module, SageModel)
         shared = [p for n, p in module.named_parameters() if not n.startswith("generator.")]
-        how = self.settings
+        how = self.how
         rates = {"lr": how.learning_rate, "weight_decay": how.weight_decay}
         return self._adam(
             {"params": shared, **rates}, {"params": module.generator.feature_weights(), **PUBLISHED}
@@ -218,7 +222,7 @@ class SageClient(EgoModelClient):
         encoded = torch.from_numpy(shown.encoded).to(device).split(rows.tolist())
         missing = torch.from_numpy(shown.missing).to(device).split(rows.tolist())
         features = [dense(graph.x).to(device) for graph in self.graphs]
-        like = self._make_module().get_submodule("generator").feature_weights()  # type: ignore[operator]
+        like = self.shared.make().get_submodule("generator").feature_weights()  # type: ignore[operator]
         with one_thread(len(rows) > 1):
             parts = [
                 features_of(split_like(own, like), z, slots(count))
@@ -276,7 +280,7 @@ class SageClient(EgoModelClient):
         )
 
     def _impaired(self, learner: Learner) -> ImpairedGraph:
-        graph, seed = learner.graph, self.settings.seed
+        graph, seed = learner.graph, self.shared.seed
         train = graph.masks["train"]
         return ImpairedGraph.of(graph.client, graph.x, graph.edge_index, graph.y, train, seed)
 
@@ -306,7 +310,7 @@ class LocalSage(ModuleFedAvg):
     # Any, here and below: further arguments are those of the parent
     def __init__(self, settings: EgoSettings, **more: Any) -> None:
         shared = _shared(settings, averages=self.averages)
-        super().__init__(*shared, classes=settings.num_classes, **more)
+        super().__init__(shared, settings.training, classes=settings.num_classes, **more)
         self._settings = settings
 
     def fixed_settings(self) -> dict[str, object]:
@@ -322,7 +326,7 @@ class FedSage(LocalSage):
     # Any: likewise
     def __init__(self, settings: EgoSettings, **more: Any) -> None:
         super().__init__(settings, **more)
-        generator = self.make_module().get_submodule("generator")
+        generator = self.shared.make().get_submodule("generator")
         self._size = sum(weight.numel() for weight in generator.feature_weights())  # type: ignore[operator]
 
     def prepare(self, server_round: int) -> None:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from flwr.app import Context
 
+from flower_graph.client.learner import SharedModule
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.folders.client_folder import clients_path, is_one_graph
 from flower_graph.data.folders.party import RunData, RunFolder, graph_data
-from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
+from flower_graph.data.graph import ClientGraph
+from flower_graph.data.partition.client_graphs import check_neighbours
 from flower_graph.data.sources.datasets import cached_clients
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.flower_compat import NumPyClient
@@ -22,6 +24,7 @@ from flower_graph.method import GraphMethod, Partition
 from flower_graph.method.base import class_names
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.outputs.build import build_module
+from flower_graph.outputs.client import ClientOutputs
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
@@ -47,7 +50,7 @@ from flower_graph.strategies.fedgls.strategy import StructureClient, StructureFe
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flower_graph.data.new_graph import NewGraph
+    from flower_graph.data.description import NewGraph
     from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.fedgls.attack import ModelAudit
 
@@ -98,8 +101,8 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
         local: dict[str, Any] = {"participation": how.participation, "min_nodes": how.min_nodes}
         local |= checkpoint_settings(config, out)
         if how.name == FEDPROTO:
-            local |= {"how": how, "classes": settings.num_classes}
-            return ModuleFedAvg(*_prototypes(config, settings), **local)
+            shared, classes = _prototypes(config, settings), settings.num_classes
+            return ModuleFedAvg(shared, how, classes=classes, **local)
         if folder is None:
             nodes = sum(int(graph.x.shape[0]) for graph in self.graphs(config))
         else:
@@ -115,12 +118,11 @@ class FedGLS(GraphMethod[FedGLSConfig, ReportedFedAvg]):
         local: dict[str, Any] = {
             "device": config.device,
             "checkpoint_dir": None if out is None else out / CHECKPOINTS,
-            "output_dir": out,
-            "classes": class_names(self, config, folder),
+            "outputs": ClientOutputs(context, out, class_names(self, config, folder)),
         }
         if config.strategy.name == FEDPROTO:
-            made = _prototypes(config, settings)
-            return FedProtoClient(context, graphs, *made, how=config.strategy, **local)
+            shared = _prototypes(config, settings)
+            return FedProtoClient(context, graphs, shared, config.strategy, **local)
         return StructureClient(context, graphs, settings, **local)
 
     def hosted(
@@ -252,8 +254,9 @@ def structure_settings(config: FedGLSConfig, folder: RunFolder | None = None) ->
     return StructureSettings(features, classes, config.graph, config.model, strategy, config.seed)
 
 
-# Any: a module's maker, and how it is trained
-def _prototypes(config: Any, settings: StructureSettings) -> tuple[Any, Any]:
-    """Return FedProto's parts: a GCN is an MLP where there are no edges."""
+# Any: a schema like FedProto's
+def _prototypes(config: Any, settings: StructureSettings) -> SharedModule:
+    """Return FedProto's module: a GCN is an MLP where there are no edges."""
     how = fed_proto.METHOD
-    return how.module(config, settings.num_features, settings.num_classes), how._settings(config)
+    make = how.module(config, settings.num_features, settings.num_classes)
+    return SharedModule(make, settings.seed, how.local(config))

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flower_graph.config.rules import Rule, choice
-from flower_graph.data.new_graph import NewGraph
-from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.data.description import NewGraph
+from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.graph_batch import (
     DropoutMask,
     GraphBatch,

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,10 +45,13 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from torch import Tensor, nn
 
-from flower_graph.client.learner import Cohort, GraphOnDevice, Learner, LocalGraph
-from flower_graph.client.module_client import ModuleClient, ModuleSettings
+from flower_graph.client.learner import LocalGraph, SharedModule
+from flower_graph.client.module_client import ModuleClient
 from flower_graph.client.state import Tensors
-from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
+from flower_graph.config.module import KEEP, RESET
+from flower_graph.data.graph import ClientGraph
+from flower_graph.data.partition.client_graphs import check_neighbours
+from flower_graph.engine.cohort import Cohort, GraphOnDevice, Learner
 from flower_graph.engine.graph_batch import DropoutMask, check_sizes, draw_kept, log_shares
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.graph_learner import edge_agreement
@@ -115,17 +119,10 @@ class StructureMeasured(Measured, up="evaluate", kw_only=True):
         return super().to_report() | {"structure": numbers}
 
 
-def training_of(settings: StructureSettings) -> ModuleSettings:
-    """Return how both halves train the model; phi never leaves its client."""
-    how = settings.strategy
-    return ModuleSettings(
-        how.learning_rate,
-        how.weight_decay,
-        how.local_epochs,
-        keep_optimiser=True,  # phi's in any case
-        local=("*",) if how.name == LOCAL else (f"{LEARNER}-*",),
-        seed=settings.seed,
-    )
+def shared_by(settings: StructureSettings) -> SharedModule:
+    """Return the model of both halves; phi never leaves its client."""
+    local = ("*",) if settings.strategy.name == LOCAL else (f"{LEARNER}-*",)
+    return SharedModule(partial(first_model, settings), settings.seed, local)
 
 
 # Client ------------------------------------------------------------------------------------------
@@ -145,7 +142,7 @@ class StructureClient(ModuleClient):
     settings : StructureSettings
         Models and training, the same at all clients and at the server.
     **more
-        As of ``ModuleClient``: ``device``, ``checkpoint_dir``, ``output_dir``, ``classes``.
+        As of ``ModuleClient``: ``device``, ``checkpoint_dir``, ``outputs``.
     """
 
     graphs: list[ClientGraph]
@@ -158,8 +155,8 @@ class StructureClient(ModuleClient):
         settings: StructureSettings,
         **more: Any,
     ) -> None:
-        make = partial(first_model, settings)
-        super().__init__(context, graphs, make, training_of(settings), **more)
+        how = replace(settings.strategy, optimiser=KEEP)  # phi's in any case
+        super().__init__(context, graphs, shared_by(settings), how, **more)
         for graph in graphs:
             check_sizes(graph, settings.num_features, settings.num_classes)
             if settings.graphs == TRUE and graph.is_graphless and graph.hidden_edges is None:
@@ -195,7 +192,7 @@ class StructureClient(ModuleClient):
         clients, how = learner.graph.clients, self.structure
         assert model.batch is not None
         # Dropout depends on client, network and round alone, not on who shares a cohort
-        seed, steps = self.settings.seed, self.settings.local_epochs
+        seed, steps = self.shared.seed, self.how.local_epochs
         chances = [
             generator(seed, "dropout", client, place >= len(clients), server_round)
             for place, client in enumerate(model.batch.clients)
@@ -206,7 +203,7 @@ class StructureClient(ModuleClient):
             DropoutMask(*(part if part is None else part[step] for part in kept))
             for step in range(steps)
         ]
-        if how.strategy.optimiser == "reset":
+        if how.strategy.optimiser == RESET:
             for name, value in model.items():
                 for moment in () if name.startswith(LEARNER) else adam.state[value].values():
                     moment.zero_()
@@ -217,7 +214,7 @@ class StructureClient(ModuleClient):
         torch.stack([*losses.values()]).sum().backward()
         adam.lr, adam.weight_decay = how.graph.learning_rate, 0.0
         adam.step()
-        adam.lr, adam.weight_decay = self.settings.learning_rate, self.settings.weight_decay
+        adam.lr, adam.weight_decay = self.how.learning_rate, self.how.weight_decay
         self._contrast |= {clients[at]: loss.detach().cpu() for at, loss in losses.items()}
 
     def finish(self, learner: Learner) -> None:
@@ -329,10 +326,8 @@ class StructureFedAvg(ModuleFedAvg):
     def __init__(
         self, settings: StructureSettings, *, num_nodes: int | None = None, **more: Any
     ) -> None:
-        classes = settings.num_classes
-        super().__init__(
-            partial(first_model, settings), training_of(settings), classes=classes, **more
-        )
+        shared, classes = shared_by(settings), settings.num_classes
+        super().__init__(shared, settings.strategy, classes=classes, **more)
         self.structure, self.num_nodes = settings, num_nodes
 
     def fixed_settings(self) -> dict[str, object]:

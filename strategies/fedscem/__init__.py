@@ -5,15 +5,14 @@ from typing import TYPE_CHECKING
 from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
-    from flower_graph.strategies.fedscem.baselines import (
+    from flower_graph.strategies.fedscem.client import EgoModelClient, EgoNetworkClient
+    from flower_graph.strategies.fedscem.config import EgoSettings
+    from flower_graph.strategies.fedscem.strategy import (
         EgoFedAvg,
         EgoFedProx,
-        EgoModelClient,
+        MaskedEmbeddingAveraging,
         SelfTraining,
     )
-    from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient
-    from flower_graph.strategies.fedscem.config import EgoSettings
-    from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 
 __all__ = [
     "EgoFedAvg",

@@ -1,4 +1,4 @@
-"""The ego-network clients of one SuperNode, trained in one batched tensor program.
+"""The steps of FedSCem's clients, taken by many at once as one tensor program.
 
 Every client has its own model: a GCN of two layers, a linear classifier and a projection head
 (FedSCem, section 5.1.4). Nothing mixes clients, so any assignment of clients to cohorts gives the
@@ -9,37 +9,31 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import repeat, zip_longest
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from flower_graph.data.new_graph import NewGraph
-from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.engine.graph_batch import (
-    Metrics,
-    check_classes,
-    evaluate,
-    mean_shares,
-    node_losses,
-    pack_graphs,
-)
+from flower_graph.data.description import NewGraph
+from flower_graph.data.graph import EgoNetwork
+from flower_graph.engine.cohort import Cohort, Judged, Learner, first_tensors, placed_on
+from flower_graph.engine.graph_batch import check_classes
+from flower_graph.engine.grouped import Tensors, laid_out
 from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
-from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
+from flower_graph.ops.adam import Adam
 from flower_graph.ops.contrast import projected_nt_xent
-from flower_graph.ops.graph import pointers, propagate
-from flower_graph.ops.grouped import grouped_add, grouped_linear
-from flower_graph.outputs.files import Predictions, SavedModels, SparseRows, predictions_from
+from flower_graph.ops.graph import pointers
 from flower_graph.rng import generator, seeded
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.strategies.fedscem.modules import EgoGCN
 
-MODULE, FIRST = f"{EgoGCN.__module__}.{EgoGCN.__qualname__}", "gnn.first.weight"
-BEGUN = ("begun.first", "begun.rest")  # prefix in a state: the model that clients began with
+FIRST = "gnn.first.weight"  # of which clients keep the rows of their features
+# For each client: the last round that it trained for, and the last whose means it used. A repeated
+# message, or a resumed run, does neither a second time.
+TRAINED, FUSED = "trained-round", "fused-round"
 
 
 class Shared(NamedTuple):
@@ -49,18 +43,13 @@ class Shared(NamedTuple):
     mean: Tensor  # [s, h] its mean embedding, h~
 
 
-def sizes_of(settings: EgoSettings) -> dict[str, int]:
-    """Return the arguments of the clients' ``EgoGCN``."""
-    widths = settings.num_features, settings.hidden, settings.num_classes, settings.projection
-    return dict(zip(("features", "hidden", "classes", "projection"), widths, strict=True))
-
-
 @torch.no_grad()
 def first_model(settings: EgoSettings) -> EgoGCN:
     """Draw the model that every client starts from, as PyG's GCN and PyTorch's Linear do."""
     check_classes(settings.num_classes)
+    widths = settings.num_features, settings.hidden, settings.num_classes, settings.projection
     with seeded(torch.device("cpu"), settings.seed, "module"):
-        model = EgoGCN(**sizes_of(settings))
+        model = EgoGCN(*widths)
     chance, bound = generator(settings.seed, "ego-model"), settings.hidden**-0.5
     for layer in (model.gnn.first, model.gnn.second):
         drawn = torch.empty(layer.in_features, layer.out_features)
@@ -72,88 +61,45 @@ def first_model(settings: EgoSettings) -> EgoGCN:
     return model
 
 
-def initial_weights(settings: EgoSettings) -> ModelWeights:
-    """Return the model that every client starts from, as the engine stacks it."""
-    first, *rest = (part.detach() for part in first_model(settings).parameters())
-    return ModelWeights(first.T.contiguous(), torch.cat([part.flatten() for part in rest]))
+class EgoGroup:
+    """Some ego-networks, each with a model of its own.
 
-
-def split_rest(rest: Tensor, settings: EgoSettings) -> dict[str, Tensor]:
-    """Split rows ``[c, D]`` into the parameters of an ``EgoGCN`` but the first, by name."""
-    h, k, d = settings.hidden, settings.num_classes, settings.projection
-    widths = {"gnn.second": h, "classifier": k, "projection": d}
-    shapes: dict[str, tuple[int, ...]] = {"gnn.first.bias": (h,)}
-    for name, width in widths.items():
-        shapes |= {f"{name}.weight": (width, h), f"{name}.bias": (width,)}
-    parts = rest.split([math.prod(shape) for shape in shapes.values()], dim=1)
-    pairs = zip(shapes.items(), parts, strict=True)
-    return {name: part.unflatten(1, shape) for (name, shape), part in pairs}
-
-
-class EgoCohort(StackedWeights):
-    """Clients with an ego-network and a model each."""
+    Parameters
+    ----------
+    learner : Learner
+        The clients as a group.
+    settings : EgoSettings
+        How they train.
+    begun : mapping of str to Tensor, optional
+        The weights that ``proximal`` pulls to; by default there are none.
+    proximal : float
+        Weight of FedProx's term.
+    """
 
     def __init__(
         self,
-        egos: Sequence[EgoNetwork],
+        learner: Learner,
         settings: EgoSettings,
-        tensors: Tensors | None = None,
-        device: torch.device | str = "cpu",
+        begun: Mapping[str, Tensor] | None = None,
+        proximal: float = 0.0,
     ) -> None:
-        self.egos, self.settings = list(egos), settings
-        batch = pack_graphs(self.egos, device)
-        if tensors is None:
-            start = initial_weights(settings)
-            begun = {BEGUN[0]: start.first, BEGUN[1]: start.rest}
-            tensors = stacked_state(batch, [start]) | begun
-        super().__init__(tensors, batch)
-        self._last: tuple[Tensor, list[Tensor], Tensor] | None = None  # of ``_embed``
-        self._places: Tensors = {}  # of a part: which rows of the whole's tensors are its own
-
-    def tensors(self) -> Tensors:
-        """Return everything that lasts between rounds; changing a tensor changes the cohort."""
-        return self._state
-
-    def part(self, clients: Sequence[int]) -> EgoCohort:
-        """Return a cohort of some clients alone, in this one's order; ``put`` takes it back."""
-        if strange := sorted(set(clients) - set(self.batch.clients)):
-            raise ValueError(f"clients {strange} are not among {list(self.batch.clients)}")
-        egos = [ego for ego in self.egos if ego.client in clients]
-        if len(egos) == len(self.egos):
-            return self
-        places = self._indices(egos)
-        held = {name: self._state[name][index] for name, index in places.items()}
-        begun = {name: self._state[name] for name in BEGUN}
-        part = EgoCohort(egos, self.settings, held | begun, self._device)
-        part._start, part._places = self._start, places
-        return part
-
-    @torch.no_grad()
-    def put(self, part: EgoCohort) -> None:
-        """Take over the changes of some clients."""
-        if part is not self:
-            for name, index in part._places.items():
-                self._state[name][index] = part._state[name]
-            self._start = part._start
-
-    def _indices(self, egos: Sequence[EgoNetwork]) -> Tensors:
-        places = [self.batch.clients.index(ego.client) for ego in egos]
-        found = self.indices(places)
-        # Others count something for each client, as steps do.
-        return found | dict.fromkeys(self._state.keys() - found.keys() - {*BEGUN}, found["step"])
+        assert isinstance(learner.module, EgoGCN) and learner.graph.layout is not None
+        self.learner, self.settings, self.begun, self.proximal = learner, settings, begun, proximal
+        self.graph, self.layout, self.module = learner.graph, learner.graph.layout, learner.module
 
     def train(self, server_round: int) -> Tensor:
-        """Step on ``L_nc`` (equation 3); return the logits from before, for ``evaluate``."""
-        logits = [self._classify(part) for epoch in self._training(server_round) for part in epoch]
+        """Step on ``L_nc`` (equation 3); return the logits from before."""
+        every = self._epochs("local", self.graph.masks["train"], server_round)
+        logits = [self._classify(part) for epoch in every for part in epoch]
         return logits[0]
 
     def fuse(self, shared: Shared, server_round: int, *, classify: bool = True) -> Tensor:
         """Step on ``L_nc + mu L_ct``, or on ``mu L_ct`` alone, by batches in turn with ``L_nc``."""
         # Returns each client's mean of NT-Xent over its shared nodes in the last epoch.
-        every = torch.ones_like(self.batch.y, dtype=torch.bool)
+        every, train = torch.ones_like(self.graph.masks["train"]), self.graph.masks["train"]
         others: Iterator[Sequence[MiniBatch]] = repeat(())
         if not classify and self.settings.batch_size is not None:
-            others = self._training(server_round)
+            others = self._epochs("local", train, server_round)
         fusion, losses = self._epochs("fusion", every, server_round), list[Tensor]()
         for epoch, in_turn in zip(fusion, others, strict=False):
             losses = []
@@ -165,156 +111,170 @@ class EgoCohort(StackedWeights):
         total = torch.stack(losses).sum(0)
         return total[0] / total[1]
 
-    def start_from(self, *models: ModelWeights, replace: bool = True) -> None:
-        """Start from the server's model, and keep it: a later process may have to save it."""
-        super().start_from(*models, replace=replace)
-        (model,) = models
-        for name, value in zip(BEGUN, (model.first, model.rest), strict=True):
-            self._state[name].copy_(value)
-
-    def begun(self) -> ModelWeights:
-        """Return the model that clients began with: the server's last, else the first."""
-        return ModelWeights(*(self._state[name] for name in BEGUN))
-
     def embed(self) -> Tensor:
         """Return the clients' node embeddings, ``[n, h]``; the next step begins with the same."""
-        return self._embed(*self.leaves())[1].detach()
+        return self._embedded().detach()
+
+    def judged(self, logits: Tensor) -> Judged:
+        return Judged(logits, self.graph.y, self.graph.masks, self.graph.ptr)
 
     @torch.no_grad()
-    def evaluate(self, h: Tensor) -> Metrics:
-        return evaluate(self.batch, self.classify(h))
+    def logits(self) -> Tensor:
+        logits: Tensor = self.module.classifier(self._embedded())
+        return logits
 
-    @torch.no_grad()
-    def classify(self, h: Tensor) -> Tensor:
-        """Return logits ``[n, k]`` of the embeddings ``h`` that ``embed`` gave."""
-        return self._logits(h, self._split(self.weights()[1]))
+    def largest(self) -> Tensor:
+        """Return each client's largest absolute weight, ``[c]``; infinity for NaN."""
+        result, rows = torch.zeros(len(self.graph.clients)), self.layout.rows
+        for name, stack in self.module.named_parameters():
+            size = stack.detach().abs().flatten(1).amax(1).nan_to_num(torch.inf, posinf=torch.inf)
+            at = torch.arange(len(size)) if name != FIRST or rows is None else rows.owner.cpu()
+            result.scatter_reduce_(0, at, size.cpu(), "amax")
+        return result
 
     # How it is computed
 
-    def _training(self, server_round: int) -> Iterator[list[MiniBatch]]:
-        return self._epochs("local", self.batch.masks["train"], server_round)
+    @torch.enable_grad()  # the first caller may need no gradient, but a later step does
+    def _embedded(self) -> Tensor:
+        """Return the embeddings, computed anew only if the weights have changed."""
+        known = [parameter._version for parameter in self.module.parameters()]
+        kept: tuple[list[int], Tensor] | None = self.module.__dict__.get("_kept")
+        if kept is None or kept[0] != known:
+            kept = known, self.module.embed(self.graph.x, self.graph.edge_index)
+            self.module.__dict__["_kept"] = kept
+        return kept[1]
 
     def _epochs(self, purpose: str, among: Tensor, server_round: int) -> Iterator[list[MiniBatch]]:
-        batch, local = self.batch, self.settings
-        order = BatchOrder(local.batch_size, local.seed, server_round, purpose)
-        return epochs_of(among, batch.ptr, batch.clients, order, epochs=local.local_epochs)
+        how, graph = self.settings, self.graph
+        order = BatchOrder(how.batch_size, how.seed, server_round, purpose)
+        return epochs_of(among, graph.ptr, graph.clients, order, epochs=how.local_epochs)
 
     def _classify(self, part: MiniBatch) -> Tensor:
         """Step on ``L_nc`` of a batch; return the logits of all nodes from before."""
-        seen: list[Tensor] = []
-
-        def loss(h: Tensor, rest: list[Tensor]) -> Tensor:
-            seen.append(self._logits(h, rest))
-            return self._classification(seen[0], part)
-
-        self._descend(loss, part)
-        return seen[0].detach()
+        logits: Tensor = self.module.classifier(self._embedded())
+        self._descend(self._classification(logits, part), part)
+        return logits.detach()
 
     def _contrast(self, part: MiniBatch, shared: Shared, *, classify: bool) -> Tensor:
         """Step on ``mu L_ct`` of a batch, and ``L_nc``; return NT-Xent's sums and nodes, [2, c]."""
         # Both losses are means over a client's nodes, where equations 10 and 11 have sums. A client
         # without shared nodes takes the step too, so that all have taken equally many: its gradient
         # of ``L_ct`` is zero, and only weight decay and Adam's momentum move it.
-        seen: list[Tensor] = []
-
-        def loss(h: Tensor, rest: list[Tensor]) -> Tensor:
-            losses, count = self._contrast_losses(h, rest, shared, part)
-            seen.append(torch.stack([losses.detach().double(), count.double()]).cpu())
-            contrast = self.settings.mu * (losses / count.clamp(min=1)).sum()
-            if not classify:
-                return contrast
-            return contrast + self._classification(self._logits(h, rest), part)
-
+        h = self._embedded()
+        losses, count = self._contrast_losses(h, shared, part)
+        loss = self.settings.mu * (losses / count.clamp(min=1)).sum()
+        if classify:
+            loss = loss + self._classification(self.module.classifier(h), part)
         self._descend(loss, part)
-        return seen[0]
+        return torch.stack([losses.detach().double(), count.double()]).cpu()
 
-    def _descend(self, loss: Callable[[Tensor, list[Tensor]], Tensor], part: MiniBatch) -> None:
-        def of_weights(first: Tensor, rest: Tensor) -> Tensor:
-            parts, h = self._embed(first, rest)
-            self._last = None  # a gradient can be taken once
-            return loss(h, parts)
-
-        local = self.settings
-        self.step(
-            of_weights,
-            learning_rate=local.learning_rate,
-            weight_decay=local.weight_decay,
-            proximal=local.proximal,
-            moves=part.moves,
-        )
-
-    @torch.enable_grad()  # the first caller may need no gradient, but a later step does
-    def _embed(self, first: Tensor, rest: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Split the weights, and take two GCN layers with rectified output (equation 1)."""
-        if self._last is not None and self._last[0] is first:
-            return self._last[1:]
-        batch, parts = self.batch, self._split(rest)
-        hidden = propagate(batch.graph, propagate(batch.x, first))
-        hidden = F.relu_(grouped_add(hidden, parts[0], batch.ptr))
-        # Multiplying by the weights after the neighbours' sum gives the same, and includes the
-        # bias.
-        around = propagate(batch.graph, hidden)
-        h = F.relu_(grouped_linear(around, parts[1].mT, parts[2], batch.ptr))
-        self._last = first, parts, h
-        return parts, h
-
-    def _logits(self, h: Tensor, rest: list[Tensor]) -> Tensor:
-        return grouped_linear(h, rest[3].mT, rest[4], self.batch.ptr)
+    def _descend(self, loss: Tensor, part: MiniBatch) -> None:
+        """Take an Adam step on a loss and the pull; what the loss does not use decays, too."""
+        parameters = dict(self.module.named_parameters())
+        grads = torch.autograd.grad(loss, [*parameters.values()], materialize_grads=True)
+        for (name, parameter), grad in zip(parameters.items(), grads, strict=True):
+            if self.proximal and self.begun:
+                grad = grad + self.proximal * (parameter.detach() - self.begun[name])
+            parameter.grad = grad
+        self.learner.optimiser.step(moves=part.moves)
+        del self.module.__dict__["_kept"]  # PyTorch does not count a fused step as a change
 
     def _classification(self, logits: Tensor, part: MiniBatch) -> Tensor:
         """``L_nc``: cross-entropy, mean over each client's training nodes, summed over clients."""
-        batch, share = self.batch, self.batch.train_share
-        if part.nodes is not None:
-            share = mean_shares(batch.masks["train"] & part.nodes, batch.ptr)
-        return node_losses(batch, logits) @ share
+        mask, graph = self.graph.masks["train"], self.graph
+        mask = mask if part.nodes is None else mask & part.nodes
+        losses = nn.functional.cross_entropy(logits[mask], graph.y[mask], reduction="none")
+        return graph.sum_of_means(losses, mask)
 
-    def _contrast_losses(
-        self, h: Tensor, rest: list[Tensor], shared: Shared, part: MiniBatch
-    ) -> tuple[Tensor, Tensor]:
+    def _contrast_losses(self, h: Tensor, shared: Shared, part: MiniBatch) -> tuple[Tensor, Tensor]:
         """Return each client's sum of NT-Xent, ``[c]``, and its number of shared nodes, ``[c]``."""
-        ptr, owner = self.batch.ptr, self.batch.node_client
+        ptr, owner, clients = self.layout.ptr, self.layout.owner, len(self.graph.clients)
         if part.nodes is not None:  # nodes outside the batch are no negatives
             here = part.nodes.nonzero().flatten()
             h, owner = h.index_select(0, here), owner[here]
             kept = part.nodes[shared.place]
             place = (part.nodes.cumsum(0) - 1)[shared.place[kept]]
             shared = Shared(place, shared.mean[kept])
-            ptr = pointers(owner, self.batch.size).tolist()
-        count = torch.bincount(owner[shared.place], minlength=self.batch.size)
+            ptr = pointers(owner, clients).tolist()
+        count = torch.bincount(owner[shared.place], minlength=clients)
         bounds = ptr, [0, *count.cumsum(0).tolist()]
-        losses = projected_nt_xent(
-            h, shared.mean, rest[5].mT, rest[6], shared.place, *bounds, self.settings.tau
-        )
+        head = dict(self.module.projection.named_parameters())
+        weight, tau = head["weight"].mT, self.settings.tau
+        losses = projected_nt_xent(h, shared.mean, weight, head["bias"], shared.place, *bounds, tau)
         return losses, count
 
-    def _split(self, rest: Tensor) -> list[Tensor]:
-        return list(split_rest(rest, self.settings).values())
 
+class EgoCohort(Cohort):
+    """All ego-networks of one SuperNode.
 
-def predictions_of(cohort: EgoCohort, classes: Sequence[str] | None) -> Predictions:
-    """Return the clients' predictions for all their nodes, from their weights."""
-    nodes = [node for ego in cohort.egos for node in ego.called or ego.identities]
-    return predictions_from(cohort.egos, cohort.classify(cohort.embed()), classes, nodes)
+    Parameters
+    ----------
+    egos : sequence of EgoNetwork
+        The clients.
+    settings : EgoSettings
+        Their models and training.
+    tensors : dict, optional
+        What lasts between rounds; by default that of new clients.
+    device : torch.device or str
+        Where they train.
+    """
 
+    def __init__(
+        self,
+        egos: Sequence[EgoNetwork],
+        settings: EgoSettings,
+        tensors: Tensors | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.settings, device = settings, torch.device(device)
+        module = first_model(settings).to(device)
+        if tensors is None:
+            features, never = [ego.x for ego in egos], torch.zeros(len(egos), dtype=torch.int32)
+            tensors = first_tensors(module, features, (FIRST,), keeps_moments=True)
+            tensors |= {TRAINED: never, FUSED: never.clone()}
+        for name, stack in tensors.items():
+            tensors[name] = laid_out(stack)
+        rates = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+        super().__init__(
+            module,
+            [placed_on(ego, device, is_dense=False) for ego in egos],
+            tensors,
+            lambda made: Adam(made.parameters(), **rates),
+            is_grouped=True,
+            by_rows=(FIRST,),
+        )
 
-def own_models(cohort: EgoCohort) -> SavedModels:
-    """Return the clients' models; only the rows of a client's features are its own."""
-    batch, (first, rest) = cohort.batch, cohort.weights()
-    rows = SparseRows(FIRST, first, batch.feature, torch.tensor(batch.row_ptr), transposed=True)
-    begun = {FIRST: cohort.begun().first.T}
-    own = split_rest(rest, cohort.settings)
-    return SavedModels(MODULE, sizes_of(cohort.settings), list(batch.clients), begun, own, rows)
+    @contextmanager
+    def part(self, clients: Sequence[int] | None = None) -> Iterator[EgoGroup]:
+        """Yield some clients, or all, as a group; the tensors then have its changes."""
+        clients = self.clients if clients is None else clients
+        if strange := sorted(set(clients) - set(self.clients)):
+            raise ValueError(f"clients {strange} are not among {self.clients}")
+        with self.learners([client for client in self.clients if client in clients]) as (learner,):
+            yield EgoGroup(learner, self.settings)
 
+    def put(self, group: EgoGroup) -> None:
+        """Take over a group's changes before it is done."""
+        self.group(group.graph.clients)[0].write()
 
-def common_model(model: ModelWeights, settings: EgoSettings, client: int) -> SavedModels:
-    """Return the saved form of a model that the clients share."""
-    return SavedModels(MODULE, sizes_of(settings), [client], state_of(model, settings), {})
+    @torch.no_grad()
+    def start_from(self, group: EgoGroup, weights: Tensor, *, replace: bool) -> None:
+        """Begin with the server's model, flat; keep it, as ``proximal`` and inactive rows do."""
+        held, plain = dict(group.module.named_parameters()), dict(self.module.named_parameters())
+        parts = weights.split([parameter.numel() for parameter in plain.values()])
+        group.begun, group.proximal = {}, self.settings.proximal
+        for (name, parameter), part in zip(plain.items(), parts, strict=True):
+            value = part.view_as(parameter).to(parameter.device)
+            group.begun[name] = self.take_over(
+                group.learner, name, held[name], value, replace=replace
+            )
 
+    def last(self, name: str, clients: Sequence[int]) -> Tensor:
+        """Return ``TRAINED`` or ``FUSED`` of some clients."""
+        return self.tensors[name][torch.tensor([self._places[one] for one in clients])]
 
-def state_of(model: ModelWeights, settings: EgoSettings) -> dict[str, Tensor]:
-    """Return a model as the ``state_dict`` of an ``EgoGCN``."""
-    rest = split_rest(model.rest[None], settings).items()
-    return {FIRST: model.first.T} | {name: part[0] for name, part in rest}
+    def note(self, name: str, clients: Sequence[int], server_round: int) -> None:
+        self.tensors[name][torch.tensor([self._places[one] for one in clients])] = server_round
 
 
 def train_alone(graph: NewGraph, settings: EgoSettings, trains: Tensor, rounds: int) -> Tensor:
@@ -322,8 +282,7 @@ def train_alone(graph: NewGraph, settings: EgoSettings, trains: Tensor, rounds: 
     assert graph.edge_index is not None
     nodes, nobody = torch.arange(graph.y.numel()), torch.zeros_like(trains)
     held = nodes, graph.x, graph.y, graph.edge_index, None, trains, nobody, nobody
-    ego = EgoNetwork(0, *held)
-    cohort = EgoCohort([ego], settings)
-    for number in range(rounds):
-        cohort.train(number)
-    return cohort.classify(cohort.embed()).softmax(1)
+    with EgoCohort([EgoNetwork(0, *held)], settings).part() as group:
+        for number in range(rounds):
+            group.train(number)
+        return group.logits().softmax(1)

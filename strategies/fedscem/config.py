@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from flower_graph.config.common import DataConfig, RobustSection, RunConfig
+from flower_graph.config.module import TrainingSection
 from flower_graph.config.partition import EgoSection
 from flower_graph.config.rules import (
     ABOVE_ZERO,
@@ -24,7 +25,7 @@ from flower_graph.method.trust import OpenedSums
 from flower_graph.secure.node_config import FEWEST_PARTIES, MOST_BLOCK
 
 if TYPE_CHECKING:
-    from flower_graph.data.partition.ego_networks import EgoNetwork
+    from flower_graph.data.graph import EgoNetwork
 
 APP = "fedscem"
 FEDSCEM = "masked-embedding-averaging"
@@ -112,6 +113,15 @@ class EgoSettings(ModelConfig, TrainingConfig):
     num_classes: int
     seed: int = 0
     proximal: float = field(default=0.0, kw_only=True)
+
+    @property
+    def training(self) -> TrainingSection:
+        """How baselines train."""
+        return TrainingSection(
+            local_epochs=self.local_epochs,
+            learning_rate=self.learning_rate,
+            weight_decay=self.weight_decay,
+        )
 
 
 @dataclass

@@ -13,30 +13,26 @@ from torch import Tensor
 
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
+from flower_graph.data.description import NewGraph
 from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_ego_folder
 from flower_graph.data.folders.party import RunFolder
-from flower_graph.data.new_graph import NewGraph
-from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
+from flower_graph.data.graph import EgoNetwork
+from flower_graph.data.partition.ego_networks import partition_egos
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.flower_compat import Mod, NumPyClient
 from flower_graph.method import OwnGraphMethod
 from flower_graph.method.base import class_names, edges_of
 from flower_graph.method.permits import Permits
+from flower_graph.outputs.client import ClientOutputs
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.robust import make_robust
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage, SageClient
-from flower_graph.strategies.fedscem.baselines import (
-    EgoFedAvg,
-    EgoFedProx,
-    EgoModelClient,
-    SelfTraining,
-)
+from flower_graph.strategies.fedscem.client import EgoModelClient, EgoNetworkClient, Hiding
 from flower_graph.strategies.fedscem.cohort import train_alone
-from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient
 from flower_graph.strategies.fedscem.config import (
     APP,
     AVERAGING,
@@ -46,7 +42,12 @@ from flower_graph.strategies.fedscem.config import (
     FedSCemConfig,
     TrainingConfig,
 )
-from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
+from flower_graph.strategies.fedscem.strategy import (
+    EgoFedAvg,
+    EgoFedProx,
+    MaskedEmbeddingAveraging,
+    SelfTraining,
+)
 
 if TYPE_CHECKING:
     from flower_graph.method.base import FinishedRun
@@ -96,8 +97,8 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
     ) -> NumPyClient:
         egos, folder = self.hosted(config, context)
         saved = None if out is None else out / CHECKPOINTS
-        how: dict[str, Any] = {"device": config.device, "checkpoint_dir": saved, "output_dir": out}
-        how["classes"] = class_names(self, config, folder)
+        how: dict[str, Any] = {"device": config.device, "checkpoint_dir": saved}
+        how["outputs"] = ClientOutputs(context, out, class_names(self, config, folder))
         settings = ego_settings(config, folder)
         if config.strategy.name != FEDSCEM:
             require_one_client(config.privacy, [ego.client for ego in egos])
@@ -105,29 +106,17 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
             averages = config.strategy.name in ("fed-sage", *AVERAGING)
             return kind(context, egos, settings, averages=averages, **how)
         noised = config.privacy.is_on and Permits.of(context.node_config).noises
-        return EgoNetworkClient(
-            context,
-            egos,
-            settings,
-            **how,
-            noise=embedding_noise(config) if config.privacy.is_on else None,
-            masked=config.masks_sums,
-            alignment=config.strategy.alignment,
-            trust=trust_of(context, hides=noised) if config.strategy.distrusts else None,
-        )
+        noise = embedding_noise(config) if config.privacy.is_on else None
+        hiding = Hiding(config.masks_sums, config.strategy.alignment, noise)
+        trust = trust_of(context, hides=noised) if config.strategy.distrusts else None
+        return EgoNetworkClient(context, egos, settings, **how, hiding=hiding, trust=trust)
 
     def load_graphs(self, config: FedSCemConfig) -> list[EgoNetwork]:
         path, how = clients_path(config.data), config.partition
         if path is None:
             whole = cached_data(config)
             return Clients.cut(partition_egos(whole, how, config.seed), whole)
-        egos = load_ego_folder(
-            path,
-            how.split,
-            how.ratios,
-            config.seed if how.seed is None else how.seed,
-            how=ReadOptions.of(config.data),
-        )
+        egos = load_ego_folder(path, how, config.seed, ReadOptions.of(config.data))
         if len(egos) < 2 and config.masks_sums:
             raise ConfigError(f"data.name: {str(path)!r} has 1 client; a masked sum needs 2")
         return egos

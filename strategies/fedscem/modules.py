@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from flower_graph.models import GCN
+from flower_graph.ops.graph import Adjacency
 from flower_graph.outputs.build import WIDTH, built_with
 
 __all__ = ["EgoGCN"]
@@ -34,12 +35,12 @@ class EgoGCN(nn.Module):
         self.classifier = nn.Linear(hidden, classes)
         self.projection = nn.Linear(hidden, projection)
 
-    def embed(self, x: Tensor, edge_index: Tensor) -> Tensor:
+    def embed(self, x: Tensor | Adjacency, edge_index: Tensor) -> Tensor:
         """Return embeddings ``[n, h]`` from features ``[n, f]`` and edges ``[2, e]``."""
-        embedding: Tensor = self.gnn(x, edge_index).relu()
+        embedding: Tensor = self.gnn(x, edge_index).relu_()
         return embedding
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Adjacency, edge_index: Tensor) -> Tensor:
         """Return logits ``[n, k]`` from features ``[n, f]`` and edges ``[2, e]``."""
         logits: Tensor = self.classifier(self.embed(x, edge_index))
         return logits

@@ -37,8 +37,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,29 +46,32 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from flwr.app import RecordDict
+from flwr.serverapp.strategy import FedProx
 from numpy.typing import NDArray
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from flower_graph.config.rules import refuse_with
 from flower_graph.config.schema import check_settings
-from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import AlignmentError, MalformedReplyError, NoClientsError
+from flower_graph.method.module_method import ModuleFedAvg
+from flower_graph.outputs.build import form_of
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
-from flower_graph.records.participation import NOT_READY, Participation, by_reason, grouped
+from flower_graph.records.participation import NOT_READY, by_reason, grouped
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.align.blinded import MAX_CLIENTS
 from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.node_config import LEAST_HOLDERS
-from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import KeyReply, MaskedReply, MaskRequest
+from flower_graph.secure.sum.messages import KeyReply, MaskedReply
 from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import PartySums, SumServer
-from flower_graph.secure.sum.service import SumStages, as_record, entries_of
+from flower_graph.secure.sum.service import SecureSum, as_record, entries_of
 from flower_graph.server.membership import Membership, renamed
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.fedscem.cohort import common_model, initial_weights, state_of
+from flower_graph.strategies.fedscem.client import shared_by
+from flower_graph.strategies.fedscem.cohort import first_model
 from flower_graph.strategies.fedscem.config import EgoSettings, StrategyConfig
 from flower_graph.strategies.fedscem.messages import (
     SUMMED_NAMES,
@@ -78,8 +81,6 @@ from flower_graph.strategies.fedscem.messages import (
     EgoReply,
     EgoRequest,
     Layout,
-    PlainEnrolment,
-    RoundSum,
     SumArray,
     Sums,
     check_counts,
@@ -89,9 +90,10 @@ from flower_graph.strategies.fedscem.messages import (
     round_terms,
     union_terms,
 )
+from flower_graph.strategies.fedscem.modules import EgoGCN
 from flower_graph.wire.arrays import Config, largest_size, read_array
 from flower_graph.wire.counts import counts_size
-from flower_graph.wire.exchange import count_bytes, reasons_of
+from flower_graph.wire.exchange import Replies, count_bytes, reasons_of
 from flower_graph.wire.fields import Resume, read_handled
 from flower_graph.wire.keys import MAX_NUMBER, RUN_TOKEN, SERVER_ROUND, SUMS, TOTAL
 from flower_graph.wire.ledger import ByteLedger, Traffic, reply_bytes, setup_bytes
@@ -101,6 +103,19 @@ FINE = 2.0**-20  # step of fixed-point weights: in a round they change by less t
 ROUNDING = 1e-3  # by which a sum of accuracies may be off
 # Client numbers that one SuperNode may claim where identities are blinded: half of all there can be
 MOST_CLAIMED = MAX_CLIENTS // 2
+
+
+@dataclass
+class RoundSum:
+    """A round's sum, or why there is none."""
+
+    number: int  # of the secure sum
+    total: SumArray | None = None  # [L]
+    answered: list[int] = field(default_factory=list)  # clients in it
+    skipped: str = ""
+    failed: dict[int, str] = field(default_factory=dict)  # errors of clients
+    rejected: list[dict[str, object]] = field(default_factory=list)  # clients and SuperNodes
+    parts: dict[str, float] = field(default_factory=dict)  # seconds of the round's parts
 
 
 class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
@@ -143,16 +158,11 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         check_settings(how, "strategy.")
         for key, why in how.readable().items() if how.registry is not None else ():
             refuse_with(f"strategy.{key}", getattr(how, key), "a registry", why)
-        super().__init__(
-            EgoSession(
-                how,
-                seed=settings.seed,
-                checkpoint_dir=checkpoint_dir,
-                checkpoint_every=checkpoint_every,
-            )
-        )
+        super().__init__(EgoSession(how, settings.seed, checkpoint_dir, checkpoint_every))
         self.settings, self.how, self.num_classes = settings, how, settings.num_classes
-        self.model = initial_weights(settings) if how.model_sharing != "none" else None
+        self.model: NDArray[np.float32] | None = None  # [D] the parameters of ``EgoGCN`` in a row
+        if how.model_sharing != "none":
+            self.model = parameters_to_vector(first_model(settings).parameters()).detach().numpy()
         self.started = self.model  # the model that this round began with
         self.sums: Sums | None = None  # of the last round, for the clients
         self.ledger = ByteLedger()
@@ -166,43 +176,109 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         """Payload bytes so far: direction to kind to bytes."""
         return self.ledger.payload
 
-    def round(self, server_round: int) -> RoundReport | None:
-        """Do steps 3 to 7; return the report of the round before."""
-        # A round's measurements come with the next round's vectors.
-        session = self.session
+    def ask(self, server_round: int) -> dict[int, EgoRequest]:
+        """Begin steps 3 to 6: enrol newcomers, and write each SuperNode's request."""
+        session, model = self.session, self.model
         if session.admit(server_round):
             self.sums = None  # the slots have changed
-        if session.is_masked and not session.sums.clients:
+        is_masked = self.how.aggregation == "masked"
+        if is_masked and not session.sums.clients:
             session.sums.ready(server_round, session.sample(server_round))
-        base = self.request(server_round)
-        layout = self.layout(base)
-        self._layout, self.requests = layout, session.requests(server_round, base, layout.length)
-        self.answers = self.send(server_round, "train").values
-        session.members.note_answers(session.clients_of(self.answers).tolist(), self.answers)
-        if self.requests and not self.answers:  # without requests the round is skipped
-            raise NoClientsError(
-                f"round {server_round}: none of {len(self.requests)} SuperNodes gave a usable "
-                f"answer within {session.timeout:g} s; the log names the reasons"
+        self.started, self._wire = model, session.exchange.ledger.state_dict()
+        # Excluded clients count too: a round's sums are read with the next round's ring, which must
+        # not be smaller.
+        everyone = sum(map(len, session.clients.values()))
+        self.ring = session.sums.ring_for(everyone) if is_masked else None
+        base = EgoRequest(
+            server_round,
+            np.zeros(0, np.int64),
+            self.how.variant,
+            sums=self.sums,
+            shares_model=model is not None,
+            weights=model,
+            ring=self.ring,
+            is_last=server_round > session.rounds,
+            checkpoint=session.is_due(server_round - 1),
+            run=session.checkpoints.run,
+            counting=self.counting,
+        )
+        distrusted = session.members.parties is not None
+        self.layout = base.vector_layout(self.settings, session.num_slots, checked=distrusted)
+        if self.ring is not None:
+            terms = round_terms(server_round, self.ring, session.order)
+            masks = session.sums.masks(self.layout.length, self.ring.word, terms)
+            chosen = {node: mask.clients.tolist() for node, mask in masks.items()}
+            self._drawn = set(session.sums.clients)
+        else:
+            masks, self._drawn = {}, set(session.sample(server_round))
+            hosted = session.clients.items()
+            chosen = {n: [c for c in local if c in self._drawn] for n, local in hosted}
+        connected, unsent = set(session.exchange.grid.get_node_ids()), session.members.unsent
+        return {
+            node: replace(
+                base,
+                clients=np.array(clients, np.int64),
+                mask=masks.get(node),
+                slots=unsent.get(node, {}),
             )
+            for node, clients in chosen.items()
+            if clients and node in connected
+        }
+
+    def read(self, node: int, content: RecordDict) -> EgoReply:
+        request = self.requests[node]
+        asked = request.clients if request.mask is None else None
+        known = {"server_round": request.server_round, "L": self.layout.length, "asked": asked}
+        reply = EgoReply.read(content, **known)
+        if request.mask is None:
+            check_plain_sum(reply.total, self.layout, reply.clients.size)
+        else:
+            masked = MaskedReply.from_config(reply.masked, total=reply.total)
+            self.session.sums.server.take(node, masked)
+        return reply
+
+    def reply_bytes(self) -> int:
+        return reply_bytes(self.layout.length, self.session.most_clients)
+
+    def learn(self, server_round: int, replies: Replies[EgoReply]) -> RoundReport | None:
+        """Add up (step 7); return the report of the round before."""
+        # A round's measurements come with the next round's vectors.
+        session, answers = self.session, replies.values
+        session.members.note_answers(session.clients_of(answers).tolist(), answers)
+        if self.requests:  # without requests the round is skipped
+            session.must_have(server_round, replies)
         silent = list(session.rejected)  # clients that fail after this have sent their vector
-        result = session.close(server_round, self.answers)
+        found = self._opened(server_round) if self.ring is not None else self._added(server_round)
         session.rejected = silent
-        result.rejected += [{"node": one.node_id, "reason": one.reason} for one in silent]
-        asked = sum(map(len, session.asked.values()))
-        means = self.take(layout, result, base.ring, self.answers.values(), asked)
+        found.rejected += [{"node": one.node_id, "reason": one.reason} for one in silent]
+        self._count(found)
+        means = mean_metrics(self._take(server_round, found), self.settings.tau)
         loss, contrast = means["cross-entropy"], means["contrast"]
+        server, connected = session.sums.server, set(session.connected)
+        at = {client: node for node, local in session.clients.items() for client in local}
+        undone = {client: NOT_READY for client in self._drawn if at.get(client) in connected}
+        blamed = {one.client: str(one) for one in server.blamed if one.client in server.excluded}
         report = self.report(
             server_round - 1,
-            session.became_of(result),
+            session.participation(
+                found.answered,
+                failed=found.failed,
+                left_out=grouped(session.unaligned | undone | blamed),
+                no_use=found.skipped,
+            ),
             means,
             loss=loss + self.settings.mu * (0.0 if math.isnan(contrast) else contrast),
             cross_entropy=loss,
             regulariser=contrast,
             bytes=self.payload,
-            parts=result.parts,
-            skipped=result.skipped,
+            parts={
+                "train": max((one.train_seconds for one in answers.values()), default=0.0),
+                "mask": max((one.mask_seconds for one in answers.values()), default=0.0),
+                **found.parts,
+            },
+            skipped=found.skipped,
         )
-        report.rejected = result.rejected
+        report.rejected = found.rejected
         if server_round == session.members.resume.server_round + 1:
             self._early = report.rejected
             return None
@@ -211,30 +287,26 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         report.rejected[:0], self._early = early, []
         return report
 
-    def read(self, node: int, content: RecordDict) -> EgoReply:
-        return self.session.take_vector(node, content, self.requests[node], self._layout)
-
-    def reply_bytes(self) -> int:
-        return reply_bytes(self._layout.length, self.session.most_clients)
-
-    def rejoin(self) -> list[str]:
-        """Have the clients load a checkpoint, and count its bytes, since it sets up a new run."""
-        return self.session.rejoin()
-
     def finish(self, server_round: int) -> None:
         self.session.tell_all(server_round, as_record({}), "train.finish")
 
     def weights(self) -> dict[str, NDArray[np.float32]]:
         """Return the mean model by the names of ``EgoGCN``; empty if models are not shared."""
-        if self.model is None:
-            return {}
-        state = state_of(self.model, self.settings).items()
-        return {name: value.contiguous().numpy() for name, value in state}
+        model = self._module(self.model)
+        return {} if model is None else {n: v.numpy() for n, v in model.state_dict().items()}
 
     def snapshot(self) -> Snapshot | None:
-        if self.started is None:
+        model = self._module(self.started)
+        if model is None:
             return None
-        return Snapshot(None, [common_model(self.started, self.settings, NO_CLIENT)])
+        return Snapshot(None, [form_of(model, partial(first_model, self.settings), NO_CLIENT)])
+
+    def _module(self, vector: NDArray[np.float32] | None) -> EgoGCN | None:
+        if vector is None:
+            return None
+        model = first_model(self.settings)
+        vector_to_parameters(torch.from_numpy(vector), model.parameters())
+        return model
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         saved = {node: reply.not_saved for node, reply in self.answers.items()}
@@ -250,125 +322,117 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         state["excluded"] = sorted(self.session.sums.server.excluded)
         if self.started is not None:
             # The clients' part was saved within the next round, which began with this model.
-            state |= {"first": self.started.first, "rest": self.started.rest}
+            state["model"] = torch.from_numpy(self.started)
         return state
 
     def load_state(self, state: StateDict) -> None:
         self.ledger.load_state_dict(state["ledger"])
         if self.model is not None:
-            self.model = ModelWeights(state["first"], state["rest"])
+            self.model = state["model"].numpy()
         self.session.sums.server.exclude(state.get("excluded", ()))
 
-    # What is sent and what a sum says
+    # What a round's sum is, and what it says
 
-    def request(self, server_round: int) -> EgoRequest:
-        """Return a round's request, without the parts that differ by SuperNode."""
-        session, model = self.session, self.model
-        self.started, self._wire = model, session.exchange.ledger.state_dict()
-        return EgoRequest(
-            server_round,
-            np.zeros(0, np.int64),
-            self.how.variant,
-            sums=self.sums,
-            shares_model=model is not None,
-            first=None if model is None else model.first.numpy(),
-            rest=None if model is None else model.rest.numpy(),
-            ring=session.ring(),
-            is_last=server_round > session.rounds,
-            checkpoint=session.is_due(server_round - 1),
-            run=session.checkpoints.run,
-            counting=self.counting,
-        )
+    def _opened(self, server_round: int) -> RoundSum:
+        """Take the masks away, in an exchange that prepares the next sum."""
+        session, sums = self.session, self.session.sums
+        found = RoundSum(sums.number)
+        is_last = server_round > session.rounds
+        revealed = sums.reveal(server_round, None if is_last else session.sample(server_round + 1))
+        started = time.perf_counter()
+        result = sums.result()
+        found.failed = dict(session.new_blames(found.number, server_round))
+        found.rejected = [{"node": one.node_id, "reason": one.reason} for one in revealed]
+        found.rejected += [{"client": client, "reason": w} for client, w in found.failed.items()]
+        found.parts["unmask"] = time.perf_counter() - started
+        for entry in found.rejected:
+            LOG.warning("round %d: %s", server_round, entry)
+        if isinstance(result, Skipped):
+            found.skipped = str(replace(result.reason, round=server_round))
+            LOG.warning("%s", found.skipped)
+        else:
+            found.total, found.answered = result.total, result.contributors.tolist()
+        return found
 
-    def layout(self, base: EgoRequest) -> Layout:
-        distrusted = self.session.members.parties is not None
-        return base.vector_layout(self.settings, self.session.num_slots, checked=distrusted)
+    def _added(self, server_round: int) -> RoundSum:
+        """Add up plain vectors."""
+        found = RoundSum(server_round)
+        if not self.answers:
+            found.skipped = "no client sent its vector"
+            return found
+        found.total = np.sum([reply.total for reply in self.answers.values()], axis=0)
+        for node, reply in self.answers.items():
+            local = self.session.clients[node]
+            found.answered += reply.clients.tolist()
+            found.failed |= {c: why for c, why in reply.left_out.items() if c in local}
+        found.rejected = [{"client": c, "reason": why} for c, why in found.failed.items()]
+        return found
 
-    def take(
-        self,
-        layout: Layout,
-        found: RoundSum,
-        ring: Ring | None,
-        replies: Iterable[EgoReply],
-        asked: int,
-    ) -> dict[str, float]:
-        """Keep a sum's embeddings for the next round; return its figures of the last one."""
-        self._count(layout, found, asked, 8 if ring is None else ring.word // 8)
+    def _take(self, server_round: int, found: RoundSum) -> dict[str, float]:
+        """Keep a sum's embeddings for the next round; return the sums of measurements."""
         self.sums = self.counts = None
-        seconds = [(reply.train_seconds, reply.mask_seconds) for reply in replies]
-        found.parts = {
-            "train": max((train for train, _ in seconds), default=0.0),
-            "mask": max((mask for _, mask in seconds), default=0.0),
-            **found.parts,
-        }
         metrics = dict.fromkeys(SUMMED_NAMES, math.nan)
-        if found.total is not None:
-            try:
-                metrics = self._read(layout, found, found.total, ring)
-            except ValueError as error:  # nobody knows whose words were wrong
-                self.sums = self.counts = None
-                found.skipped = f"a client's part of the sum was not as agreed: {error}"
-                found.answered = ()
-                LOG.warning("round %d: %s", found.server_round, found.skipped)
+        if found.total is None:
+            return metrics
+        try:
+            metrics = self._read(server_round, found, found.total)
+        except ValueError as error:  # nobody knows whose words were wrong
+            self.sums = self.counts = None
+            found.skipped = f"a client's part of the sum was not as agreed: {error}"
+            found.answered = []
+            LOG.warning("round %d: %s", server_round, found.skipped)
         if metrics[UNREAD] > 0:
             why = (
                 f"{metrics[UNREAD]:.0f} of {len(found.answered)} clients could not read the means "
                 "and went on alone: a client's part of the sum was not as agreed"
             )
             found.rejected.append({"reason": why})
-            LOG.warning("round %d: %s", found.server_round - 1, why)
-        return mean_metrics(metrics, self.settings.tau)
+            LOG.warning("round %d: %s", server_round - 1, why)
+        return metrics
 
-    def _read(
-        self, layout: Layout, found: RoundSum, total: SumArray, ring: Ring | None
-    ) -> dict[str, float]:
+    def _read(self, server_round: int, found: RoundSum, total: SumArray) -> dict[str, float]:
+        layout, ring, count = self.layout, self.ring, len(found.answered)
         if layout.slots:
-            self.sums = self._kept_sums(layout, found, total, ring)
-        count, numbers, sums = len(found.answered), total[layout.metrics], total[layout.model]
+            embeddings, counts = total[layout.embeddings], total[layout.counts]
+            if ring is None:
+                # Nobody else may see a single client's embedding.
+                many = counts >= LEAST_HOLDERS
+                embeddings = embeddings.reshape(layout.slots, -1) * many[:, None]
+                embeddings, counts = embeddings.ravel(), counts * many
+            self.sums = Sums(server_round, [found.number, count], embeddings, counts)
+            if layout.checks:
+                tags = total[layout.tags].astype("<u8").view(np.uint8).reshape(layout.checks, -1)
+                members = np.array(sorted(found.answered))
+                self.sums = self.sums._replace(members=members, checks=tags)
+        numbers, weights = total[layout.metrics], total[layout.model]
         if ring is not None:
             # For a plain sum this was checked reply by reply.
-            numbers, sums = ring.decode(numbers), ring.decode(sums)
+            numbers, weights = ring.decode(numbers), ring.decode(weights)
             ring.check_sums(numbers, count)
-            ring.check_sums(sums, count)
+            ring.check_sums(weights, count)
             check_measured(numbers, count, 2.0**-ring.fraction_bits * count)
         self.counts = read_counted(total, layout, ring)
-        if layout.weights and self.model is not None:
-            mean = torch.from_numpy((sums / count).astype(np.float32))
-            first, rest = mean.tensor_split([self.model.first.numel()])
-            self.model = ModelWeights(first.view_as(self.model.first), rest)
+        if layout.weights:
+            self.model = (weights / count).astype(np.float32)
         return dict(zip(SUMMED_NAMES, map(float, numbers), strict=True))
 
-    def _kept_sums(
-        self, layout: Layout, found: RoundSum, total: SumArray, ring: Ring | None
-    ) -> Sums:
-        embeddings, counts = total[layout.embeddings], total[layout.counts]
-        if ring is None:
-            # Nobody else may see a single client's embedding.
-            few = counts < LEAST_HOLDERS
-            embeddings = embeddings.reshape(layout.slots, -1) * ~few[:, None]
-            embeddings, counts = embeddings.ravel(), counts * ~few
-        origin = [found.sum_round, len(found.answered)]
-        sums = Sums(found.server_round, origin, embeddings, counts)
-        if not layout.checks:
-            return sums
-        tags = total[layout.tags].astype("<u8").view(np.uint8).reshape(layout.checks, -1)
-        return sums._replace(members=np.array(sorted(found.answered)), checks=tags)
-
-    def _count(self, layout: Layout, found: RoundSum, asked: int, word: int) -> None:
+    def _count(self, found: RoundSum) -> None:
         """Count payload as single clients would send and get it."""
+        layout, count, up = self.layout, self.ledger.count, len(found.answered)
+        asked = sum(map(len, self.session.asked.values()))
+        word = 8 if self.ring is None else self.ring.word // 8
         if self.sums is not None:
             down = self.sums.embeddings.nbytes + self.sums.counts.nbytes
-            self.ledger.count("down", "embeddings", asked * down)
+            count("down", "embeddings", asked * down)
         self._payload = self.ledger.state_dict()  # the sums are not sent again
-        up = len(found.answered)
-        self.ledger.count("up", "embeddings", up * layout.slots * layout.hidden * word)
-        self.ledger.count("up", "activations", up * layout.slots * word)
         counted = counts_size(layout.classes, layout.counting)
-        self.ledger.count("up", "metrics", up * (len(SUMMED_NAMES) + counted) * word)
+        numbers = {"embeddings": layout.slots * layout.hidden, "activations": layout.slots}
+        numbers |= {"metrics": len(SUMMED_NAMES) + counted}
         if self.model is not None:
-            weights = self.model.first.numel() + self.model.rest.numel()
-            self.ledger.count("up", "weights", up * layout.weights * word)
-            self.ledger.count("down", "weights", asked * weights * 4)
+            numbers["weights"] = layout.weights
+            count("down", "weights", asked * self.model.nbytes)
+        for kind, size in numbers.items():
+            count("up", kind, up * size * word)
 
 
 # The run's clients, their alignment and their sums -----------------------------------------------
@@ -382,7 +446,6 @@ class EgoSession(Session):
     def __init__(
         self,
         how: StrategyConfig,
-        *,
         seed: int,
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
@@ -398,23 +461,19 @@ class EgoSession(Session):
             checkpoint_dir=checkpoint_dir,
             checkpoint_every=checkpoint_every,
         )
-        resolution = how.resolution
-        if how.model_sharing != "none":
-            resolution = min(resolution, FINE)
-        self.sums = SumStages(
-            server,
+        self.sums = SecureSum(
             self.send,
+            server=server,
             limit=how.limit,
-            resolution=resolution,
+            resolution=min(how.resolution, math.inf if how.model_sharing == "none" else FINE),
             guard=True,
             first=1,  # as rounds do
             unmask="train.unmask",
         )
-        self.is_masked = how.aggregation == "masked"
+        self._fewest = 2 if how.aggregation == "masked" else 1
         self.setup_seconds = 0.0
         self.num_slots = 0  # identities that two clients or more hold
         self.unaligned: dict[int, str] = {}  # clients that cannot take part: reason
-        self.drawn: set[int] = set()  # clients of this round's sum
         self._named = self._told = 0  # clients that reports, and the log, have named already
 
     @property
@@ -525,81 +584,14 @@ class EgoSession(Session):
     def most_clients(self) -> int:
         return max(map(len, self.clients.values()), default=0)
 
-    # A round
-
-    def ring(self) -> Ring | None:
-        """Return how numbers are written, for sums over all clients; None for plain sums."""
-        # Excluded clients count too: a round's sums are read with the next round's ring, which must
-        # not be smaller.
-        return self.sums.ring_for(sum(map(len, self.clients.values()))) if self.is_masked else None
-
     def sample(self, server_round: int) -> list[int]:
         everyone = self.sums.at(self.everyone, set(self.exchange.grid.get_node_ids()))
         if not everyone:
             raise NoClientsError(f"round {server_round}: no client of the run is connected")
-        drawn = self.draw(len(everyone), server_round, least=2 if self.is_masked else 1)
+        drawn = self.draw(len(everyone), server_round, least=self._fewest)
         return [everyone[index] for index in drawn]
 
-    def requests(self, server_round: int, base: EgoRequest, length: int) -> dict[int, EgoRequest]:
-        masks: dict[int, MaskRequest] = {}
-        if self.is_masked:
-            word = base.ring.word if base.ring else 64
-            aligner = self.members.aligner
-            order = aligner.order if isinstance(aligner, AlignmentServer) else None
-            masks = self.sums.masks(length, word, round_terms(server_round, base.ring, order))
-            chosen = {node: mask.clients.tolist() for node, mask in masks.items()}
-            self.drawn = set(self.sums.clients)
-        else:
-            self.drawn = set(self.sample(server_round))
-            chosen = {n: [c for c in local if c in self.drawn] for n, local in self.clients.items()}
-        connected, unsent = set(self.exchange.grid.get_node_ids()), self.members.unsent
-        requests = {
-            node: replace(
-                base,
-                clients=np.array(clients, np.int64),
-                mask=masks.get(node),
-                slots=unsent.get(node, {}),
-            )
-            for node, clients in chosen.items()
-            if clients and node in connected
-        }
-        return requests
-
-    def take_vector(
-        self, node: int, content: RecordDict, request: EgoRequest, layout: Layout
-    ) -> EgoReply:
-        reply = EgoReply.read(content, server_round=request.server_round, L=layout.length)
-        if request.mask is not None:
-            masked = MaskedReply.from_config(reply.entries, total=reply.total)
-            self.sums.server.take(node, masked)
-        else:
-            presence = PlainEnrolment.from_config(reply.entries, asked=request.clients)
-            check_plain_sum(reply.total, layout, presence.clients.size)
-        return reply
-
-    def close(self, server_round: int, vectors: Mapping[int, EgoReply]) -> RoundSum:
-        if not self.is_masked:
-            return self._plain_sum(server_round, vectors)
-        now = self.sums.number
-        following = None if server_round > self.rounds else self.sample(server_round + 1)
-        revealed = self.sums.reveal(server_round, following)
-        started = time.perf_counter()
-        result = self.sums.result()
-        blamed = self._new_blames(now, server_round)
-        summed = RoundSum(server_round, now, failed=dict(blamed))
-        summed.rejected = [{"node": one.node_id, "reason": one.reason} for one in revealed]
-        summed.rejected += [{"client": client, "reason": why} for client, why in blamed]
-        summed.parts = {"unmask": time.perf_counter() - started}
-        for entry in summed.rejected:
-            LOG.warning("round %d: %s", server_round, entry)
-        if isinstance(result, Skipped):
-            summed.skipped = str(replace(result.reason, round=server_round))
-            LOG.warning("%s", summed.skipped)
-        else:
-            summed.total, summed.answered = result.total, result.contributors.tolist()
-        return summed
-
-    def _new_blames(self, number: int, server_round: int) -> list[tuple[int, str]]:
+    def new_blames(self, number: int, server_round: int) -> list[tuple[int, str]]:
         blamed = self.sums.server.blamed
         new, self._named = blamed[self._named :], len(blamed)
         return [
@@ -608,31 +600,11 @@ class EgoSession(Session):
             if one.client is not None
         ]
 
-    def _plain_sum(self, server_round: int, vectors: Mapping[int, EgoReply]) -> RoundSum:
-        if not vectors:
-            return RoundSum(server_round, server_round, skipped="no client sent its vector")
-        total = np.sum([reply.total for reply in vectors.values()], axis=0)
-        present, failed = list[int](), dict[int, str]()
-        for node, reply in vectors.items():
-            asked = np.array(self.clients[node], np.int64)
-            presence = PlainEnrolment.from_config(reply.entries, asked=asked)
-            present += presence.clients.tolist()
-            failed |= {c: why for c, why in presence.left_out.items() if c in asked}
-        rejected: list[dict[str, object]] = [{"client": c, "reason": w} for c, w in failed.items()]
-        return RoundSum(server_round, server_round, total, present, "", rejected, failed)
-
-    def became_of(self, summed: RoundSum) -> Participation:
-        connected, server = set(self.connected), self.sums.server
-        at = {client: node for node, clients in self.clients.items() for client in clients}
-        undone = {client: NOT_READY for client in self.drawn if at.get(client) in connected}
-        blamed = {one.client: str(one) for one in server.blamed if one.client is not None}
-        excluded = {client: why for client, why in blamed.items() if client in server.excluded}
-        return self.participation(
-            summed.answered,
-            failed=summed.failed,
-            left_out=grouped(self.unaligned | undone | excluded),
-            no_use=summed.skipped,
-        )
+    @property
+    def order(self) -> NDArray[np.uint8] | None:
+        """The tokens of the slots, in their order; None where identities are not blinded."""
+        aligner = self.members.aligner
+        return aligner.order if isinstance(aligner, AlignmentServer) else None
 
 
 def check_plain_sum(total: SumArray, layout: Layout, clients: int) -> None:
@@ -734,3 +706,50 @@ class EgoMembership(Membership):
         self.aligner.forget(self.clients[node])
         self.new = [at for at in self.new if at != node]
         super().forget(node)
+
+
+# Baselines ----------------------------------------------------------------------------------------
+
+# They are the project's one FedAvg (``fed_avg.py``), FedProx and local training, with FedSCem's
+# model. Every client has weight 1, so the mean model is the mean over clients (FedSCem, equation
+# 5). Adam's moments stay with the client.
+
+
+class EgoFedAvg(ModuleFedAvg):
+    """FedAvg for ``EgoModelClient``; other arguments as for ``ReportedFedAvg``."""
+
+    usual_rounds, averages = 400, True
+
+    # Any: arguments are those of its parent
+    def __init__(self, settings: EgoSettings, **more: Any) -> None:
+        shared = shared_by(settings, averages=self.averages)
+        super().__init__(shared, settings.training, classes=settings.num_classes, **more)
+        self.ego = settings
+
+    def most_examples(self, node: int, *, training: bool) -> int | None:
+        """Return the number of a SuperNode's clients: each has weight 1."""
+        return len(self.session.members.clients.get(node, ())) or None
+
+    def snapshot(self) -> Snapshot | None:
+        if not self.averages:
+            return None
+        state = {name: torch.from_numpy(value) for name, value in self.weights().items()}
+        model = form_of(self.shared.make(), self.shared.make, NO_CLIENT)
+        return Snapshot(None, [replace(model, shared=state, own={})])
+
+    def fixed_settings(self) -> dict[str, object]:
+        return super().fixed_settings() | asdict(self.ego)
+
+
+class EgoFedProx(EgoFedAvg, FedProx):
+    """FedProx for ``EgoModelClient``; the weight is ``settings.proximal``."""
+
+    # Any: arguments are those of its parent
+    def __init__(self, settings: EgoSettings, **more: Any) -> None:
+        super().__init__(settings, proximal_mu=settings.proximal, **more)
+
+
+class SelfTraining(EgoFedAvg):
+    """Local training, for ``EgoModelClient`` with ``averages=False``: no array travels."""
+
+    averages = False

@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from flower_graph.data.graph import WholeGraph, to_undirected
-from flower_graph.data.partition.ego_networks import EgoNetwork, split_global
+from flower_graph.client.learner import NODES
+from flower_graph.data.graph import EgoNetwork, WholeGraph, to_undirected
+from flower_graph.data.partition.ego_networks import split_global
 from flower_graph.data.sources.datasets import cached_data
+from flower_graph.engine.cohort import Judged, joined, placed_on
 from flower_graph.engine.graph_batch import Epoch
 from flower_graph.engine.machine import resolve_device
 from flower_graph.storage.reading import MOST_LINES, Tree, read_json
@@ -38,17 +40,17 @@ def train(config: FedSCemConfig) -> list[Epoch]:
         raise ValueError(f"partition.split: {config.partition.split!r}; only 'global' will do")
     data, egos, settings = cached_data(config), METHOD.graphs(config), ego_settings(config)
     device = resolve_device(config.device)
-    whole = EgoCohort([_whole(data, config)], settings, device=device)
-    judges = EgoCohort(egos, settings, device=device)
     nodes = torch.cat([ego.nodes for ego in egos]).to(device)
+    judges = joined([placed_on(ego, device) for ego in egos])
     epochs = []
-    for number in range(config.rounds):
-        whole.train(number)
-        h = whole.embed()
-        # The clients' first layers are not used: embeddings come from the whole graph.
-        judges.tensors()["weight.rest"].copy_(whole.tensors()["weight.rest"])
-        _, val, test = judges.evaluate(h[nodes]).accuracy.nanmean(0).tolist()
-        epochs.append(Epoch(float(whole.evaluate(h).loss), val, test))
+    with EgoCohort([_whole(data, config)], settings, device=device).part() as whole:
+        for number in range(config.rounds):
+            whole.train(number)
+            logits = whole.logits()
+            found = NODES.shares(Judged(logits[nodes], judges.y, judges.masks, judges.ptr))
+            _, val, test = (float(accuracy.nanmean()) for accuracy in found)
+            loss = float(NODES.training_loss(whole.judged(logits)))
+            epochs.append(Epoch(loss, val, test))
     return epochs
 
 
@@ -114,12 +116,12 @@ def _figures(
 
 
 def _round(cohort: EgoCohort, is_shared: torch.Tensor) -> None:
-    cohort.train(1)
-    h = cohort.embed()
     place = is_shared.nonzero().flatten()
-    # A node's own embedding stands for the mean: the values do not change what it costs.
-    cohort.fuse(Shared(place, h[place]), 1)
-    cohort.evaluate(cohort.embed())
+    with cohort.part() as group:
+        group.train(1)
+        # A node's own embedding stands for the mean: the values do not change what it costs.
+        group.fuse(Shared(place, group.embed()[place]), 1)
+        NODES.shares(group.judged(group.logits()))
 
 
 def _peak(profiler: profile) -> int:

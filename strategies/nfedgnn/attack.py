@@ -116,17 +116,12 @@ def equations(rows: Floats, latents: Floats, features: int) -> tuple[Floats, Flo
     return matrix, (latents - rows[:, features:].sum(1)).ravel().astype(float)
 
 
-def least_squares(matrix: Floats, target: Floats) -> Floats:
-    """Return the shortest ``x`` that is nearest to solving the equations, ``[f]``."""
-    result: Floats = np.linalg.lstsq(matrix, target, rcond=None)[0]
-    return result
-
-
-def sparse(matrix: Floats, target: Floats) -> Floats:
-    """Return a non-negative ``x`` that is nearest to solving the equations, ``[f]``."""
-    # Non-negative least squares has at most as many features as there are equations.
-    result: Floats = nnls(matrix, target, maxiter=SEARCH_STEPS)[0]
-    return result
+# Each returns the ``x`` that is nearest to solving the equations, ``[f]``: the shortest, or one
+# without negative numbers, which has at most as many features as there are equations.
+SOLVERS: dict[str, Callable[[Floats, Floats], Floats]] = {
+    "least squares": lambda matrix, target: np.linalg.lstsq(matrix, target, rcond=None)[0],
+    "sparse": lambda matrix, target: nnls(matrix, target, maxiter=SEARCH_STEPS)[0],
+}
 
 
 def from_sequence(
@@ -140,7 +135,7 @@ def from_sequence(
     ]
     best = int(np.argmin([_unexplained(*one) for one in found]))
     (matrix, target), value = found[best], values[best]
-    return sparse(matrix, target / value), value
+    return SOLVERS["sparse"](matrix, target / value), value
 
 
 def _unexplained(matrix: Floats, target: Floats) -> float:
@@ -171,16 +166,14 @@ def own_scores(
     start = shared_linear_weight(features, settings).numpy().astype(float)
     values = [1 / count for count in range(1, MOST_WORDS + 1)] if sums_to_one else [1.0]
     steps = {user: local for user, local in steps.items() if local}
-    one = {
-        user: equations(start[None], local[0].latent[None], features)
-        for user, local in steps.items()
-    }
-    every = {user: from_sequence(start, settings, local, values) for user, local in steps.items()}
-    return {
-        "from one latent, least squares": {user: least_squares(*one[user]) for user in one},
-        "from one latent, sparse": {user: sparse(*one[user]) for user in one},
-        "from all latents and gradients, sparse": {user: every[user][0] for user in every},
-    }
+    result = Scores()
+    for kind, solve in SOLVERS.items():
+        result[f"from one latent, {kind}"] = {
+            user: solve(*equations(start[None], local[0].latent[None], features))
+            for user, local in steps.items()
+        }
+    every = {u: from_sequence(start, settings, local, values)[0] for u, local in steps.items()}
+    return result | {"from all latents and gradients, sparse": every}
 
 
 def common_scores(
@@ -200,16 +193,18 @@ def common_scores(
         if request.measured.size:
             here = latents.setdefault(at, np.zeros((users, settings.latent_size)))
             here[request.measured] = reply("measured")
-    seen, steps = [latents[at] for at in sorted(latents)], list[Step]()
-    for at in sorted(latents):
-        total, rate = sums.get(at, (None, 0.0))
-        steps.append(Step(total, None, latents[at], rate))
+    seen = [latents[at] for at in sorted(latents)]
+    steps = [
+        Step(total, None, latents[at], rate)
+        for at in sorted(latents)
+        for total, rate in [sums.get(at, (None, 0.0))]
+    ]
     rows = course(shared_linear_weight(features, settings).numpy(), 1.0, settings, steps)
     how, result = "the layer followed" if sums else "the seed's first weights", Scores()
     for name, count in (("one round", 1), (f"{len(seen)} rounds", len(seen))):
         latent = np.stack(seen[:count])
         local = {user: equations(rows[:count], latent[:, user], features) for user in drawn}
-        for kind, solve in (("least squares", least_squares), ("sparse", sparse)):
+        for kind, solve in SOLVERS.items():
             result[f"{kind}, {name}, by {how}"] = {u: solve(*one) for u, one in local.items()}
     return result, seen
 

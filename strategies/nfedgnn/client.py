@@ -4,8 +4,8 @@
 the common layer a message brings the sum of the last step; a SuperNode that has missed a step first
 gets a copy of the layer. The same sum is applied only once, however often it comes.
 
-``MaskedLayerClient`` shows the server neither layer nor sums: what leaves the SuperNode is under
-masks and pads (``secure.common_key``), and first weights and dropout come from the common key. A
+With ``masked`` it shows the server neither layer nor sums: what leaves the SuperNode is under masks
+and pads (``secure.common_key``), and first weights and dropout come from the common key. A
 SuperNode that does not trust the server never steps with a changed sum: from its addition the
 server would know how the layer moved, and so, by the next latent vectors, each user's features.
 """
@@ -42,7 +42,7 @@ from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.storage import row_file
 from flower_graph.storage.files import node_name, state_key
-from flower_graph.storage.writing import remove_empty
+from flower_graph.storage.writing import remove, remove_empty
 from flower_graph.strategies.nfedgnn.messages import (
     AS_PARTY,
     GRADIENTS,
@@ -108,7 +108,7 @@ class UsersClient(NumPyClient):
         if x.shape[0] != users.numel() or users.numel() == 0:
             raise ValueError(f"x has {x.shape[0]} rows for {users.numel()} users; give one each")
         check_rows(x)
-        self.users, self._context = users.long().cpu(), context
+        self.users, self.context = users.long().cpu(), context
         self.outputs = ClientOutputs(context, output_dir)
         self._x, self._model, self._device = x, user_model, resolve_device(device)
         self._state: CohortState[Any] = CohortState(
@@ -118,7 +118,7 @@ class UsersClient(NumPyClient):
     @property
     def settings(self) -> UserSettings:
         """The settings that came with the enrolment."""
-        kept = self._context.state.config_records.get(self.settings_key)
+        kept = self.context.state.config_records.get(self.settings_key)
         if kept is None:
             raise StateLostError("the settings of this run are not here")
         return UserSettings(**dict(kept))  # type: ignore[arg-type]
@@ -127,7 +127,7 @@ class UsersClient(NumPyClient):
         return self._enrol(EnrolmentRequest.from_config(config)).to_config()
 
     def _enrol(self, question: EnrolmentRequest) -> EnrolmentReply:
-        self._context.state[self.settings_key] = ConfigRecord(question.settings._asdict())
+        self.context.state[self.settings_key] = ConfigRecord(question.settings._asdict())
         if question.before is not None and int(self.users.min()) >= question.before:
             self._state.begin(question.resume)  # all have come since that checkpoint
         else:
@@ -150,7 +150,7 @@ class UsersClient(NumPyClient):
 
     def _forget(self) -> None:
         self._state.drop()
-        self._context.state.pop(self.settings_key, None)
+        self.context.state.pop(self.settings_key, None)
 
     def snapshot(self) -> Snapshot:
         if self._model is not None:
@@ -238,8 +238,8 @@ class NodeClient(UsersClient):
         with self._updated(request):
             pass
         self._forget()
-        if self._file is not None and not row_file.marked(self._file):
-            row_file.remove_all(self._file)
+        if self._file is not None:  # the checkpoints have copies
+            remove(self._file)
             remove_empty(self._file.parent)
         # Nothing more to tell; but mods such as LocalDpMod compare the shapes of both messages.
         return RelayReply(request.server_round, np.zeros_like(request.gradient)).to_numpy()
@@ -272,7 +272,7 @@ class NodeClient(UsersClient):
         """Write a checkpoint, with the start of each user's rows of weights."""
         if self._file is not None:
             try:
-                row_file.mark(self._file, server_round)
+                row_file.copy(self._file, self._state.rows_at(server_round, run))
             except OSError as error:
                 return f"its users' rows cannot be copied: {error.strerror}"
         is_linear = self._model is None and self._file is None
@@ -285,7 +285,10 @@ class NodeClient(UsersClient):
         if self._file is not None and self._state.store.is_due(resume):
             if before is not None:
                 raise ValueError("rows_dir: not where users come and go")
-            row_file.go_back(self._file, resume.server_round)
+            try:
+                row_file.copy(self._state.rows_at(resume.server_round, resume.run), self._file)
+            except OSError as error:
+                raise CheckpointError(f"its users' rows are not here: {error.strerror}") from error
 
         def adopt(saved: Tensors, numbers: Tensor, more: Tensors) -> Tensors | None:
             if before is None or not torch.isin(self.users[self.users < before], numbers).all():
@@ -342,19 +345,56 @@ def _note_new(seen: Tensor, place: Tensor, rounds: Tensor) -> Tensor:
     return fresh
 
 
-class CommonLayerClient(UsersClient):
+class CommonLayerClient(UsersClient, MaskingClient):
     """The users of one SuperNode, with the layer and the optimiser that all users share.
 
     Parameters
     ----------
     context, x, users, user_model, **more
         As of ``NodeClient``; ``user_model`` is the same for all users.
+    masked : bool
+        Whether the server may see neither the layer nor the sums.
+    trust : TrustSettings, optional
+        The SuperNode's key and the parties that it trusts, if it does not trust the server.
     """
 
     actions: tuple[str, ...] = ("finish", "add_up", "copy_layer")
     state_name, copies = "common-layer", True
 
+    # Any: arguments are those of its parent
+    def __init__(
+        self,
+        context: Context,
+        x: Tensor,
+        users: Tensor,
+        *,
+        masked: bool = False,
+        trust: TrustSettings | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(context, x, users, **more)
+        count = IN_SUM if trust is None else AS_PARTY
+        MaskingClient.__init__(self, context, self.users[:count].tolist(), trust)
+        self._key = CommonKey(context, trust) if masked else None
+        self._checks = 0 if trust is None else CHECKS
+        if masked:
+            self.actions = (*self.actions, *MaskingClient.actions, "share_key")
+
+    @property
+    def settings(self) -> UserSettings:
+        """The settings; under masks with a seed from the common key."""
+        settings, key = super().settings, self._key
+        # Without a key a layer is never begun: a SuperNode that is asked has a key, or is sent one.
+        return (
+            settings if key is None or not key.check.any() else settings._replace(seed=key.seed())
+        )
+
     def fit(self, parameters: Parameters, config: Config) -> Answer:
+        """Take the last step, then answer with latent vectors; refuse without the common key."""
+        if (key := self._key) is not None and config.get("key-packet") is not None:
+            key.take(KeyPacket.from_config(config))
+        elif key is not None and not key.check.any():
+            raise StateLostError("the common key is not here")
         request = LatentRequest.from_numpy(parameters, config)
         with self._state.opened(self._makers()) as layer:
             self._advance(layer, request.advance)
@@ -373,39 +413,90 @@ class CommonLayerClient(UsersClient):
         if layer.round == advance.layer_round:
             return
         if layer.round != advance.before and advance.copy is not None:
-            copy = load(self._opened(advance.copy.tobytes()))
+            data = advance.copy.tobytes()
+            copy = load(data if self._key is None else self._key.open(data))
             for name, tensor in layer.tensors.items():
                 if name not in copy or copy[name].shape != tensor.shape:
                     raise ValueError(f"the copy of the layer does not fit: {name}")
                 tensor.copy_(copy[name])
         if layer.round == advance.before and (total := self._total(advance)) is not None:
-            layer.step(total, advance.layer_round, advance.rate)
+            layer.step(torch.from_numpy(total), advance.layer_round, advance.rate)
         if layer.round != advance.layer_round:
             text = f"the layer is of round {layer.round}, the others' of {advance.layer_round}"
             raise StateLostError(text)
 
+    def _total(self, advance: Advance) -> NDArray[np.floating] | None:
+        """Return the sum for the step, without its pads."""
+        if (key := self._key) is None:
+            return advance.total
+        if advance.total is not None:
+            raise RefusedError("a sum came that the server can read: nobody here takes part")
+        if (hidden := advance.hidden) is None:
+            return None
+        # Which sum it is follows from the step that it is for.
+        of = hidden.sum_run, hidden.sum_round, detail_of(advance.layer_round, advance.before)
+        with ExitStack() as stack:
+            if (trust := self.trust) is not None:
+                journal = Journal(trust.journal)
+                stack.enter_context(journal.one_trial(advance.layer_round, STEPS, trust.run))
+            pad = key.pad(*of, hidden.ring, hidden.words.size - self._checks)
+            total = pad.taken(hidden.ring, hidden.words, hidden.contributors)
+        # At most as long as honest SuperNodes can make it: a liar cannot make it longer.
+        return bounded(total, hidden.contributors * hidden.ring.limit)
+
     def add_up(self, parameters: Parameters, config: Config) -> Answer:
         request = GradientRequest.from_numpy(parameters, config)
-        layer = self._state.look(self._makers())
+        layer, size = self._state.look(self._makers()), request.users.size
         if layer.round != request.layer_round:
             text = f"the layer is of round {layer.round}, the gradients of {request.layer_round}"
             raise StateLostError(text)
         gradient, place = torch.from_numpy(request.gradient), self._places(request.users)
-        total = layer.gradient(place, gradient, request.server_round)
-        return self._summed(request, total.cpu().numpy(), config)
+        total = layer.gradient(place, gradient, request.server_round).cpu().numpy()
+        if (key := self._key) is None:
+            return SumReply(request.server_round, total.astype(np.float32)).to_numpy(size)
+        if "mask-run" not in config:
+            raise RefusedError("a sum of gradients is asked for without masks: nothing is sent")
+        mask, ring = MaskRequest.from_config(config), RING.from_config(config)
+        if ring.word != WORD or ring.fraction_bits < LEAST_FRACTION_BITS:
+            form = f"words of {ring.word} bits with {ring.fraction_bits} of a fraction"
+            raise RefusedError(f"{form}: {WORD} with at least {LEAST_FRACTION_BITS} are needed")
+        # A SuperNode that refused a sum that is too long would tell of its users' features.
+        total = bounded(total, ring.limit)
+        first, *others = self.clients
+        numbers = np.concatenate([total.ravel(), np.zeros(self._checks)])
+        vectors = {first: numbers, **{other: np.zeros(numbers.size) for other in others}}
+        detail = detail_of(request.server_round, request.layer_round)
+        pad = key.pad(mask.run_id, mask.server_round, detail, ring, total.size)
+        words = pad.added(ring, total.ravel())
+        # Under pads two sums tell the server nothing: each is of a state of its own.
+        state = [np.array([request.server_round, request.layer_round]), np.frombuffer(mask.run_id)]
+        reply, entries = self.masked(config, vectors, GRADIENTS, detail, state, words)
+        return [reply.total], size, entries
+
+    def share_key(self, parameters: Parameters, config: Config) -> Answer:
+        assert self._key is not None  # else it is no action
+        request = ShareKeyRequest.from_config(config)
+        self._key.public  # noqa: B018  # its pair is there from then on
+        return [], self.users.numel(), self._key.share(request).to_config()
 
     def copy_layer(self, parameters: Parameters, config: Config) -> Answer:
         layer = self._state.look(self._makers())
-        data = self._sealed(save({name: t.cpu().contiguous() for name, t in layer.tensors.items()}))
+        data = save({name: t.cpu().contiguous() for name, t in layer.tensors.items()})
+        data = data if self._key is None else self._key.seal(data)
         return CopyReply(layer.round, np.frombuffer(data, np.uint8).reshape(-1, 4)).to_numpy()
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
+        if self._key is not None:
+            self._key.drop()
+        self.context.state.pop(SUM_STATE, None)
         self._forget()
         return [], self.users.numel(), {}
 
     def _enrol(self, question: EnrolmentRequest) -> EnrolmentReply:
         reply = super()._enrol(question)
         reply.layer_round = self._state.look(self._makers()).round if reply.handled else 0
+        if (key := self._key) is not None:
+            reply.key = MemberKey(key.public, key.check, key.signed_by)
         return reply
 
     def _restore(self, question: EnrolmentRequest) -> None:
@@ -430,119 +521,3 @@ class CommonLayerClient(UsersClient):
 
         layer.settings = self.settings
         return Makers(layer.start, build)
-
-    # What is otherwise where the server is to read no sum and no weight
-
-    def _total(self, advance: Advance) -> Tensor | None:
-        return torch.from_numpy(advance.total) if advance.total is not None else None
-
-    def _summed(
-        self, request: GradientRequest, total: NDArray[np.float64], config: Config
-    ) -> Answer:
-        answer = SumReply(request.server_round, total.astype(np.float32))
-        return answer.to_numpy(request.users.size)
-
-    def _sealed(self, data: bytes) -> bytes:
-        return data
-
-    def _opened(self, data: bytes) -> bytes:
-        return data
-
-
-class MaskedLayerClient(CommonLayerClient, MaskingClient):
-    """A ``CommonLayerClient`` whose server can see neither the layer nor the sums.
-
-    Parameters
-    ----------
-    context, x, users, **more
-        As of ``CommonLayerClient``.
-    trust : TrustSettings, optional
-        The SuperNode's key and the parties that it trusts, if it does not trust the server.
-    """
-
-    actions = (*CommonLayerClient.actions, *MaskingClient.actions, "share_key")
-
-    # Any: arguments are those of its parent
-    def __init__(
-        self,
-        context: Context,
-        x: Tensor,
-        users: Tensor,
-        *,
-        trust: TrustSettings | None = None,
-        **more: Any,
-    ) -> None:
-        super().__init__(context, x, users, **more)
-        count = IN_SUM if trust is None else AS_PARTY
-        MaskingClient.__init__(self, context, self.users[:count].tolist(), trust)
-        self._key = CommonKey(context, trust)
-        self._sealed, self._opened = self._key.seal, self._key.open  # type: ignore[method-assign]
-        self._checks = 0 if trust is None else CHECKS
-
-    def share_key(self, parameters: Parameters, config: Config) -> Answer:
-        request = ShareKeyRequest.from_config(config)
-        self._key.public  # noqa: B018  # its pair is there from then on
-        return [], self.users.numel(), self._key.share(request).to_config()
-
-    def finish(self, parameters: Parameters, config: Config) -> Answer:
-        self._key.drop()
-        self.context.state.pop(SUM_STATE, None)
-        return super().finish(parameters, config)
-
-    @property
-    def settings(self) -> UserSettings:
-        """The settings, with a seed from the common key."""
-        # Without a key a layer is never begun: a SuperNode that is asked has a key, or is sent one.
-        settings = super().settings
-        return settings._replace(seed=self._key.seed()) if self._key.check.any() else settings
-
-    def _enrol(self, question: EnrolmentRequest) -> EnrolmentReply:
-        reply = super()._enrol(question)
-        reply.key = MemberKey(self._key.public, self._key.check, self._key.signed_by)
-        return reply
-
-    def _total(self, advance: Advance) -> Tensor | None:
-        if advance.total is not None:
-            raise RefusedError("a sum came that the server can read: nobody here takes part")
-        if (hidden := advance.hidden) is None:
-            return None
-        # Which sum it is follows from the step that it is for.
-        of = hidden.sum_run, hidden.sum_round, detail_of(advance.layer_round, advance.before)
-        with ExitStack() as stack:
-            if (trust := self.trust) is not None:
-                journal = Journal(trust.journal)
-                stack.enter_context(journal.one_trial(advance.layer_round, STEPS, trust.run))
-            pad = self._key.pad(*of, hidden.ring, hidden.words.size - self._checks)
-            total = pad.taken(hidden.ring, hidden.words, hidden.contributors)
-        # At most as long as honest SuperNodes can make it: a liar cannot make it longer.
-        return torch.from_numpy(bounded(total, hidden.contributors * hidden.ring.limit))
-
-    def _summed(
-        self, request: GradientRequest, total: NDArray[np.float64], config: Config
-    ) -> Answer:
-        if "mask-run" not in config:
-            raise RefusedError("a sum of gradients is asked for without masks: nothing is sent")
-        mask, ring = MaskRequest.from_config(config), RING.from_config(config)
-        if ring.word != WORD or ring.fraction_bits < LEAST_FRACTION_BITS:
-            form = f"words of {ring.word} bits with {ring.fraction_bits} of a fraction"
-            raise RefusedError(f"{form}: {WORD} with at least {LEAST_FRACTION_BITS} are needed")
-        # A SuperNode that refused a sum that is too long would tell of its users' features.
-        total = bounded(total, ring.limit)
-        first, *others = self.clients
-        numbers = np.concatenate([total.ravel(), np.zeros(self._checks)])
-        vectors = {first: numbers, **{other: np.zeros(numbers.size) for other in others}}
-        detail = detail_of(request.server_round, request.layer_round)
-        pad = self._key.pad(mask.run_id, mask.server_round, detail, ring, total.size)
-        words = pad.added(ring, total.ravel())
-        # Under pads two sums tell the server nothing: each is of a state of its own.
-        state = [np.array([request.server_round, request.layer_round]), np.frombuffer(mask.run_id)]
-        reply, entries = self.masked(config, vectors, GRADIENTS, detail, state, words)
-        return [reply.total], request.users.size, entries
-
-    def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Take the last step, then answer with latent vectors; refuse without the common key."""
-        if config.get("key-packet") is not None:
-            self._key.take(KeyPacket.from_config(config))
-        elif not self._key.check.any():
-            raise StateLostError("the common key is not here")
-        return super().fit(parameters, config)

@@ -18,7 +18,7 @@ from flower_graph.config.common import CHECKPOINTS, LINKS, checkpoint_settings
 from flower_graph.config.module import MLP
 from flower_graph.config.rules import require
 from flower_graph.data.baselines import Figures, graph_baselines, link_baselines
-from flower_graph.data.description import read_mask, saying, tell
+from flower_graph.data.description import NewGraph, read_mask, saying, tell
 from flower_graph.data.features import ReadOptions, sketched
 from flower_graph.data.folders.party import (
     USERS,
@@ -29,7 +29,7 @@ from flower_graph.data.folders.party import (
     share,
 )
 from flower_graph.data.graph import PARTS, Graph, take_rows
-from flower_graph.data.new_graph import DataForm, NewGraph, read_new_graph
+from flower_graph.data.new_graph import DataForm, read_new_graph
 from flower_graph.data.sources.datasets import DRAWN, cached_data, once, saved_at
 from flower_graph.data.splits import labelled_split
 from flower_graph.engine.machine import first_layer_bytes, refuse_too_large, resolve_device
@@ -43,7 +43,6 @@ from flower_graph.rng import seeded
 from flower_graph.storage.files import DATA_FOLDER, PARTITION, PARTITIONS
 from flower_graph.strategies.nfedgnn.client import (
     CommonLayerClient,
-    MaskedLayerClient,
     NodeClient,
     UsersClient,
 )
@@ -118,10 +117,9 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
             x = sketched(x, config.strategy.sketch, config.seed)
         saved = None if out is None else out / CHECKPOINTS
         more: dict[str, Any] = {"device": config.device, "checkpoint_dir": saved, "output_dir": out}
-        if config.masks_sums:
-            trust = trust_of(context, hides=True) if config.strategy.distrusts else None
-            return MaskedLayerClient(context, x, users, trust=trust, **more)
         if config.strategy.share == SUMMED:
+            trust = trust_of(context, hides=True) if config.strategy.distrusts else None
+            more |= {"masked": config.masks_sums, "trust": trust}
             return CommonLayerClient(context, x, users, **more)
         in_file = config.strategy.state == FILE
         require(not in_file or out is not None, "strategy.state", FILE, "memory in a deployment")

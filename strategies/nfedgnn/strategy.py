@@ -41,7 +41,7 @@ optimiser of another SuperNode, which the server relays. If a SuperNode sends la
 its sum, nobody steps; a SuperNode that stops two steps in this way is left out with its users,
 until another SuperNode joins.
 
-*Masked sums* (``MaskedLayer``): the server can see neither the sums nor the layer. Before the first
+*Masked sums*: the server can see neither the sums of gradients nor the layer. Before the first
 round one SuperNode draws a common key and seals it for the others; the server carries the packets.
 First weights and dropout come from that key, and a copy of the layer travels under it. The sum of
 gradients is a secure sum of 64-bit words with 40 fraction bits, under pads from the same key. The
@@ -193,8 +193,7 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         device = resolve_device(config.device)
         self.server: RelayServer = kind(data, server_model, section, users, device)
         self.num_classes = self.server.num_classes
-        masks = section.aggregation == MASKED
-        form = MaskedLayer if masks else CommonLayer if is_common else OwnLayer
+        form = CommonLayer if is_common else OwnLayer
         self.layer: OwnLayer | CommonLayer = form(self, users)
         super().__init__(
             Session(
@@ -670,7 +669,10 @@ class NoSum(NamedTuple):
 
 
 class CommonLayer(Layer):
-    """One layer of all users: its last step, and which SuperNodes have taken that step."""
+    """One layer of all users: its last step, and which SuperNodes have taken that step.
+
+    Under masks the server can read neither the layer nor the sums of gradients.
+    """
 
     others = (*Layer.others, "last")
     last = 0  # round of the last step; 0: the first weights
@@ -680,6 +682,11 @@ class CommonLayer(Layer):
         super().__init__(relay, settings)
         self.at = dict[int, int]()  # round of the last step of each SuperNode's layer
         self.stopped = Counter[int]()  # steps that SuperNodes stopped, by their users
+        self.keys = dict[int, MemberKey]()  # of SuperNodes that have enrolled
+        section = relay.section
+        self._masks, registry = section.aggregation == MASKED, section.registry
+        # Under pads two sums tell the server nothing, however few SuperNodes they differ by.
+        self._parties = None if registry is None else PartySums(registry, differ_by=1)
         self._go_back(0)
         self._ask_anew(0)
 
@@ -698,6 +705,23 @@ class CommonLayer(Layer):
         super().load_state_dict(state)
         self._go_back(self.last)
         self._ask_anew(0)
+        if self._parties is None:
+            self.__dict__.pop("sums", None)  # of an earlier start of the run
+
+    def read(self, node: int, content: RecordDict) -> EnrolmentReply:
+        """Refuse a SuperNode whose public key no other SuperNode would take."""
+        answer = super().read(node, content)
+        if not self._masks:
+            return answer
+        if (key := answer.key) is None:
+            raise MalformedReplyError("key-public: missing; masked sums need it")
+        if self._parties is not None:
+            run = str(self.relay.session.exchange.grid.run.run_id).encode()
+            try:
+                check_signed(self._parties.registry, run, key.public, key.signed_by)
+            except RefusedError as error:
+                raise MalformedReplyError(str(error)) from error
+        return answer
 
     def refusal(self, answer: EnrolmentReply) -> str:
         return super().refusal(answer) or self._stops(answer.users.tolist())
@@ -712,6 +736,8 @@ class CommonLayer(Layer):
         super().enrolled(node, answer)
         self.stopped.clear()
         self.at[node] = answer.layer_round or 0
+        if answer.key is not None:
+            self.keys[node] = answer.key
 
     # Latent vectors
 
@@ -784,7 +810,7 @@ class CommonLayer(Layer):
             )
             for node, (users, measured) in asked.items()
         }
-        entries = self.entries(list(requests))
+        entries = self._sealed_keys(list(requests)) if self._masks else {}
         replies = session.exchange.send(
             {node: with_entries(one, entries.get(node, {})) for node, one in requests.items()},
             server_round=self.asked_round,
@@ -812,8 +838,31 @@ class CommonLayer(Layer):
     def _vector(self) -> int:
         return FLOAT * self.settings.latent_size  # bytes
 
-    def entries(self, nodes: Sequence[int]) -> Mapping[int, Config]:
-        """Return further entries for SuperNodes that are asked for latent vectors."""
+    def _sealed_keys(self, nodes: Sequence[int]) -> Mapping[int, Config]:
+        """Have the common key sealed for SuperNodes that do not have it."""
+        keys, hosted = self.keys, list(self.relay.session.hosted())
+        holders = [node for node in hosted if keys[node].key_check.any()]
+        checks = {node: keys[node].key_check.tobytes() for node in holders}
+        having = [node for node in holders if checks[node] == checks[holders[0]]]
+        lacking = [node for node in nodes if node not in having]
+        for donor in (having or hosted) if lacking else ():
+            others = [node for node in lacking if node != donor]
+            public = np.array([keys[node].public for node in others], np.uint8).reshape(-1, 32)
+            signed = None
+            if self._parties is not None:
+                rows = [keys[node].signed_by for node in others]
+                signed = np.array(rows, np.uint8).reshape(-1, SIGNED_BY)
+            request = ShareKeyRequest(public, not holders, signed).to_record()
+            read = partial(ShareKeyReply.read, k=len(others))
+            reply = self.ask_one(donor, "train.share_key", request, read)
+            if reply is not None:
+                for node in (donor, *others):
+                    keys[node].key_check = reply.key_check
+                sender = keys[donor].public, keys[donor].signed_by
+                return {
+                    node: KeyPacket(packet, *sender).to_config()
+                    for node, packet in zip(others, reply.packets, strict=True)
+                }
         return {}
 
     def read_reply(self, request: LatentRequest, content: RecordDict) -> LatentReply:
@@ -891,7 +940,8 @@ class CommonLayer(Layer):
             self.traffic[users, ANSWERED] += 1
             self.tally("down", "gradient", users, users.size * self._vector)
             requests[node] = GradientRequest(server_round, users, gradients[users], self.last)
-        total, self.no_sum = self.add_up(server_round, requests), None
+        add_up = self._add_up_masked if self._masks else self._add_up
+        total, self.no_sum = add_up(server_round, requests), None
         if isinstance(total, NoSum):
             self.no_sum = total
             return f"no sum of gradients: {total.text}"
@@ -899,9 +949,21 @@ class CommonLayer(Layer):
         self.total, self.rate = total, rate
         return ""
 
-    def add_up(
+    @cached_property
+    def sums(self) -> SecureSum:
+        session, section = self.relay.session, self.relay.section
+        return SecureSum(
+            session.exchange,
+            limit=section.limit,
+            resolution=2.0**-LEAST_FRACTION_BITS,
+            server=self._parties or SumServer(dropout=0.0),
+            timeout=session.timeout,
+            guard=True,
+        )
+
+    def _add_up(
         self, server_round: int, requests: Mapping[int, GradientRequest]
-    ) -> FloatArray | HiddenSum | NoSum:
+    ) -> FloatArray | NoSum:
         """Ask for the sums of gradients; return the whole sum, or why there is none."""
         f, w = self.weight_shape
         replies = self.relay.session.send(
@@ -920,95 +982,7 @@ class CommonLayer(Layer):
         missing = requests.keys() - replies.values.keys()
         return NoSum.without(missing) if missing else total.astype(np.float32)
 
-    def finish(self, server_round: int) -> None:
-        content = RecordDict({CONFIG: ConfigRecord({SERVER_ROUND: server_round})})
-        self.relay.session.tell_all(server_round, content, "train.finish")
-
-
-def _tensor(latent: FloatArray) -> Tensor:
-    return torch.tensor(latent, dtype=torch.float32)
-
-
-def with_entries(message: Message, entries: Config) -> RecordDict:
-    """Write a message with further entries."""
-    content = message.to_record()
-    content[CONFIG] = ConfigRecord({**content.config_records[CONFIG], **entries})
-    return content
-
-
-class MaskedLayer(CommonLayer):
-    """One layer of all users, with sums under masks and pads, which the server cannot read."""
-
-    def __init__(self, relay: SplitGradientRelay, settings: UserSettings) -> None:
-        super().__init__(relay, settings)
-        self.keys = dict[int, MemberKey]()  # of SuperNodes that have enrolled
-        registry = relay.section.registry
-        # Under pads two sums tell the server nothing, however few SuperNodes they differ by.
-        self._parties = None if registry is None else PartySums(registry, differ_by=1)
-
-    @cached_property
-    def sums(self) -> SecureSum:
-        session, section = self.relay.session, self.relay.section
-        return SecureSum(
-            session.exchange,
-            limit=section.limit,
-            resolution=2.0**-LEAST_FRACTION_BITS,
-            server=self._parties or SumServer(dropout=0.0),
-            timeout=session.timeout,
-            guard=True,
-        )
-
-    def load_state_dict(self, state: StateDict) -> None:
-        super().load_state_dict(state)
-        if self._parties is None:
-            self.__dict__.pop("sums", None)  # of an earlier start of the run
-
-    def read(self, node: int, content: RecordDict) -> EnrolmentReply:
-        """Refuse a SuperNode whose public key no other SuperNode would take."""
-        answer = super().read(node, content)
-        if (key := answer.key) is None:
-            raise MalformedReplyError("key-public: missing; masked sums need it")
-        if self._parties is not None:
-            run = str(self.relay.session.exchange.grid.run.run_id).encode()
-            try:
-                check_signed(self._parties.registry, run, key.public, key.signed_by)
-            except RefusedError as error:
-                raise MalformedReplyError(str(error)) from error
-        return answer
-
-    def enrolled(self, node: int, answer: EnrolmentReply) -> None:
-        super().enrolled(node, answer)
-        if answer.key is not None:
-            self.keys[node] = answer.key
-
-    def entries(self, nodes: Sequence[int]) -> Mapping[int, Config]:
-        """Have the common key sealed for SuperNodes that do not have it."""
-        keys, hosted = self.keys, list(self.relay.session.hosted())
-        holders = [node for node in hosted if keys[node].key_check.any()]
-        checks = {node: keys[node].key_check.tobytes() for node in holders}
-        having = [node for node in holders if checks[node] == checks[holders[0]]]
-        lacking = [node for node in nodes if node not in having]
-        for donor in (having or hosted) if lacking else ():
-            others = [node for node in lacking if node != donor]
-            public = np.array([keys[node].public for node in others], np.uint8).reshape(-1, 32)
-            signed = None
-            if self._parties is not None:
-                rows = [keys[node].signed_by for node in others]
-                signed = np.array(rows, np.uint8).reshape(-1, SIGNED_BY)
-            request = ShareKeyRequest(public, not holders, signed).to_record()
-            read = partial(ShareKeyReply.read, k=len(others))
-            reply = self.ask_one(donor, "train.share_key", request, read)
-            if reply is not None:
-                for node in (donor, *others):
-                    keys[node].key_check = reply.key_check
-                sender = keys[donor].public, keys[donor].signed_by
-                return {
-                    node: KeyPacket(packet, *sender).to_config()
-                    for node, packet in zip(others, reply.packets, strict=True)
-                }
-        return {}
-
-    def add_up(
+    def _add_up_masked(
         self, server_round: int, requests: Mapping[int, GradientRequest]
     ) -> HiddenSum | NoSum:
         """Have the sums added up under masks; return the padded sum, or why there is none."""
@@ -1045,3 +1019,18 @@ class MaskedLayer(CommonLayer):
         mask = MaskRequest.from_config(next(iter(entries.values())))
         count = result.contributors.size
         return HiddenSum(count, mask.run_id, mask.server_round, ring, result.total)
+
+    def finish(self, server_round: int) -> None:
+        content = RecordDict({CONFIG: ConfigRecord({SERVER_ROUND: server_round})})
+        self.relay.session.tell_all(server_round, content, "train.finish")
+
+
+def _tensor(latent: FloatArray) -> Tensor:
+    return torch.tensor(latent, dtype=torch.float32)
+
+
+def with_entries(message: Message, entries: Config) -> RecordDict:
+    """Write a message with further entries."""
+    content = message.to_record()
+    content[CONFIG] = ConfigRecord({**content.config_records[CONFIG], **entries})
+    return content

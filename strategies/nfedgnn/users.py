@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_graph.ops.active_rows import ActiveRows, adam_, project, sum_by_feature, take
-from flower_graph.ops.adam import Adam
+from flower_graph.ops.adam import Adam, Rates
 from flower_graph.ops.graph import csr_tensor, pointers, weighted_sums
 from flower_graph.outputs.files import SavedModels, SparseRows
 from flower_graph.rng import chances, generator
@@ -128,8 +128,8 @@ class LinearCohort:
         tensors[STEP][chosen] += 1
         part = [tensors[name][place] for name in ADAM_TENSORS]
         slope = self._slope(part[0], gradient.to(part[0].device), chosen)
-        rates = {"learning_rate": rate, "weight_decay": self.settings.weight_decay}
-        adam_(rows, part[0], part[1], part[2], slope, tensors[STEP][chosen], **rates)
+        rates = Rates(rate, self.settings.weight_decay)
+        adam_(rows, part[0], part[1], part[2], slope, tensors[STEP][chosen], rates)
         if not isinstance(place, slice):
             for name, value in zip(ADAM_TENSORS, part, strict=True):
                 tensors[name][place] = value
@@ -140,7 +140,7 @@ class LinearCohort:
             part = [tensors[f"inactive-{name}"] for name in ADAM_TENSORS]
             nothing = torch.zeros_like(part[0])
             step = tensors[STEP][:1].expand(nothing.shape[0])
-            adam_(_a_row_each(nothing), part[0], part[1], part[2], nothing, step, **rates)
+            adam_(_a_row_each(nothing), part[0], part[1], part[2], nothing, step, rates)
 
     def _slope(self, weight: Tensor, gradient: Tensor, users: Tensor | slice) -> Tensor:
         """Return what ``adam_`` multiplies by the rows' values."""

@@ -22,7 +22,7 @@ from flower_graph.audit.deviating import Deviation, of_sums
 from flower_graph.audit.scores import Finding, ranking
 from flower_graph.config.rules import require
 from flower_graph.data.folders.client_folder import clients_path
-from flower_graph.data.partition.overlapping import OverlappingGraph
+from flower_graph.data.graph import OverlappingGraph
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError
 from flower_graph.ops.peers import cosine_similarities

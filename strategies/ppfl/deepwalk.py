@@ -22,7 +22,7 @@ from torch import Tensor
 from flower_graph.rng import derive_seed
 
 if TYPE_CHECKING:
-    from flower_graph.data.partition.overlapping import OverlappingGraph
+    from flower_graph.data.graph import OverlappingGraph
     from flower_graph.strategies.ppfl.config import PPFLConfig
 
 Floats = NDArray[np.float32]

@@ -20,7 +20,7 @@ from flower_graph.outputs.files import NODE_ROLES, Predictions, role_of
 from flower_graph.rng import derive_seed
 
 if TYPE_CHECKING:
-    from flower_graph.data.partition.overlapping import OverlappingGraph
+    from flower_graph.data.graph import OverlappingGraph
     from flower_graph.strategies.ppfl.config import PPFLConfig
 
 SVC, MLP = CLASSIFIERS = ("svc", "mlp")

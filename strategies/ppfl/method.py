@@ -15,7 +15,8 @@ from flower_graph.data.description import check_clients
 from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_overlapping_folder
 from flower_graph.data.folders.party import RunFolder
-from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
+from flower_graph.data.graph import OverlappingGraph
+from flower_graph.data.partition.client_graphs import overlapping_graphs
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.method import OwnGraphMethod, Partition
@@ -38,7 +39,7 @@ from flower_graph.strategies.ppfl.strategy import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flower_graph.data.new_graph import NewGraph
+    from flower_graph.data.description import NewGraph
     from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.ppfl.attack import EmbeddingAudit
 
@@ -103,9 +104,8 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
     def load_graphs(self, config: PPFLConfig) -> list[OverlappingGraph]:
         folder, parts = clients_path(config.data), config.partition
         if folder is not None:
-            seed = config.seed if parts.seed is None else parts.seed
-            given = folder, parts.ratios, seed, parts.label_noise
-            return load_overlapping_folder(*given, how=ReadOptions.of(config.data))
+            how = ReadOptions.of(config.data)
+            return load_overlapping_folder(folder, parts, config.seed, how)
         whole = cached_data(config)
         graphs = overlapping_graphs(whole, parts, config.seed)
         classes = Clients.of(graphs).num_classes  # by the clients' labels

@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
 from flower_graph.engine.graph_batch import check_sizes, pack_graphs, turn_of, with_dropout
-from flower_graph.ops.adam import adam_rows_
+from flower_graph.ops.adam import Rates, adam_rows_
 from flower_graph.ops.attention import AttentionGraph, attend, attention_graph
 from flower_graph.ops.graph import propagate
 from flower_graph.outputs.build import HEADS, SHARE, WIDTH, built_with, form_of
@@ -28,7 +28,7 @@ from flower_graph.outputs.files import SavedModels
 from flower_graph.rng import generator, seeded
 
 if TYPE_CHECKING:
-    from flower_graph.data.partition.overlapping import OverlappingGraph
+    from flower_graph.data.graph import OverlappingGraph
     from flower_graph.strategies.ppfl.config import PPFLConfig
 
 FIRST = "hidden.linear"  # the weights that a client has for the features that it sees
@@ -192,8 +192,7 @@ class PublicGAT(nn.Module):
             parameters_to_vector(gradients)[:, None],
             self.step,
             [0, len(self._weight)],
-            learning_rate=settings.learning_rate,
-            weight_decay=settings.weight_decay,
+            Rates(settings.learning_rate, settings.weight_decay),
         )
         return cross_entropy.detach()
 

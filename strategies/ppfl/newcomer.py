@@ -20,8 +20,7 @@ from torch import Tensor
 
 from flower_graph.data.description import check_clients
 from flower_graph.data.folders.client_folder import identities_in
-from flower_graph.data.graph import to_undirected
-from flower_graph.data.partition.overlapping import OverlappingGraph
+from flower_graph.data.graph import OverlappingGraph, to_undirected
 from flower_graph.errors import DataError, OutputError
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.rng import derive_seed
@@ -31,7 +30,7 @@ from flower_graph.strategies.ppfl.evaluation import SVC, untrained
 from flower_graph.strategies.ppfl.modules import PublicGAT
 
 if TYPE_CHECKING:
-    from flower_graph.data.new_graph import NewGraph
+    from flower_graph.data.description import NewGraph
     from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.ppfl.cohort_client import EmbeddingModel
 

@@ -7,7 +7,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 
 from flower_graph.client.learner import GraphOnDevice, LinkTask, asked
-from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import load_config
 from flower_graph.models import GCN, PairDecoder

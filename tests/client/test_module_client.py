@@ -19,9 +19,9 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.module_client import (
     GraphOnDevice,
     ModuleClient,
-    ModuleSettings,
-    first_module,
+    SharedModule,
 )
+from flower_graph.config.module import TrainingSection
 from flower_graph.errors import RefusedError
 from flower_graph.method.module_method import ModuleFedAvg
 from flower_graph.ops.graph import gcn_adjacency, propagate
@@ -33,9 +33,10 @@ from flower_graph.wire.averaging import client_means
 
 GRAPHS = toy_clients()
 FEATURES, CLASSES = GRAPHS[0].x.shape[1], 1 + max(int(graph.y.max()) for graph in GRAPHS)
-SETTINGS = ModuleSettings(learning_rate=0.05, local_epochs=2, seed=3)
+SETTINGS = TrainingSection(learning_rate=0.05, local_epochs=2, weight_decay=0.0, optimiser="reset")
+SEED = 3
 # Without a decay some of an attention's gradients are rounding alone, which Adam blows up
-DECAYING = SETTINGS._replace(weight_decay=0.01)
+DECAYING = replace(SETTINGS, weight_decay=0.01)
 
 
 class Net(nn.Module):
@@ -85,19 +86,21 @@ MODULES |= {"batch-norm": Net, "ours": partial(models.GCN, FEATURES, 4, CLASSES,
 def run(
     rounds: int = 3,
     supernodes: int = 2,
-    settings: ModuleSettings = SETTINGS,
+    settings: TrainingSection = SETTINGS,
     kind: type[ModuleFedAvg] = ModuleFedAvg,
     make: Any = Net,
     client: type[ModuleClient] = ModuleClient,
+    local: tuple[str, ...] = (),
     **options: Any,
 ) -> tuple[ModuleFedAvg, list[RoundReport]]:
     def client_fn(context: Context) -> ModuleClient:
         own = GRAPHS[int(context.node_config["partition-id"]) :: supernodes]
-        return client(context, own, make, settings)
+        return client(context, own, shared, settings)
 
+    shared = SharedModule(make, SEED, local)
     app = make_client_app(client_fn)
     grid = InProcessGrid(app, num_supernodes=supernodes)
-    strategy, reports = kind(make, settings, **options), list[RoundReport]()
+    strategy, reports = kind(shared, settings, **options), list[RoundReport]()
     strategy.start(grid, None, rounds, 30.0, on_round=reports.append)
     return strategy, reports
 
@@ -109,9 +112,9 @@ def called(net: nn.Module, graph: Any) -> Tensor:
     return result
 
 
-def by_hand(rounds: int, settings: ModuleSettings, make: Any = Net) -> dict[str, Tensor]:
+def by_hand(rounds: int, settings: TrainingSection, make: Any = Net) -> dict[str, Tensor]:
     """Train one client after the other, without Flower."""
-    model = first_module(make, settings.seed).state_dict()
+    model = SharedModule(make, SEED).first().state_dict()
     weights = [float(graph.train_mask.sum()) for graph in GRAPHS]
     kept: dict[int, Any] = {}
     for number in range(1, rounds + 1):
@@ -121,9 +124,9 @@ def by_hand(rounds: int, settings: ModuleSettings, make: Any = Net) -> dict[str,
             net.load_state_dict(model)
             rates = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
             adam = torch.optim.Adam(net.parameters(), **rates)
-            if settings.keep_optimiser and graph.client in kept:
+            if settings.optimiser == "keep" and graph.client in kept:
                 adam.load_state_dict(kept[graph.client])
-            with seeded(torch.device("cpu"), settings.seed, "module-client", graph.client, number):
+            with seeded(torch.device("cpu"), SEED, "module-client", graph.client, number):
                 for _ in range(settings.local_epochs):
                     adam.zero_grad()
                     logits = called(net, graph)[graph.train_mask]
@@ -147,11 +150,11 @@ def assert_like(strategy: ModuleFedAvg, wanted: dict[str, Any], tolerance: float
         )
 
 
-@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("optimiser", ["reset", "keep"])
 @pytest.mark.parametrize("supernodes", [1, len(GRAPHS)])
 @pytest.mark.parametrize("name", MODULES)
-def test_it_is_what_a_loop_by_hand_gives(name: str, keep: bool, supernodes: int):
-    settings = DECAYING._replace(keep_optimiser=keep, local_epochs=7)
+def test_it_is_what_a_loop_by_hand_gives(name: str, optimiser: str, supernodes: int):
+    settings = replace(DECAYING, optimiser=optimiser, local_epochs=7)
     strategy, reports = run(3, supernodes, settings, make=MODULES[name])
     assert_like(strategy, by_hand(3, settings, MODULES[name]))
     assert all(report.rejected == [] and report.skipped == "" for report in reports)
@@ -213,9 +216,9 @@ def test_what_would_mix_clients_trains_one_by_one(
     assert len(called) == calls
 
 
-@pytest.mark.parametrize("keep", [False, True])
-def test_some_clients_of_a_group_train(keep: bool) -> None:
-    settings, how = DECAYING._replace(keep_optimiser=keep), {"participation": 0.5}
+@pytest.mark.parametrize("optimiser", ["reset", "keep"])
+def test_some_clients_of_a_group_train(optimiser: str) -> None:
+    settings, how = replace(DECAYING, optimiser=optimiser), {"participation": 0.5}
     one, each = (run(4, n, settings, make=MODULES["gat"], **how)[0] for n in (1, len(GRAPHS)))
     assert_like(one, each.weights())
 
@@ -268,7 +271,7 @@ def test_a_client_that_diverges_is_named(local: tuple[str, ...]):
         def loss(self, module: nn.Module, graph: Any) -> Tensor:
             return super().loss(module, graph) * (torch.nan if graph.client == 21 else 1.0)
 
-    strategy, reports = run(1, 1, client=Breaks, settings=SETTINGS._replace(local=local))
+    strategy, reports = run(1, 1, client=Breaks, local=local)
     assert reports[0].rejected[0]["reason"] == "client 21: weights are not finite"
     assert all(torch.as_tensor(v).isfinite().all() for v in strategy.weights().values())
 
@@ -301,9 +304,10 @@ def test_flowers_own_mean_is_one_of_those_who_have_such_a_number():
 
     def client_fn(context: Context) -> ModuleClient:
         own = graphs[int(context.node_config["partition-id"]) :: 3]
-        return ModuleClient(context, own, Net, SETTINGS)
+        return ModuleClient(context, own, SharedModule(Net, SEED), SETTINGS)
 
-    ours, theirs = ModuleFedAvg(Net, SETTINGS), FedAvg(evaluate_metrics_aggr_fn=client_means)
+    ours = ModuleFedAvg(SharedModule(Net, SEED), SETTINGS)
+    theirs = FedAvg(evaluate_metrics_aggr_fn=client_means)
     found, reports = list[Any](), list[RoundReport]()
     for strategy, more in ((ours, {"on_round": reports.append}), (theirs, {})):
         grid = InProcessGrid(make_client_app(client_fn), num_supernodes=3)
@@ -330,17 +334,17 @@ def test_a_client_with_another_number_of_features_is_left_out_by_name(more: int)
 
 def test_who_diverges_begins_anew_and_without_a_loss_has_no_predictions() -> None:
     """What all others leave, ``contracts/test_predictions.py`` shows."""
-    settings = SETTINGS._replace(learning_rate=1e30, local=("*",))
+    settings = replace(SETTINGS, learning_rate=1e30)
     make = partial(models.GCN, FEATURES, 5, CLASSES)
     context = Context(1, 2, {"partition-id": 0}, RecordDict(), {})
-    client = ModuleClient(context, GRAPHS, make, settings, classes="abcd")
+    client = ModuleClient(context, GRAPHS, SharedModule(make, SEED, ("*",)), settings)
     before = client.evaluate([], {"server-round": 0})
     for server_round in (1, 2):
         with pytest.raises(RefusedError, match="not finite"):
             client.fit([], {"server-round": server_round})
         assert client.evaluate([], {"server-round": server_round}) == before
     context = Context(1, 3, {"partition-id": 0}, RecordDict(), {})
-    client = ModuleClient(context, GRAPHS, make, SETTINGS, classes="abcd")
+    client = ModuleClient(context, GRAPHS, SharedModule(make, SEED), SETTINGS)
     lost = [np.full(p.shape, np.nan, np.float32) for p in make().state_dict().values()]
     client.evaluate(lost, {"server-round": 1})
     assert client.snapshot().predictions is None

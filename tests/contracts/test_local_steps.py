@@ -9,12 +9,10 @@ from federation import ALL, METHODS, tried
 
 from flower_graph.apps.reproduce.runs import curves_of, steps_of
 from flower_graph.apps.run import simulate_whole
-from flower_graph.engine.stacked_weights import StackedWeights
 from flower_graph.method.registry import known_apps
 from flower_graph.ops.adam import Adam
 from flower_graph.strategies.ppfl.modules import PublicGAT
 
-STACKED = ("fedscem, minus", "fedscem", "fedscem, batches", "fedgls")  # a call is all clients' step
 COUNTED = (
     *("fedscem, minus", "fedscem", "fedscem, batches", "fedscem, self-training"),
     *("fedgls", "fedgls, proto", "gat", "fedgta", "fedpub", "ditto"),
@@ -36,14 +34,12 @@ def test_clients_take_the_steps_that_their_method_states(
 
         return counted
 
-    steps_of_gat = (PublicGAT, "_epoch"), (Adam, "step")
-    for owner, step in ((StackedWeights, "step"), steps_of_gat[name != "gat"]):
-        monkeypatch.setattr(owner, step, counting(getattr(owner, step)))
+    owner, step = ((PublicGAT, "_epoch"), (Adam, "step"))[name != "gat"]
+    monkeypatch.setattr(owner, step, counting(getattr(owner, step)))
     several = () if name == "gat" else ("strategy.local_epochs=3",)
     config = ALL[name].load("rounds=2", *several)
     whole, stated = simulate_whole(config), steps_of(config)
-    curves, at_once = curves_of(*whole, *stated), name in STACKED
-    steps = sum(taken) / (1 if at_once else stated[0])
+    curves, steps = curves_of(*whole, *stated), sum(taken) / stated[0]
     assert steps == pytest.approx(curves.steps[-1]) and steps > 2
 
 

@@ -32,13 +32,14 @@ from flower_graph.data.folders.client_folder import (
 )
 from flower_graph.data.folders.party import graph_tensors, read_graph
 from flower_graph.data.given import with_saved_graphs
-from flower_graph.data.graph import Graph, called
+from flower_graph.data.graph import ClientGraph, Graph, called
 from flower_graph.data.new_graph import DataForm, read_new_graph
-from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
+from flower_graph.data.partition.client_graphs import partition_graph
 from flower_graph.data.sources.datasets import load_graph
 from flower_graph.data.sources.names import file_path, folder_path, located, pyg_name
 from flower_graph.data.sources.pyg import load_file, read_file
 from flower_graph.errors import DataError, FractionalLabelsError
+from flower_graph.strategies.ppfl.config import PartitionConfig
 
 PEOPLE = ("anna", "bert", "cora", "dora")
 LABELS = ["cat", "dog", "cat", "dog"]
@@ -719,7 +720,7 @@ def test_names_of_the_kinds_lead_to_them_and_others_are_refused_with_the_remedy(
         ("graph.npz", "is not a graph"),
         ("people/nodes.csv", "nodes.csv and edges.csv"),
         ("g.gpickle", "write_graphml"),
-        ("g.pkl", "is a pickle"),
+        ("g.pkl", "write_graphml"),
         ("g.GEXF", "write_graphml"),
     ):
         Path(name).write_bytes(b"any")
@@ -867,10 +868,10 @@ def test_clients_know_their_nodes_names(tmp_path):
         rows = (f"{name},{row % 2},{row},{12 - row}\n" for row, name in enumerate(people))
         tables(tmp_path / folder, "name,label,p,q\n" + "".join(rows))
     ratios = [0.4, 0.3, 0.3]
-    egos = load_ego_folder(tmp_path, "per-client", ratios, seed=0)
+    egos = load_ego_folder(tmp_path, PartitionSection(ratios=ratios), 0)
     assert load_folder(tmp_path, ratios, 0)[0].called == egos[0].called == tuple("zebcda")
-    # in the order of the identities' numbers
-    assert load_overlapping_folder(tmp_path, ratios, 0)[0].called == tuple("abcdez")
+    how = PartitionConfig(ratios=ratios)  # in the order of the identities' numbers
+    assert load_overlapping_folder(tmp_path, how, 0)[0].called == tuple("abcdez")
 
 
 FORM = DataForm(Treatment("as-is", 2), 2, ("3", "7"))

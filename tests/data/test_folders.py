@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from flower_graph.config.common import DataConfig
+from flower_graph.config.partition import PartitionSection
 from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import (
     client_graphs,
@@ -34,7 +35,6 @@ from flower_graph.data.folders.party import (
     assigned,
     deciding_settings,
     fingerprint,
-    folder_name,
     graph_data,
     graph_tensors,
     matrix_tensors,
@@ -44,13 +44,12 @@ from flower_graph.data.folders.party import (
     write_folder,
     write_run,
 )
-from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.data.partition.overlapping import OverlappingGraph
+from flower_graph.data.graph import ClientGraph, EgoNetwork, OverlappingGraph
 from flower_graph.data.partition.statistics import client_statistics
 from flower_graph.data.sources.datasets import saved_at
 from flower_graph.errors import ConfigError, DataError, OutputError
 from flower_graph.method.load import load_config, to_dict
+from flower_graph.strategies.ppfl.config import PartitionConfig
 
 LATE = [0.0, 0.0, 1.0]  # all nodes are judged: what a test needs that is not about roles
 NO_EDGES = torch.empty(2, 0, dtype=torch.int64)
@@ -85,11 +84,11 @@ def words(*ids: int) -> list[str]:
 
 
 def load_egos(folder: Path, split: str = "per-client") -> Any:
-    return load_ego_folder(folder, split, RATIOS, 0)
+    return load_ego_folder(folder, PartitionSection(split=split, ratios=RATIOS), 0)
 
 
 def load_shared(folder: Path, ratios: Any = LATE, seed: int = 0) -> list[Any]:
-    return load_overlapping_folder(folder, ratios, seed)
+    return load_overlapping_folder(folder, PartitionConfig(ratios=ratios), seed)
 
 
 def public(client: Any) -> list[int]:
@@ -585,7 +584,3 @@ def test_every_client_is_in_one_folder(tmp_path):
             assert torch.equal(y, graphs[client].nodes)
     server = open_folder(tmp_path / "server", SETTINGS, SERVER)
     assert (server.tensors, server.num_clients, server.clients) == ({}, 7, [])
-    # Names are as wide as the largest number
-    assert folder_name(range(3, 4), 10) == "client-0003"
-    assert folder_name(range(0, 677), 2708) == "clients-0000-0676"
-    assert folder_name(range(12, 13), 100_001) == "client-000012"

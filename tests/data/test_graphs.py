@@ -30,8 +30,8 @@ from flower_graph.data import Graph, as_graph, check_data, description, load_gra
 from flower_graph.data.description import Caution, check_clients, read_features, server_graph
 from flower_graph.data.features import ReadOptions, normalize_rows, prepare_features
 from flower_graph.data.folders.client_folder import client_graph_from_data, load_folder
-from flower_graph.data.graph import check_dense_size, take_rows, to_undirected
-from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
+from flower_graph.data.graph import ClientGraph, check_dense_size, take_rows, to_undirected
+from flower_graph.data.partition.client_graphs import partition_graph
 from flower_graph.errors import DataError
 from flower_graph.method.registry import method_of
 from flower_graph.models import GCN

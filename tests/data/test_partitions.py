@@ -21,20 +21,26 @@ from torch_geometric.utils import k_hop_subgraph, subgraph
 
 from flower_graph.config.partition import PartitionSection
 from flower_graph.data import Graph, csbm, to_undirected
-from flower_graph.data.graph import Masks, neighbours_of
+from flower_graph.data.graph import ClientGraph, Masks, OverlappingGraph, neighbours_of
 from flower_graph.data.partition.client_graphs import (
     DRAWS,
+    EVERYBODY,
     LEAST_NODES,
-    ClientGraph,
+    NOBODY,
     check_client_graph,
     check_neighbours,
     check_training,
+    choose_public,
     cut_out,
+    deal_nodes,
     dirichlet,
     fewer_trained,
+    greedy_cover,
     louvain,
     metis,
     metis_overlapping,
+    noisy_labels,
+    overlapping_graphs,
     partition_graph,
     random_parts,
     split_nodes,
@@ -47,20 +53,7 @@ from flower_graph.data.partition.ego_networks import (
     split_global,
     split_per_client,
 )
-from flower_graph.data.partition.overlapping import (
-    EVERYBODY,
-    NOBODY,
-    OverlappingGraph,
-    choose_public,
-    deal_nodes,
-    greedy_cover,
-    noisy_labels,
-    overlapping_graphs,
-)
-from flower_graph.data.partition.statistics import (
-    client_statistics,
-    node_statistics,
-)
+from flower_graph.data.partition.statistics import client_statistics, node_statistics
 from flower_graph.data.splits import (
     check_roles,
     geom_gcn_split,

@@ -282,8 +282,8 @@ def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(tmp_path):
     whole = save(tmp_path / "whole.pt", OWN).read_bytes()
     half = len(whole) // 2
     for name, content, message in (
-        ("empty", b"", "is empty"),
-        ("cut", whole[:half], "is cut short"),
+        ("empty", b"", "is not a graph"),
+        ("cut", whole[:half], "is not a graph"),
         ("spoilt", whole[:half] + b"?" * 99 + whole[half + 99 :], "is not a graph"),
         ("table", b"name,label\n", "is not a graph"),
         ("tensor", save(tmp_path / "x.pt", torch.ones(3)).read_bytes(), "holds a Tensor"),

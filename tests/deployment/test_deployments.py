@@ -59,59 +59,60 @@ AT_CLIENTS = {"clients", "clients.csv", "data.json", "embeddings", "structure.pn
 TIMEOUT = 700.0  # seconds that one run may take on a busy machine
 
 
-@dataclass(frozen=True)
-class Case:
-    """One method on a small graph."""
-
-    config: str
-    overrides: tuple[str, ...]
-    supernodes: int
-    nodes: int = 60  # of the graph
-
-
-def case(config: str, settings: str, **how: Any) -> Case:
-    return Case(config, tuple(settings.split()), 2, **how)
-
-
 TWO = "partition.method=random partition.clients=2"
 EGOS = "rounds=1 partition.min_nodes=6 partition.hops=1 partition.clients"
+# Methods on a small graph: config, overrides, and its nodes
 CASES = {
-    "nfedgnn": case("nfedgnn/cora", "rounds=3 model.hidden=4 checkpoint_every=1", nodes=6),
-    "nfedgnn-masked": case(
-        "nfedgnn/cora-summed", "rounds=1 model.hidden=4 strategy.aggregation=masked", nodes=6
+    "nfedgnn": ("nfedgnn/cora", "rounds=3 model.hidden=4 checkpoint_every=1", 6),
+    "nfedgnn-masked": (
+        "nfedgnn/cora-summed", "rounds=1 model.hidden=4 strategy.aggregation=masked", 6,
     ),
-    "fedgls": case("fedgls/cora", f"rounds=5 graph.neighbours=3 {TWO}"),
-    "fedscem": case("fedscem/cora", f"{EGOS}=3 strategy.alignment=plain"),
-    "fedgta": case("fedgta/cora", f"rounds=2 checkpoint_every=1 {TWO}"),  # a model of each client
-    "ppfl": case(
-        "ppfl/cora-gat",
-        "rounds=1 partition.clients=2 judge.folds=2 judge.mlp=false",
-        nodes=150,
-    ),
-}
+    "fedgls": ("fedgls/cora", f"rounds=5 graph.neighbours=3 {TWO}", 60),
+    "fedscem": ("fedscem/cora", f"{EGOS}=3 strategy.alignment=plain", 60),
+    "fedgta": ("fedgta/cora", f"rounds=2 checkpoint_every=1 {TWO}", 60),  # a model of each client
+    "ppfl": ("ppfl/cora-gat", "rounds=1 partition.clients=2 judge.folds=2 judge.mlp=false", 150),
+    "twins": ("nfedgnn/cora", "rounds=1 model.hidden=4", 6),
+    "parties": ("fedscem/cora", f"{EGOS}=6 strategy.trust=malicious-server", 60),
+}  # fmt: skip
 
 
 @dataclass
 class Prepared:
     """A case with its data assigned: what a run of it needs."""
 
-    case: Case
+    config: str
     folder: Path
     overrides: list[str]
     simulated: dict[str, Any]
 
+    @property
+    def out(self) -> Path:
+        return self.folder / "deployed"
+
+    @property
     def clients(self) -> list[Path]:
         return sorted((self.folder / "data").glob("client*"))
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        return rounds_of(self.out) if (self.out / "metrics.jsonl").exists() else []
 
     def settings(self, out: str = "deployed", *more: str, **others: Any) -> dict[str, str | bool]:
         """Return the run config."""
         return {
-            "config": self.case.config,
+            "config": self.config,
             "overrides": " ".join([*self.overrides, *more]),
             "output-dir": str(self.folder / out),
             "server-folder": str(self.folder / "data" / "server"),
             **others,
         }
+
+    def result(self, log: str) -> dict[str, Any]:
+        """Read the result of a run that has one."""
+        file = self.out / "result.json"
+        assert file.is_file(), log
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return found
 
 
 def small_graph(nodes: int) -> Data:
@@ -129,20 +130,18 @@ def small_graph(nodes: int) -> Data:
     return Data(x=x, y=y, edge_index=torch.cat(edges, dim=1), **masks)
 
 
-def prepare(case: Case, folder: Path, *more: str) -> Prepared:
-    """Simulate the case, deal its data, and remove the graph, so that nobody can read it whole."""
-    folder.mkdir(parents=True)
+def prepare(name: str, folder: Path, supernodes: int = 2) -> Prepared:
+    """Simulate a case, deal its data, and remove the graph, so that nobody can read it whole."""
+    (config, overrides, nodes), folder = CASES[name], folder / name
+    folder.mkdir()
     graph = folder / "graph.pt"
-    torch.save(small_graph(case.nodes), graph)
-    overrides = [*case.overrides, f"data.name={graph}", "seed=2", *more]
-    overrides += [f"strategy.min_nodes={case.supernodes}"]
-    simulated = run(
-        load_config(case.config, overrides), folder / "simulated", supernodes=case.supernodes
-    )
-    command = ["partition", case.config, *overrides, "--out", str(folder / "data")]
-    assert cli([*command, "--supernodes", str(case.supernodes)]) == 0
+    torch.save(small_graph(nodes), graph)
+    given = [*overrides.split(), f"data.name={graph}", "seed=2", f"strategy.min_nodes={supernodes}"]
+    simulated = run(load_config(config, given), folder / "simulated", supernodes=supernodes)
+    command = ["partition", config, *given, "--out", str(folder / "data")]
+    assert cli([*command, "--supernodes", str(supernodes)]) == 0
     graph.unlink()
-    return Prepared(case, folder, overrides, simulated)
+    return Prepared(config, folder, given, simulated)
 
 
 def until(condition: Callable[[], object], what: object, timeout: float = 200.0) -> None:
@@ -155,10 +154,9 @@ def until(condition: Callable[[], object], what: object, timeout: float = 200.0)
 
 def start_nodes(deployment: Loopback, prepared: Prepared, keys: list[Path]) -> list[str]:
     """Start one SuperNode for each data folder; return their names."""
-    names = []
-    for number, (key, data) in enumerate(zip(keys, prepared.clients(), strict=False)):
-        names.append(f"{prepared.folder.name}-{number}")
-        deployment.start_node(names[-1], {"data-folder": str(data)}, key=key)
+    names = [f"{prepared.folder.name}-{number}" for number in range(len(prepared.clients))]
+    for name, key, data in zip(names, keys, prepared.clients, strict=False):
+        deployment.start_node(name, {"data-folder": str(data)}, key=key)
     return names
 
 
@@ -182,25 +180,21 @@ def check_equal(prepared: Prepared, rounds: int | None = None) -> None:
             assert deployed[key] == simulated[key], key
 
 
-def check_outputs(prepared: Prepared) -> dict[str, Any]:
+def check_outputs(prepared: Prepared, log: str) -> dict[str, Any]:
     """Hold the files of the deployment against those of the simulation; return the result."""
-    out = prepared.folder / "deployed"
-    simulated = {path.name for path in (prepared.folder / "simulated").iterdir()}
+    result = prepared.result(log)
     # Of nFedGNN's users the server itself knows what it predicts: their table is its own.
-    at_clients = AT_CLIENTS - ({"clients.csv"} if "nfedgnn" in prepared.case.config else set())
-    expected = simulated - at_clients
-    found = {path.name for path in out.iterdir()}
-    assert found == expected, found ^ expected
-    assert expected >= OUTPUTS
-    result: dict[str, Any] = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    at_clients = AT_CLIENTS - ({"clients.csv"} if "nfedgnn" in prepared.config else set())
+    simulated = {path.name for path in (prepared.folder / "simulated").iterdir()}
+    found = {path.name for path in prepared.out.iterdir()}
+    assert found == simulated - at_clients >= OUTPUTS
     assert (result["engine"], result["clients"]) == ("flwr", prepared.simulated["clients"])
     return result
 
 
-def check_kept(prepared: Prepared) -> None:
+def check_kept(prepared: Prepared, result: dict[str, Any]) -> None:
     """Hold what clients predict, where they live, against the accuracies that the server has."""
-    result = json.loads((prepared.folder / "deployed" / "result.json").read_text("utf-8"))
-    runs = [latest_in(folder) for folder in prepared.clients()]
+    runs = [latest_in(folder) for folder in prepared.clients]
     found = Predictions.join([one.predictions() for one in runs])
     assert all(one.model(one.predictions().client[0]) is not None for one in runs)
     for role in ("val", "test"):
@@ -210,10 +204,10 @@ def check_kept(prepared: Prepared) -> None:
 
 def check_one_layer(prepared: Prepared) -> None:
     """Hold the users' layers, where they live, against each other, and the server's vectors."""
-    kept = [latest_in(folder) for folder in prepared.clients()]
+    kept = [latest_in(folder) for folder in prepared.clients]
     first, second = (one.model(one.clients[0]).state_dict() for one in kept)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    x, latent = small_graph(prepared.case.nodes).x, prepared.folder / "deployed/weights.safetensors"
+    x, latent = small_graph(6).x, prepared.out / "weights.safetensors"
     # The config's features sum to one. A run has a key of its own, from which first weights and
     # what is dropped come: its losses are not those of another run.
     expected = x / x.sum(1, keepdim=True) @ first["weight"]
@@ -222,7 +216,7 @@ def check_one_layer(prepared: Prepared) -> None:
 
 # It ends with the file's tests: a SuperLink that waits takes a tenth of a core.
 @pytest.fixture(scope="module")
-def deployment() -> Iterator[Loopback]:
+def link() -> Iterator[Loopback]:
     """A SuperLink with TLS and registered keys; nothing of it is left afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="deployment-"))
     try:
@@ -234,28 +228,24 @@ def deployment() -> Iterator[Loopback]:
 
 
 @pytest.fixture(scope="module")
-def keys(deployment: Loopback) -> list[Path]:
+def keys(link: Loopback) -> list[Path]:
     """Private keys of three registered SuperNodes."""
-    return [deployment.register(f"key-{number}") for number in range(3)]
+    return [link.register(f"key-{number}") for number in range(3)]
 
 
-@pytest.fixture(autouse=True)
-def ended_nodes(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No SuperNode and no run of one test reaches the next."""
-    if "deployment" not in request.fixturenames:
-        yield
-        return
-    deployment: Loopback = request.getfixturevalue("deployment")
-    yield
-    for name, process in list(deployment.processes.items()):
+@pytest.fixture
+def deployment(link: Loopback) -> Iterator[Loopback]:
+    """The SuperLink, where no SuperNode and no run of one test reaches the next."""
+    yield link
+    for name, process in list(link.processes.items()):
         if name != "superlink" and process.poll() is None:
-            deployment.end(name)
+            link.end(name)
 
 
 # Runs ---------------------------------------------------------------------------------------------
 
 
-RELEASED = pytest.param("fedscem", marks=pytest.mark.release)  # also in test_registered_keys.py
+RELEASED = pytest.param("fedscem", marks=pytest.mark.release)
 
 
 # FedGLS, and nFedGNN of two: below, while something dies
@@ -263,28 +253,21 @@ RELEASED = pytest.param("fedscem", marks=pytest.mark.release)  # also in test_re
 def test_each_method_gives_what_the_simulation_gives(
     deployment: Loopback, keys: list[Path], tmp_path: Path, app: str
 ) -> None:
-    prepared = prepare(CASES[app], tmp_path / app)
+    prepared = prepare(app, tmp_path)
     names = start_nodes(deployment, prepared, keys)
     deployment.start_run(f"run-{app}", prepared.settings())
     log = deployment.wait(f"run-{app}", TIMEOUT)
-    assert (prepared.folder / "deployed" / "result.json").is_file(), log + deployment.log(names[0])
+    result = check_outputs(prepared, log + deployment.log(names[0]))
     if app == "nfedgnn-masked":
         check_one_layer(prepared)
     else:
         check_equal(prepared)
-    result = check_outputs(prepared)
-    assert result["bytes"] == prepared.simulated["bytes"]
-    assert result["rejected"] == 0
+    assert (result["bytes"], result["rejected"]) == (prepared.simulated["bytes"], 0)
     if app == "fedgta":
-        check_kept(prepared)
+        check_kept(prepared, result)
 
 
 # Parties that are restarted or killed in mid-run -------------------------------------------------
-
-
-def _rounds_done(prepared: Prepared) -> int:
-    out = prepared.folder / "deployed"
-    return len(rounds_of(out)) if (out / "metrics.jsonl").exists() else 0
 
 
 @contextmanager
@@ -334,10 +317,10 @@ def test_a_supernode_is_restarted_and_later_killed(
 
     One SuperNode is enough to go on.
     """
-    prepared = prepare(CASES["fedgls"], tmp_path / "faults")
+    prepared = prepare("fedgls", tmp_path)
     first, other = start_nodes(deployment, prepared, keys)
     deployment.start_run("faults", prepared.settings("deployed", "strategy.min_nodes=1"))
-    until(lambda: _rounds_done(prepared) >= 1, "no round")
+    until(lambda: len(prepared.rounds) >= 1, "no round")
 
     # The other one is held back, so that nothing is asked of the first while it is away.
     with _held(deployment, other):
@@ -348,38 +331,37 @@ def test_a_supernode_is_restarted_and_later_killed(
         deployment.end(first)
         again = _come_back(deployment, prepared, keys[0], "restarted")
         assert _replies(deployment, other) == sent
-    until(lambda: _rounds_done(prepared) >= 2, "no second round")
+    until(lambda: len(prepared.rounds) >= 2, "no second round")
     assert _replies(deployment, first) >= 1
     assert _replies(deployment, again) >= 1
 
     with _held(deployment, again):
-        done = _rounds_done(prepared)
+        done = len(prepared.rounds)
         assert len(deployment.processes_of(again, WORKER)) == 1
         deployment.processes[again].kill()  # the SuperNode alone: its worker notices
         until(lambda: not deployment.processes_of(again, WORKER), "its worker stays", 10.0)
         deployment.kill(again)
-    until(lambda: _rounds_done(prepared) > done, "the SuperLink does not notice")
+    until(lambda: len(prepared.rounds) > done, "the SuperLink does not notice")
     with _held(deployment, other):  # the last round waits until the killed one is back
         _come_back(deployment, prepared, keys[0], "killed")
-    deployment.wait("faults", TIMEOUT)
+    log = deployment.wait("faults", TIMEOUT)
 
     until(lambda: not deployment.processes_of(other, WORKER), "a worker outlives its run", 60.0)
     assert list((deployment.folder / "state").rglob("resident-*")) == []
     check_equal(prepared, rounds=2)  # its optimiser and its learnt graph were where they had been
-    rounds = rounds_of(prepared.folder / "deployed")
-    assert [one["round"] for one in rounds] == [1, 2, 3, 4, 5]
-    took_part = [who_of(one["participation"]) for one in rounds]
+    assert [one["round"] for one in prepared.rounds] == [1, 2, 3, 4, 5]
+    took_part = [who_of(one["participation"]) for one in prepared.rounds]
     assert any(set(one.failed) == {0} and one.answered == {1} for one in took_part[2:])
     assert took_part[-1].answered == {0, 1}
     for entry in took_part:  # nobody is lost and nobody counts twice
         assert entry.answered | set(entry.failed) | set(entry.left_out) == {0, 1}
-    check_outputs(prepared)
+    check_outputs(prepared, log)
 
 
 def _come_back(deployment: Loopback, prepared: Prepared, key: Path, after: str) -> str:
     """Start the first SuperNode again, with its key and its data folder; return its name."""
     name = f"{after}-came-back"
-    deployment.start_node(name, {"data-folder": str(prepared.clients()[0])}, key=key)
+    deployment.start_node(name, {"data-folder": str(prepared.clients[0])}, key=key)
     until(lambda: "SuperNode ID" in deployment.log(name), "it did not come back")
     return name
 
@@ -387,10 +369,10 @@ def _come_back(deployment: Loopback, prepared: Prepared, key: Path, after: str) 
 def test_a_killed_serverapp_is_resumed_and_ends_where_the_undisturbed_run_ends(
     deployment: Loopback, keys: list[Path], tmp_path: Path
 ) -> None:
-    prepared = prepare(CASES["nfedgnn"], tmp_path / "resumed")
+    prepared = prepare("nfedgnn", tmp_path)
     names = start_nodes(deployment, prepared, keys)
     deployment.start_run("killed-server", prepared.settings())
-    until(lambda: _rounds_done(prepared) >= 2, "no two rounds")
+    until(lambda: len(prepared.rounds) >= 2, "no two rounds")
     # The query, and three rounds: a SuperNode that is still fetching a message waits for a minute.
     until(
         lambda: all(_replies(deployment, name, "Received") == 4 for name in names), "no third round"
@@ -398,12 +380,10 @@ def test_a_killed_serverapp_is_resumed_and_ends_where_the_undisturbed_run_ends(
     (server,) = deployment.processes_of("superlink", SERVER)
     server.kill()
     deployment.kill("killed-server")
-    assert not (prepared.folder / "deployed" / "result.json").exists()
+    assert not (prepared.out / "result.json").exists()
     deployment.start_run("resumed", prepared.settings(resume=True))
-    log = deployment.wait("resumed", TIMEOUT)
-    assert (prepared.folder / "deployed" / "result.json").is_file(), log
+    check_outputs(prepared, deployment.wait("resumed", TIMEOUT))
     check_equal(prepared)
-    check_outputs(prepared)
 
 
 # Set up wrongly ----------------------------------------------------------------------------------
@@ -446,22 +426,15 @@ def test_a_supernode_without_the_right_credentials_ends_and_says_why(
     assert "certificate has expired" in _ended(deployment, "late")
 
 
-@pytest.fixture
-def twins(deployment: Loopback, keys: list[Path], tmp_path: Path) -> Prepared:
-    """Two SuperNodes that were both given the first client's folder."""
-    prepared = prepare(case("nfedgnn/cora", "rounds=1 model.hidden=4", nodes=6), tmp_path / "twins")
-    first = str(prepared.clients()[0])
-    for number in range(2):
-        # Each keeps its state apart, as on a machine of its own.
-        node = {"data-folder": first, "state-dir": str(tmp_path / f"state-{number}")}
-        deployment.start_node(f"twin-{number}", node, key=keys[number])
-    return prepared
-
-
 def test_wrong_folders_and_missing_supernodes_are_named(
-    deployment: Loopback, twins: Prepared
+    deployment: Loopback, keys: list[Path], tmp_path: Path
 ) -> None:
     """Two SuperNodes with the same users; too few SuperNodes; folders of another run."""
+    twins = prepare("twins", tmp_path)
+    for number in range(2):
+        # Each keeps its state apart, as on a machine of its own.
+        node = {"data-folder": str(twins.clients[0]), "state-dir": str(tmp_path / f"{number}")}
+        deployment.start_node(f"twin-{number}", node, key=keys[number])
 
     def log_of(name: str, settings: dict[str, str | bool]) -> str:
         deployment.start_run(name, settings)
@@ -470,7 +443,7 @@ def test_wrong_folders_and_missing_supernodes_are_named(
     log = log_of("same-users", twins.settings())
     assert "client 0 is claimed by node" in log
     assert "give each SuperNode a partition-id or a data-folder of its own" in log
-    assert not (twins.folder / "deployed" / "result.json").exists()
+    assert not (twins.out / "result.json").exists()
 
     more = ["strategy.min_nodes=3", "strategy.timeout=8"]
     log = log_of("too-few", twins.settings("few", *more))
@@ -479,10 +452,8 @@ def test_wrong_folders_and_missing_supernodes_are_named(
 
     # The server reads bundled data; the SuperNodes have folders of the small graph.
     whole = {"config": "nfedgnn/cora", "overrides": "data.name=cora-linqs rounds=1"}
-    out = {"output-dir": str(twins.folder / "other")}
-    log = log_of("other-run", whole | out)
-    assert "data-folder" in log
-    assert "data folder of another run: data.name" in log
+    log = log_of("other-run", whole | {"output-dir": str(twins.folder / "other")})
+    assert "data-folder" in log and "data folder of another run: data.name" in log
     log = log_of("other-server", twins.settings("other-server", "data.features=as-is"))
     assert f"server-folder {twins.folder / 'data' / 'server'}: data folder of another run" in log
 
@@ -496,34 +467,18 @@ LIAR = """
 import json
 from pathlib import Path
 
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
-from lying_grid import FEDSCEM, LyingGrid
+from flwr.serverapp import ServerApp
+from lying_grid import FEDSCEM, Enough, LyingGrid
 
-from flower_graph.apps.client_app import app
+from flower_graph.apps.client_app import app as client_app
 from flower_graph.apps.server_app import main
 
-client_app = app
 server_app = ServerApp()
 
 
-class Enough(BaseException):
-    pass
-
-
-class Short(LyingGrid):
-    # Ends the run once so many lies were told
-
-    def push_messages(self, messages):
-        if len(self.said) >= self.most:
-            raise Enough
-        return super().push_messages(messages)
-
-
 @server_app.main()
-def lie(grid: Grid, context: Context) -> None:
-    lying = Short(grid, FEDSCEM)
-    lying.most = context.run_config["lies"]
+def lie(grid, context):
+    lying = LyingGrid(grid, FEDSCEM, context.run_config["lies"])
     try:
         main(lying, context)
     except Enough:
@@ -563,7 +518,7 @@ lies = 0
 def make_registry(prepared: Prepared) -> Path:
     """Make an identity for each client, and the registry of all."""
     registry = prepared.folder / "registry.json"
-    for number, data in enumerate(prepared.clients()):
+    for number, data in enumerate(prepared.clients):
         identity = prepared.folder / f"identity-{number}"
         assert cli(["identity", "new", str(identity)]) == 0
         (client,) = json.loads((data / "manifest.json").read_text("utf-8"))["clients"]
@@ -584,16 +539,15 @@ def test_a_server_that_lies_is_refused_and_the_run_goes_on_without_its_lies(
     (app / "pyproject.toml").write_text(ABOUT)
     (app / "liar.py").write_text(LIAR)
     shutil.copy(Path(__file__).parents[1] / "hostile" / "lying_grid.py", app)
-    six = Case("fedscem/cora", tuple(f"{EGOS}=6".split()), PARTIES)
-    prepared = prepare(six, tmp_path / "parties", "strategy.trust=malicious-server")
+    prepared = prepare("parties", tmp_path, PARTIES)
     registry, said = make_registry(prepared), prepared.folder / "said.json"
     names = [f"party-{lies}-{number}" for number in range(PARTIES)]
-    for number, (name, data) in enumerate(zip(names, prepared.clients(), strict=True)):
+    for number, (name, data) in enumerate(zip(names, prepared.clients, strict=True)):
         own = {"identity-key": str(prepared.folder / f"identity-{number}")}
         node = {"data-folder": str(data), "registry": str(registry), **own}
         deployment.start_node(name, node, key=deployment.register(f"key-of-{name}"))
-    words = {"said": str(said), "lies": lies}
-    settings = prepared.settings("deployed", f"strategy.registry={registry}", **words)
+    given = {"said": str(said), "lies": lies}
+    settings = prepared.settings("deployed", f"strategy.registry={registry}", **given)
     deployment.start_run(f"lying-{lies}", settings, app)
     log = deployment.wait(f"lying-{lies}", 2 * TIMEOUT)
     assert said.is_file(), log
@@ -609,7 +563,7 @@ def test_a_server_that_lies_is_refused_and_the_run_goes_on_without_its_lies(
     for says in (*(one[-1] for one in REPEATED), *(lie.says for lie in FEDSCEM)):
         assert re.search(says, logs), says
     # The honest messages between them made the run that a simulation makes.
-    (here,), (there,) = (rounds_of(prepared.folder / out) for out in ("deployed", "simulated"))
+    (here,), (there,) = prepared.rounds, rounds_of(prepared.folder / "simulated")
     assert here["loss"] == pytest.approx(there["loss"], rel=1e-4)
     assert (here["answered"], there["answered"]) == (PARTIES, PARTIES)
 

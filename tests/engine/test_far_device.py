@@ -21,7 +21,7 @@ from test_gat import SETTINGS as GAT
 from torch import Tensor, nn
 
 from flower_graph.ops.active_rows import pack
-from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
+from flower_graph.strategies.fedscem.cohort import EgoCohort, EgoGroup, Shared
 from flower_graph.strategies.nfedgnn.users import (
     CommonLayer,
     LinearCohort,
@@ -74,13 +74,14 @@ def relay_server(device: Place) -> tuple[Step, Reply]:
 
 def egos(device: Place) -> tuple[Step, Reply]:
     cohort = EgoCohort(toy_egos(), EGO, device=device)
-    shared = Shared(*(part.to(device) for part in toy_shared(cohort.egos)))
+    group = EgoGroup(cohort.group(cohort.clients)[1], EGO)
+    shared = Shared(*(part.to(device) for part in toy_shared(toy_egos())))
 
     def step() -> None:
-        cohort.train(1)
-        cohort.fuse(shared, 1)
+        group.train(1)
+        group.fuse(shared, 1)
 
-    return step, lambda: [cohort.embed(), *cohort.evaluate(cohort.embed())]
+    return step, lambda: [group.embed(), group.logits()]
 
 
 def common_layer(device: Place) -> tuple[Step, Reply]:
@@ -111,7 +112,6 @@ def placed(graph: Client, device: Place) -> Client:
 
 
 ENGINES = {f.__name__: f for f in (linear, of_modules, relay_server, egos, common_layer, attention)}
-EVALUATE = "flower_graph/engine/graph_batch.py:evaluate"
 SERVER = "strategies/nfedgnn/server_model.py"
 EGOS = "strategies/fedscem/cohort.py"
 # Where a step waits for the device: numbers that it reads, and tensors that it copies to the host
@@ -122,11 +122,10 @@ READS = {
     "attention": {"strategies/ppfl/modules.py:learn"},  # the loss, which is replied
 }
 COPIES = {
-    "egos": {f"{EGOS}:loss"},  # losses, which are replied
+    "egos": {f"{EGOS}:_contrast"},  # losses, which are replied
     "common_layer": {"flower_graph/rng.py:chances"},  # what users drop is drawn on the host
 }
 REPLIES = {
-    "egos": {EVALUATE},
     "attention": {"strategies/ppfl/modules.py:embed"},
 }
 

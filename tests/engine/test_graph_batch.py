@@ -1,6 +1,5 @@
 """Graphs one behind the other, some cut out again; dropout, and how well each client does."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,6 @@ from torch_geometric.utils import to_dense_adj
 from flower_graph.engine.graph_batch import (
     draw_kept,
     draw_mask,
-    evaluate,
     pack_graphs,
     turn_of,
     with_dropout,
@@ -58,43 +56,6 @@ def test_sparse_features_give_the_same_and_a_stored_zero_is_none():
     one, other = pack_graphs(sparse), pack_graphs(egos)
     assert torch.equal(one.feature, other.feature) and one.row_ptr == other.row_ptr
     assert torch.equal(one.x.matrix.to_dense(), other.x.matrix.to_dense())
-
-
-LOGITS = torch.tensor(
-    [[2.0, 0.0], [0.0, 1.0], [3.0, 0.0], [0.0, 0.0], [5.0, 0.0], [2.0, 0.0], [0.0, 1.0]]
-)
-
-
-def batch():
-    x = [[1.0]] * 3
-    return pack_graphs(
-        [
-            toy(7, x, [0, 0, 0], roles="tve"),
-            toy(9, x[:2], [1, -1], roles="t-"),
-            toy(1, x[:2], [0, 1], roles="vv"),
-        ]
-    )
-
-
-def test_accuracy_and_loss_by_hand():
-    accuracy, loss = evaluate(batch(), LOGITS)
-    # Client 7: node 0 right, node 1 wrong, node 2 right. Client 9: the tie goes to class 0.
-    # Client 1 has nodes for validation alone, and so no loss.
-    assert accuracy[0].tolist() == [1.0, 0.0, 1.0]
-    assert accuracy[1, 0] == 0.0
-    assert accuracy[1, 1:].isnan().all()
-    assert accuracy[2].isnan().tolist() == [True, False, True]
-    assert accuracy[2, 1] == 1.0
-    wanted = [math.log(1 + math.exp(-2)), math.log(2), math.nan]
-    assert loss.tolist() == pytest.approx(wanted, nan_ok=True)
-    assert accuracy.dtype == loss.dtype == torch.float64
-
-
-def test_weights_that_are_no_numbers_show_in_the_loss_of_that_client_alone():
-    logits = LOGITS.clone()
-    logits[3] = math.nan
-    loss = evaluate(batch(), logits).loss
-    assert loss.isnan().tolist() == [False, True, True]
 
 
 NETWORKS = [toy(4, [[1.0, 0.0, 2.0], [0.0, 3.0, 4.0]], [0, 0]), toy(7, [[0.0, 5.0, 0.0]], [0])]

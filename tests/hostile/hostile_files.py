@@ -14,6 +14,7 @@ import time
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,10 +81,8 @@ def use_run(folder: Path) -> None:
         lambda: read_reports(folder / "metrics.jsonl"),
         lambda: (run.seeds, run.result),
     ):
-        try:
+        with suppress(*NAMED):
             look()
-        except NAMED:
-            continue
 
 
 def use_models(folder: Path) -> None:
@@ -98,11 +97,10 @@ def use_state(file: Path) -> None:
         read_state(file)
 
 
-def make_several(folder: Path) -> None:
+def of_models_at(folder: Path) -> Iterator[Target]:
     shared = {"lin.weight": torch.ones(4, 3), "lin.bias": torch.ones(4)}
-    rows = SparseRows(
-        "lin.weight", torch.ones(3, 4), torch.tensor([0, 2, 1]), torch.tensor([0, 2, 3]), True
-    )
+    places = torch.tensor([0, 2, 1]), torch.tensor([0, 2, 3])
+    rows = SparseRows("lin.weight", torch.ones(3, 4), *places, True)
     models = [
         SavedModels(MODULE, SIZES, [0, 1], shared, {"own": torch.ones(2, 5)}, rows),
         SavedModels(MODULE, SIZES, [2, 3, 4], {}, {"own": torch.ones(3, 2)}),
@@ -110,9 +108,12 @@ def make_several(folder: Path) -> None:
     number = np.arange(4)
     beside = Embeddings(number, number, number, number > 1, np.ones((4, 3), np.float32))
     write_outputs(folder, None, models, beside)
+    for end in ("json", "safetensors"):
+        yield Target(folder / f"models.{end}", lambda: use_models(folder))
+    yield Target(folder / "embeddings.npz", lambda: Embeddings.read(folder))
 
 
-def make_graphs(folder: Path) -> list[Path]:
+def of_graphs(folder: Path) -> Iterator[Target]:
     folder.mkdir()
     edges, y = torch.tensor([[0, 1, 2], [1, 2, 3]]), torch.tensor([0, 1, 0, 1])
     masks = {f"{part}_mask": y == 0 for part in ("train", "val", "test")}
@@ -128,40 +129,35 @@ def make_graphs(folder: Path) -> list[Path]:
                    for one in "abcd")  # fmt: skip
     tail = '<edge source="a" target="b"/></graph></graphml>'
     (folder / "g.graphml").write_text(f'{head}"age"/><graph>{body}{tail}')
+    for name in ("g.pt", "old.pt", "g.json", "g.graphml"):
+        yield Target(folder / name, lambda file=folder / name: load_file(file))  # type: ignore[misc]
     tables = folder / "tables"
     tables.mkdir()
-    (tables / "nodes.csv").write_text(
-        "name,label,age\n" + "".join(f"{one},u,1\n" for one in "abcd")
-    )
-    (tables / "edges.csv").write_text("source,target\na,b\nb,c\n")
-    return [*(folder / f"{one}" for one in ("g.pt", "old.pt", "g.json", "g.graphml"))]
+    rows = "name,label,age\na,u,1\nb,u,1\nc,u,1\nd,u,1\n"
+    for name, text in (("nodes", rows), ("edges", "source,target\na,b\nb,c\n")):
+        (tables / f"{name}.csv").write_text(text)
+        yield Target(tables / f"{name}.csv", lambda: load_file(tables))
+    np.savez_compressed(split := folder / "split.npz", **{k: np.ones(5, bool) for k in masks})
+    yield Target(split, lambda: geom_gcn_split(split, 5))
 
 
-def make_all(place: Path) -> list[Target]:
+def make_all(place: Path) -> Iterator[Target]:
     """Write honest files of every kind; give them with their readers."""
-    run, several = make_run(place / "run"), place / "several"
+    run = make_run(place / "run")
     report = RoundReport(1, 0.5, 0.5, 0.0, 1.0, 1.0, 1.0, 2, 2).to_record()
     (run / "metrics.jsonl").write_text(f"{json.dumps(report)}\n" * 3)
     (run / "clients" / "0" / "outputs.json").write_text('{"round": 3}')
-    make_several(several)
-    targets = [Target(one, lambda: use_run(run)) for one in sorted(run.rglob("*")) if one.is_file()
-               and one.suffix != ".csv" and "1" not in one.parts]  # fmt: skip
-    targets += [Target(several / f"models.{end}", lambda: use_models(several))
-                for end in ("json", "safetensors")]  # fmt: skip
-    targets.append(Target(several / "embeddings.npz", lambda: Embeddings.read(several)))
-    for file in make_graphs(place / "graphs"):
-        targets.append(Target(file, lambda file=file: load_file(file)))  # type: ignore[misc]
-    tables = place / "graphs" / "tables"
-    targets += [
-        Target(tables / f"{one}.csv", lambda: load_file(tables)) for one in ("nodes", "edges")
-    ]
-    masks = {f"{part}_mask": np.ones(5, bool) for part in ("train", "val", "test")}
-    np.savez_compressed(place / "split.npz", **masks)
-    targets.append(Target(place / "split.npz", lambda: geom_gcn_split(place / "split.npz", 5)))
-    return targets + of_figures(place) + of_parties(place) + of_supernode(place)
+    for one in sorted(run.rglob("*")):
+        if one.is_file() and one.suffix != ".csv" and "1" not in one.parts:
+            yield Target(one, lambda: use_run(run))
+    yield from of_models_at(place / "several")
+    yield from of_graphs(place / "graphs")
+    yield from of_figures(place)
+    yield from of_parties(place)
+    yield from of_supernode(place)
 
 
-def of_figures(place: Path) -> list[Target]:
+def of_figures(place: Path) -> Iterator[Target]:
     out, log = place / "simulated", FigureLog(place / "figures")
     for number in range(3):
         log.add(number, [0, 1], loss=[0.5, 0.25], accuracy=np.eye(2, 3), nodes=[4, 5])
@@ -170,49 +166,43 @@ def of_figures(place: Path) -> list[Target]:
     write_figures(tables, log.read(), {"last": 2, "best": 1}, 1)
     job = Job("fedgls", [], load_config("quickstart"), out)
     (out / "result.json").write_text('{"config": {"rounds": 3}}')
-    return [
-        Target(place / "figures", lambda: FigureLog(place / "figures").read(2)),
-        *(Target(tables / name, lambda: merge_clients(out)) for name in (CLIENTS_TABLE, CURVES)),
-        Target(out / "result.json", lambda: done(job)),
-    ]
+    yield Target(place / "figures", lambda: FigureLog(place / "figures").read(2))
+    for name in (CLIENTS_TABLE, CURVES):
+        yield Target(tables / name, lambda: merge_clients(out))
+    yield Target(out / "result.json", lambda: done(job))
 
 
-def of_parties(place: Path) -> list[Target]:
-    _, (key, *_) = write_keys(5, place)
-    registry = Registry.read(place / "registry.json")
-    journal = Journal(place / "own.journal")
-    journal.contribute(3, b"a run")
-    return [
-        Target(place / "registry.json", lambda: Registry.read(place / "registry.json")),
-        Target(key, lambda: Identity.read(key, registry)),
-        Target(key.with_suffix(".pub"), lambda: read_public(key.with_suffix(".pub"))),
-        Target(place / "own.journal", lambda: Journal(place / "own.journal").last(b"a run")),
-    ]
+def of_parties(place: Path) -> Iterator[Target]:
+    file, (key, *_) = write_keys(5, place)
+    registry, journal, public = Registry.read(file), place / "own.journal", key.with_suffix(".pub")
+    Journal(journal).contribute(3, b"a run")
+    yield Target(file, lambda: Registry.read(file))
+    yield Target(key, lambda: Identity.read(key, registry))
+    yield Target(public, lambda: read_public(public))
+    yield Target(journal, lambda: Journal(journal).last(b"a run"))
 
 
-def of_supernode(place: Path) -> list[Target]:
-    saved = place / "checkpoints"
+def of_supernode(place: Path) -> Iterator[Target]:
+    saved, folder = place / "checkpoints", place / "client-0003"
     client = checkpoint.round_folder(saved, 1) / "client-0.safetensors"
     checkpoint.save_client(client, {"a": torch.arange(6.0), "b": torch.tensor(2)}, RUN)
+    yield Target(client, lambda: checkpoint.load_client(client, RUN))
     state = {"w": torch.arange(40.0), "clients": [1, 2, 3], "known": {"up": {"a": 1}}}
     checkpoint.save_server(saved, 1, state)
-    folder = place / "client-0003"
+    server = client.with_name("server.safetensors")
+    yield Target(server, lambda: checkpoint.load_server(saved, 1))
     write_folder(folder, RunFolder(CLIENTS, SETTINGS, [3], 5, 4, 2, {}, {"3.y": torch.arange(4)}))
+    for name in ("manifest.json", "data.safetensors"):
+        yield Target(folder / name, lambda: open_folder(folder, SETTINGS, CLIENTS))
     context = place / "state" / "run-1" / "context-0.state"
     write_state(context, RecordDict({"a": ConfigRecord({"b": [1, 2]})}), 3)
+    yield Target(context, lambda: use_state(context))
     secret, given = place / "secret", {"state-key": str(place / "secret")}
     secret.write_text("a passphrase of ours")
     secret.chmod(0o600)
+    yield Target(secret, lambda: StateKey.of(given, place))
     (place / "mine.yaml").write_text("app: fedgls\nrounds: 3\ndata: {name: cora-linqs}\n")
-    return [
-        Target(client, lambda: checkpoint.load_client(client, RUN)),
-        Target(client.with_name("server.safetensors"), lambda: checkpoint.load_server(saved, 1)),
-        *(Target(folder / name, lambda: open_folder(folder, SETTINGS, CLIENTS))
-          for name in ("manifest.json", "data.safetensors")),
-        Target(context, lambda: use_state(context)),
-        Target(secret, lambda: StateKey.of(given, place)),
-        Target(place / "mine.yaml", lambda: load_config(str(place / "mine.yaml"))),
-    ]  # fmt: skip
+    yield Target(place / "mine.yaml", lambda: load_config(str(place / "mine.yaml")))
 
 
 def huge(path: Path) -> None:
@@ -230,24 +220,20 @@ PLACED: dict[str, Callable[[Path], Any]] = {
 
 
 def unfolding_arrays() -> Iterator[bytes]:
-    yield zeros(1000)
+    out = io.BytesIO()  # a thousand megabytes of zeros
+    with (
+        zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("client.npy", "w") as member,
+    ):
+        member.write(npy("|i1", f"({1000 << 20},)")[:-64])
+        for _ in range(1000):
+            member.write(bytes(1 << 20))
+    yield out.getvalue()
     for shape in ("(10000000000000,)", "(-1, -8)", "(4611686018427387904, 4)", "(" * 99):
         yield packed({"client.npy": npy("<i8", shape)})
     for kind in ("|O", "<U0", "|V0", "<U1000000000"):
         yield packed({"client.npy": npy(kind, "(1000000000,)")})
     yield packed({f"{number}.npy": b"" for number in range(20_000)})
-
-
-def zeros(megabytes: int) -> bytes:
-    out = io.BytesIO()
-    with (
-        zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive,
-        archive.open("client.npy", "w") as member,
-    ):
-        member.write(npy("|i1", f"({megabytes << 20},)")[:-64])
-        for _ in range(megabytes):
-            member.write(bytes(1 << 20))
-    return out.getvalue()
 
 
 def npy(kind: str, shape: str) -> bytes:
@@ -281,11 +267,7 @@ def unfolding_saved() -> Iterator[bytes]:
         for zipped in (True, False):
             yield saved({"x": value, "y": value}, zipped)
     yield b"\x80\x02" + b"(" * 200_000 + b"t" * 200_000 + b"."
-    yield from larger_storages()
-
-
-def larger_storages() -> Iterator[bytes]:
-    """Give archives whose pickle says that a tensor is larger than its member."""
+    # Archives whose pickle says that a tensor is larger than its member
     with zipfile.ZipFile(io.BytesIO(saved({"x": torch.ones(10, 10)}))) as archive:
         members = {one: archive.read(one) for one in archive.namelist()}
     name = next(one for one in members if one.endswith("data.pkl"))
@@ -429,10 +411,8 @@ def too_long(*_: Any) -> None:
     raise TooLongError(f"more than {LONGEST} s")
 
 
-def highest(*, anew: bool = False) -> int:
-    """Return the most bytes that the process has had in memory, or has now."""
-    if anew:
-        Path("/proc/self/clear_refs").write_text("5")
+def highest() -> int:
+    """Return the most bytes that the process has had in memory."""
     found = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
     assert found
     return int(found[1]) << 10
@@ -450,7 +430,7 @@ def try_all(count: int, by_hand: int, seed: int = 0) -> None:
         signal.signal(one, too_long)
     rng, bad = random.Random(seed), list[str]()
     with tempfile.TemporaryDirectory() as name:
-        targets = make_all(Path(name))
+        targets = list(make_all(Path(name)))
         for target in targets:
             target.read()  # as it was written, and so that all is imported
         work = [one for k, one in enumerate(made_by_hand(targets)) if k % by_hand == 0]
@@ -460,7 +440,8 @@ def try_all(count: int, by_hand: int, seed: int = 0) -> None:
             work.append(
                 (f"spoiled {number}", target, lambda path, data=data: path.write_bytes(data))
             )
-        before = highest(anew=True)
+        Path("/proc/self/clear_refs").write_text("5")  # from now on
+        before = highest()
         # So that a reader that is wrong does no harm to the machine
         room = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (room + 3 * MEMORY,) * 2)
@@ -506,16 +487,13 @@ def spoiled(path: Path, honest: bytes, rng: random.Random) -> bytes:
 
 
 def in_json(honest: bytes, rng: random.Random) -> bytes:
-    tree = json.loads(honest)
-    places = list(places_in([tree]))
-    holder, key = rng.choice(places)
+    tree = [json.loads(honest)]
+    holder, key = rng.choice(list(places_in(tree)))
     if isinstance(holder, dict) and rng.random() < 0.2:
         del holder[key]
-    elif holder is not None and holder[key] is tree:
-        return json.dumps(rng.choice(ODD)).encode()
     else:
         holder[key] = rng.choice(ODD)
-    return json.dumps(tree).encode()
+    return json.dumps(tree[0]).encode()
 
 
 def places_in(tree: Any) -> Iterator[tuple[Any, Any]]:

@@ -54,25 +54,27 @@ VALUES = {
 }
 
 
-class Named:
-    """Something that is done to a reply: where it strikes, and what it does there."""
+@dataclass(frozen=True)
+class Mutation:
+    """One way to spoil a reply.
+
+    ``apply`` changes its content in place. An error, of a code and a reason, comes in its place.
+    With neither, ``what`` is one of ``ENVELOPES``.
+    """
 
     where: str
     what: str
+    apply: Change | None = field(default=None, compare=False, repr=False)
+    claims: int = 0  # clients that it says are here besides those that are
+    error: tuple[int, str] | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
         return f"{self.where}: {self.what}"
 
 
-@dataclass(frozen=True)
-class Mutation(Named):
-    """One way to spoil a reply; ``apply`` changes its content in place."""
-
-    where: str
-    what: str
-    apply: Change = field(compare=False, repr=False)
-    claims: int = 0  # clients that it says are here besides those that are
+def around(way: str) -> Mutation:
+    return Mutation("envelope", way)
 
 
 class Called:
@@ -341,27 +343,23 @@ def who(record: Any) -> str | None:
 
 def invented(what: str, count: int, first: int = 10**6, *, instead: bool = False) -> Mutation:
     """Speak for clients that nobody has, or that are another's; all else is repeated for them."""
+    numbers = np.arange(first, first + count)
 
     def apply(content: RecordDict) -> None:
-        named = [(record, key) for record in content.values() if (key := who(record))]
+        named: list[tuple[Any, str]] = [(r, key) for r in content.values() if (key := who(r))]
         if not named:
             raise KeyError("clients")
         for record, key in named:
-            _speak_for(record, key, np.arange(first, first + count), instead)
+            own = record[key]
+            is_packed = isinstance(own, bytes)
+            more = numbers.astype("<i8").tobytes() if is_packed else numbers.tolist()
+            size = len(own) // 8 if is_packed else len(own)
+            for other in [one for one in _lists(record) if not one.endswith(FIXED) and one != key]:
+                rows = record[other][-max(1, len(record[other]) // size) :] * count
+                record[other] = rows if instead else record[other] + rows
+            record[key] = more if instead else own + more
 
-    named = f"{what}, in their own place" if instead else what
-    return Mutation("clients", named, apply, count)
-
-
-def _speak_for(record: Any, key: str, numbers: Any, instead: bool) -> None:
-    own = record[key]
-    size = len(own) // 8 if isinstance(own, bytes) else len(own)
-    more = numbers.astype("<i8").tobytes() if isinstance(own, bytes) else numbers.tolist()
-    for other in [one for one in _lists(record) if not one.endswith(FIXED) and one != key]:
-        each = max(1, len(record[other]) // size)
-        rows = record[other][-each:] * len(numbers)
-        record[other] = rows if instead else record[other] + rows
-    record[key] = more if instead else own + more
+    return Mutation("clients", f"{what}, in their own place" if instead else what, apply, count)
 
 
 def accusing(own: int, others: list[int], times: int = 1) -> Mutation:
@@ -398,44 +396,30 @@ ENVELOPES = (
     *("to another's message", "to no message", "no content", "a replay", "another's content"),
     *("twice", "500 times"),
 )
-# Errors by name: code and reason. Those that look like lost state are in campaigns.
-ERRORS = {
-    "no reason": (7, ""),
-    "code 0": (0, "lost"),
-    "an odd code": (-(2**31), "odd"),
-    "a large code": (2**31 - 1, "odd"),
-    "the SuperLink's code": (4, "the node is gone"),
-    "2 MB": (7, "x" * (2 << 20)),
-    "7 MB of lines": (7, "a line\n" * (1 << 20)),
-    "2 M signs": (7, "\u202e\x1b[2J" * (2 << 17)),
-    "a line of blanks": (7, " " * (2 << 20)),
-    "a refusal": (7, "RefusedError: round 1 is masked already: no mask is used twice"),
-    "a traceback": (7, "Traceback (most recent call last):\n" * 300 + "KeyError: 'prepare-run'"),
-}
-TIMES = {"twice": 1, "500 times": 499}
-
-
-@dataclass(frozen=True)
-class Around(Named):
-    """An attack on what is around a reply's content."""
-
-    what: str
-    where: str = "envelope"
-
-
-@dataclass(frozen=True)
-class Told(Named):
-    """An error in place of the reply."""
-
-    what: str
-    code: int
-    reason: str = field(repr=False)
-    where: str = "error"
-
-
-LOST = Told("lost", 0, "lost")  # stands for a reply that never comes, so that nobody waits
-Attack = Mutation | Around | Told
+# Errors, by code and reason. Those that look like lost state are in campaigns.
+ERRORS = [
+    Mutation("error", what, error=(code, reason))
+    for what, code, reason in (
+        ("no reason", 7, ""),
+        ("code 0", 0, "lost"),
+        ("an odd code", -(2**31), "odd"),
+        ("a large code", 2**31 - 1, "odd"),
+        ("the SuperLink's code", 4, "the node is gone"),
+        ("2 MB", 7, "x" * (2 << 20)),
+        ("7 MB of lines", 7, "a line\n" * (1 << 20)),
+        ("2 M signs", 7, "\u202e\x1b[2J" * (2 << 17)),
+        ("a line of blanks", 7, " " * (2 << 20)),
+        ("a refusal", 7, "RefusedError: round 1 is masked already: no mask is used twice"),
+        (
+            "a traceback",
+            7,
+            "Traceback (most recent call last):\n" * 300 + "KeyError: 'prepare-run'",
+        ),
+    )
+]
+LOST = Mutation("error", "lost", error=(0, "lost"))  # of what never comes, so that nobody waits
 Key = tuple[str, int]  # type of a message, and the how-manieth of this type it is
+Plan = Mapping[Key, Mutation | None]
 
 
 class HostileGrid(Federation):
@@ -454,7 +438,7 @@ class HostileGrid(Federation):
         app: Any,
         *,
         num_supernodes: int,
-        plan: Mapping[Key, Attack | None],
+        plan: Plan,
         new_id: bool = False,
         **more: Any,
     ) -> None:
@@ -527,13 +511,13 @@ class HostileGrid(Federation):
                 self.examples[key] = copied(reply.content)
             return
         attack, self._has_struck = self.plan[key] or LOST, True
-        if isinstance(attack, Told):
-            reply = Message(Error(attack.code, attack.reason), reply_to=message)
+        if attack.error is not None:
+            reply = Message(Error(*attack.error), reply_to=message)
             self._replies[number] = reply
             self._number(reply)
         elif not reply.has_content():
             self.failed.append(key)
-        elif isinstance(attack, Mutation):
+        elif attack.apply is not None:
             spoilt = copied(reply.content)
             try:
                 attack.apply(spoilt)
@@ -547,12 +531,13 @@ class HostileGrid(Federation):
     def _around(self, way: str, number: str, message: Message, ids: list[str]) -> None:
         reply, kind = self._replies[number], message.metadata.message_type
         group = int(message.metadata.group_id or 0)
-        others = [node for node in self.contexts if node != self.hostile]
-        if way in ("the round before", "the round after", "no round"):
-            step = {"the round before": -1, "the round after": 1}.get(way)
-            reply.metadata.group_id = "" if step is None else str(group + step)
+        other = next(node for node in self.contexts if node != self.hostile)
+        if way.startswith("the round"):
+            reply.metadata.group_id = str(group + (-1 if way.endswith("before") else 1))
+        elif way == "no round":
+            reply.metadata.group_id = ""
         elif way == "another's name":
-            stamp(reply, src_node_id=others[0])
+            stamp(reply, src_node_id=other)
         elif way == "to another's message":
             stamp(reply, reply_to_message_id=next(one for one in ids if one != number))
         elif way == "to no message":
@@ -562,30 +547,15 @@ class HostileGrid(Federation):
         elif way == "a replay":
             reply.content = copied(self._before.get(kind, RecordDict()))
         elif way == "another's content":
-            reply.content = copied(self._last.get((kind, others[0]), RecordDict()))
+            reply.content = copied(self._last.get((kind, other), RecordDict()))
         else:
-            self._again += [reply] * TIMES[way]
-
-
-def listening(run: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """Run something and return what it logged as warnings too; nothing is printed."""
-    log, lines, listener = logging.getLogger("flower_graph"), [], logging.Handler(logging.WARNING)
-    listener.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    before = log.propagate
-    log.addHandler(listener)
-    log.propagate = False
-    try:
-        return run(), lines
-    finally:
-        log.removeHandler(listener)
-        log.propagate = before
+            self._again += [reply] * {"twice": 1, "500 times": 499}[way]
 
 
 def fit_for_a_log(line: str) -> bool:
     return line.isprintable() and len(line) < 1000 and not re.search(r"[\r\n\x1b]", line)
 
 
-Plan = Mapping[Key, Attack | None]
 FIGURES = (
     *("loss", "cross_entropy", "regulariser", "train_accuracy", "val_accuracy", "test_accuracy"),
     *("asked", "answered"),
@@ -665,12 +635,40 @@ class Method:
     atol: float = 0.0
 
     def run(self, plan: Plan, rounds: int = SHORT, *, new_id: bool = False) -> Attacked:
-        """Run it; an exception that ends the run is in ``error``."""
-        return self._run(plan, rounds, self.clean.clients, new_id=new_id)
+        """Run it; an exception that ends the run is in ``error``. Nothing is printed."""
+        app, strategy = self.build()
+        grid = HostileGrid(app, num_supernodes=self.supernodes, plan=plan, new_id=new_id)
+        reports, error, said = list[RoundReport](), None, list[str]()
+        send = Exchange.send
+
+        def noting(exchange: Exchange, requests: Any, **how: Any) -> Any:
+            """Tell the grid how large replies may be."""
+            kind = how.get("message_type", "train")
+            grid.limits[kind] = max(grid.limits.get(kind, 0), how.get("max_reply_bytes") or 0)
+            return send(exchange, requests, **how)
+
+        log, listener = logging.getLogger("flower_graph"), logging.Handler(logging.WARNING)
+        listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+        log.addHandler(listener)
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+        with patch.object(log, "propagate", False), patch.object(Exchange, "send", noting):
+            try:
+                strategy.start(grid, num_rounds=rounds, timeout=TIMEOUT, on_round=reports.append)
+            except Exception as caught:
+                error = caught
+        grid.weigh()
+        log.removeHandler(listener)
+        weights = {k: np.asarray(v) for k, v in strategy.weights().items()} if not error else {}
+        sums = getattr(strategy, "sums", None) or getattr(strategy.session, "sums", None)
+        excluded = frozenset[int](sums.server.excluded) if sums and not error else frozenset[int]()
+        hosted = strategy.session.members.clients
+        clients = self.clean.clients if plan else hosted.get(grid.hostile, ())
+        members = frozenset(client for local in hosted.values() for client in local)
+        return Attacked(grid, reports, weights, said, clients, error, excluded, members)
 
     @cached_property
     def clean(self) -> Attacked:
-        found = self._run({}, SHORT)
+        found = self.run({})
         assert found.error is None, found.error
         return found
 
@@ -682,42 +680,6 @@ class Method:
     def reference(self) -> Attacked:
         """A run without attacks whose costs count: what is done once per process is done."""
         return self.run({}, CAMPAIGN)
-
-    def _run(
-        self, plan: Plan, rounds: int, clients: Sequence[int] = (), *, new_id: bool = False
-    ) -> Attacked:
-        app, strategy = self.build()
-        grid = HostileGrid(app, num_supernodes=self.supernodes, plan=plan, new_id=new_id)
-        reports: list[RoundReport] = []
-        send = Exchange.send
-
-        def noting(exchange: Exchange, requests: Any, **how: Any) -> Any:
-            """Tell the grid how large replies may be."""
-            kind = how.get("message_type", "train")
-            grid.limits[kind] = max(grid.limits.get(kind, 0), how.get("max_reply_bytes") or 0)
-            return send(exchange, requests, **how)
-
-        def go() -> BaseException | None:
-            try:
-                with patch.object(Exchange, "send", noting):
-                    strategy.start(
-                        grid, num_rounds=rounds, timeout=TIMEOUT, on_round=reports.append
-                    )
-            except Exception as error:
-                return error
-            finally:
-                grid.weigh()
-            return None
-
-        logging.getLogger("flwr").setLevel(logging.ERROR)
-        error, log = listening(go)
-        weights = {k: np.asarray(v) for k, v in strategy.weights().items()} if not error else {}
-        sums = getattr(strategy, "sums", None) or getattr(strategy.session, "sums", None)
-        excluded = frozenset[int](sums.server.excluded) if sums and not error else frozenset[int]()
-        hosted = strategy.session.members.clients
-        clients = clients or hosted.get(grid.hostile, ())
-        members = frozenset(client for local in hosted.values() for client in local)
-        return Attacked(grid, reports, weights, log, clients, error, excluded, members)
 
     def in_round(self, kind: str, number: int) -> list[int]:
         """Which messages of a type a round without attacks has."""

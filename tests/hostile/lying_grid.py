@@ -5,6 +5,7 @@ on: one run tries all lies. It works on any grid, a deployment's too.
 """
 
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -102,13 +103,9 @@ alone = edited("listed", lambda listed: np.put(listed, np.flatnonzero(listed)[1:
 mask_keys = edited("kinds", lambda kinds: kinds.fill(MASK_KEY))
 unsigned = edited("signatures", lambda rows: rows.fill(0))
 SUMS = (
-    Lie(
-        "a semi-honest sum",
-        "sum-signed",
+    Lie("a semi-honest sum", "sum-signed",
         lambda entries, place: KeyRequest(bytes(16)).to_config(),
-        "no trusted server's sum|does not name 'sum_enroll'",
-        "train.sum_enroll",
-    ),
+        "no trusted server's sum|does not name 'sum_enroll'", "train.sum_enroll"),
     Lie("minimum lowered", "reveal-run", changed(RevealRequest, lambda m: replace(m, minimum=2)),
         "a minimum of 2 of"),
     Lie("nobody colludes", "reveal-run", changed(RevealRequest, lambda m: replace(m, corrupt=0.0)),
@@ -129,8 +126,7 @@ SUMS = (
         "not those of the epoch's graph"),
     Lie("other partners ready", "mask-ready", changed(MaskRequest, fewer),
         "not those of the list|must"),
-    Lie("a contributor left out", "list-run",
-        left_out, "we are not on the list"),
+    Lie("a contributor left out", "list-run", left_out, "we are not on the list"),
     Lie("partners vanished", "list-run", changed(ListRequest, alone), "parties sent their vectors"),
     Lie("circle cut", "list-run", changed(ListRequest, halves), "parties sent their vectors"),
     Lie("a round of another epoch", "list-run",
@@ -159,7 +155,7 @@ def guesses(request: ids.EvaluateRequest) -> ids.EvaluateRequest:
 
 
 def asking(alignment: str) -> Change:
-    return lambda entries, place: {**entries, "alignment": alignment}
+    return lambda entries, _: {**entries, "alignment": alignment}
 
 
 REFUSES = "with a key of its own a SuperNode takes part in"
@@ -179,11 +175,15 @@ FEDSCEM = (
 )  # fmt: skip
 
 
+class Enough(BaseException):
+    """Ends a run once so many lies were told."""
+
+
 class LyingGrid:
     """Wraps a grid; ``said`` has by the kind of lie what the client answered, None for no error."""
 
-    def __init__(self, grid: Any, lies: Sequence[Lie] = SUMS) -> None:
-        self.grid, self._left = grid, list(lies)
+    def __init__(self, grid: Any, lies: Sequence[Lie] = SUMS, most: float = math.inf) -> None:
+        self.grid, self._left, self._most = grid, list(lies), most
         self.said: dict[str, str | None] = {}
         self._parties: list[int] = []  # of the epoch
         self._first: dict[tuple[int, str], Message] = {}  # by SuperNode and what is asked
@@ -192,6 +192,8 @@ class LyingGrid:
         return getattr(self.grid, name)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        if len(self.said) >= self._most:
+            raise Enough
         honest = list(messages)
         for one in honest:
             entries = entries_of(one.content)
@@ -207,14 +209,12 @@ class LyingGrid:
         """Lie to these messages, to one SuperNode after the other."""
         found: list[Told] = []
         for lie in list(self._left):
-            to = [one for one in honest if self._is_for(lie, entries_of(one.content))]
-            if to:
+            given = [(one, entries_of(one.content)) for one in honest]
+            if to := [pair for pair in given if lie.at in pair[1] and lie.unless not in pair[1]]:
                 self._left.remove(lie)
-                one = to[len(found) % len(to)]
-                entries = lie.change(entries_of(one.content), self._place(one))
-                found.append(
-                    (lie.kind, like(one, {CONFIG: ConfigRecord(entries)}, lie.message_type))
-                )
+                one, entries = to[len(found) % len(to)]
+                told = ConfigRecord(lie.change(entries, self._place(one)))
+                found.append((lie.kind, like(one, {CONFIG: told}, lie.message_type)))
         return found
 
     def _place(self, message: Message) -> int:
@@ -225,20 +225,15 @@ class LyingGrid:
         request = PrepareRequest.from_config(entries_of(before.content))
         return self._parties.index(int(request.clients[0]))
 
-    @staticmethod
-    def _is_for(lie: Lie, entries: Entries) -> bool:
-        return lie.at in entries and lie.unless not in entries
-
     def _repeated(self, honest: Sequence[Message]) -> list[Told]:
         """Ask once more for the keys and the vector of a round that is under way."""
         lists = [one for one in honest if "list-run" in entries_of(one.content)]
-        if not lists or REPEATED[0][0] in self.said:
+        if REPEATED[0][0] in self.said:
             return []
-        found = []
-        for (kind, name, _), one in zip(REPEATED, lists, strict=False):
-            before = self._first[one.metadata.dst_node_id, name]
-            found.append((kind, like(before, {})))
-        return found
+        return [
+            (kind, like(self._first[one.metadata.dst_node_id, name], {}))
+            for (kind, name, _), one in zip(REPEATED, lists, strict=False)
+        ]
 
     def _send(self, lies: Sequence[Told]) -> None:
         """Send lies and wait for all answers."""

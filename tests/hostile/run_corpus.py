@@ -16,15 +16,15 @@ import re
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 sys.path[:0] = [
     str(Path(__file__).resolve().parents[up] / part)
@@ -42,15 +42,12 @@ from hostile_grid import (
     ERRORS,
     NASTY,
     SHORT,
-    Around,
-    Attack,
     Attacked,
     Key,
     Method,
     Mutation,
-    Named,
-    Told,
     accusing,
+    around,
     by_hand,
     copied,
     drawn,
@@ -80,22 +77,27 @@ CHEATS = (
 NUMBERS = (("few", 4, 10**6), ("many", 1000, 10**6), ("17,000", 17_000, 10**6), ("huge", 3, 2**62))
 
 
-@dataclass(frozen=True)
-class Campaign(Named):
+class Campaign(NamedTuple):
     """What a SuperNode does in a whole run."""
 
     where: str
     what: str
-    plan: dict[Key, Attack | None] = field(repr=False)
+    plan: Mapping[Key, Mutation]
     new_id: bool = False  # it comes back under another id whenever it has attacked
 
     @property
     def name(self) -> str:
-        return super().name + ", and back under another id" * self.new_id
+        return f"{self.where}: {self.what}" + ", and back under another id" * self.new_id
 
 
-def always(kind: str, *attacks: Attack) -> dict[Key, Attack | None]:
-    return {(kind, n + 1): attacks[n % len(attacks)] for n in range(OFTEN)}
+def always(kind: str, what: str, *attacks: Mutation, new_id: bool = False) -> Campaign:
+    """Attack each message of a type, in turn."""
+    plan = {(kind, n + 1): attacks[n % len(attacks)] for n in range(OFTEN)}
+    return Campaign(kind, what, plan, new_id)
+
+
+def told(code: int, reason: str) -> Mutation:
+    return Mutation("error", reason[:20], error=(code, reason))
 
 
 def campaigns(method: Method) -> list[Campaign]:
@@ -104,23 +106,18 @@ def campaigns(method: Method) -> list[Campaign]:
         kinds.setdefault(key[0], []).append(key)
     found: list[Campaign] = []
     for kind, keys in kinds.items():
-        found += _errors(kind)
+        lost = {what: told(STATE_LOST, reason) for what, reason in LOST.items()}
+        found += [always(kind, f"{what}, each time", one) for what, one in lost.items()]
+        error = told(7, "KeyError: 'x'")
+        found.append(always(kind, "an error each time", error, new_id=True))
+        found.append(always(kind, "lost, each time", lost["lost"], new_id=True))
+        huge = told(7, "\u202e" * (4 << 20))
+        found.append(Campaign(kind, "an error of 4 M signs", {(kind, 1): huge}))
         for way in ("500 times", "a replay", "another's content", "another's name", "no content"):
-            found.append(Campaign(kind, f"{way}, each time", always(kind, Around(way))))
+            found.append(always(kind, f"{way}, each time", around(way)))
         for key in keys:
             found += _claims(method, key)
     return [*{one.name: one for one in found}.values()]
-
-
-def _errors(kind: str) -> Iterator[Campaign]:
-    error = Told("an error", 7, "KeyError: 'x'")
-    for what, reason in LOST.items():
-        yield Campaign(kind, f"{what}, each time", always(kind, Told(what, STATE_LOST, reason)))
-    yield Campaign(kind, "an error each time", always(kind, error), new_id=True)
-    lost = Told("lost", STATE_LOST, LOST["lost"])
-    yield Campaign(kind, "lost, each time", always(kind, lost), new_id=True)
-    huge = Told("4 MB", 7, "\u202e" * (4 << 20))
-    yield Campaign(kind, "an error of 4 M signs", {(kind, 1): huge})
 
 
 def _claims(method: Method, key: Key) -> Iterator[Campaign]:
@@ -139,20 +136,13 @@ def _claims(method: Method, key: Key) -> Iterator[Campaign]:
         for place in held
         if place[1] in CHEATS
     ]
-    lost = Told("lost", STATE_LOST, LOST["lost"])
-    for change in [one for one in [*changes, *cheats] if _fits(one, method, key)]:
-        yield Campaign(kind, f"{change.name}, each time", always(kind, change))
-    for change in cheats:
-        for new_id in (False, True):
-            yield Campaign(kind, f"{change.name}, then lost", always(kind, change, lost), new_id)
-
-
-def _fits(change: Mutation, method: Method, key: Key) -> bool:
-    try:
-        change.apply(copied(method.clean.grid.examples[key]))
-    except KeyError:
-        return False
-    return True
+    for change in [*changes, *cheats]:
+        with suppress(KeyError):  # it has no such entry
+            change.apply(copied(example))  # type: ignore[misc]
+            yield always(kind, f"{change.name}, each time", change)
+    lost = told(STATE_LOST, LOST["lost"])
+    for change, new_id in product(cheats, (False, True)):
+        yield always(kind, f"{change.name}, then lost", change, lost, new_id=new_id)
 
 
 # Verdicts ----------------------------------------------------------------------------------------
@@ -201,7 +191,7 @@ def costly(method: Method, outcome: Attacked, honest: Attacked | None = None) ->
     reference, found = (honest or method.reference).grid, list[str]()
     attacked = {kind for kind, _ in outcome.grid.plan}
     seconds, size = reading(max(reply_bytes(), *(reference.limits.get(k, 0) for k in attacked)))
-    claims = max((getattr(one, "claims", 0) for one in outcome.grid.plan.values()), default=0)
+    claims = max((one.claims for one in outcome.grid.plan.values() if one), default=0)
     seconds, size = seconds + claims * EACH[0], size + claims * EACH[1]
     for kind, peak in outcome.grid.peaks.items():
         memory = FACTOR * (reference.peaks.get(kind, 0) + size)
@@ -245,7 +235,7 @@ VERDICTS = (
 )
 COUNTS = ("tried", *VERDICTS)
 
-T = TypeVar("T", Attack, Campaign)
+T = TypeVar("T", Mutation, Campaign)
 
 
 class Tally(dict[str, dict[str, str]]):
@@ -262,21 +252,23 @@ class Tally(dict[str, dict[str, str]]):
         return {"counts": counts} | found
 
 
-def attacks_on(method: Method, kind: str, count: int, *, setup: bool = False) -> list[Attack]:
+def attacks_on(method: Method, kind: str, count: int, *, setup: bool = False) -> list[Mutation]:
     """Draw attacks on a type of message: those made by hand, around it, and by hypothesis."""
     place = 1 if setup else method.first(kind) + 1
     example = method.clean.grid.examples[kind, place]
-    found: list[Attack] = []
+    found: list[Mutation] = []
     # What is around a reply is looked at before it is known what the reply is for.
     if not setup or kind == method.setup[0]:
-        found += [Told("an error", 7, NASTY, "envelope"), *map(Around, ENVELOPES)]
-        found += [Told(what, *error) for what, error in ERRORS.items()]
+        found.append(Mutation("envelope", "an error", error=(7, NASTY)))
+        found += [*map(around, ENVELOPES), *ERRORS]
     found += by_hand(example)
     names = {attack.name for attack in found}
     return found + [one for one in drawn(example, count) if one.name not in names]
 
 
-def try_each(method: Method, kind: str, attacks: Sequence[Attack], *, setup: bool = False) -> Tally:
+def try_each(
+    method: Method, kind: str, attacks: Sequence[Mutation], *, setup: bool = False
+) -> Tally:
     """Attack one message of a type, each attack in a run of its own."""
     # What comes out a round later ends one more round
     place, rounds = (1, SHORT) if setup else (method.first(kind) + 1, SHORT + 2)

@@ -20,7 +20,7 @@ from flower_graph.strategies.ppfl.strategy import CommonMean, SecureConsensus
 from flower_graph.wire.keys import CONFIG, PUBLIC
 
 COUNT = 7
-Lie = Callable[[dict[str, Any], Any], None]  # changes entries and arrays of a message
+Lie = Callable[..., None]  # changes the entries of a message, and its record of arrays, if any
 
 
 def lying(lies: Mapping[int, Lie], to: Iterable[int] = (2,)) -> Outcome:
@@ -32,18 +32,13 @@ def lying(lies: Mapping[int, Lie], to: Iterable[int] = (2,)) -> Outcome:
     def pushed(messages: Iterable[Message]) -> Any:
         found = list(messages)
         for one in found:
-            about = one.metadata
-            if about.message_type == "train" and about.dst_node_id in victims:
-                lie = lies.get(int(about.group_id), honest)
-                lie(one.content.config_records[CONFIG], one.content.array_records)
+            about, lie = one.metadata, lies.get(int(one.metadata.group_id or 0))
+            if lie and about.message_type == "train" and about.dst_node_id in victims:
+                lie(one.content.config_records[CONFIG], *one.content.array_records.values())
         return push(found)
 
     grid.push_messages = pushed  # type: ignore[method-assign]
     return start(grid, strategy, rounds=max(3, *lies, 0))
-
-
-def honest(entries: dict[str, Any], arrays: Any) -> None:
-    """Say what is so."""
 
 
 def integers(data: bytes) -> np.ndarray:
@@ -52,27 +47,25 @@ def integers(data: bytes) -> np.ndarray:
 
 def entry(name: str, change: Callable[[Any], Any]) -> Lie:
     """Say something else in the place of one entry."""
-    return lambda entries, _: entries.__setitem__(name, change(entries[name]))
+    return lambda entries, *_: entries.__setitem__(name, change(entries[name]))
 
 
 def other_node(data: bytes) -> bytes:
     return np.where(integers(data) == 11, 14, integers(data)).tobytes()
 
 
-def fewer(entries: dict[str, Any], arrays: Any) -> None:
+def fewer(entries: dict[str, Any], *_: Any) -> None:
     rows = entries["claim-rows"]
     entries["claim-nodes"] = integers(entries["claim-nodes"])[: -rows[-1]].tobytes()
-    entries["claim-rows"] = rows[:-1]
-    entries["claim-clients"] = entries["claim-clients"][:-1]
-    entries["claim-signatures"] = entries["claim-signatures"][:-64]
+    for name, width in (("claim-rows", 1), ("claim-clients", 1), ("claim-signatures", 64)):
+        entries[name] = entries[name][:-width]
 
 
-def own_means(entries: dict[str, Any], arrays: Any) -> None:
-    (record,) = arrays.values()
+def own_means(entries: dict[str, Any], record: Any) -> None:
     record[PUBLIC] = type(record[PUBLIC])(-record[PUBLIC].numpy())
 
 
-def nobody(entries: dict[str, Any], arrays: Any) -> None:
+def nobody(entries: dict[str, Any], *_: Any) -> None:
     for name in [name for name in entries if name.startswith("claim-")]:
         del entries[name]
 
@@ -109,8 +102,7 @@ def test_a_lie_to_all_opens_nothing() -> None:
 def test_means_of_ones_own_for_each_are_in_the_masks_too() -> None:
     """Whoever is shown other hashes believes them, and is in no sum that can be read."""
 
-    def other(entries: dict[str, Any], arrays: Any) -> None:
-        (record,) = arrays.values()
+    def other(entries: dict[str, Any], record: Any) -> None:
         rows = np.frombuffer(entries["claim-means"], np.uint8).reshape(3, 32).copy()
         record[PUBLIC] = type(record[PUBLIC])(record[PUBLIC].numpy()[::-1].copy())
         entries["claim-means"] = rows[::-1].tobytes()
@@ -153,18 +145,15 @@ def test_a_claim_that_is_replayed_from_another_run_is_refused() -> None:
     held = {1: toy_members(COUNT)[1].public}
     old = trust_of(context).identity.sign(*claim_parts(grid.run.run_id + 1, held))
     claim = EmbeddingEnrolment([1], [held[1]], [3], None, np.frombuffer(old, np.uint8))
+
+    class Replayed(dict[int, EmbeddingEnrolment]):
+        __setitem__ = dict.setdefault  # what comes later does not replace it
+
     strategy.clients.claims = Replayed({1: claim})
     outcome = start(grid, strategy, rounds=1, skipped=True)
     reasons = {entry["reason"] for entry in outcome.reports[0].rejected}
     assert any("party 1: its claim of public nodes is not signed" in why for why in reasons)
     assert outcome.strategy.contributors == []
-
-
-class Replayed(dict[int, EmbeddingEnrolment]):
-    """Claims that what comes later does not replace."""
-
-    def __setitem__(self, party: int, claim: EmbeddingEnrolment) -> None:
-        self.setdefault(party, claim)
 
 
 class LaidApart(CommonMean):

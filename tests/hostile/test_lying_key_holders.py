@@ -88,33 +88,20 @@ class Setting(Alignment):
         return host
 
 
-def test_all_agree_when_nobody_lies():
-    setting = Setting()
+@pytest.mark.parametrize("gone", [0, 1, 3])
+def test_a_key_holder_that_is_gone_is_replaced_by_the_next_in_the_draw(gone):
+    """When more are gone, nothing is aligned."""
+    setting, draw = Setting(), drawn(SEED, range(5))
     setting.exchange()
-    asked = setting.exchange()
-    assert sorted(asked) == sorted(drawn(SEED, setting.nodes)[:3])
-    assert setting.exchange() == {}
+    setting.exchange(lambda party, c: None if party in draw[:gone] else setting.reply(party, c))
+    if gone == 3:
+        with pytest.raises(AlignmentError, match="first parties"):
+            setting.exchange()
+        return
+    assert [*setting.exchange()] == draw[3 : 3 + gone]
     setting.align()
     shared = {i for i, slot in setting.slots().items() if slot >= 0}
-    assert shared == {*range(1, 10), 100}
-
-
-def test_a_key_holder_that_is_gone_is_replaced_by_the_next_in_the_draw():
-    setting, draw = Setting(), drawn(SEED, range(5))
-    setting.exchange()
-    setting.exchange(lambda party, c: None if party == draw[1] else setting.reply(party, c))
-    assert list(setting.exchange()) == [draw[3]]
-    setting.exchange()
-    setting.union()
-    assert setting.server.aligned == sorted(DATA)
-
-
-def test_when_more_are_gone_nothing_is_aligned():
-    setting, draw = Setting(), drawn(SEED, range(5))
-    setting.exchange()
-    setting.exchange(lambda party, c: None if party in draw[:3] else setting.reply(party, c))
-    with pytest.raises(AlignmentError, match="first parties"):
-        setting.exchange()
+    assert shared == {*range(1, 10), 100} and setting.server.aligned == sorted(DATA)
 
 
 def evaluated():
@@ -149,28 +136,23 @@ def forged(setting, request, holder_place, sign):
 def test_a_server_with_a_key_of_its_own_is_refused(sign):
     setting, requests = evaluated()
     holder = int(requests[1].holders[0])
+    lie = forged(setting, requests[1], 0, None if sign == holder else sign)
     with pytest.raises(RefusedError, match=f"key-holder {holder}"):
-        setting.reply(
-            1, forged(setting, requests[1], 0, None if sign == holder else sign).to_config()
-        )
+        setting.reply(1, lie.to_config())
     assert setting.hosts[1].finished == []
 
 
-OF_HOLDERS = ("holders", "keys", "signatures", "points", "proofs")
+def chosen(places, *names):
+    """Choose the answers of some places."""
+    names = names or ("holders", "keys", "signatures", "points", "proofs")
+    return lambda request: {name: getattr(request, name)[places] for name in names}
+
+
 LIES = {
-    "another's answers": (lambda r: {"points": r.points[[1, 0, 2]]}, "not proved"),
-    "swapped keys": (
-        lambda r: {"keys": r.keys[[1, 0, 2]], "signatures": r.signatures[[1, 0, 2]]},
-        "not signed by it",
-    ),
-    "one holder thrice": (
-        lambda r: {name: getattr(r, name)[[0, 0, 0]] for name in OF_HOLDERS},
-        "at least 3 must differ",
-    ),
-    "two holders": (
-        lambda r: {name: getattr(r, name)[:2] for name in OF_HOLDERS},
-        "at least 3 must differ",
-    ),
+    "another's answers": (chosen([1, 0, 2], "points"), "not proved"),
+    "swapped keys": (chosen([1, 0, 2], "keys", "signatures"), "not signed by it"),
+    "one holder thrice": (chosen([0, 0, 0]), "at least 3 must differ"),
+    "two holders": (chosen([0, 1]), "at least 3 must differ"),
     "a strange holder": (lambda r: {"holders": r.holders + 77}, "of the draw"),
     "no proofs": (lambda r: {"proofs": np.zeros_like(r.proofs)}, "not proved"),
 }
@@ -195,37 +177,35 @@ def guess(setting, client, party, points, signer):
     return EvaluateRequest(1, np.array([0]), points, *one, signature).to_config()
 
 
+POINTS = rows_of([ids.hash_to_group(RUN, b"i:%d" % i) for i in range(16)], -1, 32)
+
+
 def test_key_holders_evaluate_no_guesses():
     """Else the server would have H(id) evaluated for all that it wants to try out."""
-    setting = Setting()
-    requests = setting.exchange()
-    assert len(requests) == 5
-    holder = drawn(SEED, range(5))[0]
-    points = rows_of([ids.hash_to_group(RUN, b"i:%d" % i) for i in range(16)], -1, 32)
+    setting, holder = Setting(), drawn(SEED, range(5))[0]
+    assert len(setting.exchange()) == 5
     setting.exchange()
-    for client, party, signer, rows, why in (
-        (3, 1, 2, points, "not signed by party 1"),
-        (3, 2, 2, points, "may not speak for client 3"),
-        (4, 2, 2, points, "a second block"),
-        (4, 2, 2, np.concatenate([points, points]), "32 points, it may have 16"),
-        (999, 9, 2, points, "may not speak for client 999"),
+    for client, party, rows, why in (
+        (3, 1, POINTS, "not signed by party 1"),
+        (3, 2, POINTS, "may not speak for client 3"),
+        (4, 2, POINTS, "a second block"),
+        (4, 2, np.concatenate([POINTS, POINTS]), "32 points, it may have 16"),
+        (999, 9, POINTS, "may not speak for client 999"),
     ):
         with pytest.raises(RefusedError, match=why):
-            setting.reply(holder, guess(setting, client, party, rows, signer))
+            setting.reply(holder, guess(setting, client, party, rows, 2))
 
 
 @pytest.mark.parametrize("state", ["put back", "lost"])
 def test_a_key_holder_that_was_started_anew_evaluates_no_second_block(state):
     """Else the server has a dictionary of another block's size for each time it does so."""
-    setting = Setting()
+    setting, holder = Setting(), drawn(SEED, range(5))[0]
     setting.exchange()
-    holder = drawn(SEED, range(5))[0]
     before = setting.hosts[holder].to_bytes()
     setting.exchange()
     setting.hosts[holder] = setting.host(holder, before if state == "put back" else None)
-    points = rows_of([ids.hash_to_group(RUN, b"i:%d" % i) for i in range(16)], -1, 32)
     with pytest.raises(RefusedError, match=r"client 4.*1"):
-        setting.reply(holder, guess(setting, 4, 2, points, 2))
+        setting.reply(holder, guess(setting, 4, 2, POINTS, 2))
 
 
 def test_who_is_not_drawn_and_who_knows_no_seed_evaluates_nothing():

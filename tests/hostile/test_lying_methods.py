@@ -6,10 +6,8 @@ last round, has that round again without one. Of clients that trust it, it has w
 
 import copy
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -50,8 +48,7 @@ from flower_graph.secure.sum.round import SumResult
 from flower_graph.secure.sum.server import PartySums
 from flower_graph.secure.sum.service import SecureSum, Summed
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedscem.messages import Layout
-from flower_graph.strategies.fedscem.strategy import EgoSession, MaskedEmbeddingAveraging
+from flower_graph.strategies.fedscem import MaskedEmbeddingAveraging
 from flower_graph.strategies.ppfl.strategy import CommonMean
 from flower_graph.wire.arrays import own_records
 from flower_graph.wire.exchange import Exchange
@@ -71,13 +68,23 @@ class Restless(ToyModel):
         return 0.5
 
 
-def without_some(app: Any, who: tuple[int, ...], gone: Callable[[], bool]) -> Federation:
-    """Give all SuperNodes, and without some once they are to be gone."""
+def without_some(
+    strategy: Any, app: Any, who: tuple[int, ...], after: int, rounds: int
+) -> tuple[Federation, list[RoundReport]]:
+    """Run all SuperNodes, and without some once so many rounds are done."""
+    reports = list[RoundReport]()
 
     def fault(partition: int, server_round: int, kind: str) -> str:
-        return "gone" if kind == "connect" and partition in who and gone() else "good"
+        is_gone = partition in who and len(reports) >= after
+        return "gone" if kind == "connect" and is_gone else "good"
 
-    return Federation(app, num_supernodes=COUNT, faults=fault, state_dir=IN_PROCESS)
+    grid = Federation(app, num_supernodes=COUNT, faults=fault, state_dir=IN_PROCESS)
+    try:
+        with suppress(NoClientsError):  # all have refused
+            strategy.start(grid, num_rounds=rounds, timeout=TIMEOUT, on_round=reports.append)
+    finally:
+        forget_run(grid.run.run_id)
+    return grid, reports
 
 
 class Repeats(CommonMean):
@@ -125,17 +132,11 @@ def cosine(one: np.ndarray, other: np.ndarray) -> float:
 # PPFL-GNN -----------------------------------------------------------------------------------------
 
 
-def repeated_means(keys: Path | None, who: tuple[int, ...]) -> list[Any]:
+def repeated_means(keys: Path | None, who: tuple[int, ...]) -> list[RoundReport]:
     """Repeat the means from the third round on, without some; give reports."""
-    reports = list[Any]()
-    grid = without_some(public_app(0, keys, Restless), who, lambda: len(reports) >= 3)
     strategy = public_server(keys)
     strategy.mean = Repeats()
-    try:
-        strategy.start(grid, num_rounds=5, timeout=TIMEOUT, on_round=reports.append)
-    finally:
-        forget_run(grid.run.run_id)
-    return reports
+    return without_some(strategy, public_app(0, keys, Restless), who, 3, 5)[1]
 
 
 def test_repeated_means_without_one_tell_its_rows_where_the_server_is_trusted(had: Had) -> None:
@@ -172,32 +173,15 @@ def measured_again(
 
     Again is the same round again, of which nothing is trained any more; or a ``later`` one.
     """
-    request, requests = MaskedEmbeddingAveraging.request, EgoSession.requests
+    ask = MaskedEmbeddingAveraging.ask
 
     def last(self: Any, server_round: int) -> Any:
         with monkeypatch.context() as patch:
             patch.setattr(self.session, "rounds", 1)
-            found = request(self, server_round)
-        return found if later else replace(found, server_round=min(2, server_round))
+            return ask(self, server_round if later else min(2, server_round))
 
-    def layout(self: Any, base: Any) -> Any:
-        slots = self.session.num_slots if base.server_round == 1 else 0
-        checks = CHECKS if slots and self.session.members.parties is not None else 0
-        return Layout(slots, self.settings.hidden, checks=checks)
-
-    def asked(self: Any, server_round: int, base: Any, length: int) -> Any:
-        return requests(self, base.server_round, base, length)
-
-    monkeypatch.setattr(MaskedEmbeddingAveraging, "request", last)
-    monkeypatch.setattr(MaskedEmbeddingAveraging, "layout", layout)
-    monkeypatch.setattr(EgoSession, "requests", asked)
-    strategy, reports = egos_server(keys), list[Any]()
-    grid = without_some(egos_app(0, keys), who, lambda: len(reports) >= 1)
-    try:
-        with suppress(NoClientsError):  # all have refused
-            strategy.start(grid, num_rounds=3, timeout=TIMEOUT, on_round=reports.append)
-    finally:
-        forget_run(grid.run.run_id)
+    monkeypatch.setattr(MaskedEmbeddingAveraging, "ask", last)
+    grid, _ = without_some(egos_server(keys), egos_app(0, keys), who, 1, 3)
     return " ".join(grid.tracebacks.values())
 
 
@@ -292,71 +276,60 @@ def test_every_lie_to_a_method_is_refused_and_it_learns_as_if_nobody_had_lied(
 
 
 RELAYED = {"total", "sums"}  # records of a message with words of a sum
-WAYS = ("add one", "top bit", "another")
 
 
-def changed(words: np.ndarray, place: int, way: str) -> np.ndarray:
-    """Change one word of a sum."""
-    result = words.copy()
-    one, bits = words.dtype.type(1), 8 * words.itemsize
-    if way == "add one":
-        result[place] += one
-    elif way == "top bit":
-        result[place] ^= one << words.dtype.type(bits - 1)
-    else:
-        chance = np.random.default_rng((place, bits))
-        result[place] = chance.integers(0, 1 << bits, dtype=words.dtype)
-    return result
+def changed(words: np.ndarray, every: int) -> Iterator[np.ndarray]:
+    """Change one word of a sum: by one, by its top bit, or to another; give all such sums."""
+    bits, one = 8 * words.itemsize, words.dtype.type(1)
+    for place in range(0, words.size, every):
+        other = np.random.default_rng((place, bits)).integers(0, 1 << bits, dtype=words.dtype)
+        for value in (words[place] + one, words[place] ^ one << words.dtype.type(bits - 1), other):
+            result = words.copy()
+            result[place] = value
+            yield result
 
 
 class Changes(Federation):
     """Gives one SuperNode the first relayed sum with a word changed, as often as there are ways."""
 
     every, home = 1, 1
-    said: list[bytes]
+    said: list[bytes]  # one for each run
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Try all changes, and then what was sent, which comes too late; then go on as before."""
         sent = list(messages)
         for message in sent:
-            config = self.contexts[message.metadata.dst_node_id].node_config
+            context = self.contexts[message.metadata.dst_node_id]
             found = RELAYED & message.content.array_records.keys()
-            if found and config["partition-id"] == self.home and not hasattr(self, "said"):
-                self.said = []
-                self._try(message, *found)
+            if found and context.node_config["partition-id"] == self.home and not self.said:
+                journal = self.journal(context)
+                before = journal.read_bytes()
+                for one in self._changed(message, *found):
+                    journal.write_bytes(before)  # so that each is a first trial
+                    self._note(one, context)
+                self._note(message, context)
+                journal.write_bytes(before)
         return super().push_messages(sent)
-
-    def _try(self, message: Message, record: str) -> None:
-        context = self.contexts[message.metadata.dst_node_id]
-        journal = self.journal(context)
-        before = journal.read_bytes()
-        for one in self._changed(message, record):
-            journal.write_bytes(before)  # so that each is a first trial
-            self._note(one)
-        self._note(message)
-        journal.write_bytes(before)
 
     def _changed(self, message: Message, record: str) -> Iterator[Message]:
         """Give the message with each word of the sum, and of its checks, changed in each way."""
         for key, array in message.content.array_records[record].items():
-            words = array.numpy()
-            for place, way in product(range(0, words.size, self.every), WAYS):
+            for words in changed(array.numpy(), self.every):
                 other = copied(message)
-                other.content.array_records[record][key] = Array(changed(words, place, way))
+                other.content.array_records[record][key] = Array(words)
                 yield other
-        checks = message.content.config_records[CONFIG].get("sums-checks")
-        for place, way in product(range(0, CHECKS if checks else 0, self.every), WAYS):
-            other, words = copied(message), np.frombuffer(checks, "<u8")  # type: ignore[arg-type]
-            entries = other.content.config_records[CONFIG]
-            entries["sums-checks"] = changed(words, place, way).tobytes()
-            yield other
+        if checks := message.content.config_records[CONFIG].get("sums-checks"):
+            assert len(checks) == 8 * CHECKS  # type: ignore[arg-type]
+            for words in changed(np.frombuffer(checks, "<u8"), self.every):  # type: ignore[arg-type]
+                other = copied(message)
+                other.content.config_records[CONFIG]["sums-checks"] = words.tobytes()
+                yield other
 
     def journal(self, context: Context) -> Path:
-        """Return the SuperNode's journal."""
         return trust_of(context).journal
 
-    def _note(self, message: Message) -> None:
-        reply = self._handle(message, self.contexts[message.metadata.dst_node_id])
+    def _note(self, message: Message, context: Context) -> None:
+        reply = self._handle(message, context)
         words = reply.error.reason if reply.has_error() else "it is answered"
         self.said.append(re.sub(rb" [(].*[)]$", b"", words.encode()))  # the line of a simulation
 
@@ -373,10 +346,9 @@ def said_by_users(kind: int, every: int, folder: Path) -> list[bytes]:
     data = rich_graph()
     if kind:
         data.x[-1] = -3 * data.x[-1] + 1
-    grid = type("Some", (Changes,), {"every": max(1, every // 150)})  # its words are few
-    run = test_summed.Summed(
-        data, grid=grid, supernodes=5, is_masked=True, distrusts=True, rounds=3
-    )
+    grid = type("Some", (Changes,), {"every": max(1, every // 150), "said": []})  # of few words
+    how = {"is_masked": True, "distrusts": True, "rounds": 3}
+    run = test_summed.Summed(data, grid=grid, supernodes=5, **how)
     assert len(run.reports) == 3 and not any(report.skipped for report in run.reports)
     assert set(run.grid.said) == {f"RefusedError: {REFUSAL}".encode()}  # type: ignore[attr-defined]
     return run.grid.said  # type: ignore[attr-defined, no-any-return]
@@ -388,22 +360,19 @@ class Egos(Changes):
     keys: Path
 
     def journal(self, context: Context) -> Path:
-        """Return the SuperNode's journal."""
-        trust = trust_in(context, self.keys)
-        assert trust is not None
-        return trust.journal
+        return trust_in(context, self.keys).journal  # type: ignore[union-attr]
 
-    def _note(self, message: Message) -> None:
+    def _note(self, message: Message, context: Context) -> None:
         fuse = EgoNetworkClient._fuse
 
-        def noted(client: Any, chosen: Any, *given: Any) -> Any:
-            contrast, is_unread = fuse(client, chosen, *given)
+        def noted(client: Any, cohort: Any, group: Any, *given: Any) -> Any:
+            contrast, is_unread = fuse(client, cohort, group, *given)
             assert is_unread and bool(contrast.isnan().all()), "it goes on alone"
-            self.said.append(chosen.embed().numpy().tobytes())
+            self.said.append(group.embed().numpy().tobytes())
             raise RefusedError("it is known")  # so that nothing of it is kept
 
         with patch.object(EgoNetworkClient, "_fuse", noted):
-            assert self._handle(message, self.contexts[message.metadata.dst_node_id]).has_error()
+            assert self._handle(message, context).has_error()
 
 
 def said_by_egos(kind: int, every: int, folder: Path) -> list[bytes]:
@@ -411,9 +380,8 @@ def said_by_egos(kind: int, every: int, folder: Path) -> list[bytes]:
     keys = folder / str(kind)
     keys.mkdir()
     write_keys(COUNT, keys)
-    grid = type("Some", (Egos,), {"every": every, "keys": keys})
-    app = egos_app(kind, keys)
-    made = grid(app, num_supernodes=COUNT, state_dir=IN_PROCESS)
+    grid = type("Some", (Egos,), {"every": every, "keys": keys, "said": []})
+    made = grid(egos_app(kind, keys), num_supernodes=COUNT, state_dir=IN_PROCESS)
     try:
         egos_server(keys).start(made, num_rounds=2, timeout=5.0)
     finally:

@@ -30,6 +30,7 @@ from flower_graph.secure.sum.messages import PrepareRequest
 CORA, SUMMED, SCEM = "nfedgnn/cora", "nfedgnn/cora-summed", "fedscem/cora-linqs"
 GLS, GAT = "fedgls/cora-linqs", "ppfl/cora-linqs-gat"
 NOISE = "privacy.epsilon=2 privacy.clipping_norm=5"
+CENTRAL = "strategy.name=fed-gnn privacy.epsilon=2 privacy.form=central"
 LIES = "strategy.aggregation=masked strategy.trust=malicious-server"
 SECURE, DISTRUSTING = "strategy.alignment=secure", "strategy.trust=malicious-server"
 PLAINER = ("strategy.aggregation=plain", "strategy.alignment=plain", "strategy.name=fedavg")
@@ -39,6 +40,8 @@ HELD: tuple[tuple[str, Any, str, str | None, tuple[str, ...]], ...] = (
         "privacy.epsilon=3", "privacy.epsilon=1000000", "privacy.epsilon=null",
         "privacy.delta=0.5", "privacy.delta=2e-5", "privacy.measurements=report")),
     ("most-epsilon", 2, GLS, "strategy.name=fed-gnn privacy.epsilon=2", ("privacy.form=central",)),
+    # What central noise is worth is the server's to say
+    *((f, 0.9, GLS, None, (CENTRAL,)) for f in ("least-noise", "most-clip", "most-delta")),
     ("least-noise", 0.1, CORA, NOISE, (
         "privacy.epsilon=1e6", "privacy.epsilon=null", "privacy.measurements=report")),
     ("least-noise", 1, CORA, None, ("privacy.epsilon=1000",)),
@@ -81,48 +84,43 @@ def test_a_run_below_a_floor_is_refused_by_its_name(
 
 @pytest.mark.parametrize("node", [{}, {"state-dir": ":memory:"}], ids=["deployed", "simulated"])
 def test_the_server_hears_which_floor_it_is(tmp_path: Path, node: dict[str, Any]) -> None:
-    said = asked(
-        app,
-        tmp_path,
-        node={"most-epsilon": 2, **node},
-        config=CORA,
-        overrides="privacy.epsilon=9e6",
-    )
+    node["most-epsilon"] = 2
+    said = asked(app, tmp_path, node=node, config=CORA, overrides="privacy.epsilon=9e6")
     assert "most-epsilon=2" in said
 
 
-@pytest.mark.parametrize("node,key", [
-    ({"most-epsilom": 2}, "most-epsilon"), ({"least-client": 2}, "least-clients"),
-    ({"most-epsilon": "2"}, "most-epsilon"), ({"most-clip": -1}, "most-clip"),
-    ({"most-clip": float("nan")}, "most-clip"), ({"least-noise": True}, "least-noise"),
-    ({"least-clients": 2.5}, "least-clients"), ({"allow-trust": "everybody"}, "allow-trust"),
-    ({"allow-trust": ""}, "allow-trust"), ({"data": 3}, "data"),
-    ({"least-holders": 1}, "least-holders"), ({"most-points": 0}, "most-points"),
-    ({"most-point": 9}, "most-points"), ({"least-holder": 3}, "least-holders"),
-    *(({"differ-by": wrong}, "differ-by") for wrong in (0, -1, 1.5, "2", True)),
+@pytest.mark.parametrize("key,node", [
+    *(("most-epsilon", one) for one in ({"most-epsilom": 2}, {"most-epsilon": "2"})),
+    *(("most-clip", {"most-clip": wrong}) for wrong in (-1, float("nan"))),
+    *(("least-clients", one) for one in ({"least-client": 2}, {"least-clients": 2.5})),
+    *(("allow-trust", {"allow-trust": wrong}) for wrong in ("everybody", "")),
+    *(("least-holders", one) for one in ({"least-holders": 1}, {"least-holder": 3})),
+    *(("most-points", one) for one in ({"most-points": 0}, {"most-point": 9})),
+    ("least-noise", {"least-noise": True}), ("data", {"data": 3}),
+    *(("differ-by", {"differ-by": wrong}) for wrong in (0, -1, 1.5, "2", True)),
 ])  # fmt: skip
-def test_a_floor_that_cannot_be_read_is_an_error(node: dict[str, Any], key: str) -> None:
+def test_a_floor_that_cannot_be_read_is_an_error(key: str, node: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=key):
         Permits.of(node)
 
 
-def asked_of(node: dict[str, Any], overrides: str) -> Any:
-    run: Any = {"config": "nfedgnn/cora", "overrides": overrides}
-    return configured_client(Context(1, 2, {**NODE, **node}, RecordDict(), run))
-
-
 def test_a_node_names_the_data_that_a_run_may_name(tmp_path: Path) -> None:
     inside, outside = tmp_path / "graphs" / "mine.pt", tmp_path / "other.pt"
-    node = {"data": f"Cora,{tmp_path / 'graphs'}"}
+    node = {**NODE, "data": f"Cora,{tmp_path / 'graphs'}"}
+
+    def asked_of(overrides: str) -> Any:
+        run: Any = {"config": "nfedgnn/cora", "overrides": overrides}
+        return configured_client(Context(1, 2, node, RecordDict(), run))
+
     for name in ("Cora", str(inside)):
-        config, _ = asked_of(node, f"data.name={name}")
+        config, _ = asked_of(f"data.name={name}")
         assert config.data.name == name
     escaping = tmp_path / "graphs" / ".." / "other.pt"
     for name in ("PubMed", "Airports/usa", str(outside), str(escaping), "mine.pt"):
         with pytest.raises(RefusedError, match="data"):
-            asked_of(node, f"data.name={name}")
+            asked_of(f"data.name={name}")
     with pytest.raises(RefusedError, match=r"data\.add"):
-        asked_of(node, f"data.add={outside}")
+        asked_of(f"data.add={outside}")
 
 
 def test_a_deployed_supernode_fetches_nothing(
@@ -146,11 +144,11 @@ def test_what_may_be_fetched_ends_with_the_message(tmp_path: Path) -> None:
 
 def test_a_masked_run_has_no_vector_without_masks(tmp_path: Path) -> None:
     """The server writes the run config and the request: the one is held to the other."""
-    from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient
+    from flower_graph.strategies.fedscem.client import EgoNetworkClient, Hiding
     from flower_graph.strategies.fedscem.messages import EgoRequest
 
     context = Context(1, 2, {**NODE, "state-dir": ":memory:"}, RecordDict(), {})
-    client = EgoNetworkClient(context, toy_egos(), SETTINGS, masked=True, alignment="psi")
+    client = EgoNetworkClient(context, toy_egos(), SETTINGS, hiding=Hiding(True, "psi"))
     request = object.__new__(EgoRequest)
     request.mask = None
     with pytest.raises(RefusedError, match="masks"):
@@ -226,30 +224,13 @@ OTHERS = {
 FLOORED = {key for limit in LIMITS.values() for key in limit.metadata["settings"]}
 
 
-def kinds_of(key: str) -> list[str]:
-    section = key.partition(".")[0] + "."
-    found = [why for why, keys in OTHERS.items() if {key, section} & set(keys.split())]
-    return found + ["floor"] * (key in FLOORED)
-
-
-@pytest.mark.parametrize("app", sorted(known_apps()))
-def test_every_key_has_a_floor_or_a_reason(app: str) -> None:
-    kinds = {key: kinds_of(key) for key in known_keys(method_named(app).schema)}
-    assert {key: kind for key, kind in kinds.items() if len(kind) != 1} == {}
-
-
-def test_every_listed_key_is_there() -> None:
+def test_every_key_has_a_floor_or_a_reason_and_every_listed_key_is_there() -> None:
     known = {key for app in known_apps() for key in known_keys(method_named(app).schema)}
-    known |= {key.partition(".")[0] + "." for key in known if "." in key}
-    listed = {word for keys in OTHERS.values() for word in keys.split()} | FLOORED
-    assert listed <= known
-
-
-@pytest.mark.parametrize("floor", ["most-epsilon", "least-noise", "most-clip", "most-delta"])
-def test_what_central_noise_is_worth_is_the_servers_to_say(floor: str) -> None:
-    central = ("strategy.name=fed-gnn", "privacy.epsilon=2", "privacy.form=central")
-    with pytest.raises(RefusedError, match=floor):
-        Permits.of({floor: 0.9}).check(load_config(GLS, central))
+    section = {key: key.partition(".")[0] + "." for key in known}
+    listed = [*FLOORED, *(word for keys in OTHERS.values() for word in keys.split())]
+    kinds = {key: (listed.count(key), listed.count(section[key])) for key in known}
+    assert {key: found for key, found in kinds.items() if sum(found) != 1} == {}
+    assert set(listed) <= known | {*section.values()}
 
 
 def test_noise_of_the_nodes_own_config_stands_in_for_it() -> None:
@@ -290,14 +271,10 @@ def parties(folder: Path, count: int) -> list[dict[str, Any]]:
 def test_nothing_leaves_a_supernode_with_a_key_of_its_own(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    setup = ALL[name]
-    config = setup.load()
+    config, count = ALL[name].load(), ALL[name].supernodes
     strategy: Any = method_of(config).build_strategy(config, None)
-    grid = Federation(
-        client_app(config, None),
-        num_supernodes=setup.supernodes,
-        node_configs=parties(tmp_path, setup.supernodes),
-    )
+    keys = parties(tmp_path, count)
+    grid = Federation(client_app(config, None), num_supernodes=count, node_configs=keys)
     with caplog.at_level(logging.WARNING), pytest.raises(NoClientsError):
         strategy.start(grid, num_rounds=1, timeout=1.0)
     assert grid.exchanged
@@ -307,15 +284,8 @@ def test_nothing_leaves_a_supernode_with_a_key_of_its_own(
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"identity-key": None}, "identity-key: None"),
-        ({"trust-minimun": 5}, "trust-minimun"),
-        ({"identity-key": None, "registry": None, "trust-minimum": 5}, "identity-key: None"),
-        ({"identity-key": None, "registry": None, "block-cap": 64}, "identity-key: None"),
-        ({"identity-key": "/nowhere"}, "/nowhere:"),
-        ({"trust-corrupt": 0.5}, "trust-corrupt: 0.5"),
-    ],
+    ("changes", "said"),  # all others: tests/secure/test_identity.py
+    [({"identity-key": None}, "identity-key: None"), ({"identity-key": "/nowhere"}, "/nowhere:")],
 )
 def test_settings_that_are_wrong_are_no_reason_to_trust_the_server(
     changes: dict[str, Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -56,7 +56,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Get:
         if name not in made:
             folder = tmp_path_factory.mktemp("told") / "keys"
             folder.mkdir()
-            made[name] = WORLDS[name](folder)
+            made[name] = WORLDS[name].open(folder)
         return made[name]
 
     return get

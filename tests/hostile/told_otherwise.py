@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,8 +35,7 @@ from public_helpers import ToyModel
 from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
-from flower_graph.data.graph import to_undirected
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork, to_undirected
 from flower_graph.secure.align import blinded
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties.identity import TrustSettings
@@ -46,10 +45,11 @@ from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import RING
 from flower_graph.secure.sum.round import SumResult, SumRound
 from flower_graph.secure.sum.server import PartySums
-from flower_graph.secure.sum.service import SecureSum, SumStages, entries_of
+from flower_graph.secure.sum.service import SecureSum, entries_of
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedscem import cohort_client
 from flower_graph.strategies.fedscem import messages as of_egos
+from flower_graph.strategies.fedscem.client import Hiding
+from flower_graph.strategies.fedscem.messages import VectorEncoding
 from flower_graph.strategies.ppfl import messages as of_public
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, SecureConsensusClient
 from flower_graph.strategies.ppfl.strategy import SecureConsensus
@@ -113,44 +113,43 @@ def _fields(part: Part) -> Iterator[Field]:
 
 
 class Seen(NamedTuple):
-    """A request as it travels: its type, its entries, and its arrays by record and name."""
+    """A request as it travels: its type, and its entries and arrays by key, or record and name."""
 
     kind: str
-    config: Mapping[str, Any]
-    arrays: Mapping[str, Array]
+    values: Mapping[str, Any]
 
     @classmethod
     def of(cls, message: Message) -> Seen:
-        content, arrays = message.content, dict[str, Array]()
-        for record, named in content.array_records.items():
-            arrays |= {f"{record}/{name}": array for name, array in named.items()}
-        return cls(message.metadata.message_type, dict(content.get(CONFIG, {})), arrays)
+        named = {
+            f"{record}/{name}": array
+            for record, arrays in message.content.array_records.items()
+            for name, array in arrays.items()
+        }
+        return cls(message.metadata.message_type, named | dict(message.content.get(CONFIG, {})))
 
     def has(self, entry: Entry) -> bool:
         """Tell whether it has an entry, or could have one that is left out."""
-        fixed, config = entry.message.fixed, self.config
+        fixed, values = entry.message.fixed, self.values
         names = {self.kind, self.kind.removeprefix("train.")}  # of a sum's messages the latter
-        if names.isdisjoint(entry.message.down) or any(config.get(k) != fixed[k] for k in fixed):
+        if names.isdisjoint(entry.message.down) or any(values.get(k) != fixed[k] for k in fixed):
             return False
-        if entry.key in config or entry.key in self.arrays:
+        if entry.key in values:
             return True
-        return entry.default is not None and bool(entry.beside & self.config.keys())
+        return entry.default is not None and bool(entry.beside & values.keys())
 
     def value(self, entry: Entry) -> Any:
         """Return an entry's value on the wire, of an array its numbers."""
-        if entry.key in self.config:
-            return self.config[entry.key]
-        if entry.key not in self.arrays:
-            return entry.default
-        return decode_array(entry.key.partition("/")[2], self.arrays[entry.key])
+        found = self.values.get(entry.key, entry.default)
+        is_array = isinstance(found, Array)
+        return decode_array(entry.key.partition("/")[2], found) if is_array else found
 
 
-def set_value(entry: Entry, records: dict[str, Any], value: Any) -> None:
-    if entry.key in records.get(CONFIG, {}) or entry.default is not None:
-        records[CONFIG] = type(records[CONFIG])({**records[CONFIG], entry.key: value})
-        return
-    record, _, name = entry.key.partition("/")
-    records[record] = type(records[record])({**records[record], name: Array(value)})
+def with_value(message: Message, entry: Entry, value: Any) -> Message:
+    """Write a message with another value of an entry."""
+    record, _, name = entry.key.rpartition("/")
+    old = message.content[record or CONFIG]
+    changed = {**old, name: Array(value) if record else value}
+    return like(message, {record or CONFIG: type(old)(changed)})
 
 
 def same(one: Any, other: Any) -> bool:
@@ -215,10 +214,19 @@ class Cell(NamedTuple):
 
 
 class TellsOtherwise(InProcessGrid):
-    """Tells one entry otherwise, and notes what comes from the victim."""
+    """Tells one entry of requests otherwise, and notes what comes from the victim.
 
-    def begin(self, cell: Cell | None, known: Mapping[str, list[Any]], entries: Any) -> None:
-        """Set what is told; ``known``: values of entries in another run, as they came."""
+    ``known`` has values of entries in another run, as they came.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        cell: Cell | None,
+        known: Mapping[str, list[Any]],
+        entries: Mapping[str, Entry],
+    ) -> None:
+        super().__init__(app, num_supernodes=COUNT)
         self.cell, self._known, self._entries = cell, known, entries
         often = len(known.get(str(cell.entry), ())) if cell else 0
         self._at = min(1, max(0, often - 1))  # the second, so that there is an earlier one
@@ -231,26 +239,55 @@ class TellsOtherwise(InProcessGrid):
         self.replies: list[RecordDict] = []
         self._lies: set[str] = set()
         self._later: list[str] = []
+        here = self.contexts.items()
+        self.victim = next(n for n, c in here if c.node_config["partition-id"] == VICTIM)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         sent, again, lies = list(messages), list[Message](), set[int]()
         seen = [Seen.of(one) for one in sent]
-        self._note_requests(seen, sent)
-        for place in self._due(seen, sent):
-            lie = self._lie(sent[place], seen[place])
-            if lie is None:
-                continue
-            self.told += 1
-            if self.cell is not None and self.cell.how == "replayed":
-                again.append(lie)
-            else:
-                sent[place] = lie
-                lies.add(place)
+        for one in seen:
+            self.keys |= one.values.keys()
+        # The requests that have an entry, the victim's first
+        turn = sorted(range(len(sent)), key=lambda n: sent[n].metadata.dst_node_id != self.victim)
+        having = {
+            name: places
+            for name, entry in self._entries.items()
+            if (places := [place for place in turn if seen[place].has(entry)])
+        }
+        for name, places in having.items():
+            value = seen[places[0]].value(self._entries[name])
+            self.came.setdefault(name, []).append(value)
+        cell = self.cell
+        if cell is not None and cell.how != AGREED:
+            due = having.get(str(cell.entry), [])
+            if len(self.came.get(str(cell.entry), ())) != self._at + 1:
+                due = []
+            for place in due if cell.how == "all" else due[:1]:
+                honest = seen[place].value(cell.entry)
+                value = self._otherwise(cell, honest)
+                if same(value, honest):
+                    continue
+                self.told += 1
+                lie = with_value(sent[place], cell.entry, value)
+                if cell.how == "replayed":
+                    again.append(lie)
+                else:
+                    sent[place] = lie
+                    lies.add(place)
         ids = list(super().push_messages(sent))
         self._later = list(super().push_messages(again)) if again else []
-        self._lies |= {number for place, number in enumerate(ids) if place in lies}
-        self._lies |= set(self._later)
+        self._lies |= {ids[place] for place in lies} | set(self._later)
         return ids
+
+    def _otherwise(self, cell: Cell, honest: Any) -> Any:
+        """Give the value of an earlier round, of another run, or another one."""
+        name = str(cell.entry)
+        if cell.how == "round":
+            return self.came[name][self._at - 1] if self._at else honest
+        if cell.how == "run":
+            return dict(enumerate(self._known.get(name, []))).get(self._at, honest)
+        values = others(cell.entry, honest)
+        return values[cell.value % len(values)]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         replies = list(super().pull_messages(message_ids))
@@ -264,49 +301,6 @@ class TellsOtherwise(InProcessGrid):
                 self.replies.append(reply.content)
         return replies
 
-    @property
-    def victim(self) -> int:
-        return next(n for n, c in self.contexts.items() if c.node_config["partition-id"] == VICTIM)
-
-    def _having(self, entry: Entry, seen: Sequence[Seen], sent: Sequence[Message]) -> list[int]:
-        """Find requests that have an entry, the victim's first."""
-        having = [place for place, one in enumerate(seen) if one.has(entry)]
-        return sorted(having, key=lambda place: sent[place].metadata.dst_node_id != self.victim)
-
-    def _note_requests(self, seen: Sequence[Seen], sent: Sequence[Message]) -> None:
-        for name, entry in self._entries.items():
-            if having := self._having(entry, seen, sent):
-                self.came.setdefault(name, []).append(seen[having[0]].value(entry))
-        for one in seen:
-            self.keys |= {*one.config, *one.arrays}
-
-    def _due(self, seen: Sequence[Seen], sent: Sequence[Message]) -> list[int]:
-        """Return which of the messages are to be others."""
-        if self.cell is None or self.cell.how == AGREED:
-            return []
-        having = self._having(self.cell.entry, seen, sent)
-        if not having or len(self.came[str(self.cell.entry)]) != self._at + 1:
-            return []
-        return having if self.cell.how == "all" else having[:1]
-
-    def _lie(self, message: Message, seen: Seen) -> Message | None:
-        assert self.cell is not None
-        entry, how = self.cell.entry, self.cell.how
-        honest = seen.value(entry)
-        if how == "round":
-            value = self.came[str(entry)][self._at - 1] if self._at else honest
-        elif how == "run":
-            values = self._known.get(str(entry), [])
-            value = values[self._at] if self._at < len(values) else honest
-        else:
-            values = others(entry, honest)
-            value = values[self.cell.value % len(values)]
-        if same(value, honest):
-            return None
-        records = dict(message.content.items())
-        set_value(entry, records, value)
-        return like(message, records)
-
     def _note(self, reply: Message) -> None:
         """Note an answer: whether it is an error, and all that is neither random nor a time."""
         kind = reply.metadata.message_type
@@ -314,13 +308,12 @@ class TellsOtherwise(InProcessGrid):
             why = re.sub(r"got b['\"].*|\b[0-9a-f]{8,}\b|\d+", "#", str(reply.error.reason))
             self.said.append((kind, why))
             return
-        found = entries_of(reply.content)
         shown = {
             key: len(value) if isinstance(value, bytes | str) else value
-            for key, value in found.items()
+            for key, value in sorted(entries_of(reply.content).items())
             if "seconds" not in key
         }
-        self.said.append((kind, sorted(shown.items(), key=lambda item: item[0])))
+        self.said.append((kind, [*shown.items()]))
         for record in reply.content.array_records.values():
             numbers = [decode_array(name, array) for name, array in record.items()]
             self.words += [one.copy() for one in numbers if one.dtype.kind == "u"]
@@ -329,7 +322,7 @@ class TellsOtherwise(InProcessGrid):
 FAILS = (RuntimeError, ValueError, AssertionError, LookupError)  # the server's code: it sends lies
 
 
-SIGMA = 5.0
+SIGMA, IDENTITY = 5.0, b"10000000"  # how identities begin, as they are written
 # Pairs of runs of the two kinds of data, and the most where these are too few to tell: where fewer
 # pairs would be the same than ENOUGH. By chance none is then, once in e^ENOUGH times.
 PAIRS_OF_RUNS, MOST_PAIRS, ENOUGH = 8, 40, 7
@@ -362,16 +355,16 @@ class Had:
 def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
     """Note what is masked, blinded, multiplied and added up; the server takes any signature."""
     before_pads: list[Words] = []
-    fit, add_up, end = Ring.fit, cohort_client.add_up, SumStages.result
+    fit, add_up, end = Ring.fit, VectorEncoding.add_up, SecureSum.result
     blind, multiply, mask = blinded.blind, blinded.multiply, SumClient.mask
 
     def fitted(*args: Any, **more: Any) -> Ring:
         return replace(fit(*args, **more), **ring)
 
-    def added(chosen: Any, h: Any, metrics: Any, writing: Any, *more: Any) -> Any:
+    def added(writing: VectorEncoding, *how: Any) -> Any:
         table = replace(writing.table, group_key=b"")
-        before_pads[:] = [add_up(chosen, h, metrics, replace(writing, table=table), *more)[0]]
-        return add_up(chosen, h, metrics, writing, *more)
+        before_pads[:] = [add_up(replace(writing, table=table), *how)[0]]
+        return add_up(writing, *how)
 
     def masking(self: Any, came: Any, present: Any, total: Any, terms: Any, *state: Any) -> Any:
         reply, request = mask(self, came, present, total, terms, *state), came.request
@@ -381,7 +374,7 @@ def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
         had.masked.setdefault(request.server_round, []).append(one)
         return reply
 
-    def ended(self: SumStages) -> Any:
+    def ended(self: SecureSum) -> Any:
         number, found = self._unmasked, end(self)
         if isinstance(found, SumResult):
             had.sums.append((number, replace(found, total=found.total.copy())))
@@ -399,8 +392,8 @@ def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, new in (
             (Ring, "fit", fitted),
-            (cohort_client, "add_up", added),
-            (SumStages, "result", ended),
+            (VectorEncoding, "add_up", added),
+            (SecureSum, "result", ended),
             (blinded, "blind", blinding),
             (blinded, "multiply", multiplying),
             (SumRound, "_verified", lambda self, row, signature, *_: signature),
@@ -439,46 +432,62 @@ def statistics(words: Any, numbers: Mapping[str, Any]) -> Iterator[tuple[str, fl
 # A method's table ---------------------------------------------------------------------------------
 
 
+App = Callable[[int, Path | None], Any]  # of a kind of data, with a folder of keys or without
+
+
+@dataclass
 class World:
     """A method in one setting: how it runs, whose requests are told otherwise."""
 
     modules: tuple[ModuleType, ...]  # whose requests these are
-    app: Callable[[int, Path | None], Any]  # makes clients of a kind of data, with keys or without
+    app: App
     server: Callable[[Path | None], Any]
-    trusted, rounds = False, 2
-    never: frozenset[str] = frozenset()  # entries that are never sent here
-    tells_figures = False  # whether SuperNodes say what they measured, by design
-    secrets = (b"10000000",)  # what no answer may have in it: identities, as they are written
+    never: frozenset[str]  # entries that are never sent here
+    without: frozenset[str] = frozenset()  # messages that are never sent
+    trusted: bool = False
+    rounds: int = 2
+    tells_figures: bool = False  # whether SuperNodes say what they measured, by design
 
-    def __init__(self, folder: Path) -> None:
+    def open(self, folder: Path) -> World:
+        """Run it in an empty folder without a lie, as what others are held against."""
         self._folder = folder
         write_keys(COUNT, folder)
-        self.below, self.entries = self._below(), self.requests()
+        self.entries = self.requests()
         self.known: dict[str, list[Any]] = {}
-        honest = self.run(None)
-        self.known, self.keys = honest.grid.came, honest.grid.keys
-        for number, result in honest.sums:
-            assert self._parts(honest, number, result), "a sum is not that of its contributors"
-        self.honest = honest
+        self.honest = self.run(None)
+        self.known, self.keys = self.honest.grid.came, self.honest.grid.keys
+        for number, result in self.honest.sums:
+            assert self._parts(self.honest, number, result), "a sum is not its contributors'"
+        return self
 
-    @staticmethod
-    def _below() -> set[str]:
-        below = entries_of_requests((of_sums,))
-        return {one.key for one in below.values()}
+    @property
+    def below(self) -> set[str]:
+        """Keys of the sums beneath a method, whose tables are their own."""
+        sums = () if of_sums in self.modules else (of_sums,)
+        return {one.key for one in entries_of_requests(sums).values()}
 
-    @classmethod
-    def requests(cls) -> dict[str, Entry]:
-        below, declared = cls._below(), entries_of_requests(cls.modules).items()
-        return {name: one for name, one in declared if one.key not in below}
+    def requests(self) -> dict[str, Entry]:
+        below, found = self.below, entries_of_requests(self.modules)
+        if not below:
+            rings = [Entry(of_sums.MaskRequest, one.key, one) for one in RING.parts.values()]
+            found |= {str(entry): entry for entry in rings}
+        return {
+            name: one
+            for name, one in found.items()
+            if one.key not in below and one.message.__name__ not in self.without
+        }
 
     def run(self, cell: Cell | None, kind: int = 0) -> Had:
         """Run it, told otherwise in one place, with keys that no run has used."""
+        ring = {}  # what the server's own has otherwise
+        if cell is not None and cell.how == AGREED:
+            values = others(cell.entry, self.known[str(cell.entry)][0])
+            ring = {RINGS[cell.entry.key]: values[cell.value]}
         with tempfile.TemporaryDirectory(dir=self._folder.parent) as name:
             keys = None if self.trusted else shutil.copytree(self._folder, Path(name) / "keys")
-            grid = TellsOtherwise(self.app(kind, keys), num_supernodes=COUNT)
-            grid.begin(cell, self.known, self.entries)
+            grid = TellsOtherwise(self.app(kind, keys), cell, self.known, self.entries)
             had = Had(grid)
-            with noting(had, self._ring(cell)):
+            with noting(had, ring):
                 try:
                     self.server(keys).start(grid, num_rounds=self.rounds, timeout=TIMEOUT)
                 except FAILS as error:
@@ -486,13 +495,6 @@ class World:
                 finally:
                     forget_run(grid.run.run_id)
         return had
-
-    def _ring(self, cell: Cell | None) -> dict[str, Any]:
-        """Return what the server's own ring has otherwise."""
-        if cell is None or cell.how != AGREED:
-            return {}
-        values = others(cell.entry, self.known[str(cell.entry)][0])
-        return {RINGS[cell.entry.key]: values[cell.value]}
 
     def cells(self, name: str) -> list[Cell]:
         entry, values = self.entries[name], self.known[name]
@@ -535,7 +537,7 @@ class World:
             found.append("key-holders multiply points that no client blinded")
         said = [value for content in had.grid.replies for value in entries_of(content).values()]
         texts = [one.encode() if isinstance(one, str) else one for one in said]
-        if any(secret in one for one in texts if isinstance(one, bytes) for secret in self.secrets):
+        if any(IDENTITY in one for one in texts if isinstance(one, bytes)):
             found.append("identities in the clear")
         views = {f"masked {n}": words for n, words in enumerate(had.grid.words)}
         for n, one in enumerate(had.grid.words):
@@ -594,7 +596,7 @@ class World:
         alike, as many pairs of them would be the same, in proportion, as of runs of one kind.
         """
         views: dict[str, Callable[[Had], Any]] = {
-            "answers": lambda had: self._said(had.grid),
+            "answers": self._said,
             "contributors": lambda had: [r.contributors.tolist() for _, r in had.sums],
             "end": lambda had: had.ended,
             "numbers that stand alone": self.alone,
@@ -608,19 +610,16 @@ class World:
             found[name] = sum(within) * len(ones) * len(others) >= ENOUGH * len(within)
         return found
 
-    def _said(self, grid: TellsOtherwise) -> list[Any]:
+    def _said(self, had: Had) -> list[Any]:
         """Give the victim's answers, but for those as key-holder, whom chance draws."""
-        found = [one for one in grid.said if "multiplied" not in one and not _of_holder(one)]
-        if self.tells_figures:
-            return [(kind, said if isinstance(said, str) else len(said)) for kind, said in found]
-        return [str(one) for one in found]
-
-
-def _of_holder(answer: tuple[Any, ...]) -> bool:
-    """Tell whether an answer is a key-holder's: points without clients of its own."""
-    kind, said = answer
-    keys = {key for key, _ in said} if isinstance(said, list) else set()
-    return kind == "train.align" and "align-points" in keys and "align-clients" not in keys
+        found = list[Any]()
+        for kind, said in had.grid.said:
+            keys = {key for key, _ in said} if isinstance(said, list) else set()
+            of_holder = "align-points" in keys and "align-clients" not in keys
+            if kind != "train.align" or not of_holder:
+                is_told = self.tells_figures and not isinstance(said, str)
+                found.append((kind, len(said) if is_told else str(said)))
+        return found
 
 
 def signed(words: Words) -> Any:
@@ -632,8 +631,6 @@ PAIRS, HOLDS, HIDDEN = 30, 15, 72  # of identities; the victim has one of each, 
 PUBLIC, DIMENSION = 70, 64
 TIMEOUT, REGISTRY = 0.2, "registry.json"
 LENGTH, LIMIT = 4096, 100.0  # of sums of vectors
-# Of models that are shared
-NEVER_EGOS = frozenset({"EgoRequest.model/first", "EgoRequest.model/rest"})
 
 
 def victims_egos(kind: int) -> list[EgoNetwork]:
@@ -641,26 +638,23 @@ def victims_egos(kind: int) -> list[EgoNetwork]:
 
     So its two kinds of data hold as many identities, each of as many holders.
     """
-    held = np.zeros((COUNT, PAIRS), np.bool_)
+    found, held = list[EgoNetwork](), np.zeros((COUNT, PAIRS), np.bool_)
     for place in range(COUNT):  # in turn, so that several hold each
         held[place, (np.arange(HOLDS) + 2 * place * HOLDS // 3) % PAIRS] = True
-    assert held[1:].sum(0).min() > 1
-    return [ego_of(place, held[place], kind) for place in range(COUNT)]
-
-
-def ego_of(place: int, held: Any, kind: int) -> EgoNetwork:
-    if place == VICTIM:
         nodes = 2 * np.arange(PAIRS) + kind
-    else:
-        nodes = np.concatenate([2 * np.flatnonzero(held), 2 * np.flatnonzero(held) + 1])
-    chance = torch.Generator().manual_seed(100 * place + kind * (place == VICTIM))
-    count = nodes.size
-    x = torch.rand(count, SETTINGS.num_features, generator=chance)
-    edge = to_undirected(torch.randint(count, (2, 2 * count), generator=chance), count)
-    y = torch.arange(count) % SETTINGS.num_classes
-    role = torch.arange(count) % 3
-    ids = torch.from_numpy(10**9 + nodes)
-    return EgoNetwork(2 * place, ids, x, y, edge, None, *(role == k for k in range(3)))
+        if place != VICTIM:
+            own = 2 * np.flatnonzero(held[place])
+            nodes = np.concatenate([own, own + 1])
+        chance = torch.Generator().manual_seed(100 * place + kind * (place == VICTIM))
+        count = nodes.size
+        x = torch.rand(count, SETTINGS.num_features, generator=chance)
+        edge = to_undirected(torch.randint(count, (2, 2 * count), generator=chance), count)
+        y, role = torch.arange(count) % SETTINGS.num_classes, torch.arange(count) % 3
+        roles = (role == k for k in range(3))
+        ids = torch.from_numpy(10**9 + nodes)
+        found.append(EgoNetwork(2 * place, ids, x, y, edge, None, *roles))
+    assert held[1:].sum(0).min() > 1
+    return found
 
 
 def files_of(place: int, keys: Path) -> dict[str, str]:
@@ -677,10 +671,9 @@ def egos_app(kind: int, keys: Path | None) -> Any:
     egos = victims_egos(kind)
 
     def client_fn(context: Any) -> EgoNetworkClient:
-        own = [egos[int(context.node_config["partition-id"])]]
-        trust = trust_in(context, keys)
+        own, trust = [egos[int(context.node_config["partition-id"])]], trust_in(context, keys)
         settings = replace(SETTINGS, hidden=HIDDEN)
-        return EgoNetworkClient(context, own, settings, trust=trust, masked=True, alignment="psi")
+        return EgoNetworkClient(context, own, settings, trust=trust, hiding=Hiding(True, "psi"))
 
     return make_client_app(client_fn)
 
@@ -691,63 +684,26 @@ def egos_server(keys: Path | None) -> MaskedEmbeddingAveraging:
     return MaskedEmbeddingAveraging(settings, alignment="psi", registry=registry)
 
 
-def member(place: int, kind: int, model: Any = ToyModel) -> EmbeddingClient:
-    """Make a client all of whose nodes are public."""
-    chance = np.random.default_rng((place, kind * (place == VICTIM)))
-    start = chance.normal(size=(PUBLIC, DIMENSION)).astype(np.float32)
-    nodes = np.arange(PUBLIC)
-    return EmbeddingClient(2 * place, nodes, nodes, DIMENSION, partial(model, start), judge)
-
-
 def judge(embeddings: Any, server_round: int, is_last: bool) -> dict[str, float]:
     return {"val": 0.5, "test": float((embeddings > 0).mean())}
 
 
 def public_app(kind: int, keys: Path | None, model: Any = ToyModel) -> Any:
+    """Make clients all of whose nodes are public."""
+
     def client_fn(context: Any) -> SecureConsensusClient:
-        place = int(context.node_config["partition-id"])
-        local = [member(place, kind, model)]
-        return SecureConsensusClient(context, local, trust=trust_in(context, keys))
+        place, nodes = int(context.node_config["partition-id"]), np.arange(PUBLIC)
+        chance = np.random.default_rng((place, kind * (place == VICTIM)))
+        start = chance.normal(size=(PUBLIC, DIMENSION)).astype(np.float32)
+        make = partial(model, start)
+        own = EmbeddingClient(2 * place, nodes, nodes, DIMENSION, make, judge)
+        return SecureConsensusClient(context, [own], trust=trust_in(context, keys))
 
     return make_client_app(client_fn)
 
 
 def public_server(keys: Path | None) -> SecureConsensus:
     return SecureConsensus(registry=None if keys is None else keys / REGISTRY, min_nodes=5)
-
-
-class FedSCem(World):
-    """Embedding averaging whose server may lie."""
-
-    modules, never = (of_egos, blinded), NEVER_EGOS
-    app, server = staticmethod(egos_app), staticmethod(egos_server)
-
-
-class TrustedFedSCem(FedSCem):
-    """Likewise, where the server is trusted to keep to the protocol."""
-
-    trusted = True
-    never = NEVER_EGOS | {
-        *("EgoRequest.sums-checks", "EgoRequest.sums-members"),
-        *(f"EvaluateRequest.align-{key}" for key in ("blocks", "parties", "sizes", "signatures")),
-        *(f"UnionRequest.align-{key}" for key in ("holders", "keys", "key-signatures", "proofs")),
-    }
-
-
-class PublicNodes(World):
-    """PPFL-GNN's secure consensus whose server may lie."""
-
-    modules, rounds = (of_public,), 3
-    app, server = staticmethod(public_app), staticmethod(public_server)
-
-
-class TrustedPublicNodes(PublicNodes):
-    """Likewise, where the server is trusted; it is told what each client measured."""
-
-    trusted, tells_figures = True, True
-    never = frozenset(
-        f"Claims.claim-{key}" for key in ("clients", "rows", "nodes", "signatures", "means")
-    )
 
 
 class Summing:
@@ -763,21 +719,18 @@ class Summing:
             secure.sum(number, LENGTH)
 
 
-def vector(place: int, number: int, kind: int) -> Any:
-    """Draw a SuperNode's numbers in a sum; the victim has two kinds, within the limit."""
-    kind *= place == VICTIM
-    return np.random.default_rng((place, number, kind)).normal(size=LENGTH) * (15 if kind else 1)
-
-
 def sums_app(kind: int, keys: Path | None) -> Any:
     asked = Counter[int]()
 
     class Vectors(SecureSumClient):
         def vectors(self, config: Any) -> Any:
+            """Draw numbers; the victim has two kinds, within the limit."""
             place = self.clients[0] // 2
             asked[place] += 1
-            own, rest = vector(place, asked[place], kind), np.zeros(LENGTH)
-            return dict(zip(self.clients, (own, rest), strict=True))
+            other = kind * (place == VICTIM)
+            chance = np.random.default_rng((place, asked[place], other))
+            own = chance.normal(size=LENGTH) * (15 if other else 1)
+            return dict(zip(self.clients, (own, np.zeros(LENGTH)), strict=True))
 
     def client_fn(context: Any) -> Vectors:
         place = int(context.node_config["partition-id"])
@@ -788,49 +741,44 @@ def sums_app(kind: int, keys: Path | None) -> Any:
     return make_client_app(client_fn)
 
 
-class Sums(World):
-    """A sum of vectors whose server may lie."""
-
-    modules = (of_sums,)
-    app, server = staticmethod(sums_app), Summing
-    # What a trusted server says, and what an alignment has besides
-    never = frozenset({"RevealRequest.reveal-declared"})
-
-    @staticmethod
-    def _below() -> set[str]:
-        return set()
-
-    @classmethod
-    def requests(cls) -> dict[str, Entry]:
-        rings = [Entry(of_sums.MaskRequest, one.key, one) for one in of_sums.RING.parts.values()]
-        return super().requests() | {str(entry): entry for entry in rings}
+def of(*messages: str) -> frozenset[str]:
+    """Name entries: of each message, before a colon, its keys."""
+    split = (one.split(": ") for one in messages)
+    return frozenset(f"{name}.{key}" for name, keys in split for key in keys.split())
 
 
-class TrustedSums(Sums):
-    """Likewise, where the server is trusted: nothing is signed."""
-
-    trusted = True
-    never = frozenset(
-        {
-            "MaskRequest.mask-ready",
-            "MaskRequest.mask-signatures",
-            "UnmaskRequest.unmask-columns",
-            "UnmaskRequest.unmask-signatures",
-        }
-    )
-
-    @classmethod
-    def requests(cls) -> dict[str, Entry]:
-        of_parties = "RevealRequest", "EpochRequest", "ListRequest"
-        found = super().requests()
-        return {name: found[name] for name in found if name.split(".")[0] not in of_parties}
-
-
+MODELS = "EgoRequest: model/weights"  # that are shared
+SUMS = World((of_sums,), sums_app, Summing, of("RevealRequest: reveal-declared"))
+EGOS = World((of_egos, blinded), egos_app, egos_server, of(MODELS))
+CONSENSUS = World((of_public,), public_app, public_server, frozenset(), rounds=3)
+# Each where the server may lie, and where it is trusted to keep to the protocol
 WORLDS = {
-    "sum": Sums,
-    "sum, trusted": TrustedSums,
-    "FedSCem": FedSCem,
-    "FedSCem, trusted": TrustedFedSCem,
-    "PPFL-GNN": PublicNodes,
-    "PPFL-GNN, trusted": TrustedPublicNodes,
+    "sum": SUMS,
+    "sum, trusted": replace(
+        SUMS,
+        trusted=True,
+        never=of(
+            "MaskRequest: mask-ready mask-signatures",
+            "UnmaskRequest: unmask-columns unmask-signatures",
+        ),
+        without=frozenset({"RevealRequest", "EpochRequest", "ListRequest"}),
+    ),
+    "FedSCem": EGOS,
+    "FedSCem, trusted": replace(
+        EGOS,
+        trusted=True,
+        never=of(
+            MODELS,
+            "EgoRequest: sums-checks sums-members",
+            "EvaluateRequest: align-blocks align-parties align-sizes align-signatures",
+            "UnionRequest: align-holders align-keys align-key-signatures align-proofs",
+        ),
+    ),
+    "PPFL-GNN": CONSENSUS,
+    "PPFL-GNN, trusted": replace(
+        CONSENSUS,
+        trusted=True,
+        tells_figures=True,
+        never=of("Claims: claim-clients claim-rows claim-nodes claim-signatures claim-means"),
+    ),
 }

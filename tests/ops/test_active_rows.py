@@ -15,8 +15,9 @@ from flower_graph.ops.active_rows import (
     sum_by_feature,
     take,
 )
+from flower_graph.ops.adam import Rates
 
-OPTIONS = {"learning_rate": 0.1, "weight_decay": 0.05}
+OPTIONS = Rates(learning_rate=0.1, weight_decay=0.05)
 X = torch.tensor([[0.0, 2.0, 0.0], [0.0, 0.0, 0.0], [1.0, 0.0, -3.0]])
 
 
@@ -35,7 +36,7 @@ def steps(
     weight = weight.clone()
     exp_avg, exp_avg_sq = torch.zeros_like(weight), torch.zeros_like(weight)
     for number, gradient in enumerate(gradients):
-        adam_(rows, weight, exp_avg, exp_avg_sq, gradient, count + number, **OPTIONS)
+        adam_(rows, weight, exp_avg, exp_avg_sq, gradient, count + number, OPTIONS)
     return weight, exp_avg, exp_avg_sq
 
 
@@ -88,7 +89,7 @@ def dense_latents(x: Tensor, weight: Tensor, gradients: Tensor) -> list[Tensor]:
     """Train dense matrices ``[n, f, h]`` with PyTorch's Adam; return the latents of every round."""
     parameter = torch.nn.Parameter(weight.clone())
     optimizer = torch.optim.Adam(
-        [parameter], lr=OPTIONS["learning_rate"], weight_decay=OPTIONS["weight_decay"]
+        [parameter], lr=OPTIONS.learning_rate, weight_decay=OPTIONS.weight_decay
     )
     latents = []
     for gradient in gradients:
@@ -114,7 +115,7 @@ def test_equals_dense_adam_for_50_rounds_on_every_output(bias: bool):
     exp_avg, exp_avg_sq = torch.zeros_like(weight), torch.zeros_like(weight)
     for number, expected in enumerate(dense_latents(x, dense, gradients)):
         step = torch.full((n,), number + 1)
-        adam_(rows, weight, exp_avg, exp_avg_sq, gradients[number], step, **OPTIONS)
+        adam_(rows, weight, exp_avg, exp_avg_sq, gradients[number], step, OPTIONS)
         torch.testing.assert_close(project(rows, weight), expected, rtol=1e-5, atol=2e-5)
 
 
@@ -132,7 +133,7 @@ def test_users_with_different_step_counts_match_their_own_adam():
         part, place = take(rows, users)
         own = [t[place] for t in (weight, exp_avg, exp_avg_sq)]
         count = torch.tensor([number + 1, number // 2 + 1])[users]
-        adam_(part, *own, gradients[number][users], count, **OPTIONS)
+        adam_(part, *own, gradients[number][users], count, OPTIONS)
         for tensor, value in zip((weight, exp_avg, exp_avg_sq), own, strict=True):
             tensor[place] = value
         torch.testing.assert_close(project(rows, weight)[1:], alone[number // 2])
@@ -153,7 +154,7 @@ def test_adam_without_rows_or_users():
     for x in (torch.zeros(2, 3), torch.zeros(0, 3)):
         empty = torch.zeros(0, 4)
         count = torch.ones(x.shape[0], dtype=torch.int32)
-        adam_(pack(x), empty, empty, empty, torch.ones(x.shape[0], 4), count, **OPTIONS)
+        adam_(pack(x), empty, empty, empty, torch.ones(x.shape[0], 4), count, OPTIONS)
         assert project(pack(x), empty).shape == (x.shape[0], 4)
 
 

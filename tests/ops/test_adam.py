@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flower_graph.ops.adam import Adam, adam_rows_
+from flower_graph.ops.adam import Adam, Rates, adam_rows_
 
 RATE, DECAY, WIDTH = 0.01, 0.1, 3
 PTR = [0, 4, 4, 5, 9]  # the second owner has no rows
@@ -25,8 +25,8 @@ def test_a_gradient_in_another_order_of_memory() -> None:
     found = []
     for gradient in (gradients(1)[0], gradients(1)[0].T.contiguous().T):
         weight, moments = start(), torch.zeros(2, *start().shape)
-        rates = {"learning_rate": RATE, "weight_decay": DECAY}
-        adam_rows_(weight, *moments, gradient, torch.tensor([1]), [0, PTR[-1]], **rates)
+        rates = Rates(RATE, DECAY)
+        adam_rows_(weight, *moments, gradient, torch.tensor([1]), [0, PTR[-1]], rates)
         assert torch.equal(gradient, gradients(1)[0]), "what the caller holds stays as it is"
         found.append(weight)
     assert torch.equal(*found)
@@ -48,8 +48,7 @@ def test_equals_an_optimiser_for_each_owner(begin: list[int]):
             gradient[rows],
             torch.tensor([number + 1 - begin[g] for g in active], dtype=torch.int32),
             [0, *torch.tensor(sizes).cumsum(0).tolist()],
-            learning_rate=RATE,
-            weight_decay=DECAY,
+            Rates(RATE, DECAY),
         )
         for tensor, part in zip((weight, *moments), held, strict=True):
             tensor[rows] = part

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from ego_helpers import slow_nt_xent
 from graph_helpers import Largest
 from hypothesis import given
 from hypothesis import strategies as st
+from plain.fedscem import nt_xent as slow_nt_xent
 from torch import Tensor
 
 from flower_graph.ops import contrast

@@ -17,13 +17,12 @@ from public_helpers import bytes_of
 
 from flower_graph import MaskedEmbeddingAveraging
 from flower_graph.audit.attacks import RecordingGrid
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.secure.align.blinded import canonical, hash_to_group
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.round import SumResult
 from flower_graph.secure.sum.server import SumServer
-from flower_graph.strategies.fedscem import cohort_client as ego_host
-from flower_graph.strategies.fedscem.messages import Layout
+from flower_graph.strategies.fedscem.messages import Layout, VectorEncoding
 from flower_graph.wire.keys import SUMS, TOTAL
 
 M, PER_CLIENT, HIDDEN, ROUNDS = 6, 6, 16, 5
@@ -62,18 +61,18 @@ class Record:
 
 def observe(*, seed: int = 0, supernodes: int = M, **options: Any) -> Record:
     embeddings, totals, losses = list[torch.Tensor](), list[Any](), list[float]()
-    add_up, result = ego_host.add_up, SumServer.result
+    add_up, result = VectorEncoding.add_up, SumServer.result
 
-    def spy_on_client(chosen: Any, h: torch.Tensor, *rest: Any) -> Any:
-        embeddings.append(h.clone())
-        return add_up(chosen, h, *rest)
+    def spy_on_client(*how: Any) -> Any:
+        embeddings.append(how[3].clone())
+        return add_up(*how)
 
     def spy_on_server(server: SumServer, number: int) -> Any:
         totals.append(result(server, number))
         return totals[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ego_host, "add_up", spy_on_client)
+        patch.setattr(VectorEncoding, "add_up", spy_on_client)
         patch.setattr(SumServer, "result", spy_on_server)
         settings = replace(SETTINGS, hidden=HIDDEN)
         app = client_app(private_egos(seed), settings=settings)

@@ -48,7 +48,7 @@ VALUES: dict[type, dict[str, Any]] = {
         # Without the secure sum's part a client would write words that nobody masks
         **dict.fromkeys(("ring", "mask", "ready")),
     },
-    ego.EgoReply: {"entries": {"mask-run": b"x"}, "train_seconds": 0.5, "mask_seconds": 0.25},
+    ego.EgoReply: {"masked": {"mask-run": b"x"}, "train_seconds": 0.5, "mask_seconds": 0.25},
 }
 # What their reader knows
 KNOWN: dict[type, dict[str, Any]] = {
@@ -60,8 +60,7 @@ KNOWN: dict[type, dict[str, Any]] = {
     common.SumReply: {"p": 2, "f": 4, "w": 2},
     sage.Generators: {"w": 2},
     sage.PeerGradients: {"a": 2, "w": 2},
-    ego.EgoReply: {"L": 3},
-    ego.PlainEnrolment: {"asked": np.arange(100)},
+    ego.EgoReply: {"L": 3, "asked": np.arange(100)},
     Measured: {"classes": 2, "counting": "confusion"},
     structure.StructureMeasured: {"classes": 2, "counting": "confusion"},
     CountReply: {"classes": 2, "counting": "confusion"},
@@ -172,7 +171,7 @@ def is_number(value: Any) -> bool:
 def is_read_alone(kind: Any) -> bool:
     """Whether it is a whole answer; the others are entries among those of other messages."""
     has_arrays = any(isinstance(field, codec.Tensor) for field in fields_of(kind).values())
-    is_methods = kind.__module__.split(".")[1] == "strategies" and kind is not ego.PlainEnrolment
+    is_methods = kind.__module__.split(".")[1] == "strategies"
     return bool(kind.up) and (has_arrays or is_methods)
 
 

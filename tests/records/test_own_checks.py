@@ -14,7 +14,7 @@ from flower_graph.secure.sum import messages as sums
 from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply
 from flower_graph.strategies.fed_sage.modules import LATENT
 from flower_graph.strategies.fed_sage.strategy import Generators
-from flower_graph.strategies.fedscem.messages import EgoReply, Layout, PlainEnrolment
+from flower_graph.strategies.fedscem.messages import EgoReply, Layout
 from flower_graph.strategies.nfedgnn.messages import EnrolmentReply, RelayReply
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import encode_array, pack_integers
@@ -53,9 +53,10 @@ def test_times_that_are_missing_or_none_are_no_reason_to_refuse() -> None:
 
 
 def test_who_is_in_a_plain_sum_was_asked() -> None:
-    presence = PlainEnrolment(np.array([4, 2]), {7: "too large: 9", 3: ""})
-    with pytest.raises(MalformedReplyError, match="client 4"):
-        PlainEnrolment.from_config(presence.to_config(), asked=np.array([2]))
+    for present, says in (([4, 2], "client 4"), ([], "no client")):
+        reply = EgoReply(1, np.zeros(1), 0.0, 0.0, clients=np.array(present, np.int64))
+        with pytest.raises(MalformedReplyError, match=says):
+            reply.check({"asked": np.array([2])})
 
 
 # FedSage+ -----------------------------------------------------------------------------------------

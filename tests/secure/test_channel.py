@@ -5,7 +5,6 @@ from flower_graph.errors import RefusedError
 from flower_graph.secure.channel import (
     LOW_ORDER,
     agree,
-    commitment,
     context,
     is_low_order,
     new_key,
@@ -57,8 +56,3 @@ def test_packet_opens_only_as_it_was_sealed():
         altered = bytearray(packet)
         altered[place] ^= 1
         assert unseal(secret, what_for, key, bytes(altered)) is None
-
-
-def test_commitment_binds_purpose_and_value():
-    found = {commitment(b"a", b"1"), commitment(b"a", b"2"), commitment(b"b", b"1")}
-    assert len(found) == 3 and all(len(value) == 32 for value in found)

@@ -79,6 +79,7 @@ def test_out_of_range_names_the_value(bad):
         (2, 0, 1, "limit.*0"),
         (2, 1, np.nan, "resolution.*nan"),
         (2, 2.0**32, 2.0**-30, "64 bits"),
+        (10, 1e300, 1e-300, r"1e\+300.*resolution 1e-300"),  # that no float can scale
     ],
 )
 def test_impossible_rings(clients, limit, step, why):

@@ -17,8 +17,6 @@ from flower_graph.secure.sum.messages import (
     SEED,
     KeyReply,
     MaskRequest,
-    PrepareReply,
-    SumTerms,
     UnmaskReply,
 )
 from flower_graph.secure.sum.round import Cause, Reason, Skipped
@@ -55,18 +53,6 @@ def test_masks_hide_and_cancel_and_are_fresh_in_each_round():
     assert (seen[0] != seen[1]).all()
 
 
-def test_pads_are_those_of_one_sum_as_masks_are() -> None:
-    ring = Ring(64, 20, 3, 32.0)
-    terms = SumTerms("a sum", ring, b"layout", padded=True)
-    rings = [replace(ring, **one) for one in ({"fraction_bits": 21}, {"guard_bits": 4},
-             {"limit": 33.0}, {"word": 32, "fraction_bits": 8})]  # fmt: skip
-    others = [replace(terms, ring=one) for one in (*rings, None)]
-    others += [replace(terms, purpose="another"), replace(terms, detail=b"another")]
-    contexts = [one.pad_context(b"a run") for one in (terms, *others)]
-    contexts.append(terms.pad_context(b"another run"))
-    assert len(set(contexts)) == len(contexts) == 9
-
-
 OTHERWISE = {
     "purpose": replace(TERMS, purpose="another sum"),
     "detail": replace(TERMS, detail=b"columns"),
@@ -93,12 +79,14 @@ def test_a_client_that_is_told_of_another_sum_is_in_none(told):
     assert told == "nothing" or (total != world.plain_sum([0, 1, 2, 3, 5])).mean() > 0.9
 
 
-def test_terms_are_bound_to_length_threshold_and_minimum_and_guard_bits_to_the_clients():
-    said = (7, 64, 3, 5)
+def test_terms_name_one_sum_and_need_a_guard_bit_for_each_doubling_of_clients():
+    """Masks are of a run, a length, a word, a threshold and a minimum; pads of the terms alone."""
+    said, padded = (7, 64, 3, 5), replace(TERMS, padded=True, ring=replace(RING, guard_bits=2))
     found = {TERMS.digest(*said)}
     found |= {TERMS.digest(*said[:at], 9, *said[at + 1 :]) for at in range(4)}
-    assert len(found) == 5
-    padded = replace(TERMS, padded=True, ring=replace(RING, guard_bits=2))
+    found |= {one.pad_context(b"a run") for one in (*OTHERWISE.values(), replace(TERMS, ring=None))}
+    found.add(TERMS.pad_context(b"another run"))
+    assert len(found) == 5 + len(OTHERWISE) + 1 + 1
     padded.check_guard(4)
     with pytest.raises(RefusedError, match="guard-bits"):
         padded.check_guard(5)
@@ -149,18 +137,6 @@ def test_a_sum_needs_two_that_do_not_collude(clients):
     world = World.make(4, dropout=0.0, corrupt=0.5)
     assert "a sum needs at least 2" in str(world.round(0, clients=clients).reason)
     world.check(world.round(1), range(4))
-
-
-def test_participants_may_change_and_the_next_round_is_prepared_early():
-    world = World.make(30, 4)
-    world.prepare(0, range(0, 20))
-    world.mask(0)
-    world.prepare(1, range(10, 30))
-    world.unmask(0)
-    world.check(world.server.result(0), range(20))
-    world.mask(1)
-    world.unmask(1)
-    world.check(world.server.result(1), range(10, 30))
 
 
 # What is refused, at the hosts and at the server, and who is named -------------------------------
@@ -220,7 +196,7 @@ def test_a_round_is_prepared_once_as_it_must_be_and_never_an_older_one():
     bad = {
         "minimum 1": {"minimum": 1},
         "run 0000": {"run_id": NOBODY},
-        "client 1 is not the first": {"clients": np.array([1])},
+        "is not the first": {"clients": np.array([1])},
         "0 channel keys": {"channel_keys": request.channel_keys[:0]},
         "low order": zeros(request, "channel_keys"),
         "its own partner": {"partners": request.clients[None]},
@@ -296,10 +272,10 @@ def test_too_few_partners_or_packets_of_an_earlier_round_at_the_host():
         assert not kept.has.any() and not kept.held.any()  # so that nothing can be revealed
 
 
-def test_state_that_is_none():
+def test_hosts_that_cannot_be():
     refused("cannot be read", SumClient.from_bytes, b"nothing", error=StateLostError)
-    refused("each there once", SumClient, NOBODY, [1, 1], error=ValueError)
-    refused("must be some", SumClient, NOBODY, [], error=ValueError)
+    for clients, points in (([1, 1], None), ([], None), ([0, 1], {0: 16})):
+        refused("clients", SumClient, NOBODY, clients, None, points, error=ValueError)
 
 
 # --- server
@@ -318,27 +294,15 @@ def test_wrong_share_is_named_and_its_sender_excluded():
     assert 3 not in world.server.clients and 20 in world.server.clients
 
 
-def test_seed_that_does_not_match_is_named():
-    """Client 2 commits to another seed than it shares."""
-    world = World.make(20)
-    world.tamper = tampering(
-        PrepareReply, 1002, lambda m: {"seed_commitments": flipped(m.seed_commitments, (0, 0))}
-    )
-    result = world.round(0)
-    assert isinstance(result, Skipped) and "client 2 shared wrongly" in str(result.reason)
-    assert world.server.excluded == {2}
-    world.check(world.round(1), [c for c in range(20) if c != 2])
-
-
 def test_mask_key_that_does_not_match_is_named(monkeypatch):
     """Client 2 shares another mask key than it published, consistently, and vanishes."""
-    world, share = World.make(20), SumClient._share
+    world, deal = World.make(20), SumClient._deal
 
     def share_another(host, kept):
         other = replace(kept, private=np.zeros_like(kept.private))
-        return share(host, other if host.party == 2 else kept)
+        return deal(host, other if host.party == 2 else kept)
 
-    monkeypatch.setattr(SumClient, "_share", share_another)
+    monkeypatch.setattr(SumClient, "_deal", share_another)
     result = world.round(0, mask=[1002])
     assert isinstance(result, Skipped) and "client 2 shared wrongly" in str(result.reason)
     assert world.server.excluded == {2}
@@ -414,13 +378,10 @@ def test_new_keys_replace_the_old():
     """A host that lost its state enrols again; the old one can no longer take part."""
     world = World.make(20)
     old = world.hosts[1005]
-    world.prepare(0)
     world.hosts[1005] = SumClient(world.server.run_id, [5])
     world.server.enroll(1005, world.hosts[1005].keys())
-    request = world.server.mask_requests(0, LENGTH, 64, TERMS)[1005]
-    refused("round 0 is not open", world.mask_reply, 1005, request, error=RefusedError)
     world.check(world.round(1), range(20))
     world.hosts[1005] = old
     world.prepare(2)
     request = world.server.mask_requests(2, LENGTH, 64, TERMS)[1005]
-    refused("of its partners", world.mask_reply, 1005, request, error=RefusedError)
+    host_refuses("of its partners", world.mask_reply, 1005, request)

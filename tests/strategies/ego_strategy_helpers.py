@@ -15,10 +15,9 @@ from torch import Tensor
 
 from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
 from flower_graph.client.state import IN_PROCESS, StateStore
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedscem.cohort import EgoCohort
 from flower_graph.strategies.fedscem.config import EgoSettings
 from flower_graph.wire.keys import SUMS, TOTAL
 
@@ -61,15 +60,12 @@ class Onlooker:
     ) -> Message:
         reply = call_next(message, context)
         if message.metadata.message_type == "train":
-            cohort, tensors, _ = StateStore(context, "cohort-client").load(lambda _: None)
-            self._note(int(message.metadata.group_id), cohort, tensors)
+            cohort = StateStore(context, "cohort-client").load(lambda _: None)[0]
+            seen = self.weights.setdefault(int(message.metadata.group_id), {})
+            for client in cohort.clients:
+                parts = cohort.alone(client).module.parameters()
+                seen[client] = torch.cat([part.detach().flatten() for part in parts])
         return reply
-
-    def _note(self, number: int, cohort: EgoCohort, tensors: dict[str, Tensor]) -> None:
-        rows, ptr = tensors["weight.first"], cohort.batch.row_ptr
-        for place, client in enumerate(cohort.batch.clients):
-            own = [rows[ptr[place] : ptr[place + 1]].reshape(-1), tensors["weight.rest"][place]]
-            self.weights.setdefault(number, {})[client] = torch.cat(own).clone()
 
 
 @dataclass

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ego_helpers import SETTINGS, toy_egos
+from ego_helpers import SETTINGS, start_of, toy_egos
 from flwr.app import Context, RecordDict
 
 from flower_graph.client.state import StateStore
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.errors import StateLostError
-from flower_graph.strategies.fedscem import cohort_client as ego_host
-from flower_graph.strategies.fedscem.cohort import initial_weights
-from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient, EgoSecrets
+from flower_graph.strategies.fedscem import client as ego_host
+from flower_graph.strategies.fedscem.client import EgoNetworkClient, EgoSecrets
+from flower_graph.strategies.fedscem.cohort import first_model
 from flower_graph.strategies.fedscem.messages import EgoEnrolment, EgoReply, EgoRequest
 
 RUN, OTHER_RUN = b"0123456789abcdef", b"fedcba9876543210"
@@ -49,14 +49,14 @@ def ask(context: Context, number: int, clients: np.ndarray = NUMBERS, **more: An
     return EgoNetworkClient(context, EGOS, SETTINGS).round(request)
 
 
-def kept(context: Context, name: str = "weight.rest") -> torch.Tensor:
+def kept(context: Context, name: str = "gnn.second.weight") -> torch.Tensor:
     _, tensors, _ = StateStore(context, "cohort-client").load(lambda _: None)
     return tensors[name].clone()
 
 
 def test_a_message_that_comes_twice_is_worked_on_once(context: Context) -> None:
     begun(context)
-    before = initial_weights(SETTINGS).rest.expand(3, -1)
+    before = torch.zeros(0)
     for number in (1, 2):
         one = ask(context, number)
         after = kept(context)
@@ -70,17 +70,15 @@ def test_a_message_that_comes_twice_is_worked_on_once(context: Context) -> None:
 
 def test_a_shared_model_is_taken_over_once_a_round(context: Context) -> None:
     begun(context)
-    start = initial_weights(SETTINGS)
-    first, rest = start.first.numpy() + 1, start.rest.numpy() + 1
-    model: dict[str, Any] = {"shares_model": True, "first": first, "rest": rest}
+    model: dict[str, Any] = {"shares_model": True, "weights": start_of().numpy() + 1}
     ask(context, 1, **model)
     ask(context, 2, **model)
     after = kept(context)
     ask(context, 2, **model)
     assert torch.equal(kept(context), after)
     ask(context, 3, **model)
-    expected = torch.from_numpy(rest).expand(3, -1)
-    torch.testing.assert_close(kept(context), expected, atol=0.1, rtol=0)
+    expected = first_model(SETTINGS).gnn.second.weight.detach() + 1
+    torch.testing.assert_close(kept(context), expected.expand(3, -1, -1), atol=0.1, rtol=0)
 
 
 def test_the_last_request_trains_nothing(context: Context) -> None:

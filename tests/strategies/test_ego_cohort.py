@@ -1,78 +1,83 @@
 """Cohorts of ego-networks against plain PyG clients, whole and by batches, for any assignment."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from math import e, log
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ego_helpers import (
-    FEATURES,
-    HIDDEN,
-    PROJECTION,
-    SETTINGS,
-    PlainClient,
-    toy_egos,
-    toy_shared,
-)
+from ego_helpers import FEATURES, HIDDEN, PROJECTION, SETTINGS, start_of, toy_egos, toy_shared
+from flwr.app import Context, RecordDict
+from plain.fedscem import Client
 from sage_helpers import SETTINGS as SAGE
 from sage_helpers import few_epochs as few_epochs
 from sage_helpers import run_sage
 from torch import Tensor
 
-from flower_graph.data.new_graph import NewGraph
+from flower_graph.data.description import NewGraph
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
-from flower_graph.outputs.files import read_models, write_outputs
+from flower_graph.outputs.files import Snapshot, read_models, write_outputs
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
+from flower_graph.strategies.fedscem import EgoNetworkClient
 from flower_graph.strategies.fedscem.cohort import (
     EgoCohort,
+    EgoGroup,
     Shared,
-    initial_weights,
-    own_models,
-    predictions_of,
+    first_model,
     train_alone,
 )
+from flower_graph.strategies.fedscem.config import EgoSettings
+
+SOME = [108, 101, 105]
 
 
-def full_round(chosen: EgoCohort) -> None:
+def full_round(cohort: EgoCohort, clients: Sequence[int] | None = None) -> None:
     """Take a step of each kind."""
     egos = {ego.client: ego for ego in toy_egos()}
-    shared = toy_shared([egos[client] for client in chosen.batch.clients])
-    chosen.train(1)
-    chosen.fuse(shared, 1)
-    chosen.fuse(shared, 1, classify=False)
+    with cohort.part(clients) as group:
+        shared = toy_shared([egos[client] for client in group.graph.clients])
+        group.train(1)
+        group.fuse(shared, 1)
+        group.fuse(shared, 1, classify=False)
 
 
-def by_client(chosen: EgoCohort) -> dict[int, Tensor]:
-    """Return each client's embeddings, active rows and other weights, one behind the other."""
-    batch, (first, rest) = chosen.batch, chosen.weights()
-    sizes = torch.tensor(batch.ptr).diff().tolist(), torch.tensor(batch.row_ptr).diff().tolist()
-    parts = zip(chosen.embed().split(sizes[0]), first.split(sizes[1]), rest, strict=True)
-    flat = [torch.cat([part.reshape(-1) for part in own]) for own in parts]
-    return dict(zip(batch.clients, flat, strict=True))
+def by_client(cohort: EgoCohort) -> dict[int, Tensor]:
+    """Return each client's weights and moments, one behind the other."""
+    found = {}
+    for place, client in enumerate(cohort.clients):
+        index = {name: cohort._index(name, [place]) for name in cohort.tensors if "/b" not in name}
+        parts = [cohort.tensors[name][at].double().flatten() for name, at in index.items()]
+        found[client] = torch.cat(parts)
+    return found
 
 
-def test_all_clients_start_alike_as_pyg_and_pytorch_do():
-    _, rest = EgoCohort(toy_egos(), SETTINGS).weights()
-    start = initial_weights(SETTINGS)
-    assert torch.equal(rest, start.rest.expand(12, -1))
-    assert start.first.abs().max() <= (6 / (FEATURES + HIDDEN)) ** 0.5
-    assert torch.equal(initial_weights(SETTINGS).rest, start.rest)
-    assert not torch.equal(initial_weights(replace(SETTINGS, seed=4)).first, start.first)
+def group_of(egos: Sequence[EgoNetwork], settings: EgoSettings = SETTINGS) -> EgoGroup:
+    cohort = EgoCohort(egos, settings)
+    return EgoGroup(cohort.group(cohort.clients)[1], settings)
 
 
-def test_a_choice_is_these_clients_alone_and_leaves_the_others():
+def test_all_clients_start_alike_as_pyg_does() -> None:
+    start = start_of()
+    bound = (6 / (FEATURES + HIDDEN)) ** 0.5
+    assert first_model(SETTINGS).gnn.first.weight.abs().max() <= bound
+    cohort = EgoCohort(toy_egos(), SETTINGS)
+    for client in cohort.clients:
+        module = cohort.alone(client).module
+        assert torch.equal(torch.cat([p.flatten() for p in module.parameters()]), start)
+    assert not torch.equal(start_of(replace(SETTINGS, seed=4)), start)
+
+
+def test_a_choice_is_these_clients_alone_and_leaves_the_others() -> None:
     egos = toy_egos()
-    cohort, some = EgoCohort(egos, SETTINGS), [108, 101, 105]
-    alone = EgoCohort([egos[1], egos[5], egos[8]], SETTINGS)
+    cohort, alone = EgoCohort(egos, SETTINGS), EgoCohort([egos[1], egos[5], egos[8]], SETTINGS)
     full_round(cohort)
     before = by_client(cohort)
     for _ in range(3):
-        part = cohort.part(some)
-        full_round(part)
-        cohort.put(part)
+        full_round(cohort, SOME)
     after = by_client(cohort)
     # From here on the clients have taken different numbers of steps.
     full_round(cohort)
@@ -80,58 +85,55 @@ def test_a_choice_is_these_clients_alone_and_leaves_the_others():
     for rounds, found in ((4, after), (1, mixed)):
         for _ in range(rounds):
             full_round(alone)
-        own = {client: found[client] for client in sorted(some)}
+        own = {client: found[client] for client in sorted(SOME)}
         torch.testing.assert_close(own, by_client(alone), rtol=0, atol=1e-6)
-    for client in set(before) - set(some):
+    for client in set(before) - set(SOME):
         assert torch.equal(before[client], after[client])
+    with pytest.raises(ValueError, match="7"), cohort.part([7]):
+        pass
 
 
-def test_embeddings_are_kept_until_the_weights_change_whoever_changes_them():
-    egos = toy_egos()
-    cohort = EgoCohort(egos, SETTINGS)
-    chosen, state = cohort, cohort.tensors()
-    seen = [chosen.embed()]
-    assert chosen.embed().data_ptr() == seen[0].data_ptr()
-    chosen.train(1)
-    seen.append(chosen.embed())
-    state["weight.rest"].mul_(2)
-    seen.append(chosen.embed())
-    # As another process does to a mapped state: PyTorch here hears nothing of it
-    state["weight.rest"].numpy()[:] *= 2
-    state["step"].numpy()[:] += 1
-    seen.append(chosen.embed())
-    assert all(not torch.equal(one, two) for one, two in pairwise(seen))
-    anew = EgoCohort(egos, SETTINGS, {name: value.clone() for name, value in state.items()})
-    assert torch.equal(seen[-1], anew.embed())
+def test_embeddings_are_kept_until_the_weights_change() -> None:
+    cohort = EgoCohort(toy_egos(), SETTINGS)
+    seen = []
+    for change in (lambda: None, lambda: full_round(cohort), lambda: full_round(cohort, SOME)):
+        change()
+        with cohort.part() as group:
+            seen.append(group.embed())
+            assert group.embed().data_ptr() == seen[-1].data_ptr()
+    anew = EgoCohort(toy_egos(), SETTINGS, {n: t.clone() for n, t in cohort.tensors.items()})
+    with anew.part() as group:
+        torch.testing.assert_close(group.embed(), seen[-1], rtol=0, atol=1e-6)
+    assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
 
 
-def test_nobody_has_shared_nodes():
+def test_nobody_has_shared_nodes() -> None:
     nothing = Shared(torch.empty(0, dtype=torch.long), torch.empty(0, HIDDEN))
-    fused, trained = EgoCohort(toy_egos(), SETTINGS), EgoCohort(toy_egos(), SETTINGS)
+    fused, trained = group_of(toy_egos()), group_of(toy_egos())
     assert fused.fuse(nothing, 1).isnan().all()
     trained.train(1)
-    torch.testing.assert_close(by_client(fused), by_client(trained), rtol=0, atol=0)
+    torch.testing.assert_close(fused.embed(), trained.embed(), rtol=0, atol=0)
     fused.fuse(nothing, 1, classify=False)
-    assert all(weights.isfinite().all() for weights in by_client(fused).values())
+    assert fused.embed().isfinite().all()
 
 
-def trained() -> EgoCohort:
-    chosen = EgoCohort(toy_egos(), SETTINGS)
-    for _ in range(3):
-        full_round(chosen)
-    return chosen
+def taken(cohort: EgoCohort, egos: Sequence[EgoNetwork]) -> Snapshot:
+    context = Context(1, 2, {"state-dir": ":memory:"}, RecordDict(), {})
+    return EgoNetworkClient(context, egos, SETTINGS)._taken(cohort)
 
 
 def test_the_first_layer_is_saved_by_rows_that_clients_have(tmp_path: Path) -> None:
-    chosen = trained()
-    write_outputs(tmp_path, None, [own_models(chosen)])
+    cohort = EgoCohort(toy_egos(), SETTINGS)
+    for _ in range(3):
+        full_round(cohort)
+    write_outputs(tmp_path, None, taken(cohort, toy_egos()).models)
     (saved,) = read_models(tmp_path)
     assert saved.rows is not None
-    assert saved.rows.values.shape == (chosen.batch.feature.numel(), HIDDEN)
+    assert saved.rows.values.shape == (cohort.rows.feature.numel(), HIDDEN)
     assert saved.shared["gnn.first.weight"].shape == (HIDDEN, FEATURES)  # once for all
     assert saved.own["projection.weight"].shape == (12, PROJECTION, HIDDEN)
     # A feature that a client has no node of is as it was when the run began.
-    start = initial_weights(SETTINGS).first
+    start = first_model(SETTINGS).gnn.first.weight.T
     for ego in toy_egos():
         has = (ego.x != 0).any(0)
         found = saved.state_dict(ego.client)["gnn.first.weight"].T
@@ -142,7 +144,8 @@ def test_the_first_layer_is_saved_by_rows_that_clients_have(tmp_path: Path) -> N
 def test_a_node_is_called_what_its_user_calls_it() -> None:
     egos = [replace(ego, called=tuple(f"n{node}" for node in ego.nodes)) for ego in toy_egos()]
     egos[2] = replace(egos[2], called=None, names=tuple("abcdef"))
-    found = predictions_of(EgoCohort(egos, SETTINGS), None)
+    found = taken(EgoCohort(egos, SETTINGS), egos).predictions
+    assert found is not None
     assert found.of_client(102).node.tolist() == list("abcdef")
     assert found.of_client(101).node.tolist() == list(egos[1].called or ())
 
@@ -150,7 +153,7 @@ def test_a_node_is_called_what_its_user_calls_it() -> None:
 def test_a_newcomer_that_trains_alone_is_a_plain_client() -> None:
     new = toy_egos()[8]
     found = train_alone(NewGraph(new.x, new.edge_index, new.y), SETTINGS, new.train_mask, 3)
-    alone = PlainClient(new, initial_weights(SETTINGS), SETTINGS)
+    alone = Client(new, start_of(), SETTINGS)
     for _ in range(3):
         alone.step()
     with torch.no_grad():
@@ -159,22 +162,18 @@ def test_a_newcomer_that_trains_alone_is_a_plain_client() -> None:
 
 
 BATCHES = replace(SETTINGS, batch_size=3)
-PLAIN = {"alignment": "plain", "aggregation": "plain"}
 
 
 def test_iter_by_batches_of_all_nodes_is_one_step_of_each_loss_in_turn() -> None:
     shared = toy_shared(toy_egos())
-    whole, batched = (
-        EgoCohort(toy_egos(), SETTINGS),
-        EgoCohort(toy_egos(), replace(SETTINGS, batch_size=15)),
-    )
+    whole, batched = group_of(toy_egos()), group_of(toy_egos(), replace(SETTINGS, batch_size=15))
     whole.train(1)
     whole.fuse(shared, 1, classify=False)
     batched.fuse(shared, 1, classify=False)
     assert torch.equal(whole.embed(), batched.embed())
 
 
-def batches(client: PlainClient, among: Tensor, number: int, purpose: str) -> list[MiniBatch]:
+def batches(client: Client, among: Tensor, number: int, purpose: str) -> list[MiniBatch]:
     """Give one client's batches of its one epoch a round."""
     order = BatchOrder(BATCHES.batch_size, BATCHES.seed, number, purpose)
     ptr, clients = [0, among.numel()], [client.ego.client]
@@ -183,8 +182,8 @@ def batches(client: PlainClient, among: Tensor, number: int, purpose: str) -> li
 
 def test_equals_plain_pyg_clients_batch_by_batch() -> None:
     """A client that has no more batches stands still: its weights, moments and count of steps."""
-    chosen, shared = EgoCohort(toy_egos(), BATCHES), toy_shared(toy_egos())
-    plain = [PlainClient(ego, initial_weights(BATCHES), BATCHES) for ego in toy_egos()]
+    chosen, shared = group_of(toy_egos(), BATCHES), toy_shared(toy_egos())
+    plain = [Client(ego, start_of(), BATCHES) for ego in toy_egos()]
     for number in (1, 2):
         chosen.train(number)
         chosen.fuse(shared, number)
@@ -208,17 +207,18 @@ def test_equals_plain_pyg_clients_batch_by_batch() -> None:
 def test_what_is_not_in_the_batch_is_no_negative_of_it() -> None:
     # Nodes 0, 1, 2 of client 110 have the embeddings a, b, a; those of 0 and 1 are shared, both
     # with the mean a. Cosines are 1 within a and 0 between a and b.
-    chosen = EgoCohort(toy_egos()[10:11], replace(SETTINGS, tau=1.0))
+    settings = replace(SETTINGS, tau=1.0, hidden=2, projection=2)
+    chosen = group_of(toy_egos()[10:11], settings)
     a, b = torch.eye(2)
-    h = torch.stack([a, b, a, *[b] * (chosen.batch.ptr[1] - 3)])
+    h = torch.stack([a, b, a, *[b] * (chosen.layout.ptr[1] - 3)])
     shared = Shared(torch.tensor([0, 1]), torch.stack([a, a]))
-    head = torch.eye(2)[None], torch.zeros(1, 2)
-    rest = [*[torch.empty(0)] * 5, *head]
+    head = dict(chosen.module.projection.named_parameters())
+    head["weight"].data[:], head["bias"].data[:] = torch.eye(2), 0.0
 
     def sum_of(*nodes: int) -> tuple[float, int]:
         part = torch.zeros(h.shape[0], dtype=torch.bool)
         part[list(nodes)] = True
-        losses, count = chosen._contrast_losses(h, rest, shared, MiniBatch(part))
+        losses, count = chosen._contrast_losses(h, shared, MiniBatch(part))
         return losses.item(), int(count)
 
     # 0 alone with 2: its mean and node 2, both a.

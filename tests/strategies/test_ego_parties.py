@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from ego_helpers import SETTINGS
+from ego_helpers import start_of
 from ego_strategy_helpers import assert_same, faulty, run
 from federation import METHODS, Federation, round_of
 from flwr.app import Array, ArrayRecord, Message
@@ -14,7 +14,6 @@ from flower_graph.flower_compat import recorddict_from_proto, recorddict_to_prot
 from flower_graph.secure.parties.identity import TrustSettings, new_identity
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedscem.cohort import initial_weights
 from flower_graph.wire.keys import RING_WORD
 
 UNTRUSTED = METHODS["fedscem"].with_("strategy.trust=malicious-server")
@@ -59,9 +58,7 @@ def test_results_are_those_of_a_trusted_server_for_one_exchange_more(parties):
 
 def with_a_model(content):
     content["config"]["shares-model"] = True
-    model = initial_weights(SETTINGS)
-    arrays = {"first": Array(model.first.numpy()), "rest": Array(model.rest.numpy())}
-    content["model"] = ArrayRecord(arrays)
+    content["model"] = ArrayRecord({"weights": Array(start_of().numpy())})
 
 
 def telling(**entries):

@@ -6,25 +6,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ego_helpers import HIDDEN, SETTINGS
+from ego_helpers import HIDDEN, SETTINGS, start_of
 from flwr.app import ConfigRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError, NoClientsError
 from flower_graph.secure.channel import new_key
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import KeyReply
-from flower_graph.strategies.fedscem.cohort import initial_weights
 from flower_graph.strategies.fedscem.config import StrategyConfig
 from flower_graph.strategies.fedscem.messages import (
-    EgoReply,
     Layout,
-    RoundSum,
     contrast_scale,
+    mean_metrics,
 )
-from flower_graph.strategies.fedscem.strategy import EgoSession, MaskedEmbeddingAveraging
+from flower_graph.strategies.fedscem.strategy import (
+    EgoSession,
+    MaskedEmbeddingAveraging,
+    RoundSum,
+)
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.keys import HANDLED
-from flower_graph.wire.ledger import ByteLedger
 
 
 class Answers:
@@ -39,7 +40,7 @@ class Answers:
 
 def session_of(hosted: dict[int, list[int]], **options: Any) -> EgoSession:
     given = {"limit": 8.0, "resolution": 2.0**-10, **options}
-    session = EgoSession(StrategyConfig(**given), seed=SETTINGS.seed)
+    session = EgoSession(StrategyConfig(**given), SETTINGS.seed)
     grid: Any = SimpleNamespace(get_node_ids=lambda: list(hosted))
     session.open(grid, 1.0, 3)
     ask(session, {node: keys_of(session, clients) for node, clients in hosted.items()})
@@ -74,16 +75,6 @@ def test_only_connected_and_honest_clients_are_drawn() -> None:
         session.sample(4)
 
 
-def test_the_ring_does_not_shrink_when_a_client_is_excluded() -> None:
-    session = session_of(HOSTED)
-    before = session.ring()
-    assert before is not None
-    assert before.guard_bits == 4  # nine clients
-    session.sums.server.exclude([1, 2, 3])
-    assert session.ring() == before
-    assert session_of(HOSTED, aggregation="plain").ring() is None
-
-
 def test_keys_of_another_run_and_none_are_refused() -> None:
     session, other = session_of(HOSTED), session_of({99: [2, 4]})
     with pytest.raises(MalformedReplyError, match="expected"):
@@ -94,27 +85,19 @@ def test_keys_of_another_run_and_none_are_refused() -> None:
 
 
 METRICS = np.array([1.5, 2, 0.25, 1, 0, 0, 6.0, 0.5, 2, 0])
-REPLIES = [EgoReply(2, {}, np.zeros(0), seconds, 0.5) for seconds in (0.25, 1.0)]
 
 
-def server_of(model_sharing: str = "none") -> MaskedEmbeddingAveraging:
-    """A server whose session has a ring of no clients and two slots."""
+def server_of(model_sharing: str = "none", ring: Ring | None = None) -> MaskedEmbeddingAveraging:
+    """A server in a round with two slots, for which three clients were asked."""
     server = MaskedEmbeddingAveraging(SETTINGS, model_sharing=model_sharing)
-    session = SimpleNamespace(
-        rounds=4,
-        num_slots=2,
-        ring=lambda: None,
-        exchange=SimpleNamespace(ledger=ByteLedger()),
-        is_due=lambda server_round: False,
-        checkpoints=SimpleNamespace(run=""),
-        members=SimpleNamespace(parties=None),
-    )
-    server.session = session  # type: ignore[assignment]
+    weights = 0 if server.model is None else server.model.size
+    server.layout, server.ring = Layout(2, HIDDEN, weights), ring
+    server.session.asked = {1: [4, 5], 2: [6]}
     return server
 
 
-def plain_total(layout: Layout) -> np.ndarray:
-    total = np.zeros(layout.length)
+def total_of(server: MaskedEmbeddingAveraging) -> np.ndarray:
+    layout, total = server.layout, np.zeros(server.layout.length)
     total[layout.embeddings] = np.arange(layout.slots * layout.hidden)
     total[layout.counts] = [1, 2]
     total[layout.metrics] = METRICS
@@ -122,63 +105,51 @@ def plain_total(layout: Layout) -> np.ndarray:
 
 
 def test_a_sum_says_means_over_those_that_have_something() -> None:
-    layout, server = Layout(2, HIDDEN), server_of()
-    found = RoundSum(2, 2, plain_total(layout), [4, 5])
-    means = server.take(layout, found, None, REPLIES, 3)
+    server = server_of()
+    found = RoundSum(2, total_of(server), [4, 5])
+    means = mean_metrics(server._take(2, found), SETTINGS.tau)
     assert (means["train"], means["val"]) == (0.75, 0.25)
     assert math.isnan(means["test"])
     assert means["cross-entropy"] == 3.0
     assert means["contrast"] == 0.25 * contrast_scale(SETTINGS.tau)
-    assert (found.parts["train"], found.parts["mask"]) == (1.0, 0.5)
     # What one client alone holds is not handed on.
-    sums = server.request(3).sums
+    sums = server.sums
     assert sums is not None
     assert sums.counts.tolist() == [0, 2]
     assert sums.embeddings.tolist() == [0.0] * HIDDEN + list(range(HIDDEN, 2 * HIDDEN))
     assert (sums.server_round, sums.contributors) == (2, 2)
-
-
-def test_a_skipped_round_leaves_nothing() -> None:
-    layout, server = Layout(2, HIDDEN), server_of("fedavg")
-    start = server.model
-    means = server.take(layout, RoundSum(2, 2, skipped="too few"), None, [], 0)
-    assert math.isnan(means["cross-entropy"])
-    assert server.request(3).sums is None
-    assert server.model is start
+    # A skipped round leaves nothing.
+    assert math.isnan(server._take(3, RoundSum(3, skipped="too few"))["cross-entropy"])
+    assert server.sums is None
 
 
 def test_the_mean_model_comes_from_the_ring() -> None:
-    server = server_of("fedavg")
-    layout = server.layout(server.request(1))
     ring = Ring.fit(3, 32.0, 2.0**-16, guard=True)
-    start = initial_weights(SETTINGS)
-    flat = np.concatenate([start.first.numpy().ravel(), start.rest.numpy()])
-    total = np.zeros(layout.length, ring.dtype)
-    total[layout.metrics] = ring.encode(METRICS)
-    total[layout.model] = ring.encode(flat + 1) + ring.encode(flat + 3)
-    means = server.take(layout, RoundSum(1, 1, total, [4, 5]), ring, REPLIES, 2)
-    assert means["cross-entropy"] == 3.0
-    request = server.request(2)
-    assert request.model is not None
-    np.testing.assert_allclose(request.model[0], start.first.numpy() + 2, atol=2.0**-16)
-    np.testing.assert_allclose(request.model[1], start.rest.numpy() + 2, atol=2.0**-16)
+    server, start = server_of("fedavg", ring), start_of().numpy()
+    total = np.zeros(server.layout.length, ring.dtype)
+    total[server.layout.metrics] = ring.encode(METRICS)
+    total[server.layout.model] = ring.encode(start + 1) + ring.encode(start + 3)
+    assert server._take(1, RoundSum(1, total, [4, 5]))["cross-entropy"] == 6.0
+    np.testing.assert_allclose(server.model, start + 2, atol=2.0**-16)
     arrays = server.weights()
     assert arrays["gnn.second.weight"].shape == (HIDDEN, HIDDEN)
-    assert sum(a.size for a in arrays.values()) == flat.size
+    assert sum(a.size for a in arrays.values()) == start.size
     assert server_of().weights() == {}
 
 
 @pytest.mark.parametrize("word", [None, 32])
 def test_payload_by_hand(word: int | None) -> None:
     ring = None if word is None else Ring.fit(3, 4.0, 2.0**-8, guard=True)
-    layout, server = Layout(2, HIDDEN), server_of()
-    total: np.ndarray = plain_total(layout)
+    server = server_of(ring=ring)
+    total = total_of(server)
     if ring is not None:
         assert ring.word == word
         total = (total * 2**ring.fraction_bits).astype(ring.dtype) << ring.guard_bits
     size = 8 if word is None else 4
     for number in (1, 2):
-        server.take(layout, RoundSum(number, number, total, [4, 5]), ring, REPLIES, 3)
+        found = RoundSum(number, total, [4, 5])
+        server._count(found)
+        server._take(number, found)
     up, down = server.payload["up"], server.payload["down"]
     assert up["embeddings"] == 2 * 2 * (2 * HIDDEN) * size  # rounds, clients, numbers
     assert up["activations"] == 2 * 2 * 2 * size

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flower_graph.client.learner import NODES
 from flower_graph.data.partition.ego_networks import split_global
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.strategies.fedscem import tables
@@ -37,12 +38,12 @@ def test_one_client_with_the_whole_graph_is_judged_like_itself(
     (whole,) = split_global([everything], data.y, CONFIG.partition.ratios, 0)
     monkeypatch.setattr(METHOD, "graphs", lambda config: [whole])
     epochs = tables.train(replace(CONFIG, rounds=3))
-    chosen = EgoCohort([whole], SETTINGS)
-    for epoch in epochs:
-        chosen.train(1)
-        judged = chosen.evaluate(chosen.embed())
-        assert epoch.test_accuracy == pytest.approx(float(judged.accuracy[0, 2]))
-        assert epoch.cross_entropy == pytest.approx(float(judged.loss[0]), rel=1e-5)
+    with EgoCohort([whole], SETTINGS).part() as group:
+        for epoch in epochs:
+            group.train(1)
+            judged = group.judged(group.logits())
+            assert epoch.test_accuracy == pytest.approx(float(NODES.shares(judged)[2]))
+            assert epoch.cross_entropy == pytest.approx(float(NODES.training_loss(judged)))
 
 
 def test_another_split_is_refused() -> None:
@@ -62,7 +63,7 @@ def test_costs_of_groups_by_size() -> None:
         assert one["edges"] == pytest.approx(sum(ego.edge_index.shape[1] for ego in egos) / 6)
         assert one["seconds-per-round"] > 0
         assert one["peak-mib"] == pytest.approx(two["peak-mib"], rel=0.01)
-        state = EgoCohort(egos, SETTINGS).tensors().values()
+        state = EgoCohort(egos, SETTINGS).tensors.values()
         held = sum(tensor.numel() * tensor.element_size() for tensor in state) / 3 / 2**20
         assert held < one["peak-mib"] < 20 * held
     few = tables.costs_by_size(EGOS[:2], SETTINGS)

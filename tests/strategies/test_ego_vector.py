@@ -6,17 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from ego_helpers import HIDDEN, SETTINGS, PlainClient, average, toy_egos
+from ego_helpers import HIDDEN, SETTINGS, start_of, toy_egos
 from flwr.app import RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain.fedscem import Client, average
 
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.errors import RefusedError
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.slots import SlotTable, open_table
 from flower_graph.secure.ring import Ring
-from flower_graph.strategies.fedscem.cohort import EgoCohort, initial_weights
+from flower_graph.strategies.fedscem.cohort import EgoCohort, EgoGroup
 from flower_graph.strategies.fedscem.messages import (
     METRIC_NAMES,
     SUMMED_NAMES,
@@ -24,13 +25,11 @@ from flower_graph.strategies.fedscem.messages import (
     Sums,
     VectorEncoding,
     add_noise,
-    add_up,
     contrast_scale,
     measure,
-    read_shared,
 )
 
-RUN, ROUND, MOST = b"r" * 16, 4, 6
+RUN, ROUND, MOST, CPU = b"r" * 16, 4, 6, torch.device("cpu")
 
 
 def network(client: int, count: int) -> EgoNetwork:
@@ -41,9 +40,9 @@ def network(client: int, count: int) -> EgoNetwork:
     return EgoNetwork(client, torch.arange(count), x, y, edges, None, ~mask, mask, mask)
 
 
-def chosen_of(held: dict[int, list[int]]) -> EgoCohort:
-    egos = [network(client, len(slots)) for client, slots in held.items()]
-    return EgoCohort(egos, SETTINGS)
+def cohort_of(held: dict[int, list[int]]) -> tuple[EgoCohort, EgoGroup]:
+    cohort = EgoCohort([network(client, len(slots)) for client, slots in held.items()], SETTINGS)
+    return cohort, EgoGroup(cohort.group(cohort.clients)[1], SETTINGS)
 
 
 def table_of(held: dict[int, list[int]], num_slots: int, *, has_pads: bool) -> SlotTable:
@@ -77,30 +76,25 @@ def test_reading_the_sum_gives_the_means(
     layout, draw = Layout(num_slots, HIDDEN), torch.Generator().manual_seed(seed)
     parts = []
     for held in hosts:
-        chosen = chosen_of(held)
-        h = torch.rand(chosen.batch.ptr[-1], HIDDEN, generator=draw) * 16 - 8
+        h = torch.rand(sum(map(len, held.values())), HIDDEN, generator=draw) * 16 - 8
         table = table_of(held, num_slots, has_pads=how == "pads")
-        words, present, left_out = add_up(
-            chosen,
-            h,
-            np.ones((len(held), len(SUMMED_NAMES))),
-            VectorEncoding(layout, table, ring, RUN, ROUND),
-        )
+        writing = VectorEncoding(layout, table, ring, RUN, ROUND)
+        metrics = np.ones((len(held), len(SUMMED_NAMES)))
+        words, present, left_out = writing.add_up(*cohort_of(held), h, metrics)
         assert (sorted(present), left_out) == (sorted(held), {})
-        parts.append((chosen, table, h, words))
+        parts.append((list(held), writing, h, words))
     total = np.sum([words for *_, words in parts], 0, dtype=parts[0][3].dtype)
     count = sum(map(len, hosts))
     sums = Sums(1, [ROUND, count], total[layout.embeddings], total[layout.counts])
     metrics = total[layout.metrics] if ring is None else ring.decode(total[layout.metrics])
     assert metrics.tolist() == [count] * len(SUMMED_NAMES)
     rows: dict[int, list[torch.Tensor]] = {}
-    for chosen, table, h, _ in parts:
-        slots = np.concatenate([table.by_client[c] for c in chosen.batch.clients])
+    for clients, writing, h, _ in parts:
+        slots = writing._slots(clients)
         for slot, row in zip(slots.tolist(), h, strict=True):
             rows.setdefault(slot, []).append(row)
-    for chosen, table, _, _ in parts:
-        shared = read_shared(sums, chosen, VectorEncoding(layout, table, ring, RUN, ROUND))
-        slots = np.concatenate([table.by_client[c] for c in chosen.batch.clients]).tolist()
+    for clients, writing, _, _ in parts:
+        shared, slots = writing.means(sums, clients, CPU), writing._slots(clients).tolist()
         wanted = [place for place, s in enumerate(slots) if s >= 0 and len(rows[s]) > 1]
         assert shared.place.tolist() == wanted
         for place, mean in zip(wanted, shared.mean, strict=True):
@@ -122,7 +116,7 @@ def written(
     table = table_of(HELD, 2, has_pads=has_pads)
     writing = VectorEncoding(Layout(2, HIDDEN), table, ring, RUN, sum_round)
     metrics = np.zeros((3, len(SUMMED_NAMES))) if metrics is None else metrics
-    return add_up(chosen_of(HELD), h, metrics, writing)
+    return writing.add_up(*cohort_of(HELD), h, metrics)
 
 
 def test_a_long_embedding_is_shortened_in_its_direction() -> None:
@@ -167,45 +161,41 @@ def test_pads_hide_the_sum_and_change_with_the_round() -> None:
 
 
 def test_weights_are_added_up_densely() -> None:
-    egos = [ego for ego in toy_egos() if ego.client != 111]
-    chosen = EgoCohort(egos, SETTINGS)
-    start = initial_weights(SETTINGS)
-    chosen.start_from(start)
-    chosen.train(1)
-    plain = [PlainClient(ego, start, SETTINGS) for ego in egos]
-    for client in plain:
-        client.step()
-    (mean_model,) = chosen.weighted_sums(torch.ones(len(egos)), divisor=len(egos))
-    first, rest = mean_model.first.numpy(), mean_model.rest.numpy()
-    np.testing.assert_allclose(first, average(plain).first, atol=1e-5)
-    np.testing.assert_allclose(rest, average(plain).rest, atol=1e-5)
-    layout = Layout(0, HIDDEN, first.size + rest.size)
-    ring = Ring.fit(len(egos), 8.0, 2.0**-24)
+    egos, start = [ego for ego in toy_egos() if ego.client != 111], start_of()
+    cohort, plain = EgoCohort(egos, SETTINGS), [Client(ego, start, SETTINGS) for ego in egos]
+    layout, ring = Layout(0, HIDDEN, start.numel()), Ring.fit(len(egos), 8.0, 2.0**-24)
     slots = {ego.client: np.full(ego.nodes.numel(), -1, np.int64) for ego in egos}
     writing = VectorEncoding(layout, open_table(0, slots), ring, RUN, ROUND)
     metrics = np.zeros((len(egos), len(SUMMED_NAMES)))
-    words, present, _ = add_up(chosen, chosen.embed(), metrics, writing)
+    with cohort.part() as group:
+        cohort.start_from(group, start, replace=True)
+        group.train(1)
+        words, present, _ = writing.add_up(cohort, group, group.embed(), metrics)
+        broken = dict(group.module.named_parameters())["classifier.bias"]
+        broken.data[2, 0] = math.nan
+        _, others, left_out = writing.add_up(cohort, group, group.embed(), metrics)
+    for client in plain:
+        client.step()
     mean = ring.decode(words[layout.model]) / len(present)
-    np.testing.assert_allclose(mean, np.concatenate([first.ravel(), rest]), atol=2.0**-24)
+    np.testing.assert_allclose(mean, average(plain), atol=1e-5)
+    assert len(others) == len(present) - 1 and "a weight" in left_out[102]
 
 
 def test_measurements_by_hand() -> None:
-    egos = [ego for ego in toy_egos() if ego.client in (100, 107)]
-    chosen = EgoCohort(egos, SETTINGS)
-    judged = chosen.evaluate(chosen.embed())
-    measured = measure(judged, torch.tensor([0.5, math.nan]), 0.125)
+    accuracy, loss = torch.tensor([[0.5, 1.0, nan], [nan, 0.0, 1.0]]), torch.tensor([2.0, nan])
+    measured = measure(accuracy, loss, torch.tensor([0.5, nan]), 0.125)
     found = dict(zip(METRIC_NAMES, measured.T, strict=True))
-    assert found["has-train"].tolist() == [1, 0]  # client 107 has no labelled nodes for training
-    assert found["train"].tolist() == [judged.accuracy[0, 0].item(), 0]
-    assert found["cross-entropy"].tolist() == [judged.loss[0].item(), 0]
+    assert found["has-train"].tolist() == [1, 0] and found["train"].tolist() == [0.5, 0]
+    assert found["cross-entropy"].tolist() == [2, 0]  # none without nodes for training
     scaled = 0.5 / contrast_scale(0.125)
     assert found["contrast"].tolist() == pytest.approx([scaled, 0])
     assert found["has-contrast"].tolist() == [1, 0]
-    assert measure(judged, None, 0.125)[:, -2:].tolist() == [[0, 0], [0, 0]]
+    assert measure(accuracy, loss, None, 0.125)[:, -2:].tolist() == [[0, 0], [0, 0]]
 
 
 # Under a budget: clip and noise by client, before pads and masks ----------------------------------
 
+nan = math.nan
 SLOTS = {4: [0, -1, 2], 7: [1, 2], 9: [-1]}
 H = torch.arange(12.0).reshape(6, 2) + 1
 MEASURED = np.arange(27.0).reshape(3, 9)

@@ -12,7 +12,7 @@ from sage_helpers import few_epochs as few_epochs
 from torch import Tensor
 from torch.nn import functional as F
 
-from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.data.graph import EgoNetwork
 from flower_graph.strategies.fed_sage import modules as formulas
 from flower_graph.strategies.fed_sage.modules import (
     CODE,
@@ -39,7 +39,7 @@ from flower_graph.strategies.fed_sage.strategy import (
 def test_local_sage_sends_no_payload_and_fed_sage_all_of_it() -> None:
     assert run_sage(LocalSage).strategy.payload == {"up": {"weights": 0}, "down": {"weights": 0}}
     strategy = run_sage(FedSage, rounds=4).strategy
-    state = {name: value.numel() for name, value in strategy.make_module().state_dict().items()}
+    state = {name: value.numel() for name, value in strategy.shared.make().state_dict().items()}
     classifier = 4 * sum(count for name, count in state.items() if "generator" not in name)
     made = 4 * sum(state[f"generator.{name}"] for name in FEATURES)
     up, down = strategy.payload["up"], strategy.payload["down"]

@@ -36,7 +36,7 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.strategy import StructureFedAvg, initial_arrays
-from flower_graph.strategies.fedscem.baselines import EgoFedAvg, EgoModelClient
+from flower_graph.strategies.fedscem import EgoFedAvg, EgoModelClient
 
 # One method that relays, one whose sums have stages, one that Flower's own FedAvg asks
 FEW = ("nFedGNN", "FedSCem", "FedAvg and FedProx")

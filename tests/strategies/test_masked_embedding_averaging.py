@@ -2,11 +2,12 @@
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from ego_helpers import SETTINGS, PlainClient, average, toy_egos
+from ego_helpers import SETTINGS, start_of, toy_egos
 from ego_strategy_helpers import (
     FINE,
     RESOLUTION,
@@ -18,52 +19,12 @@ from ego_strategy_helpers import (
     three_egos,
 )
 from federation import who_of
+from plain import fedscem as plain
 from torch import Tensor
 
-from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.errors import AlignmentError
-from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared, initial_weights
+from flower_graph.strategies.fedscem.cohort import EgoGroup, Shared
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
-
-
-def means(clients: list[PlainClient]) -> dict[int, Tensor]:
-    """Average embeddings by node over at least two holders."""
-    held: dict[int, list[Tensor]] = {}
-    for client in clients:
-        for node, row in zip(client.ego.nodes.tolist(), client.embed().detach(), strict=True):
-            held.setdefault(node, []).append(row)
-    return {node: torch.stack(rows).mean(0) for node, rows in held.items() if len(rows) > 1}
-
-
-def shared_by(network: EgoNetwork, mean: dict[int, Tensor]) -> Shared:
-    rows = [(place, mean[n]) for place, n in enumerate(network.nodes.tolist()) if n in mean]
-    place = torch.tensor([place for place, _ in rows], dtype=torch.long)
-    return Shared(place, torch.stack([row for _, row in rows]) if rows else torch.zeros(0, 1))
-
-
-def slow_run(
-    egos: list[EgoNetwork], rounds: int, variant: str, sharing: str, settings: Any
-) -> list[PlainClient]:
-    """Run the method with one dense PyG model a client; return them as after the last fusion."""
-    model = initial_weights(settings)
-    clients = [PlainClient(network, model, settings) for network in egos]
-    mean: dict[int, Tensor] | None = None
-    for number in range(1, rounds + 2):
-        if sharing != "none":
-            for client in clients:
-                client.load(model)
-        for client in clients:
-            if mean is not None:
-                for _ in range(settings.local_epochs):
-                    client.step(shared_by(client.ego, mean), classify=variant != "iter")
-        if number > rounds:
-            break
-        for client in clients:
-            for _ in range(settings.local_epochs if variant != "minus" else 0):
-                client.step()
-        mean = means(clients)
-        model = average(clients)
-    return clients
 
 
 @pytest.mark.parametrize(
@@ -81,10 +42,10 @@ def test_equals_dense_clients(variant: str, sharing: str, changes: dict[str, Any
     settings, egos = replace(SETTINGS, **changes), seven_egos()
     how = {"aggregation": "plain", "variant": variant, "model_sharing": sharing}
     fast = run(egos, settings=settings, **how)
-    slow = slow_run(egos, 3, variant, sharing, settings)
+    slow = plain.run(egos, 3, variant, sharing, start_of(), settings)
     for place, client in enumerate(slow):
         found = fast.last[egos[place].client]
-        torch.testing.assert_close(found, client.active(), atol=2e-5, rtol=0)
+        torch.testing.assert_close(found, client.weights(), atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -100,22 +61,22 @@ def test_clients_get_the_means_over_holders(
     aggregation: str, alignment: str, supernodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: dict[int, Shared] = {}
-    fuse = EgoCohort.fuse
+    fuse = EgoGroup.fuse
 
-    def spy(chosen: EgoCohort, shared: Shared, server_round: int, **how: Any) -> Tensor:
-        for client, start, end in zip(
-            chosen.batch.clients, chosen.batch.ptr, chosen.batch.ptr[1:], strict=False
+    def spy(group: EgoGroup, shared: Shared, server_round: int, **how: Any) -> Tensor:
+        for client, (start, end) in zip(
+            group.graph.clients, pairwise(group.graph.ptr), strict=True
         ):
             own = (shared.place >= start) & (shared.place < end)
             found[client] = Shared(shared.place[own] - start, shared.mean[own])
-        return fuse(chosen, shared, server_round, **how)
+        return fuse(group, shared, server_round, **how)
 
-    monkeypatch.setattr(EgoCohort, "fuse", spy)
+    monkeypatch.setattr(EgoGroup, "fuse", spy)
     egos = three_egos()
     run(egos, rounds=1, supernodes=supernodes, aggregation=aggregation, alignment=alignment)
     h = {}
     for network in egos:
-        client = PlainClient(network, initial_weights(SETTINGS), SETTINGS)
+        client = plain.Client(network, start_of(), SETTINGS)
         client.step()
         h[network.client] = client.embed().detach()
     two, three = (h[7][1] + h[8][0]) / 2, (h[7][2] + h[8][1] + h[9][0]) / 3

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from flower_graph.apps.cli.main import main
-from flower_graph.data.new_graph import NewGraph, read_new_graph
+from flower_graph.data.description import NewGraph
+from flower_graph.data.new_graph import read_new_graph
 from flower_graph.errors import DataError, OutputError
 from flower_graph.method.load import load_config
 from flower_graph.method.run import load_run

@@ -73,7 +73,14 @@ def test_users_halves_give_the_servers_latent_vectors(
 
 
 def test_the_server_writes_figures_of_users(tmp_path: Path) -> None:
-    strategy = keeping(tmp_path, 5)
+    strategy = keeping(tmp_path, 5, server_average=0.5)
+    trained, average = (
+        one.state_dict() for one in (strategy.server.model, strategy.server.eval_model)
+    )
+    assert torch.equal(strategy.weights()["server.bias"], average["bias"])
+    learnt = strategy.learnt().to_torch_state_dict()
+    assert torch.equal(learnt["bias"], average["bias"]) and learnt.keys() == trained.keys()
+    assert not torch.equal(trained["bias"], average["bias"])
     with (tmp_path / "out" / "clients.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert [line["client"] for line in lines[::2]] == [str(user) for user in range(24)]

@@ -24,7 +24,7 @@ from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.config import FedGLSConfig
 from flower_graph.strategies.fedgls.method import METHOD
 from flower_graph.strategies.fedgls.strategy import StructureFedAvg
-from flower_graph.strategies.fedscem.baselines import EgoFedAvg, EgoFedProx, EgoModelClient
+from flower_graph.strategies.fedscem import EgoFedAvg, EgoFedProx, EgoModelClient
 from flower_graph.strategies.fedscem.config import FedSCemConfig
 
 PROXIMAL = replace(EGO_SETTINGS, proximal=0.5)

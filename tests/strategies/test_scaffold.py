@@ -9,7 +9,7 @@ from federation import run_rounds
 from torch.nn.functional import cross_entropy
 
 from flower_graph.client import module_client
-from flower_graph.client.learner import first_module
+from flower_graph.client.learner import SharedModule
 from flower_graph.config.common import RunConfig
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
@@ -31,7 +31,7 @@ def plain(of: RunConfig) -> dict[str, torch.Tensor]:
     """Run the algorithm with all clients; return the last model."""
     graphs = method_of(of).graphs(of)
     make = lambda: GCN(graphs[0].x.shape[1], of.model.hidden, 7, dropout=0.0)  # noqa: E731
-    x = dict(first_module(make, of.seed).named_parameters())
+    x = dict(SharedModule(make, of.seed).first().named_parameters())
     c = {name: torch.zeros_like(value) for name, value in x.items()}
     own = [dict(c) for _ in graphs]
     for _ in range(ROUNDS):
@@ -79,7 +79,7 @@ def test_the_variate_is_the_mean_of_all_clients_though_some_take_part(
 ) -> None:
     of = config(tmp_path, f"strategy.participation={participation}", "rounds=1")
     weights, _ = run_rounds(of, 4)
-    start = first_module(lambda: method_of(of).module(of, 1433, 7)(), of.seed).state_dict()
+    start = SharedModule(method_of(of).module(of, 1433, 7), of.seed).first().state_dict()
     assert not any(name.startswith("own.") for name in weights)
     for name in ("first.weight", "second.bias"):
         moved = start[f"net.{name}"].numpy() - weights[f"net.{name}"]

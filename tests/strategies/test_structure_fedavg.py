@@ -26,7 +26,7 @@ from structure_helpers import (
     toy_clients,
 )
 
-from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.graph_batch import draw_mask
 from flower_graph.rng import generator
 from flower_graph.strategies.fedgls.config import FEDGLS, StructureSettings

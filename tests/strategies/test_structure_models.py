@@ -19,8 +19,8 @@ from structure_helpers import (
     toy_clients,
 )
 
-from flower_graph.data.new_graph import NewGraph
-from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.data.description import NewGraph
+from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import DataError, OutputError
 from flower_graph.method.load import load_config
 from flower_graph.ops.graph_learner import edge_agreement

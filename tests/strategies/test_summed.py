@@ -26,7 +26,6 @@ from flower_graph.secure.common_key import CommonKey, ShareKeyRequest
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.storage.files import IN_PROCESS
-from flower_graph.strategies.nfedgnn.client import MaskedLayerClient
 from flower_graph.strategies.nfedgnn.messages import (
     Advance,
     EnrolmentRequest,
@@ -89,13 +88,13 @@ class Summed:
             forget_run(self.grid.run.run_id)
 
     def client(self, context: Context) -> CommonLayerClient:
-        kind: Any = MaskedLayerClient if self.is_masked else CommonLayerClient
-        trust = {"trust": trust_of(context, hides=True)} if self.distrusts else {}
-        client = kind(context, *assigned(self.data, context), **self.of_client, **trust)
-        if not context.node_config["partition-id"]:
-            add = client._summed
-            client._summed = lambda asked, total, how: add(asked, total * self.factor, how)
-        return client  # type: ignore[no-any-return]
+        trust = trust_of(context, hides=True) if self.distrusts else None
+        how = {"masked": self.is_masked, "trust": trust, **self.of_client}
+        client = CommonLayerClient(context, *assigned(self.data, context), **how)
+        if not context.node_config["partition-id"] and self.factor != 1:
+            add: Any = client.add_up
+            client.add_up = lambda sent, how: add([sent[0] * np.float32(self.factor)], how)  # type: ignore[method-assign]
+        return client
 
     def note(self, report: RoundReport) -> None:
         self.reports.append(report)

@@ -24,7 +24,7 @@ from flower_graph.config.partition import GLOBAL
 from flower_graph.data.description import (
     EDGE_VALUES,
     Caution,
-    Described,
+    NewGraph,
     as_tensor,
     by_columns,
     check_edges,
@@ -58,18 +58,18 @@ from flower_graph.data.partition.client_graphs import (
     check_training,
     fewer_trained,
     graphless_clients,
+    noisy_labels,
     split_nodes,
     without_edges,
 )
 from flower_graph.data.partition.ego_networks import split_per_client
-from flower_graph.data.partition.overlapping import noisy_labels
 from flower_graph.data.sources.datasets import saved_at
 from flower_graph.data.sources.names import (
     EDGES,
     GRAPH_FILES,
     NODES,
-    OTHER_FILES,
     absent,
+    check_ending,
     file_path,
     folder_path,
     graphs_in,
@@ -168,16 +168,14 @@ def load_folder(
     return clients.replaced(graphs)
 
 
-def read_clients(
-    path: Path | str, how: ReadOptions
-) -> tuple[Clients[ClientGraph], list[Described]]:
+def read_clients(path: Path | str, how: ReadOptions) -> tuple[Clients[ClientGraph], list[NewGraph]]:
     """Read the clients' graphs, their labels numbered and features prepared together.
 
     Masks are empty where a file has none. Logs the changes to all data, and to single clients'.
     """
     if how.no_features == ONE_HOT:
         raise DataError("data.no_features='one-hot': of one graph; set data.no_features=degree")
-    files, matrices, graphs = list[Described](), list[Tensor](), list[ClientGraph]()
+    files, matrices, graphs = list[NewGraph](), list[Tensor](), list[ClientGraph]()
     for where, content in client_graphs(path, how):
         with saying(where):
             files.append(describe_graph(SimpleNamespace(**content), how, where))
@@ -190,12 +188,12 @@ def read_clients(
                 raise DataError(f"x has {count} features, {files[0].where} has {width}")
             count = declared_classes(file.values.get("num_classes")) or 0
             declared = declared if how.targets else max(declared, count)
-    kinds = {isinstance(file.labels, Tensor): file.where for file in files}
+    kinds = {isinstance(file.y, Tensor): file.where for file in files}
     if len(kinds) > 1:
         note = f"labels are numbers at {kinds[True]}, but words at {kinds[False]}: all are words"
         tell(f"folder {path}", [note], logging.WARNING)
     with saying(f"folder {path}"):
-        labels = number_classes([file.labels for file in files], declared or None)
+        labels = number_classes([file.y for file in files], declared or None)
         prepared, notes, treatment = prepare_features(matrices, how.features, how.missing, common)
     for file, x, y in zip(files, prepared, labels.y, strict=True):
         with saying(file.where):
@@ -220,6 +218,9 @@ def client_graph_from_data(
 ) -> ClientGraph:
     """Make a client from its own graph, which is not cut out of a larger one.
 
+    Nodes are in the order of ``data``. ``DataError``, which names the client, if something is
+    missing or malformed, or a graphless client has constant features.
+
     Parameters
     ----------
     client
@@ -236,17 +237,6 @@ def client_graph_from_data(
         Whether ``y`` has numbers to learn, NaN for none, instead of classes.
     weights
         Whether ``edge_weight`` ``[e]``, or ``edge_attr`` of one column, is kept.
-
-    Returns
-    -------
-    ClientGraph
-        The client, its nodes in the order of ``data``.
-
-    Raises
-    ------
-    DataError
-        If something is missing or malformed, or a graphless client has constant features; names the
-        client.
     """
     how = ReadOptions(targets=targets, weights=weights, needs_edges=False)
     with saying(f"client {client}"):
@@ -271,13 +261,13 @@ def ego_from_data(client: int, data: object, identities: Identities) -> EgoNetwo
     return ego
 
 
-def _alone(client: int, data: object, how: ReadOptions = PLAIN) -> tuple[Described, ClientGraph]:
+def _alone(client: int, data: object, how: ReadOptions = PLAIN) -> tuple[NewGraph, ClientGraph]:
     """Describe a client without others': words are no labels, -1 is none; features untreated."""
     found = describe_graph(data, how)
-    if not isinstance(found.labels, Tensor):
-        word = next(one for one in found.labels if one is not None)
+    if not isinstance(found.y, Tensor):
+        word = next(one for one in found.y if one is not None)
         raise DataError(f"y has {word!r}: must be numbers of classes, the same at all clients")
-    return found, found.as_client(client, found.x.float(), found.labels.clamp(min=-1))
+    return found, found.as_client(client, found.x.float(), found.y.clamp(min=-1))
 
 
 def _ego(graph: ClientGraph, named: Named) -> EgoNetwork:
@@ -318,7 +308,7 @@ def named_by(identities: Identities, count: int, key: str = "identities") -> Nam
     return torch.tensor(given, dtype=torch.int64), None
 
 
-def _identities_of(files: Sequence[Described]) -> list[Named]:
+def _identities_of(files: Sequence[NewGraph]) -> list[Named]:
     """Return the identities of all clients' nodes: all numbers, or all words."""
     result: list[Named] = []
     for file in files:
@@ -332,25 +322,22 @@ def _identities_of(files: Sequence[Described]) -> list[Named]:
 # Clients that share nodes -----------------------------------------------------------------------
 
 
+# Any, here and below: the section `partition` of the method
 def load_ego_folder(
-    path: Path | str,
-    split: str,
-    ratios: Sequence[float],
-    seed: int,
-    *,
-    how: ReadOptions = PLAIN,
+    path: Path | str, partition: Any, seed: int, how: ReadOptions = PLAIN
 ) -> Clients[EgoNetwork]:
     """Load FedSCem's clients from a folder, or from a file whose nodes name their client.
 
     Nodes have an ``identity`` (words, or int64), an ``n_id`` (int64) or ``names``. Clients without
-    masks are split by ``ratios`` and ``seed``, ``per-client`` or ``global``. ``DataError`` names
-    file, client and what is allowed.
+    masks are split as ``partition`` says; ``seed`` is the run's. ``DataError`` names file, client
+    and what is allowed.
     """
+    ratios, seed = partition.ratios, seed if partition.seed is None else partition.seed
     clients, files = read_clients(path, how)
     numbers: dict[int | str, int] = {}
     egos = [_ego(graph, who) for graph, who in zip(clients, _identities_of(files), strict=True)]
     ids = [[numbers.setdefault(one, len(numbers)) for one in ego.identities] for ego in egos]
-    if split == GLOBAL:
+    if partition.split == GLOBAL:
         egos = _with_roles(files, egos, [*map(torch.tensor, ids)], ratios, seed)
     else:
         drawn = zip(files, egos, split_per_client(egos, ratios, seed), strict=True)
@@ -362,22 +349,30 @@ def load_ego_folder(
 
 
 def load_overlapping_folder(
-    path: Path | str,
-    ratios: Sequence[float],
-    seed: int,
-    label_noise: float = 0.0,
-    *,
-    how: ReadOptions = PLAIN,
+    path: Path | str, partition: Any, seed: int, how: ReadOptions = PLAIN
 ) -> Clients[OverlappingGraph]:
     """Load PPFL-GNN's clients from a folder, each client's nodes in the order of their ids."""
+    ratios, seed = partition.ratios, seed if partition.seed is None else partition.seed
     clients, files = read_clients(path, how)
     who = _identities_of(files)
     words = sorted({word for _, own in who for word in own or ()})
     number, graphs = {word: index for index, word in enumerate(words)}, list[OverlappingGraph]()
     for graph, file, (ids, own) in zip(clients, files, who, strict=True):
+        n, ids = len(file.x), torch.tensor([number[word] for word in own]) if own else ids
         with saying(file.where):
-            ids = torch.tensor([number[word] for word in own]) if own else ids
-            graphs.append(_overlapping(graph, ids, file.values.get("public"), words))
+            if int(ids.min()) < 0:
+                raise DataError(f"identities have {int(ids.min())}: must be at least 0")
+            public = read_mask("public", file.values.get("public"), n, [])
+            if public is not None and public.dim() > 1:
+                raise DataError(f"public is of several splits: must be bool [{n}]")
+        assert graph.edge_index is not None
+        order, public = ids.argsort(), torch.ones(n) > 0 if public is None else public
+        held: dict[str, Any] = {key: getattr(graph, key)[order] for key in ("x", "y", *PARTS)}
+        held["nodes"], held["public"], held["train_y"] = ids[order], public[order], held["y"]
+        held["edge_index"] = to_undirected(order.argsort()[graph.edge_index], n)
+        called = own or graph.called
+        held["called"] = None if called is None else tuple(called[row] for row in order.tolist())
+        graphs.append(OverlappingGraph(**vars(graph) | held))
     nodes, where = [graph.nodes for graph in graphs], f"data.name = {str(path)!r}"
     if not any(graph.edge_index.numel() for graph in graphs):
         raise DataError(f"{where}: no client has an edge, so none can embed")
@@ -398,7 +393,8 @@ def load_overlapping_folder(
             if not file.has_masks or (ratios[0] > 0 and not graph.train_mask.any()):
                 check_roles(client, graph.masks.values(), ratios)
         rng = generator(seed, "label-noise", client)
-        noisy = noisy_labels(graph.y, graph.train_mask, classes, label_noise, generator=rng)
+        noise = partition.label_noise
+        noisy = noisy_labels(graph.y, graph.train_mask, classes, noise, generator=rng)
         graphs[client] = replace(graph, public=public, train_y=noisy)
     return clients.replaced(graphs)
 
@@ -410,30 +406,8 @@ def _at_two(ids: Sequence[Tensor]) -> Tensor:
     return result
 
 
-def _overlapping(
-    graph: ClientGraph, ids: Tensor, public: object, words: Sequence[str]
-) -> OverlappingGraph:
-    """Order a client's nodes by their ids; public are all that its file does not hold back."""
-    n, order = ids.numel(), ids.argsort()
-    if int(ids.min()) < 0:
-        raise DataError(f"identities have {int(ids.min())}: must be at least 0")
-    mask = read_mask("public", public, n, [])
-    if mask is not None and mask.dim() > 1:
-        raise DataError(f"public is of several splits: must be bool [{n}]")
-    mask = torch.ones(n, dtype=torch.bool) if mask is None else mask[order]
-    assert graph.edge_index is not None
-    own: dict[str, Any] = {key: getattr(graph, key)[order] for key in ("x", "y", *PARTS)}
-    own["nodes"] = ids[order]
-    own["edge_index"] = to_undirected(order.argsort()[graph.edge_index], n)
-    if words:
-        own["called"] = tuple(words[number] for number in own["nodes"].tolist())
-    elif graph.called is not None:
-        own["called"] = tuple(graph.called[row] for row in order.tolist())
-    return OverlappingGraph(**vars(graph) | own, public=mask, train_y=own["y"])
-
-
 def _with_roles(
-    files: Sequence[Described],
+    files: Sequence[NewGraph],
     graphs: Sequence[G],
     ids: Sequence[Tensor],
     ratios: Sequence[float],
@@ -511,8 +485,7 @@ def client_graphs(
     files = graphs_in(path)
     others = [file for file in shown_in(path) if file not in files]
     for file in others:
-        if file.is_file() and (why := OTHER_FILES.get(file.suffix.lower())) is not None:
-            raise DataError(f"file {file}: {why}")
+        check_ending(file)
         if file.is_dir() and (found := [one.name for one in sorted(file.glob("*.[cC][sS][vV]"))]):
             raise DataError(f"folder {file}: has {', '.join(found)}, not {NODES} and {EDGES}")
     if not files:

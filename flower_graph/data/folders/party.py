@@ -154,27 +154,22 @@ def check_supernodes(supernodes: int, clients: int) -> None:
 
 
 def write_run(out: Path, settings: dict[str, object], data: RunData, supernodes: int) -> None:
-    """Write the folder of every party: ``server``, and one for each SuperNode."""
+    """Write the folders ``server``, and ``client-0000`` or ``clients-0000-0676`` by SuperNode."""
     check_supernodes(supernodes, data.num_clients)
     counts, members = (data.num_clients, data.features, data.classes), list[Member]()
     names = {} if data.class_names is None else {CLASS_NAMES: list(data.class_names)}
     server = RunFolder(SERVER, settings, [], *counts, data.server_details | names, data.server)
     write_folder(out / "server", server)
     details = data.client_details | names
+    width = max(4, len(str(data.num_clients - 1)))
     for number in range(supernodes):
         clients = assigned(number, supernodes, data.num_clients)
-        folder = folder_name(clients, data.num_clients)
+        ends = "-".join(f"{client:0{width}}" for client in sorted({clients[0], clients[-1]}))
+        folder = f"client{'s' * (len(clients) > 1)}-{ends}"
         own = RunFolder(CLIENTS, settings, [*clients], *counts, details, data.part(clients))
         write_folder(out / folder, own)
         members.append(Member(folder, frozenset(clients)))
     write_members(out / "server" / MEMBERS, members)
-
-
-def folder_name(clients: range, count: int) -> str:
-    """Name a folder by its clients: ``client-0000``, or ``clients-0000-0676``."""
-    width = max(4, len(str(count - 1)))
-    first, last = (f"{number:0{width}}" for number in (clients[0], clients[-1]))
-    return f"client-{first}" if len(clients) == 1 else f"clients-{first}-{last}"
 
 
 def write_folder(path: Path, folder: RunFolder) -> None:

@@ -16,8 +16,7 @@ from torch import Tensor
 from flower_graph.config.partition import PER_CLIENT
 from flower_graph.config.rules import RATIOS, at_least
 from flower_graph.config.schema import check_settings
-from flower_graph.data.graph import ClientGraph, WholeGraph, cut_out, neighbours_of
-from flower_graph.data.graph import EgoNetwork as EgoNetwork
+from flower_graph.data.graph import ClientGraph, EgoNetwork, WholeGraph, cut_out, neighbours_of
 from flower_graph.data.splits import labelled_split
 from flower_graph.errors import DataError
 from flower_graph.ops.graph import SortedEdges

@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flower_graph.config.common import AS_IS, RunConfig
 from flower_graph.data.features import ReadOptions
-from flower_graph.data.folders.client_folder import RATIOS, clients_path, load_folder
+from flower_graph.data.folders.client_folder import RATIOS, Clients, clients_path, load_folder
 from flower_graph.data.graph import (
     ClientGraph,
     EgoNetwork,
@@ -199,34 +199,27 @@ def counts(values: Tensor) -> dict[int, int]:
 AGAIN = "a node counts at each client that has it"
 
 
-def nodes_held(graph: Graph, clients: int, called: str) -> str:
-    """Describe clients that share one graph, such as one for each node, by the graph's split."""
-    each = " of a node each" if clients == graph.num_nodes else ""
-    return "; ".join([f"{clients:,} {called}{each}", *_roles([graph])])
-
-
-def graphs_held(graphs: Sequence[ClientGraph], called: str, *, is_cut: bool) -> str:
-    """Describe clients with graphs; `is_cut`: their ``nodes`` are numbers in one whole graph."""
-    sizes, edges = [graph.y.numel() for graph in graphs], [*map(_edge_count, graphs)]
-    least, most, total = min(sizes), max(sizes), sum(sizes)
-    each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    without = edges.count(0)
-    some = f", {without:,} of them without edges" if without else ""
-    held, links = total, sum(edges)
-    if is_cut:
-        numbers = torch.cat([graph.nodes for graph in graphs])
-        held, links = numbers.unique().numel(), _distinct_edges(graphs, numbers)
-    nodes = f"{held:,} nodes" if held == total else f"{held:,} different nodes, {total:,} in all"
-    whole = f"{len(graphs):,} {called} of {each} nodes{some}: {nodes}, {links:,} edges"
-    again = f" ({AGAIN})" if held < total else ""
-    return "; ".join([whole, *_roles(graphs)]) + again
-
-
-def _roles(graphs: Sequence[Graph | ClientGraph]) -> list[str]:
-    masks = {role: [getattr(one, f"{role}_mask") for one in graphs] for role in ROLES}
-    counts = {role: sum(int(one.sum()) for one in own) for role, own in masks.items()}
-    shown = ", ".join(f"{role} {count:,}" for role, count in counts.items() if count)
-    return [shown] if shown else []
+def holdings(data: Graph | Clients[Any], clients: int, called: str) -> str:
+    """Describe what clients hold: a graph each, or parts of one, such as a node each."""
+    graphs: Sequence[Graph | ClientGraph] = data if isinstance(data, Clients) else [data]
+    if not isinstance(data, Clients):
+        each = " of a node each" if clients == data.num_nodes else ""
+        facts, again = [f"{clients:,} {called}{each}"], ""
+    else:
+        sizes, edges = [graph.y.numel() for graph in data], [*map(_edge_count, data)]
+        least, most, total = min(sizes), max(sizes), sum(sizes)
+        each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        some = f", {edges.count(0):,} of them without edges" if 0 in edges else ""
+        held, links = total, sum(edges)
+        if data.whole is not None:  # their ``nodes`` are numbers in it
+            numbers = torch.cat([graph.nodes for graph in data])
+            held, links = numbers.unique().numel(), _distinct_edges(data, numbers)
+        again = f" ({AGAIN})" if held < total else ""
+        nodes = f"{held:,} different nodes, {total:,} in all" if again else f"{held:,} nodes"
+        facts = [f"{len(data):,} {called} of {each} nodes{some}: {nodes}, {links:,} edges"]
+    counts = {role: sum(int(getattr(g, f"{role}_mask").sum()) for g in graphs) for role in ROLES}
+    roles = ", ".join(f"{role} {count:,}" for role, count in counts.items() if count)
+    return "; ".join([*facts, *filter(None, [roles])]) + again
 
 
 # One graph, before a method runs on it ------------------------------------------------------------
@@ -255,15 +248,15 @@ def survey(config: RunConfig) -> Survey:
     data, path = replace(config.data, features=AS_IS), clients_path(config.data)
     how = ReadOptions.of(config)._replace(features=AS_IS)
 
-    def read(how: ReadOptions) -> Survey:
+    def read(how: ReadOptions) -> Graph:
         if path is None:
-            return survey_graph(load_graph(data, seed=config.seed, how=how))
-        return survey_graph(load_folder(path, RATIOS, config.seed, how=how).as_graph())
+            return load_graph(data, seed=config.seed, how=how)
+        return load_folder(path, RATIOS, config.seed, how=how).as_graph()
 
     try:
-        return read(how)
+        return survey_graph(read(how))
     except FractionalLabelsError:
-        return read(how._replace(targets=True))
+        return survey_graph(read(how._replace(targets=True)))
 
 
 def survey_graph(graph: Graph) -> Survey:

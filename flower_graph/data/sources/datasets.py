@@ -30,12 +30,7 @@ from flower_graph.data.sources.names import (
     table_in,
 )
 from flower_graph.data.sources.pyg import load_file, load_ogb, load_pyg
-from flower_graph.data.splits import (
-    geom_gcn_split,
-    labelled_split,
-    random_split,
-    select_column,
-)
+from flower_graph.data.splits import geom_gcn_split, labelled_split, random_split, select_column
 from flower_graph.errors import DataError
 from flower_graph.handed import handed_over
 from flower_graph.rng import generator
@@ -73,14 +68,10 @@ def load_data(config: DataConfig, *, seed: int = 0, download: bool = True) -> Da
     Returns
     -------
     Data
-        PyG ``Data``: ``x`` float32 ``[n, f]``; ``edge_index`` int64 ``[2, E]``, both
-        directions of every edge, sorted, no duplicates, no self-loops; ``y`` int64
-        ``[n]``; ``train_mask``, ``val_mask``, ``test_mask`` bool ``[n]``; ``num_classes``.
-
-    Raises
-    ------
-    DataError
-        If the set is unknown, missing or unfit, or the split is impossible.
+        PyG ``Data``: ``x`` float32 ``[n, f]``; ``edge_index`` int64 ``[2, E]``, both directions of
+        every edge, sorted, no duplicates, no self-loops; ``y`` int64 ``[n]``; boolean masks
+        ``[n]``; ``num_classes``. ``DataError`` if the set is unknown, missing or unfit, or the
+        split is impossible.
     """
     with fetching(download):
         return load_graph(config, seed=seed).to_data()
@@ -95,23 +86,22 @@ def load_graph(config: DataConfig, *, seed: int = 0, how: ReadOptions | None = N
     graph = _read(config, seed, how or ReadOptions.of(config))
     notes, rng = list(graph.notes), torch.Generator().manual_seed(draws)
     absent = [part for part, mask in graph.masks.items() if mask is None]
-    if config.split == "random" and ratios is not None:
-        masks = labelled_split(graph.y, ratios, generator=rng)
-    elif config.split == "random":
+    if config.split == "random" and ratios is None:
         counts = {key: getattr(config, key) for key in ("train_per_class", "num_val", "num_test")}
         masks = random_split(graph.y, graph.num_classes, **counts, generator=rng)
+    elif config.split == "random" or (config.split == "auto" and len(absent) == len(PARTS)):
+        drawn = ratios or DRAWN
+        masks = labelled_split(graph.y, drawn, generator=rng)
+        if config.split == "auto":
+            shares = "/".join(f"{100 * share:g}" for share in drawn)
+            notes.append(f"no masks: {shares} % of the labelled nodes drawn with seed {draws}")
     elif not absent:
         masks = Masks(*graph.masks.values())
-    elif config.split != "auto":
-        advice = "use data.split=random data.ratios=[0.6,0.2,0.2], or data.split=auto"
-        raise DataError(f"data set {config.name!r} has no public split: {advice}")
-    elif len(absent) < len(PARTS):
+    elif config.split == "auto":
         raise DataError(f"{source}: has no {', '.join(absent)}; or set data.split=random")
     else:
-        drawn = DRAWN if ratios is None else ratios
-        shares = "/".join(f"{100 * share:g}" for share in drawn)
-        notes.append(f"no masks: {shares} % of the labelled nodes drawn with seed {draws}")
-        masks = labelled_split(graph.y, drawn, generator=rng)
+        advice = "use data.split=random data.ratios=[0.6,0.2,0.2], or data.split=auto"
+        raise DataError(f"data set {config.name!r} has no public split: {advice}")
     moved = config.feature_noise, generator(draws, "feature-noise")
     with saying(source):
         chosen = config.features, config.missing, graph.columns

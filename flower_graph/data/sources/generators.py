@@ -80,17 +80,9 @@ def csbm_sparse(
 
 
 def csbm(nodes: int, classes: int, *, features: int = 512, **how: Any) -> Graph:
-    """Generate the graph of :func:`csbm_sparse`, with dense features and without masks.
+    """Generate the graph of :func:`csbm_sparse`, with dense features, and without masks.
 
-    Parameters
-    ----------
-    nodes, classes, features, **how
-        As of :func:`csbm_sparse`.
-
-    Raises
-    ------
-    DataError
-        As of :func:`csbm_sparse`, and if the features would take more than 2 GB.
+    ``DataError`` also if the features would take more than 2 GB.
     """
     check_dense_size(nodes, features, "Use flower_graph.data.csbm_sparse for such sizes.")
     graph = csbm_sparse(nodes, classes, features=features, **how)

@@ -52,19 +52,12 @@ MEMBERS = {
 _SHORT = ("Planetoid", "WikipediaNetwork")
 SHORT = {member.lower(): (group, member) for group in _SHORT for member in MEMBERS[group]}
 SINGLE = ("Actor", "Flickr", "LastFMAsia", "WikiCS")
-# Endings of graph files, and errors for other files that hold graphs
+# Endings of graph files, and of other files that hold graphs
 GRAPH_FILES = (".pt", ".graphml", ".json")
+_TABLES = (".csv", ".tsv", ".xls", ".xlsx", ".ods", ".parquet")
+_PICKLES = (".gpickle", ".pickle", ".pkl")  # reading one can execute code
+OTHER_FILES = (*_TABLES, *_PICKLES, ".gexf", ".gml", ".net", ".gdf", ".dot", ".lgl", ".ncol")
 NODES, EDGES = "nodes.csv", "edges.csv"  # of a folder with one graph in tables
-_INSTEAD = "save the graph by networkx.write_graphml(graph, 'graph.graphml')"
-_PICKLE = f"is a pickle, and reading one can execute code; {_INSTEAD}"
-_TABLE = f"a graph in tables is a folder with {NODES} and {EDGES}"
-_FORM = f"is not read; {_INSTEAD}"
-OTHER_FILES = {
-    **dict.fromkeys((".csv", ".tsv"), f"{_TABLE}: name the folder"),
-    **dict.fromkeys((".xls", ".xlsx", ".ods", ".parquet"), f"{_TABLE}: save the two so"),
-    **dict.fromkeys((".gpickle", ".pickle", ".pkl"), _PICKLE),
-    **dict.fromkeys((".gexf", ".gml", ".net", ".gdf", ".dot", ".lgl", ".ncol"), _FORM),
-}
 
 
 class PygName(NamedTuple):
@@ -205,6 +198,14 @@ def pyg_name(name: str) -> PygName:
         names = [f"{found}/{one}" for one in MEMBERS[found]]
         raise _unknown(name, names, ", ".join(names))
     return PygName(found, members[member])
+
+
+def check_ending(path: Path) -> None:
+    """Refuse a file that holds a graph in a form that is not read."""
+    if path.is_file() and has_ending(path.name, OTHER_FILES):
+        remedy = "networkx.write_graphml(graph, 'graph.graphml') saves one that is"
+        other = f"so does a folder with {NODES} and {EDGES}, which data.name names"
+        raise DataError(f"file {path}: is not read: {remedy}; {other}")
 
 
 def absent(name: str, what: str = "file") -> DataError:

@@ -16,7 +16,6 @@ import io
 import re
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path, PurePath
@@ -37,10 +36,10 @@ from flower_graph.data.description import (
 from flower_graph.data.features import PLAIN, ReadOptions
 from flower_graph.data.graph import PARTS, Graph
 from flower_graph.data.sources.names import (
-    OTHER_FILES,
     PygName,
     absent,
     cached_folder,
+    check_ending,
     check_reachable,
     copy_tree,
     fingerprint,
@@ -51,7 +50,7 @@ from flower_graph.data.sources.tables import CLIENT, read_graphml, read_node_lin
 from flower_graph.data.splits import masks_from
 from flower_graph.errors import DataError
 from flower_graph.storage.formats import UnpicklingError, load_saved
-from flower_graph.storage.reading import MOST_TENSORS, Tree, open_regular, reading
+from flower_graph.storage.reading import Tree, reading
 from flower_graph.storage.writing import written
 
 if TYPE_CHECKING:
@@ -170,21 +169,18 @@ def _filled(
 
     ``files`` must be in the data root to be copied from there, and with them all of ``parts``.
     """
-    if root is not None and all((root / file).exists() for file in files):
-        content: object = [fingerprint(root / part) for part in parts]
+    here = root if root is not None and all((root / file).exists() for file in files) else None
+    content = here and [fingerprint(here / part) for part in parts]
 
-        def fill(folder: Path) -> None:
-            for part in parts:
-                copy_tree(root / part, folder / part)
-            process(folder)
-
-    else:
-        content = "download"
-
-        def fill(folder: Path) -> None:
+    def fill(folder: Path) -> None:
+        if here is None:
             fetch(folder, missing_message(label, below, files, root))
+            return
+        for part in parts:
+            copy_tree(here / part, folder / part)
+        process(folder)
 
-    digest = hashlib.sha256(repr((key, content)).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(repr((key, content or "download")).encode()).hexdigest()[:16]
     return cached_folder(f"{label.replace('/', '-')}-{digest}", fill)
 
 
@@ -233,8 +229,7 @@ def read_file(path: Path, how: ReadOptions = PLAIN) -> dict[str, Any]:
     """Read the entries of a graph file, unchecked."""
     if not path.exists():
         raise absent(str(path))
-    if (why := OTHER_FILES.get(path.suffix.lower())) is not None:
-        raise DataError(f"data.name = {str(path)!r}: {why}")
+    check_ending(path)
     with reading(f"file {path}", DataError, "is damaged, or no graph"):
         if path.is_dir():
             return read_tables(path, how)
@@ -262,25 +257,15 @@ def _read_saved(path: Path) -> dict[str, object]:
         content = content.to_dict() if hasattr(content, "to_dict") else content
     # A broken pickle can raise nearly anything.
     except Exception as error:
-        raise DataError(_unreadable(path, error)) from error
+        named = re.search(r"GLOBAL ([\w.]+)", str(error))
+        if named and named[1].endswith(("BaseStorage", "NodeStorage", "EdgeStorage")):
+            raise DataError(f"holds a HeteroData: {ONE_KIND}") from error
+        held = f"it holds a {named[1]}" if named else "it is empty, cut short or damaged"
+        why = f"is not a graph that can be loaded safely: {held}"
+        raise DataError(f"{why}; save a Data or a dict of tensors") from error
     if not isinstance(content, dict):
         raise DataError(f"holds a {type(content).__name__}, not a Data or a dict")
     return {str(key): value for key, value in content.items()}
-
-
-def _unreadable(path: Path, error: Exception) -> str:
-    if not path.stat().st_size:
-        return "is empty: save the graph again"
-    with open_regular(path, MOST_TENSORS) as stream:
-        is_archive = stream.read(2) == b"PK"
-    if is_archive and not zipfile.is_zipfile(path):
-        return "is cut short: its end is missing; copy or save it again"
-    unsafe, wanted = "is not a graph that can be loaded safely", "save a Data or a dict of tensors"
-    if named := re.search(r"GLOBAL ([\w.]+)", str(error)):
-        if named[1].endswith(("BaseStorage", "NodeStorage", "EdgeStorage")):
-            return f"holds a HeteroData: {ONE_KIND}"
-        return f"{unsafe}: it holds a {named[1]}; {wanted}"
-    return f"{unsafe}, or is damaged: {wanted}"
 
 
 def load_ogb(name: str, *, root: Path | None) -> Graph:

@@ -11,9 +11,8 @@ import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from flower_graph.config.common import MEAN, ONE_HOT
 from flower_graph.data.description import BLANK, advice_of, if_nan, number_of, saying, word_of
-from flower_graph.data.features import Columns, ReadOptions, encode_words
+from flower_graph.data.features import PLAIN, Columns, ReadOptions, encode_words
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources.names import EDGES, NODES, table_in
 from flower_graph.errors import DataError
@@ -53,6 +52,7 @@ DRAWN = (
     (GEPHI, {"label", "timeset"}, {"timeset"}),
 )
 MOST_ROW = 1 << 24  # characters of a row of a table
+AT_ONCE = 256  # rows that become columns together
 # Entries of all nodes with what is missing: at most so many, or so many times those that are there
 MOST_FILLED, SPARSEST = 1 << 22, 32
 ENDS, ENDS_OF_R, WEIGHT = ("source", "target"), ("from", "to"), "weight"
@@ -248,27 +248,12 @@ def read_tables(folder: Path, how: ReadOptions) -> dict[str, object]:
 
 def names_clients(folder: Path) -> bool:
     """Return whether tables have a column for the client, from their header alone."""
-    with _table(table_in(folder, NODES)) as (header, _):
-        return CLIENT in [key.lower() for key in header]
+    header = _read_table(table_in(folder, NODES), PLAIN, rows=0).cells
+    return CLIENT in [key.lower() for key in header]
 
 
-def _read_table(path: Path, how: ReadOptions) -> _Entries:
-    with _table(path) as (header, rows):
-        lower = [key.lower() for key in header]
-        if twice := [key for index, key in enumerate(lower) if key in lower[:index]]:
-            raise DataError(f"file {path}: two columns are called {twice[0]!r}; rename one")
-        places, columns = list[int](), [list[str]() for _ in header]
-        for line, row in rows:
-            places.append(line)
-            for column, cell in zip(columns, row, strict=False):
-                column.append(sys.intern(cell))  # most cells of a table occur more than once
-    cells: dict[str, list[Any]] = dict(zip(header, columns, strict=True))
-    return _Entries(path, "line", places, cells, how)
-
-
-@contextmanager
-def _table(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str]]]]]:
-    """Open a table: its header, and its rows with their line numbers."""
+def _read_table(path: Path, how: ReadOptions, rows: int | None = None) -> _Entries:
+    """Read a table, or its header and so many rows."""
     used = 0  # characters of this row so far
 
     def lines() -> Iterator[str]:
@@ -279,18 +264,6 @@ def _table(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str
                 why = f"a row of more than {MOST_ROW:,} characters"
                 raise DataError(f"file {path}, line {number}: {why}")
             yield line
-
-    def rows() -> Iterator[tuple[int, list[str]]]:
-        nonlocal used
-        for row in reader:
-            used = 0
-            if not any(cell.strip(BLANK) for cell in row):
-                continue
-            if len(row) < len(header) or any(row[len(header) :]):  # not commas that end the line
-                cells, wanted = len(row), len(header)
-                why = f"{cells} cells, line 1 {wanted}; a comma needs quotes, or R wrote row.names"
-                raise DataError(f"file {path}, line {reader.line_num}: {why}")
-            yield reader.line_num, row
 
     with reading(f"file {path}", DataError), open_text(path, MOST_GRAPH, "utf-8-sig") as stream:
         text = lines()
@@ -303,13 +276,37 @@ def _table(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str
                 header.pop()
             if not header:
                 raise DataError(f"file {path}: is empty; its first line must name the columns")
-            for key in header:
+            lower = [key.lower() for key in header]
+            for index, key in enumerate(header):
                 if not key or _INDEX.fullmatch(key):
                     remedy = "save it with index=False (pandas) or row.names = FALSE (R)"
                     raise DataError(f"file {path}, line 1: a column is called {key!r}: {remedy}")
-            yield header, rows()
+                if lower[index] in lower[:index]:
+                    raise DataError(f"file {path}: two columns are called {lower[index]!r}")
+            places, read, wanted = list[int](), list[list[str]](), len(header)
+            cells: dict[str, list[Any]] = {key: [] for key in header}
+            for row in islice(reader, rows):
+                used = 0
+                if not any(cell.strip(BLANK) for cell in row):
+                    continue
+                if len(row) != wanted and (len(row) < wanted or any(row[wanted:])):
+                    why = f"{len(row)} cells, line 1 {wanted}"  # not commas that end the line
+                    why += "; a comma needs quotes, or R wrote row.names"
+                    raise DataError(f"file {path}, line {reader.line_num}: {why}")
+                places.append(reader.line_num)
+                read.append(row)
+                if len(read) == AT_ONCE:
+                    _add_columns(cells, read)
+            _add_columns(cells, read)
         except csv.Error as error:
             raise DataError(f"file {path}, line {reader.line_num}: is damaged ({error})") from error
+    return _Entries(path, "line", places, cells, how)
+
+
+def _add_columns(cells: Mapping[str, list[Any]], rows: list[list[str]]) -> None:
+    for column, found in zip(cells.values(), zip(*rows, strict=False), strict=False):
+        column.extend(map(sys.intern, found))  # most cells of a table occur more than once
+    rows.clear()
 
 
 # Node-link JSON and GraphML -----------------------------------------------------------------------
@@ -400,8 +397,9 @@ def read_graphml(path: Path, how: ReadOptions) -> dict[str, object]:
         result = dict(defaults[domain])
         for data in element.iterfind("{*}data"):
             name, is_boolean = keys.get(given := data.get("key"), (given or "", False))
-            result[name] = value_of(data.text, is_boolean)
-        return {name: value for name, value in result.items() if name}
+            if name:
+                result[name] = value_of(data.text, is_boolean)
+        return result
 
     for key in root.iterfind("{*}key"):
         name, is_boolean = key.get("attr.name") or key.get("id") or "", key.get("attr.type")
@@ -409,7 +407,7 @@ def read_graphml(path: Path, how: ReadOptions) -> dict[str, object]:
             program, name = YED, ""
         keys[key.get("id")] = name, is_boolean == "boolean"
         default = value_of(key.findtext("{*}default"), is_boolean == "boolean")
-        for domain in defaults if default != "" else ():
+        for domain in defaults if name and default != "" else ():
             if key.get("for", "all") in (domain, "all"):
                 defaults[domain][name] = default
     ids, nodes, filled = list[str | None](), list[dict[str, object]](), 0

@@ -23,7 +23,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.errors import IdentityError, RefusedError
+from flower_graph.errors import IdentityError, RefusedError, refuse_if
 from flower_graph.secure.channel import framed, pieces
 from flower_graph.secure.node_config import DIFFER_BY, FEWEST_PARTIES
 from flower_graph.secure.parties.identity import TrustSettings
@@ -62,25 +62,14 @@ class Epoch:
 
     @classmethod
     def agreed(cls, shown: RevealRequest, registry: bytes, seeds: Bytes) -> Epoch:
-        """Make the epoch of a list of commitments.
+        """Make the epoch of a list of commitments, with the terms that stand beside it.
 
-        Parameters
-        ----------
-        shown : RevealRequest
-            The list, with the terms that stand beside it.
-        registry : bytes
-            The registry's digest.
-        seeds : array, shape (n, 32)
-            The seeds to which the parties committed.
-
-        Raises
-        ------
-        RefusedError
-            A seed is missing, or is not the one its party committed to.
+        ``registry`` is the registry's digest, ``seeds`` [n, 32] what the parties committed to.
+        ``RefusedError`` if a seed is missing, or is not the one its party committed to.
         """
         parties, commitments = shown.parties, shown.commitments
-        if seeds.shape != commitments.shape:
-            raise RefusedError(f"{seeds.shape[0]} seeds of {parties.size} parties")
+        why = f"{seeds.shape[0]} seeds of {parties.size} parties"
+        refuse_if(seeds.shape != commitments.shape, why)
         both = zip(pieces(seeds), pieces(commitments), strict=True)
         for party, (seed, promised) in zip(parties.tolist(), both, strict=True):
             if commit(shown.run_id, party, seed) != promised:
@@ -127,34 +116,29 @@ class Epoch:
     def index(self, party: int) -> int:
         """Return a party's index; ``RefusedError`` if it is not in the epoch."""
         index = int(np.searchsorted(self.parties, party))
-        if index == self.parties.size or self.parties[index] != party:
-            raise RefusedError(f"party {party} is not in epoch {self.number}")
+        is_other = index == self.parties.size or self.parties[index] != party
+        refuse_if(is_other, f"party {party} is not in epoch {self.number}")
         return index
 
     def check_present(self, present: MASKS, what: str) -> None:
         """Refuse a list that is too short, or on which a party has too few partners."""
         # present [n]
-        if present.shape != self.parties.shape:
-            raise RefusedError(f"a list of {present.size} parties, not {self.parties.size}")
-        if (count := int(present.sum())) < self.minimum:
-            raise RefusedError(f"{count} parties {what}, at least {self.minimum} must")
-        few = present & (self._partners_among(present) < self.threshold)
-        if few.any():
-            party = self.parties[np.argmax(few)]
-            raise RefusedError(f"party {party}: fewer than {self.threshold} of its partners {what}")
+        n, k = self.parties.size, self.plan[0]
+        refuse_if(present.shape != (n,), f"a list of {present.size} parties, not {n}")
+        count = int(present.sum())
+        refuse_if(count < self.minimum, f"{count} parties {what}, at least {self.minimum} must")
+        # Along the circle, repeated on both sides: parties up to k/2 places away, except oneself
+        around, places = np.tile(present[self.order], 3).cumsum(), n + np.arange(n)
+        partners = np.empty(n, np.int64)
+        partners[self.order] = around[places + (k + 1) // 2] - around[places - k // 2 - 1]
+        few = present & (partners - present < self.threshold)
+        party = self.parties[np.argmax(few)]
+        why = f"party {party}: fewer than {self.threshold} of its partners {what}"
+        refuse_if(few.any(), why)
 
     def key_parts(self, number: int, key: bytes) -> tuple[bytes, ...]:
         """Write what a party signs of its key of a round, for its identity's ``sign``."""
         return self.digest, struct.pack("<q", number), key
-
-    def _partners_among(self, present: MASKS) -> Integers:
-        n, k = self.parties.size, self.plan[0]
-        # Along the circle, repeated on both sides: parties up to k/2 places away, except oneself
-        around = np.tile(present[self.order], 3).cumsum()
-        counts = np.empty(n, np.int64)
-        places = n + np.arange(n)
-        counts[self.order] = around[places + (k + 1) // 2] - around[places - k // 2 - 1]
-        return counts - present
 
     def signed_parts(
         self, number: int, ready: MASKS, listed: MASKS, terms: bytes
@@ -183,37 +167,35 @@ def check_shown(
     # own: the party's commitment; points: of each client hosted here, None where it brings none
     parties, declared, registry = request.parties, request.declared, trust.registry
     least = max(trust.minimum, FEWEST_PARTIES)
-    if request.minimum < least or parties.size < request.minimum:
-        raise RefusedError(f"a minimum of {request.minimum} of {parties.size}, here {least}")
-    if (np.diff(parties) <= 0).any() or request.commitments.shape[0] != parties.size:
-        raise RefusedError("the list of commitments has parties twice, or in another order")
+    is_few = request.minimum < least or parties.size < request.minimum
+    refuse_if(is_few, f"a minimum of {request.minimum} of {parties.size}, here {least}")
+    is_odd = (np.diff(parties) <= 0).any() or request.commitments.shape[0] != parties.size
+    refuse_if(is_odd, "the list of commitments has parties twice, or in another order")
     mine = request.commitments[parties == trust.identity.party]
-    if mine.shape[0] != 1 or mine.tobytes() != own:
-        raise RefusedError("our own commitment is not on the list")
-    if request.corrupt < trust.corrupt or not 0 <= request.dropout < 0.5:
-        shares = f"corrupt is {request.corrupt} and dropout {request.dropout}"
-        raise RefusedError(f"{shares}; here at least {trust.corrupt}, and below 0.5")
-    if request.differ_by < trust.differ_by:
-        raise RefusedError(f"{request.differ_by} differ, {DIFFER_BY} is {trust.differ_by}")
-    if (np.diff(declared[:, 0]) <= 0).any():
-        raise RefusedError("the clients that are to be aligned are there twice, or not ascending")
-    over = (declared[:, 1] < 1) | (declared[:, 1] > trust.block_cap)
-    if over.any():
-        client, count = declared[np.argmax(over)].tolist()
-        raise RefusedError(f"client {client}: {count} points, block-cap is {trust.block_cap}")
+    is_other = mine.shape[0] != 1 or mine.tobytes() != own
+    refuse_if(is_other, "our own commitment is not on the list")
+    is_odd = request.corrupt < trust.corrupt or not 0 <= request.dropout < 0.5
+    shares = f"corrupt is {request.corrupt} and dropout {request.dropout}"
+    refuse_if(is_odd, f"{shares}; here at least {trust.corrupt}, and below 0.5")
+    why = f"{request.differ_by} differ, {DIFFER_BY} is {trust.differ_by}"
+    refuse_if(request.differ_by < trust.differ_by, why)
+    is_odd = (np.diff(declared[:, 0]) <= 0).any()
+    refuse_if(is_odd, "the clients that are to be aligned are there twice, or not ascending")
     listed = dict(declared.tolist())
-    if any(listed.get(client) != count for client, count in points.items()):
-        raise RefusedError("the points that our clients are to bring are not as we declared them")
-    if strangers := sorted(set(parties.tolist()) - set(registry.active)):
-        raise RefusedError(f"party {strangers[0]} is revoked or not in the registry")
+    for client, count in listed.items():
+        why = f"client {client}: {count} points, block-cap is {trust.block_cap}"
+        refuse_if(not 1 <= count <= trust.block_cap, why)
+    is_other = any(listed.get(client) != count for client, count in points.items())
+    refuse_if(is_other, "the points that our clients are to bring are not as we declared them")
+    for party in sorted(set(parties.tolist()) - set(registry.active)):
+        raise RefusedError(f"party {party} is revoked or not in the registry")
     # What a key-holder would have to multiply, of the clients that each party may speak for
     ends = np.concatenate([[0], declared[:, 1].cumsum()])
     for party in parties.tolist():
         parts = registry.parties[party].clients
         bounds = [np.searchsorted(declared[:, 0], (part.start, part.stop)) for part in parts]
         work, most = sum(int(ends[b] - ends[a]) for a, b in bounds), trust.most_points
-        if work > most:
-            raise RefusedError(f"party {party}: {work} points, most-points is {most}")
+        refuse_if(work > most, f"party {party}: {work} points, most-points is {most}")
 
 
 def check_partners(
@@ -222,10 +204,9 @@ def check_partners(
     """Check the bindings of a party's partners against the registry."""
     row = epoch.partners_of(epoch.index(own))
     keys, count = request.channel_keys.shape[0], request.counts.sum()
-    if keys != row.size or count != request.clients.size:
-        raise RefusedError(f"{keys} bindings of {count} clients for {row.size} partners")
-    if (request.counts < 1).any():
-        raise RefusedError("a partner hosts no clients")
+    why = f"{keys} bindings of {count} clients for {row.size} partners"
+    refuse_if(keys != row.size or count != request.clients.size, why)
+    refuse_if((request.counts < 1).any(), "a partner hosts no clients")
     ends = np.cumsum(request.counts)[:-1]
     for index, key, signature, clients in zip(
         row.tolist(),

@@ -15,7 +15,7 @@ from typing import Any
 from cryptography.hazmat.primitives import serialization as keys
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from flower_graph.errors import ConfigError, IdentityError
+from flower_graph.errors import ConfigError, IdentityError, refuse_if
 from flower_graph.secure.node_config import (
     FEWEST_PARTIES,
     MOST_BLOCK,
@@ -87,11 +87,11 @@ class Identity:
     def __init__(self, key: Ed25519PrivateKey, registry: Registry) -> None:
         public = key.public_key().public_bytes_raw()
         matching = [one for one in registry.parties.values() if public in (one.key, *one.former)]
-        if not matching:
-            raise IdentityError(f"the registry has no party with the key {public.hex()}")
-        if matching[0].key != public or matching[0].revoked:
-            what = "was replaced" if matching[0].key != public else "is revoked"
-            raise IdentityError(f"the key of party {matching[0].number} {what}; take its newest")
+        why = f"the registry has no party with the key {public.hex()}"
+        refuse_if(not matching, why, IdentityError)
+        is_old = matching[0].key != public
+        why = f"the key of party {matching[0].number} {'was replaced' if is_old else 'is revoked'}"
+        refuse_if(is_old or matching[0].revoked, f"{why}; take its newest", IdentityError)
         self.party, self.registry, self._key = matching[0].number, registry, key
 
     @classmethod
@@ -123,43 +123,18 @@ class Identity:
 
 @dataclass(frozen=True)
 class TrustSettings:
-    """A SuperNode's own settings of trust, from its node config; no run can ask for less.
+    """A SuperNode's own settings of trust, from its node config; no run can ask for less."""
 
-    Parameters
-    ----------
-    identity : Identity
-        From ``identity-key``, the path of its key.
-    registry : Registry
-        From ``registry``, the path of the file.
-    minimum : int
-        ``trust-minimum``: the fewest SuperNodes in a sum. By default 70 % of those in the registry
-        that are not revoked, and never below 5.
-    corrupt : float
-        ``trust-corrupt``: the share of SuperNodes that may collude with the server; 0.1.
-    block_cap : int
-        ``block-cap``: the most points that a client may bring to an alignment.
-    journal : Path
-        The journal (``journal.py``), beside the key.
-    runs : int
-        ``trust-runs``: how often in 24 hours its sums may begin anew; 24.
-    run : bytes
-        Flower's number of the run.
-    most_points : int
-        ``most-points``: the most points that one SuperNode's clients may bring together.
-    differ_by : int
-        ``differ-by``: how many SuperNodes two sums differ by, unless they have the same; 2.
-    """
-
-    identity: Identity
-    registry: Registry
-    minimum: int
-    corrupt: float
-    block_cap: int
-    journal: Path
-    runs: int
-    run: bytes
-    most_points: int = MOST_POINTS
-    differ_by: int = USUAL_DIFFERENCE
+    identity: Identity  # from `identity-key`, the path of its key
+    registry: Registry  # from `registry`, the path of the file
+    minimum: int  # `trust-minimum`: the fewest SuperNodes in a sum; by default the registry's
+    corrupt: float  # `trust-corrupt`: share of SuperNodes that may collude with the server
+    block_cap: int  # `block-cap`: the most points that a client may bring to an alignment
+    journal: Path  # beside the key (``journal.py``)
+    runs: int  # `trust-runs`: how often in 24 hours its sums may begin anew
+    run: bytes  # Flower's number of the run
+    most_points: int = MOST_POINTS  # the most that one SuperNode's clients may bring together
+    differ_by: int = USUAL_DIFFERENCE  # how many SuperNodes two sums differ by, if they differ
 
     # Any: what the operator wrote; ``TrustSettings`` checks it
     @classmethod
@@ -179,34 +154,24 @@ class TrustSettings:
         if not given:
             return None
         for key in (IDENTITY_KEY, REGISTRY):
-            if not isinstance(given.get(key), str) or not given[key]:
-                raise ConfigError(
-                    f"node-config {key}: {given.get(key)!r:.60} is no path; {', '.join(given)} "
-                    f"need both {IDENTITY_KEY} and {REGISTRY}"
-                )
+            why = f"node-config {key}: {given.get(key)!r:.60} is no path; {', '.join(given)} need "
+            why += f"both {IDENTITY_KEY} and {REGISTRY}"
+            refuse_if(not isinstance(given.get(key), str) or not given[key], why, ConfigError)
         registry = Registry.read(given[REGISTRY])
         key_file = Path(given[IDENTITY_KEY]).expanduser()
         key_file = named(key_file.parent) / key_file.name  # its journal lies beside it
         identity = Identity.read(key_file, registry)
         count = len(registry.active)
-        if count < FEWEST_PARTIES:
-            raise IdentityError(f"registry {given[REGISTRY]}: {count} active parties, below 5")
+        why = f"registry {given[REGISTRY]}: {count} active parties, below {FEWEST_PARTIES}"
+        refuse_if(count < FEWEST_PARTIES, why, IdentityError)
         minimum = whole_number(given, MINIMUM, registry.minimum, FEWEST_PARTIES, count)
         corrupt = given.get(CORRUPT, 0.1)
-        if isinstance(corrupt, bool | str) or not 0 <= corrupt < 0.5:
-            raise ConfigError(f"node-config {CORRUPT}: {corrupt!r:.60}; from 0 to below 0.5")
+        is_no_share = isinstance(corrupt, bool | str) or not 0 <= corrupt < 0.5
+        why = f"node-config {CORRUPT}: {corrupt!r:.60}; from 0 to below 0.5"
+        refuse_if(is_no_share, why, ConfigError)
         cap = whole_number(given, BLOCK_CAP, MOST_BLOCK, 1, 2**31)
         journal = key_file.with_name(key_file.name + ".journal")
         runs = whole_number(given, RUNS, MOST_BEGUN, 1, 2**31)
-        return cls(
-            identity,
-            registry,
-            minimum,
-            float(corrupt),
-            cap,
-            journal,
-            runs,
-            str(run).encode(),
-            most_points(node_config),
-            differ_by(node_config),
-        )
+        limits, of_run = (minimum, float(corrupt), cap), (journal, runs, str(run).encode())
+        of_node = most_points(node_config), differ_by(node_config)
+        return cls(identity, registry, *limits, *of_run, *of_node)

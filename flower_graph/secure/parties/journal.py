@@ -19,7 +19,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flower_graph.errors import IdentityError, RefusedError
+from flower_graph.errors import IdentityError, RefusedError, refuse_if
 from flower_graph.secure.channel import framed
 from flower_graph.secure.node_config import DIFFER_BY
 from flower_graph.secure.relayed import REFUSAL
@@ -107,16 +107,21 @@ class Content:
             _ = [int(one, 16) for one in [*found.states.values(), *sets]]
         return found
 
-    def parties_with(self, state: str) -> int | None:
-        """Return the parties of the sum that a state was in; None if it was in none."""
-        return int(self.states[state], 16) if state in self.states else None
+    def check_state(self, purpose: str, state: bytes, is_same: Callable[[int], object]) -> str:
+        """Refuse a state whose sum's parties are other ones; return its name here."""
+        key = hashlib.sha256(framed(purpose.encode(), state)).hexdigest()[:32]
+        why = f"what is to be sent has not changed since a sum ({purpose}) with other SuperNodes, "
+        why += "in this run or an earlier one (of the same seed)"
+        refuse_if(key in self.states and not is_same(int(self.states[key], 16)), why)
+        return key
 
     def begin(self, kept: Kept, most: int) -> None:
         """Count that the party begins anew; refuse more than so many times a day."""
         now = time.time()
         self.begun = [moment for moment in self.begun if moment > now - DAY]
-        if (times := len(self.begun)) >= most:
-            raise RefusedError(f"began anew {times} times in 24 hours; trust-runs is {most}")
+        times = len(self.begun)
+        why = f"began anew {times} times in 24 hours; trust-runs is {most}"
+        refuse_if(times >= most, why)
         self.begun.append(now)
         kept.begun = True
 
@@ -177,8 +182,8 @@ class Journal:
         is answered has begun; ``most`` as in `continue_run`.
         """
         with self._changed(run) as (content, kept):
-            if kept.lists >= most_lists:
-                raise RefusedError(f"{most_lists} lists of commitments were answered in this run")
+            why = f"{most_lists} lists of commitments were answered in this run"
+            refuse_if(kept.lists >= most_lists, why)
             if not kept.begun:
                 content.begin(kept, most)
             kept.lists += 1
@@ -190,9 +195,8 @@ class Journal:
         States of all runs are compared: a run that begins anew from the same data and seed has the
         states of the run before it.
         """
-        before = Content.read(self._path).parties_with(_state(purpose, state))
-        if before is not None and before & ~ready:
-            raise _unchanged(purpose)
+        content = Content.read(self._path)
+        content.check_state(purpose, state, lambda before: not before & ~ready)
 
     def enter(
         self,
@@ -215,19 +219,17 @@ class Journal:
             check_difference(parties, [int(one, 16) for one in earlier], differ_by)
             if f"{parties:x}" not in earlier:
                 earlier.append(f"{parties:x}")
-            if sum(len(one) for sets in kept.sums.values() for one in sets) > MOST_DIGITS:
-                raise RefusedError(f"the journal keeps no further set of SuperNodes ({DIFFER_BY})")
-            key = _state(purpose, state)
-            if content.parties_with(key) not in (None, parties):
-                raise _unchanged(purpose)
+            digits = sum(len(one) for sets in kept.sums.values() for one in sets)
+            why = f"the journal keeps no further set of SuperNodes ({DIFFER_BY})"
+            refuse_if(digits > MOST_DIGITS, why)
+            key = content.check_state(purpose, state, lambda before: before == parties)
             content.states.pop(key, None)
             content.states[key] = f"{parties:x}"
 
     @contextmanager
     def one_trial(self, step: int, *run: bytes) -> Iterator[None]:
         """Read the relayed sum of a step in the block; a refusal ends the step, which goes up."""
-        if step <= self._kept(run).void:
-            raise RefusedError(REFUSAL)
+        refuse_if(step <= self._kept(run).void, REFUSAL)
         try:
             yield
         except RefusedError:
@@ -244,15 +246,15 @@ class Journal:
         with self._changed(run) as (content, kept):
             if not kept.begun:
                 content.begin(kept, most)
-            if alignment < kept.alignment:
-                raise RefusedError(f"alignment {alignment} is over, this is {kept.alignment}")
+            why = f"alignment {alignment} is over, this is {kept.alignment}"
+            refuse_if(alignment < kept.alignment, why)
             if alignment > kept.alignment:
-                if kept.alignments >= MOST_ALIGNMENTS:
-                    raise RefusedError(f"{MOST_ALIGNMENTS} alignments were begun in this run")
+                why = f"{MOST_ALIGNMENTS} alignments were begun in this run"
+                refuse_if(kept.alignments >= MOST_ALIGNMENTS, why)
                 kept.alignment, kept.served = alignment, []
                 kept.alignments += 1
-            if again := set(clients).intersection(kept.served):
-                raise RefusedError(f"client {min(again)}: a second block in alignment {alignment}")
+            for client in set(clients).intersection(kept.served):
+                raise RefusedError(f"client {client}: a second block in alignment {alignment}")
             kept.served += clients
 
     @contextmanager
@@ -287,26 +289,15 @@ def sealed(text: bytes) -> bytes:
 
 
 def _go_up(kept: Kept, number: int) -> None:
-    if number <= kept.number:
-        raise RefusedError(f"round {number} is not after {kept.number}, the last of this run")
+    why = f"round {number} is not after {kept.number}, the last of this run"
+    refuse_if(number <= kept.number, why)
     kept.number = int(number)
-
-
-def _unchanged(purpose: str) -> RefusedError:
-    return RefusedError(
-        f"what is to be sent has not changed since a sum ({purpose}) with other SuperNodes, in "
-        "this run or an earlier one (of the same seed)"
-    )
-
-
-def _state(purpose: str, state: bytes) -> str:
-    return hashlib.sha256(framed(purpose.encode(), state)).hexdigest()[:32]
 
 
 def _name(run: tuple[bytes, ...]) -> str:
     name = framed(*run)
-    if not run or len(name) > MOST_NAME:
-        raise RefusedError(f"the run's name has {len(name)} bytes, from 1 to {MOST_NAME} are kept")
+    why = f"the run's name has {len(name)} bytes, from 1 to {MOST_NAME} are kept"
+    refuse_if(not run or len(name) > MOST_NAME, why)
     return name.hex()
 
 
@@ -359,28 +350,11 @@ def choose(
     fewest: int,
     number: int,
 ) -> int | None:
-    """Choose the parties of a sum among those present: as many as possible.
+    """Choose the parties of a sum among those present: as many as possible; None if there is none.
 
-    Parameters
-    ----------
-    present : int
-        Parties that could be in it.
-    earlier : collection of int
-        The parties of each earlier sum.
-    differ_by : int
-        How many parties two sums differ by, unless they have the same parties.
-    spare : sequence of int
-        Parties that may be left out, the first ones first.
-    fewest : int
-        The fewest parties in a sum.
-    number : int
-        Of the sum. If several earlier sets serve as well, they take turns.
-
-    Returns
-    -------
-    int or None
-        The set; None if there is none. A set of an earlier sum reveals nothing new and is
-        preferred, unless a party that is present is in none of those.
+    ``earlier`` has the parties of each earlier sum, ``spare`` those that may be left out, the first
+    ones first. A set of an earlier sum reveals nothing new and is preferred, unless a party that is
+    present is in none of those; if several serve as well, they take turns by the sum's ``number``.
     """
     if present in earlier or not _near(present, earlier, differ_by):
         return present

@@ -62,24 +62,10 @@ def prove(
 ) -> bytes:
     """Prove that ``outputs`` are ``inputs`` times ``key``, whose public key is ``public``.
 
-    Parameters
-    ----------
-    key, public : bytes, shape (32,)
-        The scalar, and it times the base point.
-    inputs, outputs : ndarray, shape (n, 32)
-        Points of the group.
-    context : bytes
-        What the proof is for.
-
-    Returns
-    -------
-    bytes, shape (96,)
-        Commitments to the nonce, over the base point and over the inputs, and the response.
-
-    Raises
-    ------
-    ValueError
-        A point that is not in the group, or blocks of different or no length.
+    ``inputs`` and ``outputs`` are points of the group, [n, 32]; ``context`` is what the proof is
+    for. The proof has 96 bytes: commitments to the nonce, over the base point and over the inputs,
+    and the response. ``ValueError`` for a point that is not in the group, or blocks of different or
+    no length.
     """
     if inputs.shape != outputs.shape or not len(inputs):
         raise ValueError(f"{len(outputs)} answers to {len(inputs)} points; both must be the same")
@@ -87,7 +73,8 @@ def prove(
     # Random, and bound to key and statement in case the source of randomness is a poor one
     nonce = _to_scalar(b"Nonce", key, os.urandom(64), statement)
     try:
-        combined = _combine(_weights(statement, len(inputs)), inputs)
+        weights = map(_scalar, _weights(statement, len(inputs)))
+        combined = reduce(_add, map(_multiply, weights, pieces(inputs)))
         seen = _multiply_base(nonce) + _multiply(nonce, combined)
     except SodiumError as error:
         raise ValueError("an input of the proof is not in the group") from error
@@ -122,7 +109,8 @@ def _hold(inputs: Bytes2D, claims: Sequence[Claim]) -> list[bool]:
         if len(proof) != PROOF or inputs.shape != claim.outputs.shape or not n or response >= ORDER:
             return [False]
         statement = _statement(public, inputs, claim.outputs, claim.context)
-        challenge = _number(_to_scalar(b"Challenge", statement, proof[: 2 * POINT]))
+        wide = _to_scalar(b"Challenge", statement, proof[: 2 * POINT])
+        challenge = int.from_bytes(wide, "little")
         # Response times base plus challenge times key is the commitment; so over the inputs, too.
         base = _add(_multiply_base(_scalar(response)), _multiply(_scalar(challenge), public))
         holds.append(base == proof[:POINT])
@@ -148,10 +136,6 @@ def _weights(statement: bytes, count: int) -> list[int]:
     return [int.from_bytes(stream[start : start + WEIGHT], "little") for start in places]
 
 
-def _combine(weights: list[int], points: Bytes2D) -> bytes:
-    return reduce(_add, map(_multiply, map(_scalar, weights), pieces(points)))
-
-
 def _to_scalar(purpose: bytes, *parts: bytes) -> bytes:
     wide = hashlib.sha512(framed(SUITE + b"/" + purpose, *parts)).digest()
     return sodium.crypto_core_ed25519_scalar_reduce(wide)
@@ -159,7 +143,3 @@ def _to_scalar(purpose: bytes, *parts: bytes) -> bytes:
 
 def _scalar(number: int) -> bytes:
     return (number % ORDER).to_bytes(POINT, "little")
-
-
-def _number(scalar: bytes) -> int:
-    return int.from_bytes(scalar, "little")

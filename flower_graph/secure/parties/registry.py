@@ -13,7 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from nacl.bindings import crypto_core_ed25519_is_valid_point as is_valid_point
 from nacl.bindings import crypto_sign_BYTES, crypto_sign_open
 from nacl.exceptions import BadSignatureError
 
-from flower_graph.errors import IdentityError
+from flower_graph.errors import IdentityError, refuse_if
 from flower_graph.secure.channel import KEY_BYTES, framed
 from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.storage.files import write_text
@@ -36,38 +36,21 @@ DOMAIN = b"flower-graph identity 1"
 FIELDS = {"party": int, "key": str, "clients": str, "revoked": bool, "former": list}
 HEAD = {"format": int, "most-clients": int, "parties": list}
 HEX = set("0123456789abcdef")
+refuse = partial(refuse_if, error=IdentityError)
 
 
 @dataclass(frozen=True)
 class RegisteredParty:
-    """One SuperNode of the registry.
+    """One SuperNode of the registry."""
 
-    Parameters
-    ----------
-    number : int
-        Its number in the registry, from 0; it never changes.
-    key : bytes
-        Its Ed25519 public key.
-    clients : tuple of range
-        The client numbers that it may speak for.
-    revoked : bool
-        Whether all its signatures are invalid.
-    former : tuple of bytes
-        Its earlier keys; no party may have them again.
-    """
-
-    number: int
-    key: bytes
-    clients: tuple[range, ...]
-    revoked: bool = False
-    former: tuple[bytes, ...] = ()
+    number: int  # in the registry, from 0; it never changes
+    key: bytes  # its Ed25519 public key
+    clients: tuple[range, ...]  # the client numbers that it may speak for
+    revoked: bool = False  # whether all its signatures are invalid
+    former: tuple[bytes, ...] = ()  # its earlier keys; no party may have them again
 
     def may_host(self, clients: Iterable[int]) -> bool:
         return all(any(client in part for part in self.clients) for client in clients)
-
-    @property
-    def count(self) -> int:
-        return sum(map(len, self.clients))
 
 
 @dataclass(frozen=True)
@@ -166,9 +149,8 @@ class Registry:
         return self._with(replace(self._active(party), revoked=True))
 
     def _active(self, party: int) -> RegisteredParty:
-        if party not in self.active:
-            what = "is revoked already" if party in self.parties else "is not in the registry"
-            raise IdentityError(f"party {party} {what}; there are {self.active}")
+        what = "is revoked already" if party in self.parties else "is not in the registry"
+        refuse(party not in self.active, f"party {party} {what}; there are {self.active}")
         return self.parties[party]
 
     def _with(self, party: RegisteredParty) -> Registry:
@@ -179,15 +161,13 @@ class Registry:
 def _read(data: bytes) -> Registry:
     raw = parse_json(data, object_pairs_hook=_once)
     _need(raw, HEAD, "the file")
-    if raw["format"] != FORMAT:
-        raise IdentityError(f"has format {raw['format']}, this version reads {FORMAT}")
+    refuse(raw["format"] != FORMAT, f"has format {raw['format']}, this version reads {FORMAT}")
     parties = dict[int, RegisteredParty]()
     for index, row in enumerate(raw["parties"]):
         _need(row, FIELDS, f"party {index}")
         former = tuple(_key(key, index) for key in row["former"])
         clients, number = read_numbers(row["clients"]), row["party"]
-        if number in parties:
-            raise IdentityError(f"party {number} is there twice")
+        refuse(number in parties, f"party {number} is there twice")
         key = _key(row["key"], index)
         parties[number] = RegisteredParty(number, key, clients, row["revoked"], former)
     return Registry(parties, raw["most-clients"], hashlib.sha256(data).digest())
@@ -195,36 +175,34 @@ def _read(data: bytes) -> Registry:
 
 def _check(registry: Registry) -> None:
     parties, most = list(registry.parties.values()), registry.most_clients
-    if most < 1:
-        raise IdentityError(f"most-clients is {most}, must be at least 1")
+    refuse(most < 1, f"most-clients is {most}, must be at least 1")
     seen: dict[bytes, int] = {}
     for index, party in enumerate(parties):
-        if party.number != index:
-            raise IdentityError(f"party {party.number} is at place {index}: numbers are 0, 1, 2 …")
+        why = f"party {party.number} is at place {index}: numbers are 0, 1, 2 …"
+        refuse(party.number != index, why)
         for key in (party.key, *party.former):
-            if len(key) != KEY_BYTES or not is_valid_point(key):
-                raise IdentityError(f"party {index}: {key.hex()} is no Ed25519 key")
-            if key in seen:
-                raise IdentityError(f"party {index}: has a key that party {seen[key]} has or had")
+            is_key = len(key) == KEY_BYTES and is_valid_point(key)
+            refuse(not is_key, f"party {index}: {key.hex()} is no Ed25519 key")
+            why = f"party {index}: has a key that party {seen.get(key)} has or had"
+            refuse(key in seen, why)
             seen[key] = index
-        if not 1 <= party.count <= most:
-            raise IdentityError(f"party {index}: {party.count} clients, most-clients is {most}")
+        count = sum(map(len, party.clients))
+        why = f"party {index}: {count} clients, most-clients is {most}"
+        refuse(not 1 <= count <= most, why)
     active = [party for party in parties if not party.revoked]
     grants = sorted((part.start, part.stop, one.number) for one in active for part in one.clients)
     for (_, end, one), (start, _, other) in pairwise(grants):
-        if start < end:
-            raise IdentityError(f"client {start} is granted to party {one} and to party {other}")
+        refuse(start < end, f"client {start} is granted to party {one} and to party {other}")
 
 
 def _need(raw: object, types: Mapping[str, type], where: str) -> None:
     if not isinstance(raw, dict):
         raise IdentityError(f"{where} is a {type(raw).__name__}, must be an object")
-    if raw.keys() != types.keys():
-        raise IdentityError(f"{where} has {sorted(raw)}, must have {sorted(types)}")
+    why = f"{where} has {sorted(raw)}, must have {sorted(types)}"
+    refuse(raw.keys() != types.keys(), why)
     for name, kind in types.items():
-        if type(raw[name]) is not kind:
-            got = type(raw[name]).__name__
-            raise IdentityError(f"{where}: {name} is of type {got}, must be {kind.__name__}")
+        why = f"{where}: {name} is of type {type(raw[name]).__name__}, must be {kind.__name__}"
+        refuse(type(raw[name]) is not kind, why)
 
 
 def _key(text: object, index: int) -> bytes:
@@ -236,8 +214,8 @@ def _key(text: object, index: int) -> bytes:
 
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     counts = Counter(name for name, _ in pairs)
-    if doubled := sorted(name for name, count in counts.items() if count > 1):
-        raise IdentityError(f"{doubled} are there twice in one object")
+    doubled = sorted(name for name, count in counts.items() if count > 1)
+    refuse(doubled, f"{doubled} are there twice in one object")
     return dict(pairs)
 
 
@@ -247,11 +225,12 @@ def read_numbers(text: str) -> tuple[range, ...]:
     for part in text.split(","):
         first, dash, last = part.partition("-")
         words = (first, last) if dash else (first, first)
-        if not all(word.isascii() and word.isdigit() and len(word) <= 10 for word in words):
-            raise IdentityError(f"clients {text!r:.60}: write numbers and ranges, such as 0-99,200")
+        is_number = all(word.isascii() and word.isdigit() and len(word) <= 10 for word in words)
+        why = f"clients {text!r:.60}: write numbers and ranges, such as 0-99,200"
+        refuse(not is_number, why)
         low, high = map(int, words)
-        if not end <= low <= high <= MOST_NUMBER:
-            raise IdentityError(f"clients {text!r:.60}: {part} does not ascend to {MOST_NUMBER}")
+        why = f"clients {text!r:.60}: {part} does not ascend to {MOST_NUMBER}"
+        refuse(not end <= low <= high <= MOST_NUMBER, why)
         result.append(range(low, high + 1))
         end = high + 1
     return tuple(result)

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flower_graph.errors import RefusedError, StateLostError, brief
+from flower_graph.errors import RefusedError, StateLostError, brief, refuse_if
 from flower_graph.secure import channel
 from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, pieces, rows_of
 from flower_graph.secure.node_config import LEAST_CLIENTS
@@ -72,19 +72,7 @@ from flower_graph.wire.arrays import Config
 from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import Bytes, Integers
 
-# What is saved beside rounds and epoch
-KEPT = (
-    "run_id",
-    "clients",
-    "points",
-    "_private",
-    "_public",
-    "_seed",
-    "_mark",
-    "_epochs",
-    "_keys",
-    "_last",
-)
+OF_NODE = "trust", "_least"  # are not in the state that is kept
 # How exchanges of epochs and lists are answered
 EXCHANGES: dict[str, tuple[type[Message], str]] = {
     "sum_reveal": (RevealRequest, "reveal"),
@@ -117,22 +105,9 @@ class ClientRound:
     state: bytes = b""
     listed: MASKS | None = None  # the list that we signed
 
-    @property
-    def is_masked(self) -> bool:
-        return bool(self.terms)
-
     def check_unmasked(self) -> None:
-        if self.is_masked:
-            raise RefusedError(f"round {self.number} is masked already: no mask is used twice")
-
-    def columns(self, request: MaskRequest) -> Integers:
-        """Return the columns of the live partners, in the request's order."""
-        if request.live.shape != self.partners.shape:
-            raise RefusedError(f"live has shape {request.live.shape}, not {self.partners.shape}")
-        column = np.flatnonzero(request.live)
-        if column.size != request.packets.shape[0]:
-            raise RefusedError(f"{request.packets.shape[0]} packets for {column.size} partners")
-        return column
+        why = f"round {self.number} is masked already: no mask is used twice"
+        refuse_if(self.terms, why)
 
 
 class Received(NamedTuple):
@@ -173,12 +148,12 @@ class SumClient:
         least: int = 1,
     ) -> None:
         numbers = sorted(int(client) for client in clients)
-        if not numbers or len(set(numbers)) != len(numbers):
-            raise ValueError(f"clients are {numbers!r:.60}, must be some, each there once")
+        why = f"clients are {numbers!r:.60}, must be some, each there once"
+        refuse_if(not numbers or len(set(numbers)) != len(numbers), why, ValueError)
         self.run_id, self.clients, self.trust, self._least = run_id, numbers, trust, least
         self.points = dict(points or {})
-        if self.points and sorted(self.points) != numbers:
-            raise ValueError("points are declared for some of the clients: for all, or for none")
+        why = "points are declared for some of the clients: for all, or for none"
+        refuse_if(self.points and sorted(self.points) != numbers, why, ValueError)
         self._private, self._public = channel.new_key()
         self._rounds: dict[int, ClientRound] = {}
         self._last = -1  # the newest round that was prepared
@@ -208,9 +183,9 @@ class SumClient:
         if action == "sum_enroll":
             asked = KeyRequest.from_config(config)
             self._check_run(asked.run_id, self.run_id)
-            if bool(asked.signed) != (self.trust is not None):
-                why = "no trusted server's sum" if self.trust else "its registry has no key for it"
-                raise RefusedError(f"with{'' if self.trust else 'out'} a key of its own: {why}")
+            why = "no trusted server's sum" if self.trust else "its registry has no key for it"
+            why = f"with{'' if self.trust else 'out'} a key of its own: {why}"
+            refuse_if(bool(asked.signed) != (self.trust is not None), why)
             return self.keys().to_config()
         if action in EXCHANGES:
             request, method = EXCHANGES[action]
@@ -242,8 +217,8 @@ class SumClient:
         """Show the own part of the graph's seed, when all commitments are there."""
         trust = self._trusted()
         self._check_run(request.run_id, self.run_id)
-        if self._shown is not None or request.number <= self._epochs:
-            raise RefusedError("the seed of the graph was shown for another list: bind anew")
+        is_shown = self._shown is not None or request.number <= self._epochs
+        refuse_if(is_shown, "the seed of the graph was shown for another list: bind anew")
         commitment = commit(self.run_id, self.party, self._seed)
         points = {client: self.points.get(client) for client in self.clients}
         check_shown(request, trust, commitment, points)
@@ -281,7 +256,7 @@ class SumClient:
             np.frombuffer(public, np.uint8),
             rows_of(channel.agree(self._private, publics), len(publics), KEY_BYTES),
         )
-        shares, share_commitments = self._share(kept)
+        commitments, packets = self._deal(kept)
         self._last = kept.number
         older = sorted(self._rounds)[1 - KEPT_ROUNDS :]
         self._rounds = {number: self._rounds[number] for number in older} | {kept.number: kept}
@@ -292,8 +267,8 @@ class SumClient:
             request.clients,
             kept.public[None],
             rows_of([channel.commit_to_seed(*seed)], 1, COMMITMENT_BYTES),
-            share_commitments,
-            self._seal(kept, shares),
+            commitments,
+            packets,
         )
         if self.epoch is not None:
             reply.signature = self._sign(ROUND_KEY, self.epoch.key_parts(kept.number, public))
@@ -311,8 +286,8 @@ class SumClient:
             self._check_ready(self.epoch, request, ring)
         kept.check_unmasked()
         held, has, refused = self._open(kept, request)
-        if has.sum() < kept.threshold:
-            raise RefusedError(f"fewer than {kept.threshold} of its partners take part")
+        few = f"fewer than {kept.threshold} of its partners take part"
+        refuse_if(has.sum() < kept.threshold, few)
         if self.epoch is not None:
             self._check_refused(self.epoch, kept, request, refused)
         return Received(kept, request, ring, held, has, refused)
@@ -343,13 +318,13 @@ class SumClient:
         kept, request, chosen = came.kept, came.request, list(present)
         asked = set(request.clients.tolist()) & set(self.clients)
         kept.check_unmasked()
-        if not chosen or len(set(chosen)) != len(chosen) or not asked.issuperset(chosen):
-            raise RefusedError(f"present is {brief(present)}, must be some of the request's")
-        if not kept.partners.size and len(chosen) < kept.minimum:
-            raise RefusedError(f"{len(chosen)} clients alone: nothing is sent")
+        is_other = not chosen or len(set(chosen)) != len(chosen) or not asked.issuperset(chosen)
+        refuse_if(is_other, f"present is {brief(present)}, must be some of the request's")
+        is_alone = not kept.partners.size and len(chosen) < kept.minimum
+        refuse_if(is_alone, f"{len(chosen)} clients alone: nothing is sent")
         dtype, length = WORDS.get(request.word), request.length
-        if total.shape != (length,) or total.dtype != dtype:
-            raise ValueError(f"{total.dtype} {total.shape}, expected {dtype} ({length},)")
+        why = f"{total.dtype} {total.shape}, expected {dtype} ({length},)"
+        refuse_if(total.shape != (length,) or total.dtype != dtype, why, ValueError)
         held_by = kept.minimum
         if (epoch := self.epoch) is not None:
             assert terms.ring == came.ring and request.ready is not None
@@ -361,7 +336,13 @@ class SumClient:
         kept.held, kept.has, kept.live = came.held, came.has, request.live
         kept.terms = terms.digest(request.length, request.word, kept.threshold, kept.minimum)
         masked = np.array(total)
-        add_streams(masked, self._masks(kept, request, kept.terms))
+        if kept.partners.size:
+            about = self.sum_run, kept.number, self.party
+            others = kept.partners[request.live].tolist()
+            keys = dict(zip(others, pieces(request.round_keys), strict=True))
+            own = channel.self_mask_key(kept.seed.tobytes(), *about, kept.terms)
+            pairs = channel.pair_masks(kept.private.tobytes(), *about, keys, kept.terms)
+            add_streams(masked, [(own, 1), *pairs])
         if epoch is not None:
             # Who repeats a round with one fewer learns that one: on the disk before it leaves.
             steps = kept.number, self._mark, trust.runs, trust.run
@@ -377,13 +358,10 @@ class SumClient:
         kept = self._rounds.get(number)
         if request.run_id != epoch.id or kept is None or kept.ready is None:
             raise RefusedError(f"nothing was sent for round {number} of this epoch")
-        if kept.listed is not None:
-            raise RefusedError(f"a list of round {number} is signed already")
+        refuse_if(kept.listed is not None, f"a list of round {number} is signed already")
         epoch.check_present(listed, "sent their vectors")
-        if (listed & ~kept.ready).any():
-            raise RefusedError("somebody is on the list that was not ready")
-        if not listed[epoch.index(self.party)]:
-            raise RefusedError(f"round {number}: we are not on the list")
+        refuse_if((listed & ~kept.ready).any(), "somebody is on the list that was not ready")
+        refuse_if(not listed[epoch.index(self.party)], f"round {number}: we are not on the list")
         # If the server rolls our state back and gets us to sign two different lists, it learns
         # both secrets of any party that is on only one of them. From two sums it learns their
         # difference. The journal prevents both.
@@ -399,24 +377,22 @@ class SumClient:
         # Of a round in which nothing left this SuperNode, it has nothing to give.
         kept = self._round(request.run_id, request.server_round)
         self._check_party(request.clients)
-        if request.kinds.shape != (1, kept.partners.size) or (request.kinds > MASK_KEY).any():
-            raise RefusedError(f"kinds have shape {request.kinds.shape}, or unknown entries")
+        is_odd = request.kinds.shape != (1, kept.partners.size) or (request.kinds > MASK_KEY).any()
+        refuse_if(is_odd, f"kinds have shape {request.kinds.shape}, or unknown entries")
         if self.epoch is not None:
             self._check_signed(self.epoch, kept, request)
-        if request.contributors < kept.minimum:
-            raise RefusedError(f"{request.contributors} clients, {kept.minimum} must be")
-        if kept.is_masked:
+        count = request.contributors
+        refuse_if(count < kept.minimum, f"{count} clients, {kept.minimum} must be")
+        kinds = np.zeros_like(request.kinds)
+        if kept.terms:
             asked = request.kinds[0]
-            if ((asked != NOTHING) & ~kept.live).any():
-                raise RefusedError("a partner that took no part is asked about")
-            if (present := int((asked == SEED).sum())) > request.contributors:
-                raise RefusedError(f"{present} of our partners among {request.contributors}")
-            if present < kept.threshold:
-                few = f"{present} of our partners are in the sum, {kept.threshold} must"
-                raise RefusedError(few)
+            is_gone = ((asked != NOTHING) & ~kept.live).any()
+            refuse_if(is_gone, "a partner that took no part is asked about")
+            present = int((asked == SEED).sum())
+            refuse_if(present > count, f"{present} of our partners among {count}")
+            few = f"{present} of our partners are in the sum, {kept.threshold} must"
+            refuse_if(present < kept.threshold, few)
             kinds = np.where(kept.has, request.kinds, np.uint8(NOTHING))
-        else:
-            kinds = np.zeros_like(request.kinds)
         column = np.flatnonzero(kinds[0])
         shares = kept.held[column, kinds[0, column] - SEED]
         del self._rounds[kept.number]
@@ -425,16 +401,15 @@ class SumClient:
     # Its state
 
     def to_bytes(self) -> bytes:
+        kept = {name: value for name, value in vars(self).items() if name not in OF_NODE}
         epoch, shown = self.epoch, self._shown
         return write_state(
-            {name: getattr(self, name) for name in KEPT}
+            kept
             | {
                 "registry": None if self.trust is None else self.trust.registry.digest,
-                "shown": None if shown is None else vars(shown),
-                "epoch": None
-                if epoch is None
-                else {each.name: vars(epoch)[each.name] for each in fields(epoch)},
-                "rounds": [vars(kept) for kept in self._rounds.values()],
+                "_shown": None if shown is None else vars(shown),
+                "epoch": epoch and {each.name: vars(epoch)[each.name] for each in fields(epoch)},
+                "_rounds": {number: vars(one) for number, one in self._rounds.items()},
             }
         )
 
@@ -445,19 +420,20 @@ class SumClient:
         with reading("the state of the secure sum", StateLostError):
             kept = read_state(state)
             host = cls(kept["run_id"], kept["clients"], trust, least=least)
-            fresh, registry = host._seed, kept["registry"]
-            if (registry is None) != (trust is None):
-                raise StateLostError("the keys that were kept are for another setting of trust")
-            vars(host).update({name: kept[name] for name in KEPT})
-            shown, epoch = kept["shown"], kept["epoch"]
+            registry, shown, epoch = (kept.pop(name) for name in ("registry", "_shown", "epoch"))
+            why = "the keys that were kept are for another setting of trust"
+            refuse_if((registry is None) != (trust is None), why, StateLostError)
+            rounds = kept.pop("_rounds")
             if trust is not None and registry != trust.registry.digest:
                 # An epoch is of one version of the registry. A seed that was shown is known: it
                 # serves no other list.
-                host._seed, host._last = host._seed if shown is None else fresh, -1
+                fresh = {} if shown is None else {"_seed": host._seed}
+                vars(host).update(kept | {"_last": -1} | fresh)
                 return host
+            vars(host).update(kept)
             host._shown = None if shown is None else RevealRequest(**shown)
             host.epoch = None if epoch is None else Epoch(**epoch)
-            host._rounds = {one["number"]: ClientRound(**one) for one in kept["rounds"]}
+            host._rounds = {number: ClientRound(**one) for number, one in rounds.items()}
         return host
 
     # Checks
@@ -475,11 +451,6 @@ class SumClient:
     def _sign(self, purpose: bytes, parts: tuple[bytes, ...]) -> Bytes:
         return np.frombuffer(self._trusted().identity.sign(purpose, *parts), np.uint8)
 
-    def _verify(
-        self, party: int, signature: Bytes, purpose: bytes, parts: tuple[bytes, ...]
-    ) -> bool:
-        return self._trusted().registry.verify(party, signature.tobytes(), purpose, *parts)
-
     def _round(self, run_id: bytes, number: int) -> ClientRound:
         self._check_run(run_id, self.sum_run)
         kept = self._rounds.get(number)
@@ -488,55 +459,55 @@ class SumClient:
         return kept
 
     def _check_run(self, run_id: bytes, expected: bytes) -> None:
-        if run_id != expected:
-            raise RefusedError(f"run {run_id.hex()}, expected {expected.hex()}")
+        refuse_if(run_id != expected, f"run {run_id.hex()}, expected {expected.hex()}")
 
     def _check_party(self, clients: Integers) -> None:
-        if clients.tolist() != [self.party]:
-            first = clients[0] if clients.size else None
-            raise RefusedError(f"client {first} is not the first of those hosted here")
+        why = f"client {clients[:1]} is not the first of those hosted here"
+        refuse_if(clients.tolist() != [self.party], why)
 
     def _check_prepare(self, request: PrepareRequest) -> None:
         if self.trust is not None:
             epoch = self._begun()
-            wanted = epoch.parties[epoch.partners_of(epoch.index(self.party))]
-            if not np.array_equal(request.partners, wanted[None]):
-                raise RefusedError("the partners are not those of the epoch's graph")
-            if request.threshold != epoch.threshold or request.minimum != epoch.minimum:
-                raise RefusedError(f"threshold {request.threshold}, minimum {request.minimum}")
-            if not np.array_equal(request.channel_keys, self._keys):
-                raise RefusedError("a partner's channel key is not the one that it signed")
+            wanted = epoch.parties[epoch.partners_of(epoch.index(self.party))][None]
+            is_other = not np.array_equal(request.partners, wanted)
+            refuse_if(is_other, "the partners are not those of the epoch's graph")
+            terms = request.threshold, request.minimum
+            why = f"threshold {request.threshold}, minimum {request.minimum}"
+            refuse_if(terms != (epoch.threshold, epoch.minimum), why)
+            is_other = not np.array_equal(request.channel_keys, self._keys)
+            refuse_if(is_other, "a partner's channel key is not the one that it signed")
         self._check_run(request.run_id, self.sum_run)
-        if request.server_round <= self._last:
-            raise RefusedError(f"round {request.server_round} is not newer than {self._last}")
+        number = request.server_round
+        refuse_if(number <= self._last, f"round {number} is not newer than {self._last}")
         # With more than half of the partners, no two groups of holders that were told different
         # things can give back both secrets of a party. Without partners there are no secrets. The
         # minimum, which is larger, is more than half of the parties that are known here.
         k, threshold, minimum = request.partners.shape[1], request.threshold, request.minimum
         fewest, above = min(k, k // 2 + 1), max(threshold, 1)
-        if not fewest <= threshold <= k or minimum <= above:
-            raise RefusedError(f"threshold is {threshold} and minimum {minimum}, too few for {k}")
-        if np.unique(request.partners).size < k or request.clients[0] in request.partners:
-            raise RefusedError("a client is its own partner, or has one twice")
-        if request.minimum < self._least:
-            raise RefusedError(f"minimum {request.minimum}, {LEAST_CLIENTS} is {self._least}")
+        is_few = not fewest <= threshold <= k or minimum <= above
+        refuse_if(is_few, f"threshold is {threshold} and minimum {minimum}, too few for {k}")
+        is_twice = np.unique(request.partners).size < k or request.clients[0] in request.partners
+        refuse_if(is_twice, "a client is its own partner, or has one twice")
+        refuse_if(minimum < self._least, f"minimum {minimum}, {LEAST_CLIENTS} is {self._least}")
         self._check_party(request.clients)
-        if request.channel_keys.shape[0] != request.partners.shape[1]:
-            raise RefusedError(f"{len(request.channel_keys)} channel keys")
+        keys = request.channel_keys.shape[0]
+        refuse_if(keys != k, f"{keys} channel keys")
 
     def _check_ready(self, epoch: Epoch, request: MaskRequest, ring: Ring | None) -> None:
         index, ready = epoch.index(self.party), request.ready
         if ready is None or request.signatures is None:
             raise RefusedError("mask-ready or mask-signatures is missing")
-        if sorted(request.clients.tolist()) != self.clients:
-            raise RefusedError("a sum of other clients is asked for than those hosted here")
+        is_other = sorted(request.clients.tolist()) != self.clients
+        refuse_if(is_other, "a sum of other clients is asked for than those hosted here")
         epoch.check_present(ready, "are ready")
-        if not ready[index] or not np.array_equal(request.live, ready[epoch.partners_of(index)]):
-            raise RefusedError("the partners who are ready are not those of the list")
-        if request.signatures.shape[0] != request.round_keys.shape[0]:
-            raise RefusedError("a partner's round key is not signed")
-        if ring is not None and ring.limit != epoch.limit:
-            raise RefusedError(f"limit is {ring.limit}, the epoch's is {epoch.limit}")
+        is_other = not np.array_equal(request.live, ready[epoch.partners_of(index)])
+        why = "the partners who are ready are not those of the list"
+        refuse_if(not ready[index] or is_other, why)
+        is_short = request.signatures.shape[0] != request.round_keys.shape[0]
+        refuse_if(is_short, "a partner's round key is not signed")
+        if ring is not None:
+            why = f"limit is {ring.limit}, the epoch's is {epoch.limit}"
+            refuse_if(ring.limit != epoch.limit, why)
 
     def _check_refused(
         self, epoch: Epoch, kept: ClientRound, request: MaskRequest, refused: Integers
@@ -548,8 +519,10 @@ class SumClient:
         for partner in {dealer for _, dealer in refused.tolist()}:
             at = live.index(partner)
             signed = epoch.key_parts(request.server_round, request.round_keys[at].tobytes())
-            if not self._verify(partner, request.signatures[at], ROUND_KEY, signed):
-                raise RefusedError(f"the round key of party {partner} is not the one it signed")
+            signature = request.signatures[at].tobytes()
+            is_signed = self._trusted().registry.verify(partner, signature, ROUND_KEY, *signed)
+            why = f"the round key of party {partner} is not the one it signed"
+            refuse_if(not is_signed, why)
 
     def _check_signed(self, epoch: Epoch, kept: ClientRound, request: UnmaskRequest) -> None:
         """Refuse unless as many listed partners as the threshold signed our own list."""
@@ -557,88 +530,63 @@ class SumClient:
             raise RefusedError(f"no list of round {kept.number} was signed here")
         row = epoch.partners_of(epoch.index(self.party))
         kinds = np.where(listed[row], SEED, np.where(kept.ready[row], MASK_KEY, NOTHING))
-        if not ((request.kinds == kinds) | (request.kinds == NOTHING)).all():
-            raise RefusedError("shares are asked for that do not follow from the signed list")
-        if request.contributors != listed.sum():
-            raise RefusedError(f"{request.contributors} contributors, the list has {listed.sum()}")
+        is_other = not ((request.kinds == kinds) | (request.kinds == NOTHING)).all()
+        refuse_if(is_other, "shares are asked for that do not follow from the signed list")
+        why = f"{request.contributors} contributors, the list has {listed.sum()}"
+        refuse_if(request.contributors != listed.sum(), why)
         parts = epoch.signed_parts(kept.number, kept.ready, listed, kept.terms)
         if request.columns is None or request.signatures is None:
             raise RefusedError("the partners' signatures of the list are missing")
         columns, good = request.columns.tolist(), 0
-        if len(set(columns)) != len(columns) or not all(0 <= each < row.size for each in columns):
-            raise RefusedError("a signature is there twice, or is not a partner's")
-        for column, signature in zip(columns, request.signatures, strict=True):
-            index = row[column]
+        is_odd = len(set(columns)) != len(columns) or not set(columns) <= set(range(row.size))
+        refuse_if(is_odd, "a signature is there twice, or is not a partner's")
+        verify = self._trusted().registry.verify
+        for index, signature in zip(row[columns], pieces(request.signatures), strict=True):
             if listed[index]:
-                good += self._verify(int(epoch.parties[index]), signature, LIST, parts)
+                good += verify(int(epoch.parties[index]), signature, LIST, *parts)
             if good >= epoch.threshold:
                 return
         raise RefusedError(f"{good} partners signed it: others saw something else")
 
-    # Shares and masks
+    # Shares
 
-    def _share(self, kept: ClientRound) -> tuple[Bytes, Bytes]:
-        k = kept.partners.size
-        if not k:
-            return np.zeros((0, 2, SHARE_BYTES), np.uint8), rows_of([], 0, 2, COMMITMENT_BYTES)
-        split = split_secrets(np.stack([kept.seed, kept.private]), kept.threshold, k)  # [2, k, 33]
-        shares = np.ascontiguousarray(np.moveaxis(split, 0, 1))
-        contexts = channel.share_contexts(self.sum_run, kept.number, self.party)
-        given, commitments = pieces(shares.reshape(-1, SHARE_BYTES)), []
-        for at, holder in enumerate(kept.partners.tolist()):
-            name, both = channel.name_bytes(holder), given[2 * at : 2 * at + 2]
-            commitments += channel.commit_to_shares(contexts, name, both)
-        return shares, rows_of(commitments, k, 2, COMMITMENT_BYTES)
-
-    def _seal(self, kept: ClientRound, shares: Bytes) -> Bytes:
-        plain = pieces(shares.reshape(-1, 2 * SHARE_BYTES))
-        parts = zip(kept.partners.tolist(), pieces(kept.secrets), plain, strict=True)
-        own = kept.public.tobytes()
-        packets = [
-            channel.seal(secret, self._packet(kept, self.party, holder), own, both)
-            for holder, secret, both in parts
-        ]
-        return rows_of(packets, len(packets), PACKET_BYTES)
+    def _deal(self, kept: ClientRound) -> tuple[Bytes, Bytes]:
+        """Share both secrets among the partners: commitments ``[k, 2, 32]`` and packets."""
+        k, about, own = kept.partners.size, (self.sum_run, kept.number, self.party), kept.public
+        secrets = np.stack([kept.seed, kept.private])
+        shares = split_secrets(secrets, kept.threshold, k) if k else secrets[:, :0]
+        commitments, packets = [], []
+        for at, (holder, secret) in enumerate(
+            zip(kept.partners.tolist(), kept.secrets, strict=True)
+        ):
+            both = [share.tobytes() for share in shares[:, at]]
+            commitments += channel.commit_to_shares(*about, holder, both)
+            what_for, plain = channel.packet_context(*about, holder), b"".join(both)
+            packets.append(channel.seal(secret.tobytes(), what_for, own.tobytes(), plain))
+        return rows_of(commitments, k, 2, COMMITMENT_BYTES), rows_of(packets, k, PACKET_BYTES)
 
     def _open(self, kept: ClientRound, request: MaskRequest) -> tuple[Bytes, MASKS, Integers]:
         """Open the packets; return all shares, which of them came, and the pairs that failed."""
-        column, k, own = kept.columns(request), kept.partners.size, channel.name_bytes(self.party)
+        k, live = kept.partners.size, request.live
+        why = f"live has shape {live.shape}, not {kept.partners.shape}"
+        refuse_if(live.shape != kept.partners.shape, why)
+        column, came = np.flatnonzero(live), request.packets.shape[0]
+        refuse_if(column.size != came, f"{came} packets for {column.size} partners")
         held, has = np.zeros((k, 2, SHARE_BYTES), np.uint8), np.zeros(k, np.bool_)
-        dealers = kept.partners[column].tolist()
         parts = zip(
-            dealers,
+            column.tolist(),
+            kept.partners[column].tolist(),
             pieces(kept.secrets[column]),
             pieces(request.round_keys),
             pieces(request.packets),
             pieces(request.share_commitments.reshape(-1, 2 * COMMITMENT_BYTES)),
             strict=True,
         )
-        opened = []
-        for dealer, secret, round_key, packet, promised in parts:
-            what_for = self._packet(kept, dealer, self.party)
-            plain = channel.unseal(secret, what_for, round_key, packet)
+        for at, dealer, secret, round_key, packet, promised in parts:
+            about = self.sum_run, kept.number, dealer, self.party
+            plain = channel.unseal(secret, channel.packet_context(*about), round_key, packet)
             both = (plain[:SHARE_BYTES], plain[SHARE_BYTES:]) if plain else (b"", b"")
-            contexts = channel.share_contexts(self.sum_run, kept.number, dealer)
-            commitments = channel.commit_to_shares(contexts, own, both)
-            opened.append(b"".join(both if b"".join(commitments) == promised else ()))
-        good = np.array([plain != b"" for plain in opened], np.bool_)
-        held[column[good]] = rows_of(opened, int(good.sum()), 2, SHARE_BYTES)
-        has[column[good]] = True
-        refused = [[self.party, dealers[at]] for at in np.flatnonzero(~good).tolist()]
-        return held, has, np.array(refused, np.int64).reshape(-1, 2)
-
-    def _packet(self, kept: ClientRound, dealer: int, holder: int) -> bytes:
-        return channel.packet_context(self.sum_run, kept.number, dealer, holder)
-
-    def _masks(
-        self, kept: ClientRound, request: MaskRequest, terms: bytes
-    ) -> list[tuple[bytes, int]]:
-        """Return the self mask, and the pair masks with live partners; none without partners."""
-        number, run_id, party = kept.number, self.sum_run, self.party
-        if not kept.partners.size:
-            return []
-        others = kept.partners[kept.columns(request)].tolist()
-        keys = dict(zip(others, pieces(request.round_keys), strict=True))
-        own = channel.self_mask_key(kept.seed.tobytes(), run_id, number, party, terms)
-        private = kept.private.tobytes()
-        return [(own, 1), *channel.pair_masks(private, run_id, number, party, keys, terms)]
+            if b"".join(channel.commit_to_shares(*about, both)) == promised:
+                held[at], has[at] = rows_of(both, 2, SHARE_BYTES), True
+        failed = kept.partners[live & ~has]
+        return held, has, np.stack([np.full_like(failed, self.party), failed], 1)

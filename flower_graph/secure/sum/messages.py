@@ -21,7 +21,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
+from flower_graph.errors import IdentityError, MalformedReplyError, refuse_if
 from flower_graph.secure.channel import COMMITMENT_BYTES as CHECK
 from flower_graph.secure.channel import KEY_BYTES, TAG_BYTES, framed, is_low_order
 from flower_graph.secure.parties.identity import SIGNATURE_BYTES as SIGNATURE
@@ -61,30 +61,19 @@ SECURE_SUM = "secure sum"  # the purpose of `SecureSum`'s
 
 @dataclass(frozen=True)
 class SumTerms:
-    """The meaning of a sum's numbers; server and clients each state it by themselves.
+    """The meaning of a sum's numbers; server and clients each state it by themselves."""
 
-    Attributes
-    ----------
-    purpose : str
-        The kind of sum, such as ``"FedSCem union"``; no two kinds have the same.
-    ring : Ring or None
-        How numbers are written as words; None where words are no numbers.
-    detail : bytes
-        Anything else that determines a vector's layout, such as a hash of it.
-    padded : bool
-        Whether clients add pads that hide the sum itself, for which a ring has guard bits.
-    """
-
-    purpose: str
-    ring: Ring | None
-    detail: bytes = b""
-    padded: bool = False
+    purpose: str  # the kind of sum, such as ``"FedSCem union"``; no two kinds have the same
+    ring: Ring | None  # how numbers are written as words; None where words are no numbers
+    detail: bytes = b""  # anything else that determines a vector's layout, such as a hash of it
+    padded: bool = False  # whether clients add pads that hide the sum: a ring has guard bits then
 
     def check_guard(self, clients: int) -> None:
         """Refuse a ring with fewer guard bits than pads of so many clients need."""
         needed = (clients - 1).bit_length()
-        if self.padded and self.ring is not None and self.ring.guard_bits < needed:
-            raise RefusedError(f"guard-bits is {self.ring.guard_bits}, pads need {needed}")
+        if self.padded and self.ring is not None:
+            bits = self.ring.guard_bits
+            refuse_if(bits < needed, f"guard-bits is {bits}, pads need {needed}")
 
     def digest(self, length: int, word: int, threshold: int, minimum: int) -> bytes:
         """Hash the terms with masking's own: words of a vector, bits of a word, and so on.
@@ -166,8 +155,8 @@ class KeyReply(SumMessage, up="sum_enroll", prefix="sum-"):
     def signed(self, identity: Identity, block_cap: int) -> KeyReply:
         """Return it signed with the party's own key; ``IdentityError`` if it is not allowed."""
         self._check_grant(identity.registry, block_cap)
-        if identity.party != self.party:
-            raise IdentityError(f"the binding is of party {self.party}, not {identity.party}")
+        why = f"the binding is of party {self.party}, not {identity.party}"
+        refuse_if(identity.party != self.party, why, IdentityError)
         signature = identity.sign(BINDING, *self._parts())
         return replace(self, signature=np.frombuffer(signature, np.uint8))
 
@@ -178,10 +167,10 @@ class KeyReply(SumMessage, up="sum_enroll", prefix="sum-"):
         and the fault.
         """
         self._check_grant(registry, block_cap)
-        if not registry.verify(self.number, self.signature.tobytes(), BINDING, *self._parts()):
-            version = registry.digest.hex()[:16]
-            why = f"its binding is not signed for this run and version of the registry, {version}"
-            raise IdentityError(f"party {self.party}: {why}")
+        is_signed = registry.verify(self.number, self.signature.tobytes(), BINDING, *self._parts())
+        why = "its binding is not signed for this run and version of the registry"
+        why = f"party {self.party}: {why}, {registry.digest.hex()[:16]}"
+        refuse_if(not is_signed, why, IdentityError)
 
     def _parts(self) -> tuple[bytes, ...]:
         clients, blocks = (
@@ -194,19 +183,22 @@ class KeyReply(SumMessage, up="sum_enroll", prefix="sum-"):
         registered = None if self.party is None else registry.parties.get(self.party)
         if registered is None or registered.revoked:
             raise IdentityError(f"{who} is {'revoked' if registered else 'not in the registry'}")
-        if not clients or clients != sorted(set(clients)):
-            raise IdentityError(f"{who}: its clients are none, not ascending or there twice")
-        if foreign := [client for client in clients if not registered.may_host([client])]:
-            raise IdentityError(f"{who}: client {foreign[0]} is not granted to it")
-        if self.channel_key.size != KEY_BYTES or is_low_order(self.channel_key.tobytes()):
-            raise IdentityError(f"{who}: its channel key is of low order or not {KEY_BYTES} bytes")
-        if self.commitment.size != SEED_BYTES:
-            raise IdentityError(f"{who}: its commitment has not {SEED_BYTES} bytes")
-        if sizes.size and self.declared[:, 0].tolist() != clients:
-            raise IdentityError(f"{who}: declares {sizes.size} blocks, for other clients")
+
+        def refuse(bad: object, why: str) -> None:
+            refuse_if(bad, f"{who}: {why}", IdentityError)
+
+        is_odd = not clients or clients != sorted(set(clients))
+        refuse(is_odd, "its clients are none, not ascending or there twice")
+        for client in clients:
+            refuse(not registered.may_host([client]), f"client {client} is not granted to it")
+        is_bad = self.channel_key.size != KEY_BYTES or is_low_order(self.channel_key.tobytes())
+        refuse(is_bad, f"its channel key is of low order or not {KEY_BYTES} bytes")
+        refuse(self.commitment.size != SEED_BYTES, f"its commitment has not {SEED_BYTES} bytes")
+        is_other = sizes.size and self.declared[:, 0].tolist() != clients
+        refuse(is_other, f"declares {sizes.size} blocks, for other clients")
         most = 2**62 if block_cap is None else block_cap
-        if ((sizes < 1) | (sizes > most)).any():
-            raise IdentityError(f"{who}: declares {sizes.max()} points, from 1 to {most}")
+        is_odd = ((sizes < 1) | (sizes > most)).any()
+        refuse(is_odd, f"declares {sizes.max(initial=0)} points, from 1 to {most}")
 
 
 class PrepareRequest(RoundMessage, down="sum_unmask", prefix="prepare-"):
@@ -282,8 +274,8 @@ class UnmaskReply(RoundMessage, up="sum_unmask", prefix="unmask-"):
 
     def check(self, known: Known) -> None:
         wanted = int((self.kinds != NOTHING).sum()) * SHARE_BYTES
-        if self.shares.size != wanted:
-            raise MalformedReplyError(f"unmask-shares: {self.shares.size} bytes, expected {wanted}")
+        why = f"unmask-shares: {self.shares.size} bytes, expected {wanted}"
+        refuse_if(self.shares.size != wanted, why, MalformedReplyError)
 
 
 # Under a server that may lie

@@ -23,6 +23,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_graph.errors import refuse_if
+
 # Chance that the secrets of some party cannot be recovered although no more parties than agreed
 # vanished: the round is skipped. Chance that colluders learn a party's sum.
 LOST, BROKEN = 2.0**-20, 2.0**-40
@@ -34,13 +36,10 @@ FEWEST = 12
 def check_shares(dropout: float, corrupt: float) -> None:
     """Refuse shares of dropouts and colluders that no choice of partners among many stands."""
     for name, share in (("dropout", dropout), ("corrupt", corrupt)):
-        if not 0 <= share < 1:
-            raise ValueError(f"{name} is {share}, must be from 0 to below 1")
+        refuse_if(not 0 <= share < 1, f"{name} is {share}, must be from 0 to below 1", ValueError)
     # The parties that are left must be more than half of all, plus half of the colluders.
-    if 2 * dropout + corrupt >= 1:
-        raise ValueError(
-            f"dropout is {dropout}, corrupt {corrupt}: 2 dropout + corrupt must be below 1"
-        )
+    why = f"dropout is {dropout}, corrupt {corrupt}: 2 dropout + corrupt must be below 1"
+    refuse_if(2 * dropout + corrupt >= 1, why, ValueError)
 
 
 @lru_cache(maxsize=256)
@@ -51,8 +50,7 @@ def plan(
     # A share of few parties is a whole number of them, which may be one too many: of five a share
     # of 0.4 is two, too many; of four it is one. So fewer may vanish than asked for where no
     # choice stands as many: a party that leaves or joins must not stop the others' sums.
-    if num_parties < 2:
-        raise ValueError(f"num_parties is {num_parties}, must be at least 2")
+    refuse_if(num_parties < 2, f"num_parties is {num_parties}, must be at least 2", ValueError)
     check_shares(dropout, corrupt)
     colluding = math.floor(corrupt * num_parties)
     # Fewer than two contributors make no sum, so more than m - 2 need not be borne.
@@ -76,7 +74,9 @@ def _search(
         thresholds = np.arange(1, k + 1)
         survivors = _chances(others, others - vanished, k)[:-1].cumsum()
         # A whole graph has no circle to cut: there only the two secrets of a party count.
-        extra = colluding if k == others else 2 * _most(num_parties, colluding, k // 2, broken)
+        # The most colluders among k/2 neighbours on the circle, but by a rare chance
+        at_least = _chances(num_parties, colluding, k // 2)[:0:-1].cumsum()
+        extra = colluding if k == others else 2 * int((num_parties * at_least > broken).sum())
         good = (num_parties * survivors <= LOST) & (2 * thresholds > k + extra)
         cut = -math.inf if k == others else _log_cut(num_parties, vanished + colluding, k)
         if good.any() and cut <= math.log(broken):
@@ -115,19 +115,18 @@ def steps(m: int, k: int) -> NDArray[np.int64]:
     return np.concatenate([np.arange(1, (k + 1) // 2 + 1), np.arange(m - k // 2, m)])
 
 
-def _most(num_parties: int, colluding: int, places: int, broken: float) -> int:
-    """Return the most colluders among ``places`` neighbours on the circle, but by a rare chance."""
-    at_least = _chances(num_parties, colluding, places)[:0:-1].cumsum()[::-1]
-    return int((num_parties * at_least > broken).sum())
-
-
 def _chances(n: int, marked: int, k: int) -> NDArray[np.float64]:
     # As scipy.stats has it, which takes longer to import than many a run takes.
     factorials, result = _log_factorials(n), np.arange(max(0, k - (n - marked)), k + 1)
     result = result[result <= marked]
-    ways = _log_ways(factorials, marked, result) + _log_ways(factorials, n - marked, k - result)
+
+    def ways(n: int, k: NDArray[np.int64]) -> NDArray[np.float64]:
+        of_k: NDArray[np.float64] = factorials[n] - factorials[k] - factorials[n - k]
+        return of_k
+
     chances = np.zeros(k + 1)
-    chances[result] = np.exp(ways - _log_ways(factorials, n, np.array(k)))
+    both = ways(marked, result) + ways(n - marked, k - result)
+    chances[result] = np.exp(both - ways(n, np.array(k)))
     return chances
 
 
@@ -135,11 +134,6 @@ def _chances(n: int, marked: int, k: int) -> NDArray[np.float64]:
 def _log_factorials(n: int) -> NDArray[np.float64]:
     result: NDArray[np.float64] = np.concatenate([[0.0], np.log(np.arange(1, n + 1)).cumsum()])
     return result
-
-
-def _log_ways(factorials: NDArray[np.float64], n: int, k: NDArray[np.int64]) -> NDArray[np.float64]:
-    ways: NDArray[np.float64] = factorials[n] - factorials[k] - factorials[n - k]
-    return ways
 
 
 def _log_cut(m: int, gone: int, k: int) -> float:

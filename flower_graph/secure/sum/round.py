@@ -21,12 +21,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.errors import MalformedReplyError, RefusedError, one_line
+from flower_graph.errors import MalformedReplyError, RefusedError, one_line, refuse_if
 from flower_graph.secure import channel
 from flower_graph.secure.node_config import DIFFER_BY
 from flower_graph.secure.parties.epoch import LIST, MASKS, ROUND_KEY, Epoch
@@ -99,7 +100,6 @@ StageReply = PrepareReply | MaskedReply | UnmaskReply
 # Told the reason and, of what is proven, the SuperNode: its clients are asked no more
 Blame = Callable[[Reason, int | None], None]
 
-STAGES = {PrepareReply: "prepare", MaskedReply: "mask", UnmaskReply: "unmask"}
 # Parties beyond `differ-by` that may be left out, should some vanish that are ready
 SPARE = 2
 
@@ -114,16 +114,8 @@ class Circle(NamedTuple):
     minimum: int  # so many must be in the sum
 
 
-class Distrust(NamedTuple):
-    """What a round needs where parties do not trust the server."""
-
-    epoch: Epoch
-    registry: Registry
-    earlier: dict[str, list[int]]  # parties in earlier sums, by purpose
-
-
 class SumRound:
-    """One round at the server; with `Distrust` it counts parties, not clients."""
+    """One round at the server; of an `Epoch` it counts parties, not clients."""
 
     def __init__(
         self,
@@ -133,14 +125,17 @@ class SumRound:
         hosted: list[list[int]],
         channel_keys: Bytes,
         blame: Blame,
-        distrust: Distrust | None = None,
+        registry: Registry | None = None,
+        earlier: dict[str, list[int]] | None = None,
     ) -> None:
-        # nodes: None where a party is not connected; hosted: the clients that each party adds up
+        # nodes: None where a party is not connected; hosted: the clients that each party adds up;
+        # earlier: the parties in the epochs' earlier sums, by purpose
         self.run_id, self.parties, self.partners = circle.id, circle.parties, circle.partners
         self.threshold, self.minimum = circle.threshold, circle.minimum
         m, k = self.partners.shape
         self.number, self._channel_keys, self._blame = number, channel_keys, blame
-        self._distrust = distrust
+        self._epoch = circle if isinstance(circle, Epoch) else None
+        self._registry, self._earlier = registry, {} if earlier is None else earlier
         self._hosted = [list(local) for local in hosted]
         self._asked = self._count(np.ones(m, np.bool_))
         self._rows = {node: row for row, node in enumerate(nodes) if node is not None}
@@ -162,7 +157,7 @@ class SumRound:
         self._stage, self.terms = "prepare", b""  # the terms, hashed, once they are known
         self._open = set(self._rows)  # nodes that are asked and have not answered
         # Signatures of round keys and of the list
-        self.keys = np.zeros((m if distrust else 0, SIGNATURE_BYTES), np.uint8)
+        self.keys = np.zeros((m if self._epoch else 0, SIGNATURE_BYTES), np.uint8)
         self.lists = np.zeros_like(self.keys)
         self.signed: MASKS = np.zeros(m, np.bool_)
         self._sums: list[int] = []  # earlier sums of the purpose
@@ -190,28 +185,27 @@ class SumRound:
 
     def take(self, node: int, reply: StageReply) -> None:
         """Process a SuperNode's reply of the present stage, whole or not at all."""
-        self._check(node, reply)
-        row = self._rows[node]
-        if isinstance(reply, PrepareReply):
-            self._take_prepare(row, reply)
-        elif isinstance(reply, MaskedReply):
-            self._take_masked(row, reply)
-        else:
-            self._take_shares(row, reply)
+        number, refuse = self.number, partial(refuse_if, error=MalformedReplyError)
+        why = f"run {reply.run_id.hex()}, expected {self.run_id.hex()}"
+        refuse(reply.run_id != self.run_id, why)
+        stage, take = STAGES[type(reply)]
+        why = f"round {number} is in the stage {self._stage}, not {stage}"
+        refuse(stage != self._stage, why)
+        why = f"node {node} was not asked in round {number}, or answered"
+        refuse(node not in self._open, why)
+        take(self, self._rows[node], reply)
         self._open.remove(node)
 
     def _take_prepare(self, row: int, reply: PrepareReply) -> None:
         party, k = int(self.parties[row]), self.partners.shape[1]
-        if self._distrust is not None:
-            parts = self._distrust.epoch.key_parts(self.number, reply.round_keys.tobytes())
+        if self._epoch is not None:
+            parts = self._epoch.key_parts(self.number, reply.round_keys.tobytes())
             self.keys[row] = self._verified(row, reply.signature, ROUND_KEY, parts)
-        if reply.clients.tolist() != [party]:
-            raise MalformedReplyError(f"round {self.number}: prepared for other clients than asked")
+        why = f"round {self.number}: prepared for other clients than asked"
+        refuse_if(reply.clients.tolist() != [party], why, MalformedReplyError)
         came = reply.packets.shape[0], reply.share_commitments.shape[0]
-        if came != (k, k):
-            raise MalformedReplyError(
-                f"{came[0]} packets and commitments to {came[1]}, expected {k}"
-            )
+        why = f"{came[0]} packets and commitments to {came[1]}, expected {k}"
+        refuse_if(came != (k, k), why, MalformedReplyError)
         if channel.is_low_order(reply.round_keys.tobytes()):
             self._convict(row, "its round key is of low order")
             raise MalformedReplyError(f"round key of client {party}: of low order")
@@ -243,9 +237,9 @@ class SumRound:
             if self.live[row]:
                 requests[node] = self._mask_request(row, length, word)
         self._open = set(requests)
-        if self._distrust is not None:
-            self._sums = self._distrust.earlier.setdefault(terms.purpose, [])
-            self._spare = self._choose_spare(self._distrust.epoch.differ_by)
+        if self._epoch is not None:
+            self._sums = self._earlier.setdefault(terms.purpose, [])
+            self._spare = self._choose_spare(self._epoch.differ_by)
         return requests
 
     def _choose_spare(self, apart: int) -> list[int]:
@@ -268,20 +262,19 @@ class SumRound:
 
     def _take_masked(self, row: int, reply: MaskedReply) -> None:
         local = self._hosted[row]
+        about, refuse = f"round {self.number}:", partial(refuse_if, error=MalformedReplyError)
         if (strangers := np.setdiff1d(reply.clients, local)).size:
-            raise MalformedReplyError(f"round {self.number}: client {strangers[0]} was not asked")
-        if not reply.clients.size:
-            raise MalformedReplyError(f"round {self.number}: no client is in the sum")
-        if reply.total.shape != self.total.shape or reply.total.dtype != self.total.dtype:
-            came, asked = reply.total, self.total
-            raise MalformedReplyError(f"{came.dtype} {came.shape}, not {asked.dtype} {asked.shape}")
+            raise MalformedReplyError(f"{about} client {strangers[0]} was not asked")
+        refuse(not reply.clients.size, f"{about} no client is in the sum")
+        came, asked = (f"{one.dtype} {one.shape}" for one in (reply.total, self.total))
+        refuse(came != asked, f"{came}, not {asked}")
         # Packets that it cannot open; none twice, none that was not sent
         partners, pairs, party = self.partners[row], reply.refused, int(self.parties[row])
         column = np.flatnonzero(self.live[partners])
         checked = pairs[: column.size]  # more are wrong anyway, and not worth the memory
         refused = column[np.isin(self.parties[partners[column]], checked[:, 1])]
-        if (checked[:, 0] != party).any() or refused.size != len(pairs):
-            raise MalformedReplyError(f"{len(pairs)} do not open, {refused.size} of them were sent")
+        is_wrong = (checked[:, 0] != party).any() or refused.size != len(pairs)
+        refuse(is_wrong, f"{len(pairs)} do not open, {refused.size} of them were sent")
         self.total += reply.total
         self.contributed[row] = True
         self._refused[partners[refused], partners.size - 1 - refused] = True
@@ -296,9 +289,9 @@ class SumRound:
 
         Parties are left out that the list may not have.
         """
-        if self.skipped is not None or self._distrust is None:
+        if self.skipped is not None or (epoch := self._epoch) is None:
             return {}
-        epoch, present = self._distrust.epoch, set_of(self.parties[self.contributed].tolist())
+        present = set_of(self.parties[self.contributed].tolist())
         spare = [one for one in self._spare if one in self._kept]
         chosen = self._choose(present, spare, epoch.differ_by)
         if chosen is None:
@@ -328,18 +321,18 @@ class SumRound:
         return {node: request for node, row in self._rows.items() if listed[row]}
 
     def take_list(self, node: int, reply: ListReply) -> None:
-        if node not in self._rows or self._distrust is None:
+        if node not in self._rows or self._epoch is None:
             raise MalformedReplyError(f"node {node} was not asked in round {self.number}")
         row, terms = self._rows[node], (self.live, self.contributed, self.terms)
-        parts = self._distrust.epoch.signed_parts(self.number, *terms)
+        parts = self._epoch.signed_parts(self.number, *terms)
         self.lists[row], self.signed[row] = self._verified(row, reply.signature, LIST, parts), True
 
     def _verified(
         self, row: int, signature: Bytes | None, purpose: bytes, parts: tuple[bytes, ...]
     ) -> Bytes:
         party, signed = int(self.parties[row]), b"" if signature is None else signature.tobytes()
-        assert self._distrust is not None
-        is_valid = self._distrust.registry.verify(party, signed, purpose, *parts)
+        assert self._registry is not None
+        is_valid = self._registry.verify(party, signed, purpose, *parts)
         if signature is None or not is_valid:
             raise MalformedReplyError(f"party {party}: its signature is not valid")
         return signature
@@ -359,32 +352,36 @@ class SumRound:
         for node, row in self._rows.items():
             kinds = self.kinds[self.partners[[row]]]
             if self.live[row] and (kinds != NOTHING).any():
-                one = UnmaskRequest(
-                    self.run_id, self.number, contributors, self.parties[[row]], kinds
-                )
-                if self._distrust is None or self._add_signatures(row, one):
-                    requests[node] = one
+                about = self.run_id, self.number, contributors, self.parties[[row]]
+                requests[node] = one = UnmaskRequest(*about, kinds)
+                if self._epoch is not None:
+                    # The partners' signatures of the list; without enough of them a party refuses
+                    partners = self.partners[row]
+                    one.columns = np.flatnonzero(self.signed[partners])[: self.threshold]
+                    one.signatures = self.lists[partners[one.columns]]
+                    if not self.signed[row] or one.columns.size < self.threshold:
+                        del requests[node]
         self._open = set(requests)
         return requests
 
-    def _add_signatures(self, row: int, request: UnmaskRequest) -> bool:
-        """Add the partners' signatures of the list; without enough of them a party refuses."""
-        partners = self.partners[row]
-        request.columns = np.flatnonzero(self.signed[partners])[: self.threshold]
-        request.signatures = self.lists[partners[request.columns]]
-        return bool(self.signed[row]) and request.columns.size == self.threshold
-
     def _take_shares(self, row: int, reply: UnmaskReply) -> None:
-        if reply.clients.tolist() != [self.parties[row]]:
-            raise MalformedReplyError(f"round {self.number}: shares of other clients than asked")
-        asked = self.kinds[self.partners[[row]]]
-        wrong_shape = reply.kinds.shape != asked.shape
-        if wrong_shape or ((reply.kinds != NOTHING) & (reply.kinds != asked)).any():
-            raise MalformedReplyError(f"round {self.number}: shares that were not asked for")
+        said, refuse = f"round {self.number}:", partial(refuse_if, error=MalformedReplyError)
+        is_other = reply.clients.tolist() != [self.parties[row]]
+        refuse(is_other, f"{said} shares of other clients than asked")
+        asked, why = self.kinds[self.partners[[row]]], f"{said} shares that were not asked for"
+        refuse(reply.kinds.shape != asked.shape, why)
+        refuse(((reply.kinds != NOTHING) & (reply.kinds != asked)).any(), why)
         column = np.flatnonzero(reply.kinds[0])
         dealers, columns = self.partners[row, column], self.partners.shape[1] - 1 - column
         promised = self.share_commitments[dealers, columns, asked[0, column] - SEED]
-        good = self._verify(dealers, row, reply.shares, promised)
+        about, found = (self.run_id, self.number), []
+        for dealer, share in zip(dealers.tolist(), channel.pieces(reply.shares), strict=True):
+            both = int(self.parties[dealer]), int(self.parties[row])
+            what_for = channel.context(channel.SHARES[self.kinds[dealer] - SEED], *about, *both)
+            found.append(channel.commitment(what_for, share))
+        good = (channel.rows_of(found, *promised.shape) == promised).all(1)
+        if not good.all():
+            self._convict(row, "it sent a wrong share")
         self.shares[dealers[good], columns[good]] = reply.shares[good]
         self.has[dealers[good], columns[good]] = True
 
@@ -421,21 +418,9 @@ class SumRound:
             self.share_commitments[dealers, mirrored],
             self._packets[dealers, mirrored],
         )
-        if self._distrust is None:
+        if self._epoch is None:
             return request
         return replace(request, ready=self.live.copy(), signatures=self.keys[dealers])
-
-    def _verify(
-        self, dealers: Integers, holder: int, shares: Bytes, promised: Bytes
-    ) -> NDArray[np.bool_]:
-        name, found = channel.name_bytes(int(self.parties[holder])), []
-        for dealer, share in zip(dealers.tolist(), channel.pieces(shares), strict=True):
-            heads = channel.share_contexts(self.run_id, self.number, int(self.parties[dealer]))
-            found.append(channel.commitment(heads[self.kinds[dealer] - SEED] + name, share))
-        good: NDArray[np.bool_] = (channel.rows_of(found, *promised.shape) == promised).all(1)
-        if not good.all():
-            self._convict(holder, "it sent a wrong share")
-        return good
 
     def _convict(self, row: int, why: str) -> None:
         node = next(node for node, at in self._rows.items() if at == row)
@@ -448,17 +433,8 @@ class SumRound:
         """Give the sum up: nothing of it is revealed any more."""
         self.skipped = Reason(Cause.SKIPPED, text, round=self.number)
 
-    def _check(self, node: int, reply: StageReply) -> None:
-        if reply.run_id != self.run_id:
-            raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
-        number = self.number
-        if (stage := STAGES[type(reply)]) != self._stage:
-            raise MalformedReplyError(f"round {number} is in the stage {self._stage}, not {stage}")
-        if node not in self._open:
-            raise MalformedReplyError(f"node {node} was not asked in round {number}, or answered")
-
     def _count(self, present: NDArray[np.bool_]) -> int:
-        if self._distrust is not None:
+        if self._epoch is not None:
             return int(present.sum())
         return sum(len(self._hosted[row]) for row in np.flatnonzero(present).tolist())
 
@@ -483,7 +459,7 @@ class SumRound:
         needed = np.flatnonzero(self.kinds != NOTHING)
         few = needed[self.has[needed].sum(1) < self.threshold]
         if few.size:
-            if self._distrust is None:
+            if self._epoch is None:
                 self.suspects = self._most_disputed()
             self.skip(
                 f"too few shares came for {few.size} clients (the first is "
@@ -504,11 +480,15 @@ class SumRound:
             return
         masks: list[tuple[bytes, int]] = []
         for row in needed.tolist():
-            if self.kinds[row] == MASK_KEY:
-                masks += self._pair_masks(row)
+            about = self._secrets[row], self.run_id, self.number, int(self.parties[row])
+            if self.kinds[row] == SEED:
+                masks.append((channel.self_mask_key(*about, self.terms), -1))
                 continue
-            about = self.run_id, self.number, int(self.parties[row]), self.terms
-            masks.append((channel.self_mask_key(self._secrets[row], *about), -1))
+            partners = self.partners[row]
+            present = partners[self.contributed[partners]]
+            public = channel.pieces(self.round_keys[present])
+            others = dict(zip(self.parties[present].tolist(), public, strict=True))
+            masks += channel.pair_masks(*about, others, self.terms)
         add_streams(self.total, masks)
 
     def _most_disputed(self) -> Integers:
@@ -534,11 +514,10 @@ class SumRound:
             return secret if commitment == self.seed_commitments[row].tobytes() else None
         return secret if channel.public_key(secret) == self.round_keys[row].tobytes() else None
 
-    def _pair_masks(self, row: int) -> list[tuple[bytes, int]]:
-        partners = self.partners[row]
-        present = partners[self.contributed[partners]]
-        public = channel.pieces(self.round_keys[present])
-        others = dict(zip(self.parties[present].tolist(), public, strict=True))
-        own = int(self.parties[row])
-        secret, run = self._secrets[row], self.run_id
-        return channel.pair_masks(secret, run, self.number, own, others, self.terms)
+
+# The stage of each reply, and what takes it
+STAGES: dict[type[StageReply], tuple[str, Callable[[SumRound, int, Any], None]]] = {
+    PrepareReply: ("prepare", SumRound._take_prepare),
+    MaskedReply: ("mask", SumRound._take_masked),
+    UnmaskReply: ("unmask", SumRound._take_shares),
+}

@@ -16,13 +16,14 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from flower_graph.errors import IdentityError, MalformedReplyError
+from flower_graph.errors import IdentityError, MalformedReplyError, refuse_if
 from flower_graph.secure.channel import KEY_BYTES, is_low_order, rows_of
 from flower_graph.secure.node_config import DIFFER_BY, MOST_BLOCK, MOST_POINTS, USUAL_DIFFERENCE
 from flower_graph.secure.parties.epoch import MOST_LISTS, Epoch, commit, fewest_in_a_sum
@@ -46,7 +47,6 @@ from flower_graph.secure.sum.partners import check_shares, partners, plan
 from flower_graph.secure.sum.round import (
     Cause,
     Circle,
-    Distrust,
     Reason,
     Skipped,
     StageReply,
@@ -70,15 +70,6 @@ MOST_CHEATS = 3  # SuperNodes that are proven to cheat before nobody new is take
 ALONE = 0, 0, 0  # the plan of a SuperNode whose clients are all in the sum
 
 
-@dataclass
-class Member:
-    """A SuperNode, as a party of the sums."""
-
-    node: int | None  # None while it is not connected
-    clients: list[int]  # ascending
-    channel_key: bytes
-
-
 class SumServer:
     """Carries out secure sums over clients that SuperNodes host.
 
@@ -96,13 +87,16 @@ class SumServer:
     # second, of another run, round or length, or about clients of other SuperNodes, and then has
     # taken nothing of it.
 
+    _signed: bool | None = None  # whether SuperNodes sign what they enrol with
+
     def __init__(self, *, dropout: float = 0.3, corrupt: float = 0.1) -> None:
         check_shares(dropout, corrupt)
         self.dropout, self.corrupt = dropout, corrupt
         self.run_id = os.urandom(RUN_BYTES)
-        self._members: dict[int, Member] = {}  # by their numbers as parties
+        # What each party enrolled with last, those that have gone too; and where the others are
+        self.bindings: dict[int, KeyReply] = {}
         self._at: dict[int, int] = {}  # SuperNode: party
-        self._party_of: dict[int, int] = {}  # client: party
+        self.homes: dict[int, int] = {}  # client: SuperNode
         self.blamed: list[Reason] = []  # clients at fault and what they did, oldest first
         self._excluded: set[int] = set()
         self._barred: set[int] = set()  # those SuperNodes
@@ -131,16 +125,13 @@ class SumServer:
         """Numbers of clients that are not in the next sum, though they are enrolled."""
         return self.excluded
 
-    @property
-    def homes(self) -> dict[int, int]:
-        there = [(m.node, m.clients) for m in self._members.values() if m.node is not None]
-        return {client: node for node, clients in there for client in clients}
-
     def node_of(self, client: int) -> int | None:
-        return self.node_of_party(self._party_of.get(client, -1))
+        return self.homes.get(client)
 
     def node_of_party(self, party: int) -> int | None:
-        return self._members[party].node if party in self._members else None
+        keys = self.bindings.get(party)
+        node = None if keys is None else self.homes.get(int(keys.clients[0]))
+        return None if node is None or self._at[node] != party else node
 
     # For servers that clients need not trust (``flower_graph.secure.parties``)
 
@@ -156,38 +147,40 @@ class SumServer:
 
     def question(self) -> KeyRequest:
         """Return the request to a SuperNode that is to enrol."""
-        return KeyRequest(self.run_id)
+        return KeyRequest(self.run_id, signed=self._signed)
 
     def check_keys(self, node: int, reply: KeyReply) -> None:
         """Refuse keys of another run, keys of low order, and clients that may not begin anew."""
-        if reply.run_id != self.run_id:
-            raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
+        self._check_run(reply)
         clients = reply.clients.tolist()
-        if reply.party is not None:
-            raise MalformedReplyError("it signs for a party, and there are none in this sum")
-        if is_low_order(reply.channel_key.tobytes()):
-            raise MalformedReplyError(f"the channel key of client {clients[0]} is of low order")
+        refuse = partial(refuse_if, error=MalformedReplyError)
+        refuse(reply.party is not None, "it signs for a party, and there are none in this sum")
+        low = is_low_order(reply.channel_key.tobytes())
+        refuse(low, f"the channel key of client {clients[0]} is of low order")
         home = self.node_of(clients[0])
         if home is not None and self.knows(home, reply):
             return  # it goes on
         times = [self._beginnings[client] for client in clients]
         # Whoever cheated before this run went on is let in once, and has no part in any sum.
-        if node in self._barred or (any(times) and self.excluded.issuperset(clients)):
-            raise MalformedReplyError(
-                f"client {clients[0]} is of a SuperNode that has cheated: it does not begin anew"
-            )
-        if not all(times) and self._cheats >= MOST_CHEATS:
-            raise MalformedReplyError(f"it is new, and {self._cheats} SuperNodes have cheated")
-        if max(times) >= MOST_BEGINNINGS:
-            raise MalformedReplyError(f"client {clients[0]} has begun anew too often")
+        has_cheated = node in self._barred or (any(times) and self.excluded.issuperset(clients))
+        why = f"client {clients[0]} is of a SuperNode that has cheated: it does not begin anew"
+        refuse(has_cheated, why)
+        is_late = not all(times) and self._cheats >= MOST_CHEATS
+        refuse(is_late, f"it is new, and {self._cheats} SuperNodes have cheated")
+        refuse(max(times) >= MOST_BEGINNINGS, f"client {clients[0]} has begun anew too often")
+
+    def _check_run(self, reply: KeyReply) -> None:
+        why = f"run {reply.run_id.hex()}, expected {self.run_id.hex()}"
+        refuse_if(reply.run_id != self.run_id, why, MalformedReplyError)
 
     def enroll(self, node: int, reply: KeyReply, gone: Collection[int] = ()) -> None:
         """Enrol a SuperNode's clients; if it enrols again, its new keys replace the old."""
         self.check_keys(node, reply)
         clients = reply.clients.tolist()
         for client in clients:
-            if (owner := self.node_of(client)) not in (None, node, *gone):
-                raise MalformedReplyError(f"client {client} belongs to node {owner}")
+            owner = self.node_of(client)
+            why = f"client {client} belongs to node {owner}"
+            refuse_if(owner not in (None, node, *gone), why, MalformedReplyError)
         for old in (node, *gone):
             self.forget(old)
         self._settle(node, reply)
@@ -199,40 +192,35 @@ class SumServer:
 
     def forget(self, node: int) -> None:
         """Remove a SuperNode; another SuperNode may host its clients."""
-        self._leave(node)
-
-    def _leave(self, node: int) -> None:
         if (party := self._at.pop(node, None)) is not None:
-            self._members[party].node = None
+            for client in self.bindings[party].clients.tolist():
+                del self.homes[client]
 
     def knows(self, old: int, reply: KeyReply) -> bool:
         """Tell whether a SuperNode enrolled with exactly these clients and this key."""
-        member = self._members.get(reply.number)
-        return member is not None and member == self._member(old, reply)
+        return self._at.get(old) == reply.number and self._is_same(reply)
+
+    def _is_same(self, reply: KeyReply) -> bool:
+        before = self.bindings[reply.number]
+        both = (before.clients, reply.clients), (before.channel_key, reply.channel_key)
+        return all(np.array_equal(*pair) for pair in both)
 
     def move(self, old: int, node: int) -> None:
         """Register a SuperNode under another id: it was restarted and has kept its keys."""
         party = self._party(old)
         self._barred |= {node} if old in self._barred else set()
         del self._at[old]
-        self._members[party].node, self._at[node] = node, party
+        self._at[node] = party
+        self.homes |= dict.fromkeys(self.bindings[party].clients.tolist(), node)
         for one in self._rounds.values():
             one.move(old, node)
 
-    def _member(self, node: int, reply: KeyReply) -> Member:
-        return Member(node, sorted(reply.clients.tolist()), reply.channel_key.tobytes())
-
     def _settle(self, node: int, reply: KeyReply) -> None:
-        party, member = reply.number, self._member(node, reply)
-        if (before := self._members.get(party)) is not None:
-            for client in before.clients:
-                if self._party_of.get(client) == party:
-                    del self._party_of[client]
-            if before.node is not None:
-                self._leave(before.node)
-        self._leave(node)
-        self._members[party], self._at[node] = member, party
-        self._party_of |= dict.fromkeys(member.clients, party)
+        for old in (self.node_of_party(reply.number), node):
+            if old is not None:
+                self.forget(old)
+        self.bindings[reply.number], self._at[node] = reply, reply.number
+        self.homes |= dict.fromkeys(reply.clients.tolist(), node)
 
     def _party(self, node: int) -> int:
         if node not in self._at:
@@ -247,9 +235,6 @@ class SumServer:
         for old in sorted(self._rounds)[:-KEPT_ROUNDS]:  # that nobody ended
             del self._rounds[old]
         return {} if opened.skipped else opened.prepare_requests()
-
-    def _honest(self, count: int) -> int:
-        return count - math.floor(self.corrupt * count)
 
     def take(self, node: int, reply: StageReply) -> None:
         self._round(reply.server_round).take(node, reply)
@@ -294,9 +279,8 @@ class SumServer:
         chosen = sorted(clients - self.excluded)
         local: dict[int, list[int]] = {}  # by party
         for client in chosen:
-            if self.node_of(client) is None:
-                raise ValueError(f"client {client} is not enrolled")
-            local.setdefault(self._party_of[client], []).append(client)
+            refuse_if(client not in self.homes, f"client {client} is not enrolled", ValueError)
+            local.setdefault(self._at[self.homes[client]], []).append(client)
         if not self._warned:
             self._warned = True
             LOG.warning(
@@ -305,11 +289,11 @@ class SumServer:
                 "client (`flower-graph docs security#what-sums-over-time-tell`)"
             )
         m, dropped = len(local), math.floor(self.dropout * len(chosen))
-        if self._honest(len(chosen)) < 2 or self._honest(m) < min(m, 2):
+        honest, hosts = (n - math.floor(self.corrupt * n) for n in (len(chosen), m))
+        if honest < 2 or hosts < min(m, 2):
             few = f"{len(chosen)} clients, a sum needs at least 2 that do not collude"
-            return self._none(
-                number, f"{few}, of {min(m, 2)} SuperNodes (corrupt {self.corrupt:g})"
-            )
+            few += f", of {min(m, 2)} SuperNodes (corrupt {self.corrupt:g})"
+            return self._none(number, few)
         k, threshold, vanished = ALONE if m == 1 else plan(m, self.dropout, self.corrupt)
         seed = int.from_bytes(self.run_id, "little")
         graph = partners(np.arange(m), k, seed, number) if k else np.zeros((1, 0), np.int64)
@@ -322,15 +306,18 @@ class SumServer:
         circle: Circle | Epoch,
         number: int,
         local: Mapping[int, list[int]],
-        distrust: Distrust | None = None,
+        *trust: Any,
     ) -> SumRound:
         """Open a round; ``local`` has the clients of the parties that are there."""
+        # trust: where parties do not trust the server, the registry and earlier sums
         parties = circle.parties.tolist()
-        members = [self._members[party] for party in parties]
-        nodes = [self._members[party].node if party in local else None for party in parties]
-        hosted = [local.get(party, self._members[party].clients) for party in parties]
-        keys = rows_of((member.channel_key for member in members), len(parties), KEY_BYTES)
-        return SumRound(circle, number, nodes, hosted, keys, self._blame, distrust)
+        bound = [self.bindings[party] for party in parties]
+        nodes = [self.node_of_party(party) if party in local else None for party in parties]
+        hosted = [
+            local.get(n, keys.clients.tolist()) for n, keys in zip(parties, bound, strict=True)
+        ]
+        keys = rows_of((one.channel_key.tobytes() for one in bound), len(parties), KEY_BYTES)
+        return SumRound(circle, number, nodes, hosted, keys, self._blame, *trust)
 
     def _none(self, number: int, why: str) -> SumRound:
         """Return a round that is skipped from its beginning."""
@@ -359,10 +346,8 @@ class SumServer:
         )
 
     def _round(self, server_round: int) -> SumRound:
-        if server_round not in self._rounds:
-            raise MalformedReplyError(
-                f"round {server_round} is not open; open: {sorted(self._rounds)}"
-            )
+        why = f"round {server_round} is not open; open: {sorted(self._rounds)}"
+        refuse_if(server_round not in self._rounds, why, MalformedReplyError)
         return self._rounds[server_round]
 
     def _blame(self, reason: Reason, node: int | None) -> None:
@@ -416,6 +401,8 @@ class PartySums(SumServer):
         If a share is impossible, or the registry has too few parties for a sum.
     """
 
+    _signed = True
+
     def __init__(
         self,
         registry: Path | str,
@@ -426,17 +413,15 @@ class PartySums(SumServer):
     ) -> None:
         super().__init__(dropout=dropout, corrupt=corrupt)
         for name, share in (("dropout", dropout), ("corrupt", corrupt)):
-            if share >= 0.5:
-                raise ValueError(f"{name} is {share}, must be from 0 to below 0.5")
-        if differ_by < 1:
-            raise ValueError(f"differ_by is {differ_by}, must be at least 1")
+            refuse_if(share >= 0.5, f"{name} is {share}, must be from 0 to below 0.5", ValueError)
+        refuse_if(differ_by < 1, f"differ_by is {differ_by}, must be at least 1", ValueError)
         self._registry_file, self.registry = registry, Registry.read(registry)
-        if (active := len(self.registry.active)) < self.fewest_nodes:
-            raise ValueError(f"the registry has {active} parties, a sum needs {self.fewest_nodes}")
+        active, fewest = len(self.registry.active), self.fewest_nodes
+        why = f"the registry has {active} parties, a sum needs {fewest}"
+        refuse_if(active < fewest, why, ValueError)
         self._differ_by = differ_by
         self._earlier: dict[str, list[int]] = {}  # parties in earlier sums, by purpose
         self._cheating: set[int] = set()  # parties
-        self.bindings: dict[int, KeyReply] = {}  # of parties
         self._unbound: set[int] = set()  # SuperNodes that are to bind under another registry
         self._fresh: set[int] = set()  # parties that have bound themselves for the next epoch
         # The parties' agreement; None before the first epoch, or under a new registry
@@ -465,32 +450,29 @@ class PartySums(SumServer):
 
     @property
     def excluded(self) -> set[int]:
-        return set(self.hosted(self._cheating & self._members.keys()))
+        return set(self.hosted(self._cheating & self.bindings.keys()))
 
     @property
     def out(self) -> set[int]:
-        return set(self.hosted(self._members.keys() - self._taking_part))
+        return set(self.hosted(self.bindings.keys() - self._taking_part))
 
     def hosted(self, parties: Iterable[int]) -> list[int]:
-        return sorted(client for party in parties for client in self._members[party].clients)
+        return sorted(c for party in parties for c in self.bindings[party].clients.tolist())
 
     def epoch_clients(self) -> dict[int, list[int]]:
         return {party: self.hosted([party]) for party in sorted(self._taking_part)}
 
     # Who is there
 
-    def question(self) -> KeyRequest:
-        return KeyRequest(self.run_id, signed=True)
-
     def check_keys(self, node: int, reply: KeyReply) -> None:
-        if reply.run_id != self.run_id:
-            raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
+        self._check_run(reply)
         try:
             reply.verify(self.registry, MOST_BLOCK)
         except IdentityError as error:
             raise MalformedReplyError(str(error)) from error
-        if (points := reply.declared[:, 1].sum()) > MOST_POINTS:
-            raise MalformedReplyError(f"party {reply.number}: {points} points, above {MOST_POINTS}")
+        points = reply.declared[:, 1].sum()
+        why = f"party {reply.number}: {points} points, above {MOST_POINTS}"
+        refuse_if(points > MOST_POINTS, why, MalformedReplyError)
 
     def knows(self, old: int, reply: KeyReply) -> bool:
         return reply.number in self._taking_part and super().knows(old, reply)
@@ -498,21 +480,19 @@ class PartySums(SumServer):
     def enroll(self, node: int, reply: KeyReply, gone: Collection[int] = ()) -> None:
         self.check_keys(node, reply)
         party, home = reply.number, self.node_of_party(reply.number)
-        if home not in (None, node, *gone):
-            raise MalformedReplyError(f"party {party} is at node {home} already")
-        shown = self._member(node, reply)
-        if party in self._taking_part and replace(self._members[party], node=node) == shown:
-            self._settle(node, reply)  # it goes on, with the statement that all know
-        elif self.lists >= MOST_LISTS:
-            raise MalformedReplyError(f"{MOST_LISTS} lists were shown: nobody can join any more")
-        else:
-            self.take_binding(node, reply)
-            self._fresh.add(party)
+        why = f"party {party} is at node {home} already"
+        refuse_if(home not in (None, node, *gone), why, MalformedReplyError)
+        if party in self._taking_part and self._is_same(reply):
+            self._settle(node, self.bindings[party])  # it goes on, as all know it
+            return
+        why = f"{MOST_LISTS} lists were shown: nobody can join any more"
+        refuse_if(self.lists >= MOST_LISTS, why, MalformedReplyError)
+        self._settle(node, reply)
+        self._fresh.add(party)
 
     def take_binding(self, node: int, reply: KeyReply) -> None:
         """Store a SuperNode's statement, if its party signed it."""
         self.check_keys(node, reply)
-        self.bindings[reply.number] = reply
         self._settle(node, reply)
 
     def forget(self, node: int) -> None:
@@ -560,7 +540,7 @@ class PartySums(SumServer):
         """Begin an epoch if a party has joined; return whether one has begun."""
         self._fresh |= self._bind(server_round, send, self._unbound.intersection(nodes))
         self._unbound.clear()
-        present = {party for party in self.parties if self.node_of_party(party) in nodes}
+        present = {party for node, party in self._at.items() if node in nodes} - self._cheating
         if present <= self._taking_part - self._fresh:
             return False
         for _ in range(TRIES):
@@ -615,8 +595,9 @@ class PartySums(SumServer):
     def take_seed(self, node: int, reply: RevealReply) -> None:
         party, seed, request = self._party(node), reply.seed.tobytes(), self._request
         assert request is not None
-        if (reply.run_id, reply.number) != (self.run_id, request.number):
-            raise MalformedReplyError(f"list {reply.number}: not the one that is open")
+        is_other = (reply.run_id, reply.number) != (self.run_id, request.number)
+        why = f"list {reply.number}: not the one that is open"
+        refuse_if(is_other, why, MalformedReplyError)
         if commit(self.run_id, party, seed) != self.bindings[party].commitment.tobytes():
             text = "it has committed to another seed of the graph"
             self._blame(Reason(Cause.PROVEN, text, party), node)
@@ -630,7 +611,7 @@ class PartySums(SumServer):
         parties = request.parties.tolist()
         if missing := [party for party in parties if party not in self._seeds]:
             for node in [node for node, party in self._at.items() if party in missing]:
-                self._leave(node)
+                self.forget(node)
             return {}
         seeds = rows_of([self._seeds[party] for party in parties], len(parties), -1)
         epoch = self.epoch = Epoch.agreed(request, self.registry.digest, seeds)
@@ -664,8 +645,8 @@ class PartySums(SumServer):
 
     def take_epoch(self, node: int, reply: EpochReply) -> None:
         assert self.epoch is not None
-        if reply.digest.tobytes() != self.epoch.digest:
-            raise MalformedReplyError(f"party {self._party(node)} has another epoch")
+        why = f"party {self._party(node)} has another epoch"
+        refuse_if(reply.digest.tobytes() != self.epoch.digest, why, MalformedReplyError)
 
     # A round, as ``SumServer`` has it
 
@@ -674,10 +655,9 @@ class PartySums(SumServer):
         if (epoch := self.epoch) is None:
             return self._none(number, self._too_few)
         there = set(epoch.parties.tolist()) - self._cheating
-        clients_of = {party: self._members[party].clients for party in there}
-        local = {p: own for p, own in clients_of.items() if not clients.isdisjoint(own)}
-        distrust = Distrust(epoch, self.registry, self._earlier)
-        return self._open(epoch, number, local, distrust)
+        hosted = {party: self.hosted([party]) for party in there}
+        local = {party: own for party, own in hosted.items() if not clients.isdisjoint(own)}
+        return self._open(epoch, number, local, self.registry, self._earlier)
 
     def _blame(self, reason: Reason, node: int | None) -> None:
         """Record a party's fault for all its clients; if it is proven, exclude them."""

@@ -1,10 +1,9 @@
 """Sums of Flower clients' vectors; the server cannot read a single vector.
 
 ``SecureSum`` is the server's half; the clients' is ``flower_graph.secure.client``. This module is
-only the transport of the protocol's messages. ``docs/secure-sum.md`` has an example. ``SumStages``
-drives the stages of every sum, over messages that a caller sends. A sum takes two exchanges: masked
-vectors, then shares, and the second also prepares the next sum. All numbers here are of clients,
-whichever SuperNode takes part for them.
+only the transport of the protocol's messages. ``docs/secure-sum.md`` has an example. A sum takes
+two exchanges: masked vectors, then shares, and the second also prepares the next sum. All numbers
+here are of clients, whichever SuperNode takes part for them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.errors import MalformedReplyError, UnreadableSumError
+from flower_graph.errors import MalformedReplyError, UnreadableSumError, refuse_if
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import (
     RING,
@@ -57,115 +56,6 @@ class Summed:
     contributors: NDArray[np.int64]  # Numbers of the clients in it
 
 
-class SumStages:
-    """Drives every sum: its members, its stage, and its messages.
-
-    Parameters
-    ----------
-    server, limit, resolution, guard
-        As of `SecureSum`.
-    send : callable
-        Sends messages, as ``Session.send`` does.
-    first : int
-        Number of the first sum.
-    unmask : str
-        Type of the messages that unmask one sum and prepare the next.
-    """
-
-    def __init__(
-        self,
-        server: SumServer,
-        send: Send,
-        *,
-        limit: float,
-        resolution: float,
-        guard: bool = False,
-        first: int = 0,
-        unmask: str = "train.sum_unmask",
-    ) -> None:
-        self.server, self._send, self._unmask = server, send, unmask
-        self.number = first - 1  # of the newest sum
-        self._unmasked = self.number  # of the sum that was unmasked last
-        self.clients: list[int] = []  # that it was made ready for; none if none is ready
-        self._limit = limit
-        self.ring_for = partial(Ring.fit, limit=limit, resolution=resolution, guard=guard)
-        self.ring = self.ring_for(2)  # of the newest sum; this refuses impossible numbers
-
-    def at(self, clients: Iterable[int], nodes: Collection[int]) -> list[int]:
-        """Return the clients among `clients` that these SuperNodes host."""
-        homes = self.server.homes
-        return [client for client in clients if homes.get(client) in nodes]
-
-    def begin(self, server_round: int, nodes: Collection[int]) -> bool:
-        """Have clients agree on the members, if need be; return whether they began anew."""
-        begun = self.server.begin(server_round, self._send, nodes, self._limit)
-        if begun:
-            self.give_up()
-        return begun
-
-    def give_up(self) -> None:
-        """Give up a prepared sum, because it needs other members."""
-        self.clients = []
-
-    def ready(self, server_round: int, clients: Iterable[int]) -> list[Rejected]:
-        """Prepare a sum for some clients, in an exchange of its own; return silent SuperNodes."""
-        return self._unmask_and_prepare(server_round, list(clients), {})
-
-    def masks(self, length: int, word: int, terms: SumTerms) -> dict[int, MaskRequest]:
-        """Ask for masked vectors: of each SuperNode the clients that may contribute."""
-        return self.server.mask_requests(self.number, length, word, terms)
-
-    def reveal(self, server_round: int, following: Iterable[int] | None) -> list[Rejected]:
-        """Ask for the shares of the newest sum and prepare the next, in one exchange.
-
-        ``following`` are the clients of the next sum; None: no next sum yet. Returns the SuperNodes
-        without a usable answer.
-        """
-        self._unmasked = self.number
-        self.server.sign(self.number, server_round, self._send)
-        unmask = self.server.unmask_requests(self.number)
-        return self._unmask_and_prepare(
-            server_round, None if following is None else list(following), unmask
-        )
-
-    def result(self) -> SumResult | Skipped:
-        return self.server.result(self._unmasked)
-
-    def _unmask_and_prepare(
-        self,
-        server_round: int,
-        following: list[int] | None,
-        unmask: Mapping[int, UnmaskRequest],
-    ) -> list[Rejected]:
-        prepare: dict[int, PrepareRequest] = {}
-        self.clients = following or []
-        if following is not None:
-            self.number += 1
-            self.ring = self.ring_for(max(1, len(following)))
-            prepare = self.server.open_round(self.number, following)
-
-        def read(node: int, content: RecordDict) -> None:
-            if node in unmask:
-                self.server.take(node, UnmaskReply.read(content))
-            if node in prepare:
-                self.server.take(node, PrepareReply.read(content))
-
-        nodes = {**unmask, **prepare}
-        if not nodes:
-            return []
-        replies = self._send(
-            {
-                node: as_record(*(asked[node] for asked in (unmask, prepare) if node in asked))
-                for node in nodes
-            },
-            server_round,
-            read,
-            message_type=self._unmask,
-            max_reply_bytes=sum_bytes(unmask.values(), prepare.values()),
-        )
-        return replies.rejected
-
-
 def as_record(*parts: Message | Mapping[str, Scalar]) -> RecordDict:
     """Write messages and entries as one message."""
     entries: Config = {}
@@ -180,13 +70,14 @@ def entries_of(content: RecordDict) -> dict[str, object]:
     return {**content.metric_records.get(METRICS, {}), **config}
 
 
-class SecureSum(SumStages):
+class SecureSum:
     """The server's half: asks the clients for masked vectors and adds them up.
 
     Parameters
     ----------
-    exchange : Exchange
-        How messages are sent.
+    exchange : Exchange or callable
+        How messages are sent. With a callable, such as ``Session.send``, the caller enrols
+        SuperNodes and drives the stages: `ready`, `masks`, `reveal`, `result`.
     limit : float
         Largest absolute value of a single number; a client with a larger one is left out.
     resolution : float
@@ -200,11 +91,15 @@ class SecureSum(SumStages):
         SuperNodes to wait for.
     guard : bool
         Whether words have bits to spare for pads that clients add (`flower_graph.secure.ring`).
+    first : int
+        Number of the first sum.
+    unmask : str
+        Type of the messages that unmask one sum and prepare the next.
     """
 
     def __init__(
         self,
-        exchange: Exchange,
+        exchange: Exchange | Send,
         *,
         limit: float,
         resolution: float = 2.0**-16,
@@ -212,13 +107,19 @@ class SecureSum(SumStages):
         timeout: float = 600.0,
         min_nodes: int = 1,
         guard: bool = False,
+        first: int = 0,
+        unmask: str = "train.sum_unmask",
     ) -> None:
-        server = SumServer() if server is None else server
-        super().__init__(server, self._ask, limit=limit, resolution=resolution, guard=guard)
+        self.server = server = SumServer() if server is None else server
+        self._exchange, self._timeout, self._unmask = exchange, timeout, unmask
+        self.number = first - 1  # of the newest sum
+        self._unmasked = self.number  # of the sum that was unmasked last
+        self.clients: list[int] = []  # that it was made ready for; none if none is ready
+        self._limit = limit
+        self.ring_for = partial(Ring.fit, limit=limit, resolution=resolution, guard=guard)
+        self.ring = self.ring_for(2)  # of the newest sum; this refuses impossible numbers
         self.rejected: list[Rejected] = []  # SuperNodes left out of an exchange; for the caller
-        self._exchange, self._timeout = exchange, timeout
-        if min_nodes < 1:
-            raise ValueError(f"min_nodes: {min_nodes} is not at least 1")
+        refuse_if(min_nodes < 1, f"min_nodes: {min_nodes} is not at least 1", ValueError)
         self._min_nodes = max(server.fewest_nodes, min_nodes)
         self._enrolled: set[int] = set()
 
@@ -275,6 +176,7 @@ class SecureSum(SumStages):
             may be missing from it, else it is skipped.
         """
         if nodes is None:
+            assert isinstance(self._exchange, Exchange)
             nodes = self._exchange.nodes(self._min_nodes, self._timeout)
         present = set(nodes)
         self.server.renew()
@@ -395,23 +297,94 @@ class SecureSum(SumStages):
             LOG.warning("node %d takes no part in the sum: %s", node, reason)
             self.rejected.append(Rejected(node, reason))
 
+    # The stages, over messages that a caller may send
+
+    def at(self, clients: Iterable[int], nodes: Collection[int]) -> list[int]:
+        """Return the clients among `clients` that these SuperNodes host."""
+        homes = self.server.homes
+        return [client for client in clients if homes.get(client) in nodes]
+
+    def begin(self, server_round: int, nodes: Collection[int]) -> bool:
+        """Have clients agree on the members, if need be; return whether they began anew."""
+        begun = self.server.begin(server_round, self._ask, nodes, self._limit)
+        if begun:
+            self.give_up()
+        return begun
+
+    def give_up(self) -> None:
+        """Give up a prepared sum, because it needs other members."""
+        self.clients = []
+
+    def ready(self, server_round: int, clients: Iterable[int]) -> list[Rejected]:
+        """Prepare a sum for some clients, in an exchange of its own; return silent SuperNodes."""
+        return self._unmask_and_prepare(server_round, list(clients), {})
+
+    def masks(self, length: int, word: int, terms: SumTerms) -> dict[int, MaskRequest]:
+        """Ask for masked vectors: of each SuperNode the clients that may contribute."""
+        return self.server.mask_requests(self.number, length, word, terms)
+
+    def reveal(self, server_round: int, following: Iterable[int] | None) -> list[Rejected]:
+        """Ask for the shares of the newest sum and prepare the next, in one exchange.
+
+        ``following`` are the clients of the next sum; None: no next sum yet. Returns the SuperNodes
+        without a usable answer.
+        """
+        self._unmasked = self.number
+        self.server.sign(self.number, server_round, self._ask)
+        unmask = self.server.unmask_requests(self.number)
+        return self._unmask_and_prepare(
+            server_round, None if following is None else list(following), unmask
+        )
+
+    def result(self) -> SumResult | Skipped:
+        return self.server.result(self._unmasked)
+
+    def _unmask_and_prepare(
+        self,
+        server_round: int,
+        following: list[int] | None,
+        unmask: Mapping[int, UnmaskRequest],
+    ) -> list[Rejected]:
+        prepare: dict[int, PrepareRequest] = {}
+        self.clients = following or []
+        if following is not None:
+            self.number += 1
+            self.ring = self.ring_for(max(1, len(following)))
+            prepare = self.server.open_round(self.number, following)
+
+        def read(node: int, content: RecordDict) -> None:
+            if node in unmask:
+                self.server.take(node, UnmaskReply.read(content))
+            if node in prepare:
+                self.server.take(node, PrepareReply.read(content))
+
+        nodes = {**unmask, **prepare}
+        if not nodes:
+            return []
+        replies = self._ask(
+            {
+                node: as_record(*(asked[node] for asked in (unmask, prepare) if node in asked))
+                for node in nodes
+            },
+            server_round,
+            read,
+            message_type=self._unmask,
+            max_reply_bytes=sum_bytes(unmask.values(), prepare.values()),
+        )
+        return replies.rejected
+
     # Any: further arguments of ``Exchange.send``
     def _ask(
         self,
         requests: Mapping[int, RecordDict],
         server_round: int,
         read: Callable[[int, RecordDict], T],
-        *,
-        max_reply_bytes: int,
         **how: Any,
     ) -> Replies[T]:
+        if not isinstance(self._exchange, Exchange):
+            return self._exchange(requests, server_round, read, **how)
         replies = self._exchange.send(
-            requests,
-            server_round=server_round,
-            timeout=self._timeout,
-            read=read,
-            max_reply_bytes=max_reply_bytes,
-            **how,
+            requests, server_round=server_round, timeout=self._timeout, read=read, **how
         )
         self.rejected += replies.rejected
         for entry in replies.rejected:

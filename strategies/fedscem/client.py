@@ -1,4 +1,4 @@
-"""The ego-network clients of one SuperNode: models, secrets, one round's work."""
+"""The ego-network clients of one SuperNode: FedSCem's with their secrets, and the baselines'."""
 
 from __future__ import annotations
 
@@ -7,26 +7,33 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context
+from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.client.cohort_client import CohortClient
-from flower_graph.client.state import Tensors
+from flower_graph.client.learner import NODES, LocalGraph, SharedModule, saved_rows
+from flower_graph.client.module_client import ModuleClient
+from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
 from flower_graph.config.rules import choice
-from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.engine.graph_batch import Metrics, evaluate
-from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.data.graph import EgoNetwork
+from flower_graph.engine.cohort import Learner
+from flower_graph.engine.graph_batch import check_sizes
+from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import OutOfRangeError, RefusedError, StateLostError, UnreadableSumError
-from flower_graph.outputs.files import Snapshot
+from flower_graph.ops.grouped import one_thread
+from flower_graph.outputs.client import ClientOutputs
+from flower_graph.outputs.files import Snapshot, predictions_from
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
 from flower_graph.secure.align.slots import SlotTable
-from flower_graph.secure.client import PartyActions
+from flower_graph.secure.client import MaskingClient
 from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
@@ -34,10 +41,13 @@ from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import KeyReply, MaskRequest
 from flower_graph.storage.files import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.fedscem.cohort import (
+    FIRST,
+    FUSED,
+    TRAINED,
     EgoCohort,
+    EgoGroup,
     Shared,
-    own_models,
-    predictions_of,
+    first_model,
 )
 from flower_graph.strategies.fedscem.config import ALIGNMENTS, EgoSettings
 from flower_graph.strategies.fedscem.messages import (
@@ -46,14 +56,9 @@ from flower_graph.strategies.fedscem.messages import (
     EgoReply,
     EgoRequest,
     Layout,
-    ModelArrays,
-    PlainEnrolment,
     VectorEncoding,
     add_noise,
-    add_up,
-    check_shared,
     measure,
-    read_shared,
     round_terms,
     union_terms,
 )
@@ -71,9 +76,6 @@ from flower_graph.wire.keys import (
 
 LOG = logging.getLogger(__name__)
 
-# For each client: the last round that it trained for, and the last whose means it used. A repeated
-# message, or a resumed run, does neither a second time.
-TRAINED, FUSED = "trained-round", "fused-round"
 FUSIONS, TABLE = b"fusions", b"table of tokens"  # in the journal
 PLAIN = "plain"  # the form of alignment in which the server learns identities
 Identities = Mapping[int, Sequence[object]]
@@ -84,7 +86,28 @@ NAME = "ego-secrets"  # in Context.state
 _LIVE: dict[tuple[int, int], tuple[str, Kept]] = {}
 
 
-class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
+class Hiding(NamedTuple):
+    """What a run's config hides from the server.
+
+    Attributes
+    ----------
+    masked : bool
+        Whether sums are masked: then a client sends no vector without masks.
+    alignment : str
+        The form of the alignment. If it is not plain, a client refuses plain.
+    noise : ClientNoise, optional
+        The noise on each client's embeddings, before masks and pads.
+    """
+
+    masked: bool = False
+    alignment: str = PLAIN
+    noise: ClientNoise | None = None
+
+
+NOTHING = Hiding()
+
+
+class EgoNetworkClient(MaskingClient):
     """The ego-networks of one SuperNode: one in a deployment, many in a simulation.
 
     Parameters
@@ -97,23 +120,18 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
         Models and training, the same at all clients and at the server.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-    checkpoint_dir, output_dir : Path, optional
-        Where checkpoints and outputs are saved, if the SuperNode has no folder of its own.
-    classes : sequence of str, optional
-        Names of the classes, for predictions.
-    noise : ClientNoise, optional
-        The noise on each client's embeddings, before masks and pads.
-    masked : bool
-        Whether the run's config masks sums: then no vector is sent without masks.
-    alignment : str
-        The form of the alignment in the run's config. If it is not plain, the client refuses plain.
+    checkpoint_dir : Path, optional
+        Where checkpoints are saved, if the SuperNode has no folder of its own.
+    outputs : ClientOutputs, optional
+        Where outputs go without such a folder, and the names of the classes.
+    hiding : Hiding
+        What the run's config hides from the server.
     trust : TrustSettings, optional
         The SuperNode's key and the parties that it trusts, if it does not trust the server. It
         then takes part only in masked sums and in the alignment with proofs.
     """
 
-    actions = ("align", "union", "unmask", "save", "finish", *PartyActions.party_actions)
-    cohort, all_train = EgoCohort, False
+    actions = ("align", "union", "unmask", "save", "finish", *MaskingClient.party_actions)
 
     def __init__(
         self,
@@ -121,22 +139,25 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
         egos: Sequence[EgoNetwork],
         settings: EgoSettings,
         *,
-        noise: ClientNoise | None = None,
-        masked: bool = False,
-        alignment: str = PLAIN,
+        device: str = "cpu",
+        checkpoint_dir: Path | None = None,
+        outputs: ClientOutputs | None = None,
+        hiding: Hiding = NOTHING,
         trust: TrustSettings | None = None,
-        **more: Any,  # arguments of its parent
     ) -> None:
-        super().__init__(context, egos, settings, **more)
+        self.graphs, self.settings, self._hiding = checked(egos, settings), settings, hiding
+        self._device, self.outputs = resolve_device(device), outputs or ClientOutputs(context)
+        self._makers = Makers(self._start, self._build)
+        clients = [ego.client for ego in self.graphs]
+        self._state = CohortState[EgoCohort](context, "cohort-client", clients, checkpoint_dir)
         identities = {ego.client: ego.identities for ego in egos}
         self.trust, self.secrets = trust, EgoSecrets(context, identities, trust)
         self._records = context.state
-        self._noise, self._masked, self._alignment = noise, masked, alignment
 
     def get_properties(self, config: Config) -> Config:
         enrolment = EgoEnrolment.from_config(config)
-        if enrolment.alignment == PLAIN != self._alignment:
-            raise RefusedError(f"identities are asked for, the run's config has {self._alignment}")
+        if enrolment.alignment == PLAIN != (own := self._hiding.alignment):
+            raise RefusedError(f"identities are asked for, the run's config has {own}")
         if self._state.store.is_due(enrolment.resume):
             self.secrets.refuse_going_back()
         had_state = bool(self._state.store.version)
@@ -193,103 +214,134 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
     def snapshot(self) -> Snapshot:
         return self._taken(self._state.look(self._makers))
 
+    @torch.no_grad()
     def _taken(self, cohort: EgoCohort) -> Snapshot:
-        return Snapshot(predictions_of(cohort, self._classes), [own_models(cohort)])
-
-    def _measured(
-        self, server_round: int, chosen: EgoCohort, judged: Metrics, loss: Tensor
-    ) -> None:
-        nodes, accuracy = np.diff(chosen.batch.ptr), judged.accuracy.numpy()
-        figures = {"loss": loss.numpy(), "accuracy": accuracy, "nodes": nodes}
-        self.outputs.measured(server_round, chosen.batch.clients, **figures)
+        with cohort.part() as group:
+            logits = group.logits()
+        nodes = [node for ego in self.graphs for node in ego.called or ego.identities]
+        predictions = predictions_from(self.graphs, logits, self.outputs.classes, nodes)
+        return Snapshot(predictions, saved_rows(cohort, partial(first_model, self.settings)))
 
     def _start(self) -> Tensors:
-        never = torch.zeros(len(self.graphs), dtype=torch.int32)
-        return super()._start() | {TRAINED: never, FUSED: never.clone()}
+        return EgoCohort(self.graphs, self.settings, device=self._device).tensors
+
+    def _build(self, tensors: Tensors) -> tuple[EgoCohort, Tensors]:
+        # Adam counts steps on the CPU.
+        to = self._device
+        placed = {k: t if k.endswith("/step") else t.to(to) for k, t in tensors.items()}
+        return EgoCohort(self.graphs, self.settings, placed, to), placed
 
     # A round
 
     def round(self, request: EgoRequest) -> EgoReply:
         started = time.perf_counter()
-        if self._masked and request.mask is None:
+        if self._hiding.masked and request.mask is None:
             raise RefusedError("no masks are asked for, and the run's config has masked sums")
-        number, settings = request.server_round, self.settings
+        number, clients = request.server_round, request.clients.tolist()
         with self.secrets.opened() as (host, aligner):
             if ALIGN_STAGE in request.slots:
                 aligner.answer(request.slots)
             order = aligner.order if isinstance(aligner, AlignmentClient) else None
             run, now = host.sum_run, round_terms(number, request.ring, order)
-            came = None
             if self.trust is not None:
                 check_request(request, aligner)
-            if request.mask is not None:
-                came = host.receive(request.mask, request.ring)
-            with self._state.opened(self._makers) as cohort:
-                chosen = cohort.part(request.clients.tolist())
-                if request.model is not None:
-                    self._start_from(chosen, number, request.model)
+            came = host.receive(request.mask, request.ring) if request.mask is not None else None
+            table: SlotTable = aligner.slots
+            with (
+                self._state.opened(self._makers) as cohort,
+                one_thread(len(clients) > 1),
+                cohort.part(clients) as group,
+            ):
                 before = round_terms(number - 1, request.ring, order).pad_context(run)
-                contrast, is_unread = self._fuse(chosen, request, aligner.slots, before)
-                due = bool((chosen.tensors()[TRAINED] < number).any())
-                if due and not request.is_last and number > 1:
-                    cohort.put(chosen)
-                    self.outputs.candidate(number - 1, lambda: self._taken(cohort))
-                # The step begins with the forward pass that is measured.
-                logits = self._train(chosen, request) if due else None
-                cohort.put(chosen)
-                h = chosen.embed()
-                logits = chosen.classify(h) if logits is None else logits
-                judged = evaluate(chosen.batch, logits)
-                if (due or request.is_last) and number > 1:  # else repeated after the step
-                    loss = judged.loss
-                    if contrast is not None:
-                        loss = loss + settings.mu * contrast.nan_to_num(0.0)
-                    self._measured(number - 1, chosen, judged, loss)
-                measured = measure(judged, contrast, settings.tau)
+                trained = self._trained(cohort, group, request, table, before)
+                (logits, measured, is_unread), h = trained, group.embed()
             not_saved = ""
             if request.checkpoint:
                 not_saved = self._state.save(number - 1, request.run, self._makers)
-            trained = time.perf_counter()
-            table, sum_round = aligner.slots, request.mask.server_round if request.mask else number
-            checked = self.trust is not None
-            layout = request.vector_layout(settings, table.num_slots, checked=checked)
+            trained_at = time.perf_counter()
+            sum_round = request.mask.server_round if request.mask else number
+            layout = request.vector_layout(
+                self.settings, table.num_slots, checked=self.trust is not None
+            )
             pads = now.pad_context(run)
             writing = VectorEncoding(layout, table, request.ring, pads, sum_round)
-            if self._noise is not None:
-                clients = chosen.batch.clients
-                h, measured = add_noise(self._noise, self._records, h, measured, writing, clients)
-                logits = None if self._noise.withholds else logits
+            counted: Tensor | None = logits
+            if (noise := self._hiding.noise) is not None:
+                h, measured = add_noise(noise, self._records, h, measured, writing, clients)
+                counted = None if noise.withholds else logits
             measured = np.pad(measured, ((0, 0), (0, 1)), constant_values=float(is_unread))
-            total, present, left_out = add_up(chosen, h, measured, writing, logits)
+            total, present, left_out = writing.add_up(cohort, group, h, measured, counted)
             if not present:
                 raise OutOfRangeError("; ".join(f"client {c}: {w}" for c, w in left_out.items()))
+            seconds = trained_at - started, time.perf_counter() - trained_at
             if came is None:
-                entries = PlainEnrolment(np.array(present, np.int64), left_out).to_config()
-            else:
-                state = [np.array(request.is_last), h.detach().cpu().numpy()]
-                reply = host.mask(came, present, total, now, state)
-                reply.left_out.update(left_out)
-                entries, total = reply.to_config(), reply.total
-        seconds = trained - started, time.perf_counter() - trained
-        return EgoReply(number, entries, total, *seconds, not_saved)
+                here = np.array(present, np.int64)
+                return EgoReply(number, total, *seconds, not_saved, here, left_out)
+            state = [np.array(request.is_last), h.cpu().numpy()]
+            reply = host.mask(came, present, total, now, state)
+        reply.left_out.update(left_out)
+        return EgoReply(number, reply.total, *seconds, not_saved, masked=reply.to_config())
 
-    def _start_from(self, chosen: EgoCohort, number: int, model: ModelArrays) -> None:
-        """Begin the round with the mean model; a repeated message changes nothing."""
-        # The models of a checkpoint may have begun the round already: with the fusion, and after
-        # the last round even without the local step.
-        is_new = (chosen.tensors()[TRAINED] < number) & (chosen.tensors()[FUSED] < number - 1)
-        chosen.start_from(model_of(model), replace=bool(is_new.any()))
+    def _trained(
+        self,
+        cohort: EgoCohort,
+        group: EgoGroup,
+        request: EgoRequest,
+        table: SlotTable,
+        pads: bytes,
+    ) -> tuple[Tensor, NDArray[np.float64], bool]:
+        """Fuse, and train (steps 4 and 5)."""
+        # Returns the logits and the measurements of after step 4, and whether the means could not
+        # be read.
+        number, clients = request.server_round, list(group.graph.clients)
+        if request.weights is not None:
+            # The models of a checkpoint may have begun the round already: with the fusion, and
+            # after the last round even without the local step.
+            is_new = cohort.last(TRAINED, clients) < number
+            is_new &= cohort.last(FUSED, clients) < number - 1
+            weights = torch.from_numpy(request.weights)
+            cohort.start_from(group, weights, replace=bool(is_new.any()))
+        contrast, is_unread = self._fuse(cohort, group, request, table, pads)
+        due = bool((cohort.last(TRAINED, clients) < number).any())
+        if due and not request.is_last and number > 1:
+            cohort.put(group)
+            self.outputs.candidate(number - 1, lambda: self._taken(cohort))
+        logits = None
+        if due and not request.is_last:
+            cohort.note(TRAINED, clients, number)
+            # With batches `iter` alternates these steps with the fusion's steps.
+            if request.variant != "minus" and not self._alternates(request):
+                # The step begins with the forward pass that is measured.
+                logits = group.train(number)
+        logits = group.logits() if logits is None else logits
+        judged = group.judged(logits)
+        loss, accuracy = (
+            NODES.training_loss(judged).cpu(),
+            torch.stack(NODES.shares(judged), 1).cpu(),
+        )
+        if (due or request.is_last) and number > 1:  # else repeated after the step
+            both = loss if contrast is None else loss + self.settings.mu * contrast.nan_to_num(0.0)
+            nodes = np.diff(group.graph.ptr)
+            figures = {"loss": both.numpy(), "accuracy": accuracy.numpy(), "nodes": nodes}
+            self.outputs.measured(number - 1, clients, **figures)
+        return logits, measure(accuracy, loss, contrast, self.settings.tau), is_unread
 
     def _fuse(
-        self, chosen: EgoCohort, request: EgoRequest, table: SlotTable, pads: bytes
+        self,
+        cohort: EgoCohort,
+        group: EgoGroup,
+        request: EgoRequest,
+        table: SlotTable,
+        pads: bytes,
     ) -> tuple[Tensor | None, bool]:
         """Co-train with the means of the round before (equation 11)."""
-        # Returns the result of ``EgoCohort.fuse``, if it was called, and whether means could not
+        # Returns the result of ``EgoGroup.fuse``, if it was called, and whether means could not
         # be read.
         before, is_unread, is_shared = request.server_round - 1, False, False
-        if before < 1 or bool((chosen.tensors()[FUSED] >= before).all()):
+        clients = list(group.graph.clients)
+        if before < 1 or bool((cohort.last(FUSED, clients) >= before).all()):
             return None, is_unread
-        chosen.tensors()[FUSED].fill_(before)
+        cohort.note(FUSED, clients, before)
         # If nothing was shared, only the classification loss is left.
         empty = torch.zeros(0, dtype=torch.long, device=self._device)
         shared = Shared(empty, torch.zeros(0, self.settings.hidden, device=self._device))
@@ -300,8 +352,8 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
             try:
                 if self.trust is not None:  # every change has the same consequence
                     with Journal(self.trust.journal).one_trial(before, FUSIONS, self.trust.run):
-                        check_shared(request.sums, reading)
-                shared = read_shared(request.sums, chosen, reading)
+                        reading.check(request.sums)
+                shared = reading.means(request.sums, clients, self._device)
                 is_shared = table.num_slots > 0
             except (RefusedError, UnreadableSumError) as error:  # for this round only
                 # A sum that passed is not counted: a client that also has the common key, and
@@ -314,28 +366,27 @@ class EgoNetworkClient(CohortClient[EgoCohort], PartyActions):
         is_alone = not (is_shared if self._alternates(request) else shared.place.numel())
         if request.variant == "iter" and is_alone:
             if self._alternates(request):
-                chosen.train(before)
+                group.train(before)
             return None, is_unread
-        return chosen.fuse(shared, before, classify=request.variant != "iter"), is_unread
-
-    def _train(self, chosen: EgoCohort, request: EgoRequest) -> Tensor | None:
-        if request.is_last:
-            return None
-        chosen.tensors()[TRAINED].fill_(request.server_round)
-        # With batches `iter` alternates these steps with the fusion's steps.
-        is_without = request.variant == "minus" or self._alternates(request)
-        return None if is_without else chosen.train(request.server_round)
+        return group.fuse(shared, before, classify=request.variant != "iter"), is_unread
 
     def _alternates(self, request: EgoRequest) -> bool:
         """Whether batches train both losses in turn, so that there is no local step."""
         return request.variant == "iter" and self.settings.batch_size is not None
 
 
+def checked(egos: Sequence[EgoNetwork], settings: EgoSettings) -> list[EgoNetwork]:
+    """Refuse ego-networks that do not fit the settings; return them in order."""
+    for ego in egos:
+        check_sizes(ego, settings.num_features, settings.num_classes)
+    return check_graphs(egos)
+
+
 def check_request(request: EgoRequest, aligner: AlignmentClient) -> None:
     """Refuse requests that contradict what the clients have agreed on."""
     if request.mask is None or request.ring is None:
         raise RefusedError("a vector is asked for without masks: nothing is sent")
-    if request.model is not None:
+    if request.weights is not None:
         raise RefusedError("weights are asked for, whose sums the server would read")
     if request.clients.tolist() != aligner.finished:
         raise RefusedError(
@@ -344,9 +395,44 @@ def check_request(request: EgoRequest, aligner: AlignmentClient) -> None:
         )
 
 
-def model_of(parts: ModelArrays) -> ModelWeights:
-    """Read a whole model from its two arrays."""
-    return ModelWeights(*(torch.from_numpy(np.ascontiguousarray(part)) for part in parts))
+def shared_by(settings: EgoSettings, *, averages: bool) -> SharedModule:
+    """Return the model of both halves of a baseline."""
+    return SharedModule(partial(first_model, settings), settings.seed, () if averages else ("*",))
+
+
+class EgoModelClient(ModuleClient):
+    """The ego-networks of one SuperNode, which train the server's model or each its own.
+
+    Parameters
+    ----------
+    context, egos, settings, **more
+        As of ``EgoNetworkClient``, and ``device``, ``checkpoint_dir``, ``outputs``.
+    averages : bool
+        Whether models are averaged; otherwise none leaves its client.
+    """
+
+    first_layers: ClassVar[tuple[str, ...]] = (FIRST,)
+    shared_by = staticmethod(shared_by)
+
+    # Any: arguments of ``ModuleClient``
+    def __init__(
+        self,
+        context: Context,
+        egos: Sequence[EgoNetwork],
+        settings: EgoSettings,
+        *,
+        averages: bool = True,
+        **more: Any,
+    ) -> None:
+        shared = self.shared_by(settings, averages=averages)
+        super().__init__(context, checked(egos, settings), shared, settings.training, **more)
+        self._ego = settings
+
+    def examples(self, graph: LocalGraph) -> int:
+        return 1
+
+    def _train(self, learner: Learner, server_round: int, proximal: float) -> None:
+        EgoGroup(learner, self._ego, self.received, proximal).train(server_round)
 
 
 # Secrets ------------------------------------------------------------------------------------------
@@ -375,11 +461,18 @@ class EgoSecrets:
                 f"alignment is {form!r:.40}: with a key of its own a SuperNode takes part in "
                 f"{VERIFIED} alone, without one in all but that"
             )
-        kept = None
+        choice(*ALIGNMENTS, VERIFIED).check("alignment", form)
+        kept, trust, clients = None, self._trust, self._identities
         with suppress(StateLostError):
             kept = self.load()
         if kept is None or (kept[0], kept[1].run_id) != (form, run_id):
-            kept = self._new(run_id, form)  # the secrets of another run are of no more use
+            # The secrets of another run are of no more use
+            aligner, points = None, None
+            if form != PLAIN:
+                aligner = AlignmentClient(run_id, clients, trust)
+                points = aligner.points if trust else None
+            host = SumClient(run_id, [*clients], trust, points, least=self._least)
+            kept = form, host, aligner or PlaintextAlignmentClient(clients)
         reply = kept[1].keys()
         self.keep(*kept)
         return reply
@@ -395,20 +488,30 @@ class EgoSecrets:
 
     def load(self) -> Kept:
         """Return the form of alignment and both objects; ``StateLostError`` without them."""
-        record = self._context.state.config_records.get(NAME)
+        # Any: entries of a record that ``keep`` wrote
+        record: Any = self._context.state.config_records.get(NAME)
+        clients, trust = self._identities, self._trust
         if record is None:
             raise StateLostError(f"client {self._key[1]}: its keys of this run are not here")
         token, live = _LIVE.get(self._key, ("", None))
         if live is not None and token == record["token"]:
-            before, now = live[1].trust, self._trust
-            if before is not None and (
-                now is None or before.registry.digest != now.registry.digest
-            ):
+            before = live[1].trust
+            if before and (not trust or before.registry.digest != trust.registry.digest):
                 raise StateLostError("the registry is another one: bind again")
             return live
         if self._in_process:
             raise StateLostError(f"client {self._key[1]}: its keys were in another process")
-        return self._read(record)
+        form, local = str(record["form"]), record["alignment"]
+        if (trust is not None) != (form == VERIFIED):
+            raise StateLostError("the kept keys were made for another setting of strategy.trust")
+        host = SumClient.from_bytes(record["keys"], trust, least=self._least)
+        if set(host.clients) != set(clients):
+            raise StateLostError("the keys that were kept belong to other clients")
+        if form == PLAIN:
+            return form, host, PlaintextAlignmentClient.from_bytes(local, clients)
+        aligner = AlignmentClient.from_bytes(local, host.run_id, clients, trust)
+        begin_alignment(host, aligner)
+        return form, host, aligner
 
     def keep(self, form: str, host: SumClient, aligner: Aligner) -> None:
         record = ConfigRecord({"token": secrets.token_hex(8)})
@@ -429,30 +532,6 @@ class EgoSecrets:
     def drop(self) -> None:
         self._context.state.pop(NAME, None)
         _LIVE.pop(self._key, None)
-
-    def _read(self, record: ConfigRecord) -> Kept:
-        form, keys, local = record["form"], record["keys"], record["alignment"]
-        assert isinstance(form, str) and isinstance(keys, bytes) and isinstance(local, bytes)
-        clients, trust = self._identities, self._trust
-        if (trust is not None) != (form == VERIFIED):
-            raise StateLostError("the kept keys were made for another setting of strategy.trust")
-        host = SumClient.from_bytes(keys, trust, least=self._least)
-        if set(host.clients) != set(clients):
-            raise StateLostError("the keys that were kept belong to other clients")
-        if form == PLAIN:
-            return form, host, PlaintextAlignmentClient.from_bytes(local, clients)
-        aligner = AlignmentClient.from_bytes(local, host.run_id, clients, trust)
-        begin_alignment(host, aligner)
-        return form, host, aligner
-
-    def _new(self, run_id: bytes, form: str) -> Kept:
-        choice(*ALIGNMENTS, VERIFIED).check("alignment", form)
-        clients, trust, aligner = self._identities, self._trust, None
-        if form != PLAIN:
-            aligner = AlignmentClient(run_id, clients, trust)
-        points = aligner.points if aligner and trust else None
-        host = SumClient(run_id, [*clients], trust, points, least=self._least)
-        return form, host, aligner or PlaintextAlignmentClient(clients)
 
 
 def begin_alignment(host: SumClient, aligner: AlignmentClient) -> None:
