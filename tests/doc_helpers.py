@@ -1,7 +1,5 @@
 """The Python of the docs: blocks on a page, run as they stand, and scripts."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

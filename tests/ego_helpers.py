@@ -3,8 +3,6 @@
 Twelve clients hold parts of a graph of 40 nodes; ``ODD`` names what is special about some.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,6 +1,4 @@
-"""Small graphs of clients that are given by what a batch needs, and no more."""
-
-from __future__ import annotations
+"""Small graphs of clients, given by what a batch needs and no more; memory that a step takes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +7,7 @@ from typing import Any
 import torch
 from flwr.app import Context
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flower_graph.client.adaptor import make_client_app
 
@@ -66,3 +65,17 @@ def dealt(make: Any, graphs: Sequence[Any], deal: Any = None, **mods: Any) -> An
         return make(context, [graphs[place] for place in places])
 
     return make_client_app(client_fn, **mods)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most numbers that any one result has."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for one in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(one, Tensor):
+                held = one.values() if one.layout == torch.sparse_csr else one
+                self.numbers = max(self.numbers, held.numel())
+        return out

@@ -3,8 +3,6 @@
 Nothing of the library is used: what it would do for a client is written out.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Toy clients for PPFL-GNN's tests: models whose every number is known."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial

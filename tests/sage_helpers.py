@@ -1,7 +1,5 @@
 """Tiny ego-networks, odd ones among them, and runs in process."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -65,15 +63,6 @@ def networks() -> list[EgoNetwork]:
     ]
 
 
-def client_app(
-    egos: list[EgoNetwork],
-    strategy: type[LocalSage],
-    client: Callable[..., Any] = SageClient,
-    settings: EgoSettings = SETTINGS,
-) -> Any:
-    return dealt(partial(client, settings=settings, averages=strategy.averages), egos)
-
-
 def new_client(egos: list[EgoNetwork], settings: EgoSettings = SETTINGS, **how: Any) -> SageClient:
     context = Context(1, 1, {}, RecordDict(), {})
     return SageClient(context, egos, settings, **{"averages": True, **how})
@@ -104,7 +93,8 @@ def run_sage(
     settings: EgoSettings = SETTINGS,
 ) -> SageOutcome:
     outcome = SageOutcome(strategy(settings))
-    app = client_app(egos or networks(), strategy, client, settings)
+    made = partial(client, settings=settings, averages=strategy.averages)
+    app = dealt(made, egos or networks())
     grid = InProcessGrid(app, num_supernodes=supernodes)
     outcome.strategy.start(grid, num_rounds=rounds, timeout=5, on_round=outcome.reports.append)
     return outcome

@@ -1,7 +1,5 @@
 """Small clients with and without edges, and runs of FedGLS's strategies over them in process."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -112,8 +110,6 @@ def _client(number: int) -> ClientGraph:
     return ClientGraph(number, nodes, x, y, own, true, *masks)
 
 
-# Weights by client -------------------------------------------------------------------------------
-
 Weights = dict[tuple[int, int], plain.Weights]  # client and number of the model
 
 
@@ -139,9 +135,6 @@ def learners_of(cohort: Cohort, settings: StructureSettings = SETTINGS) -> dict[
         for client, own in parts_of(cohort).items()
         if client in GRAPHLESS and "learner-first" in own
     }
-
-
-# Runs --------------------------------------------------------------------------------------------
 
 
 def cohort_of(context: Context) -> Cohort:
@@ -218,9 +211,6 @@ def run(
     outcome = Outcome(StructureFedAvg(settings), grid)
     outcome.strategy.start(grid, num_rounds=rounds, timeout=0.05, on_round=outcome.reports.append)
     return outcome
-
-
-# Compared with plain clients ---------------------------------------------------------------------
 
 
 def close(one: Tensor, other: Tensor, atol: float = 1e-5) -> None:

@@ -1,7 +1,5 @@
 """The accuracies that this project promises, on real Cora, and what a short run learns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from statistics import fmean
 

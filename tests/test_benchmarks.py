@@ -1,7 +1,5 @@
 """The benchmarks run, with tiny sizes; nothing here looks at a time."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command: what it hands on, what it prints, and how it ends. Nothing is trained here."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``flower-graph partition``: what it prints and writes, for every partitioner."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

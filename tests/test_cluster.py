@@ -1,7 +1,5 @@
 """Runs on a Ray cluster of machines that share no folder: as in one process, or a loss is named."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping

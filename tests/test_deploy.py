@@ -1,7 +1,5 @@
 """Credentials and connections that the scripts in deploy/ make, and what they refuse."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

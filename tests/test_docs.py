@@ -1,7 +1,5 @@
 """All pages: what they name is there; their tables say what declarations and results say."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json

@@ -1,7 +1,5 @@
 """The page on alignment: its examples run as they stand and say what the page says."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The page on FedGLS: its example runs as it stands, with Flower's other strategies too."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

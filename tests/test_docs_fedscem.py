@@ -1,7 +1,5 @@
 """The page on FedSCem: its example runs as it stands."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,7 +1,5 @@
 """The methods that docs/new-method.md writes run, as a package outside the repository."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

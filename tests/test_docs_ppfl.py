@@ -1,7 +1,5 @@
 """The page on PPFL-GNN: its example runs as it stands, and what it says of it is so."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from functools import cache

@@ -1,7 +1,5 @@
 """The page of what was found: its figures are those of the tables that it links."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

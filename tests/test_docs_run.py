@@ -1,7 +1,5 @@
 """The README, and the pages on graphs of one's own and on using a run: commands and Python run."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """An ordinary Flower app, the same with each strategy, and one for Flower's hub."""
 
-from __future__ import annotations
-
 import importlib
 import io
 import itertools

@@ -1,7 +1,5 @@
 """What is not Flower's public interface goes through one module, which says what is missing."""
 
-from __future__ import annotations
-
 import ast
 import logging
 import re

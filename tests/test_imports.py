@@ -1,7 +1,5 @@
 """Imports go one way: apps → strategies → flower_graph → flower_graph/ops, and in no circle."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

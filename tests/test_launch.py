@@ -1,7 +1,5 @@
 """`flwr run` on Ray: the same figures as in-process, and nothing left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

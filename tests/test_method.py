@@ -1,7 +1,5 @@
 """What ``GraphMethod`` gives a method that says little itself."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

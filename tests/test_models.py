@@ -1,7 +1,5 @@
 """Split models behind one shared linear map are PyG's two-layer networks."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """The notebooks: they run from their sources, and the committed ones are those, without timings."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Each strategy with clients that know of this library only `docs/reference/messages.md`."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path

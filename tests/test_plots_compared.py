@@ -1,7 +1,5 @@
 """Pictures of any run, and of figures beside each other."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What holds for the files of the repository as a whole, and for the versions that it pins."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The output folder: every file whole, every figure right, faults told before training."""
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

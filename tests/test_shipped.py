@@ -1,7 +1,5 @@
 """Every shipped config runs to its end on three seeds, with all clients, and without a flood."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Each line was a second or more of every start. Ratios are measured by ``benchmarks/start.py``.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

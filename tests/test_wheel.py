@@ -3,8 +3,6 @@
 ``make dist`` runs these tests and keeps the distributions, in the folder FLOWER_GRAPH_DIST.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

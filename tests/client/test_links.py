@@ -1,29 +1,18 @@
 """Clients that learn links: what they pass messages over, and what they are measured by."""
 
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from federation import METHODS
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
-from torch_geometric.data import Data
 
-import flower_graph as fg
-from flower_graph.apps.cli.main import main
 from flower_graph.client.learner import GraphOnDevice, LinkTask, asked
 from flower_graph.data.graph import ClientGraph
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import load_config
-from flower_graph.method.registry import method_of
 from flower_graph.models import GCN, PairDecoder
 from flower_graph.ops.links import both_directions, undirected
 from flower_graph.records.rounds import RoundReport
-
-LINKS = ("task=links", "metrics=[auc,ap,hits@20,hits@50,mrr,accuracy]")
 
 
 def graph(n: int = 80, seed: int = 0, client: int = 3) -> ClientGraph:
@@ -94,62 +83,6 @@ def test_the_mlp_is_symmetric_and_not_the_dot_product() -> None:
     decoder = PairDecoder(4)
     torch.testing.assert_close(decoder(rows, pairs), decoder(rows, pairs.flip(0)))
     assert not torch.allclose(decoder(rows, pairs), (rows[pairs[0]] * rows[pairs[1]]).sum(1))
-
-
-WHO = ("fedavg", "fedprox", "local", "ditto", "fedgta", "fedpub")
-TRIED = [(name, decoder) for name in WHO for decoder in ("dot", "mlp")]
-SLOW = (pytest.mark.slow,)
-MARKS = {("fedavg", "mlp"): (), ("ditto", "mlp"): SLOW, ("fedprox", "dot"): SLOW}
-
-
-@pytest.mark.parametrize(
-    ("name", "decoder"),
-    [pytest.param(*one, marks=MARKS.get(one, (pytest.mark.release,))) for one in TRIED],
-)
-def test_every_method_learns_links_by_either_decoder(
-    name: str, decoder: str, tmp_path: Path
-) -> None:
-    """On a ring with chords, where who is near is linked."""
-    torch.save(near(120), tmp_path / "graph.pt")
-    small = [one for one in METHODS[name].overrides if not one.startswith(("data.", "rounds"))]
-    given = (
-        f"data.name={tmp_path / 'graph.pt'} data.split=auto data.features=as-is rounds=30 "
-        "model.hidden=8 model.dropout=0 partition.clients=2 partition.method=metis keep=best "
-        f"links.decoder={decoder} strategy.learning_rate=0.02"
-    )
-    setup = replace(METHODS[name], overrides=(*small, *LINKS, *given.split()), supernodes=2)
-    done = setup.run(tmp_path / "run", state_dir=None)
-    assert done.result["test-auc-at-best-val"] > 0.75
-    method: Any = method_of(setup.load())
-    run, task, graphs = (
-        fg.load_run(done.out),
-        method.task(setup.load()),
-        method.graphs(setup.load()),
-    )
-    known = run.known_links()
-    assert len(known.node) == sum(one.edge_index.shape[1] for one in graphs)  # held-out ones too
-    if decoder == "dot":
-        return
-    # The saved decoder says of held-out pairs what the client said
-    split, rows = task.split(graphs[0]), run.embeddings(0)
-    said = run.model(0).decoder(torch.from_numpy(rows.embeddings), split.pairs)  # type: ignore[operator]
-    assert roc_auc_score(split.is_edge, said.detach()) > 0.75
-    one, other = (str(rows.node[place]) for place in split.pairs[:, 0].tolist())
-    pairs, table = tmp_path / "pairs.csv", str(tmp_path / "given.csv")
-    pairs.write_text(f"{one},{other}\n{other},{one}\n", encoding="utf-8")
-    words = ["predict", str(done.out), "--links", "--client", "0", "--pairs", str(pairs)]
-    assert main([*words, "--out", table]) == 0
-    chances = [float(line.split(",")[3]) for line in Path(table).read_text().splitlines()[1:]]
-    assert chances == pytest.approx([float(said[0].sigmoid())] * 2, rel=1e-4)
-
-
-def near(n: int) -> Data:
-    """Make nodes on a circle, each linked with those that are near, and features that say where."""
-    place = torch.arange(n)
-    edges = torch.cat([torch.stack([place, (place + step) % n]) for step in (1, 2, 3)], 1)
-    angle = 2 * torch.pi * place[:, None] / n * torch.arange(1, 5)
-    x = torch.cat([angle.sin(), angle.cos()], 1)
-    return Data(x=x, edge_index=edges, y=torch.zeros(n, dtype=torch.int64))
 
 
 def test_a_module_that_takes_no_pairs_has_no_mlp() -> None:

@@ -189,9 +189,6 @@ def test_forget_run_removes_all_its_clients(run_id: int, place: Path):
     forget_run(other)
 
 
-# In a folder of the SuperNode's own --------------------------------------------------------------
-
-
 @pytest.mark.parametrize("own", [True, False])
 def test_a_newer_file_is_taken_and_an_older_one_refused(
     own: bool, run_id: int, place: Path, tmp_path: Path

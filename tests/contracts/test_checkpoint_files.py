@@ -109,8 +109,6 @@ def test_a_proven_cheat_is_out_of_a_resumed_run_too(
     assert 1 in again.who[0].answered and 1 not in again.who[-1].answered
 
 
-# What goes wrong ----------------------------------------------------------------------------------
-
 DUE = 2  # the round whose checkpoint goes wrong
 
 

@@ -186,7 +186,19 @@ def test_predictions_of_a_run_on_ray_make_its_accuracies(name: str, tmp_path: Pa
     check_accuracies(setup, fg.load_run(tmp_path / "run"))
 
 
-# Metrics -----------------------------------------------------------------------------------------
+@every((name for name in ALL if name.startswith(("deepwalk", "gat"))), fast=())
+def test_embeddings_lie_beside_predictions(left: tuple[Setup, fg.Run, str]) -> None:
+    setup, there, _ = left
+    config: Any = setup.load("rounds=3")
+    for graph in method_of(config).graphs(config):  # type: ignore[attr-defined]
+        found = there.embeddings(graph.client)
+        assert found.node.tolist() == called([graph]).tolist()
+        assert found.number.tolist() == graph.nodes.tolist()
+        assert found.public.tolist() == graph.public.tolist()
+        assert found.embeddings.shape == (len(graph.nodes), config.model.dimension)
+    if config.model.name == "deepwalk":
+        with pytest.raises(OutputError):
+            there.model(0)
 
 
 def asked(setup: Setup) -> str:

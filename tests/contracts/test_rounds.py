@@ -133,8 +133,6 @@ def test_a_newcomer_takes_part_from_then_on(name: str, tmp_path: Path) -> None:
     assert counts[0] < counts[-1] == clients_of(setup)
 
 
-# Silence -----------------------------------------------------------------------------------------
-
 ROUNDS, BAD = 6, 3
 RUN = (f"rounds={ROUNDS}", "strategy.timeout=0.1")
 
@@ -157,8 +155,6 @@ def test_an_answer_after_the_deadline(name: str, tmp_path: Path) -> None:
     assert late.figures == pytest.approx(lost.figures, nan_ok=True, abs=1e-6)
     assert missed(late) == [BAD - setup.late]
 
-
-# Clocks -----------------------------------------------------------------------------------------
 
 HOURS = (-3, 0, 26)  # how far the clients' clocks are off
 
@@ -191,9 +187,6 @@ def test_clocks_that_disagree(name: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert off.result["rejected"] == 0
 
 
-# In the middle of a message -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ONCE)
 def test_killed_in_mid_training(name: str, tmp_path: Path) -> None:
     """Another client in each round from the second to the sixth."""
@@ -214,8 +207,6 @@ def test_killed_in_mid_training(name: str, tmp_path: Path) -> None:
     everyone = taken[0].answered | taken[0].failed.keys()
     assert taken[-1].answered == everyone and not taken[-1].failed
 
-
-# Between the stages of a secure sum ---------------------------------------------------------------
 
 # What a client is busy with when it is killed
 STAGES = {

@@ -5,8 +5,6 @@ the server die (in-process: ``tests/contracts``). What was set up wrongly is sai
 or client, and what to do. `make deploy-demo` runs the demo whole.
 """
 
-from __future__ import annotations
-
 import http.server
 import json
 import os

@@ -9,22 +9,19 @@ a `ModuleClient`, are PyTorch's and theirs.
 
 import dataclasses
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
 from ego_helpers import SETTINGS as EGO
 from ego_helpers import toy_egos, toy_shared
 from other_device import ELSEWHERE, Far, watched
+from relay_helpers import small_graph, strategy_for
 from test_gat import ROWS, Client, make_client, make_targets
 from test_gat import SETTINGS as GAT
 from torch import Tensor, nn
 
-from flower_graph.models import build_server_model
-from flower_graph.ops.active_rows import ActiveRows
+from flower_graph.ops.active_rows import pack
 from flower_graph.strategies.fedscem.cohort import EgoCohort, EgoGroup, Shared
-from flower_graph.strategies.nfedgnn.config import StrategyConfig
-from flower_graph.strategies.nfedgnn.server_model import RelayServer
 from flower_graph.strategies.nfedgnn.users import (
     CommonLayer,
     LinearCohort,
@@ -33,67 +30,42 @@ from flower_graph.strategies.nfedgnn.users import (
 )
 from flower_graph.strategies.ppfl.modules import PublicGAT
 
-USERS = UserSettings(16, True, 5e-4, 0, "holders")
+USERS = UserSettings(4, True, 5e-4, 0, "holders")
+DATA = small_graph(12)
 Place = torch.device
 Step = Callable[[], None]
 Reply = Callable[[], list[Tensor]]
 
 
-def make_rows(users: int, features: int, active: int) -> ActiveRows:
-    """Give every user one feature out of each of ``active`` ranges."""
-    width = features // active
-    seed = torch.Generator().manual_seed(0)
-    chosen = torch.randint(width, (users, active), generator=seed, dtype=torch.int32)
-    chosen += torch.arange(active, dtype=torch.int32) * width
-    pointers = torch.arange(users + 1, dtype=torch.int32) * active
-    return ActiveRows(pointers, chosen.flatten(), torch.ones(users * active), features)
-
-
-def make_server(users: int, device: Place) -> RelayServer:
-    """Build the server of a ring of users."""
-    nodes = torch.arange(users)
-    edges = torch.stack([nodes, nodes.roll(1)])
-    data = SimpleNamespace(
-        edge_index=torch.cat([edges, edges.flip(0)], 1),
-        y=nodes % 7,
-        train_mask=nodes < 20,
-        val_mask=(nodes >= 20) & (nodes < 40),
-        test_mask=nodes >= 40,
-    )
-    model = build_server_model("gcn", hidden=16, heads=1, classes=7, dropout=0.0, seed=0)
-    settings = UserSettings(16, False, 5e-4, 0)
-    return RelayServer(data, model, StrategyConfig(reg_weight=1.0), settings, device)
-
-
 def linear(device: Place) -> tuple[Step, Reply]:
-    cohort = LinearCohort(make_rows(12, 40, 4).to(device), USERS)
+    cohort = LinearCohort(pack(DATA.x, bias=True).to(device), USERS)
     some = torch.tensor([1, 4, 7])
 
     def step() -> None:
-        cohort.step(None, torch.ones(12, 16, device=device), 0.01)
-        cohort.step(some, torch.ones(3, 16, device=device), 0.01)
+        cohort.step(None, torch.ones(12, 4, device=device), 0.01)
+        cohort.step(some, torch.ones(3, 4, device=device), 0.01)
 
     return step, lambda: [cohort.forward(None), cohort.forward(some)]
 
 
 def of_modules(device: Place) -> tuple[Step, Reply]:
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 16))
+    module = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 4))
     x = torch.rand(6, 5, generator=torch.Generator().manual_seed(1)).to(device)
     cohort = ModuleCohort(x, module, USERS)
     return (
-        lambda: cohort.step(None, torch.ones(6, 16, device=device), 0.01),
+        lambda: cohort.step(None, torch.ones(6, 4, device=device), 0.01),
         lambda: [cohort.forward(None)],
     )
 
 
 def relay_server(device: Place) -> tuple[Step, Reply]:
-    server = make_server(60, device)
-    latent = torch.rand(60, 16, generator=torch.Generator().manual_seed(1)).to(device)
+    server = strategy_for(DATA, dropout=0.0, device=str(device)).server
+    latent = torch.rand(12, 4, generator=torch.Generator().manual_seed(1)).to(device)
     found: list[Tensor] = []
 
     def step() -> None:
-        server.receive(torch.arange(60), latent)
+        server.receive(torch.arange(12), latent)
         found[:] = [server.gradients(1, server.latent, server.known)[1]]
         server.move(1, 0.01)
 
@@ -113,14 +85,14 @@ def egos(device: Place) -> tuple[Step, Reply]:
 
 
 def common_layer(device: Place) -> tuple[Step, Reply]:
-    settings = UserSettings(16, True, 5e-4, 0, dropout=0.5)
+    settings = UserSettings(4, True, 5e-4, 0, dropout=0.5)
     users = torch.arange(12, device=device)
-    common = CommonLayer(make_rows(12, 40, 4).to(device), users, settings)
+    common = CommonLayer(pack(DATA.x, bias=True).to(device), users, settings)
     common.hold({name: t.to(device) for name, t in common.start().items()})
     total: list[Tensor] = []
 
     def step() -> None:
-        total[:] = [common.gradient(users, torch.ones(12, 16, device=device), 1)]
+        total[:] = [common.gradient(users, torch.ones(12, 4, device=device), 1)]
 
     return step, lambda: [*total, common.forward(users, 1)]
 

@@ -48,8 +48,6 @@ def test_sparse_features_give_the_same_and_a_stored_zero_is_none():
     assert torch.equal(one.x.matrix.to_dense(), other.x.matrix.to_dense())
 
 
-# Dropout -----------------------------------------------------------------------------------------
-
 NETWORKS = [toy(4, [[1.0, 0.0, 2.0], [0.0, 3.0, 4.0]], [0, 0]), toy(7, [[0.0, 5.0, 0.0]], [0])]
 
 

@@ -46,7 +46,7 @@ def test_thousands_of_invented_numbers_are_refused(numbers: Any, rounds: Any, wh
         config: Any = content.config_records["config"]
         config["sum-clients"] += pack_integers(np.array(numbers))
 
-    grid = faulty({(LIAR, "hello", number): claiming for number in rounds})
+    grid = faulty({(LIAR, "query", number): claiming for number in rounds})
     outcome = run(seven_egos(), supernodes=7, make_grid=grid)
     assert outcome.answered == [6, 6, 6]
     said = [entry["reason"] for report in outcome.reports for entry in report.rejected]
@@ -74,7 +74,7 @@ def spoilt(content: RecordDict) -> None:
 
 def test_after_a_union_that_nobody_can_read_who_was_aligned_goes_on() -> None:
     """One that joins in the second round spoils every union."""
-    script = {(LIAR, "hello", 1): "lost"} | {(LIAR, "union", n): spoilt for n in EVER}
+    script = {(LIAR, "query", 1): "lost"} | {(LIAR, "train.union", n): spoilt for n in EVER}
     outcome = run(seven_egos(), supernodes=7, make_grid=faulty(script))
     assert outcome.answered == [6, 6, 6]
     (out,) = outcome.reports[-1].participation["left-out"]
@@ -83,11 +83,24 @@ def test_after_a_union_that_nobody_can_read_who_was_aligned_goes_on() -> None:
 
 @pytest.mark.parametrize("supernodes", [2, 7])
 def test_a_first_union_that_nobody_can_read_ends_the_run(supernodes: int) -> None:
-    grid = faulty({(1, "union", number): spoilt for number in EVER})
+    grid = faulty({(1, "train.union", number): spoilt for number in EVER})
     with pytest.raises(AlignmentError, match="client"):
         run(seven_egos(), supernodes=supernodes, make_grid=grid)
 
 
+<<<<<<< HEAD
+=======
+def test_packets_that_nobody_opens_cost_their_supernode_alone() -> None:
+    def unopenable(content: RecordDict) -> None:
+        config: Any = content.config_records["config"]
+        if packets := config.get("prepare-packets"):
+            config["prepare-packets"] = bytes(byte ^ 1 for byte in packets)
+
+    grid = faulty({(LIAR, "train.unmask", 1): unopenable})
+    assert run(seven_egos(), supernodes=7, make_grid=grid).answered == [6, 6, 6]
+
+
+>>>>>>> w2tests
 # Key-holders --------------------------------------------------------------------------------------
 
 

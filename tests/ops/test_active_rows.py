@@ -1,7 +1,5 @@
 """Active rows against dense matrices, and against themselves in other blocks and dealings."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

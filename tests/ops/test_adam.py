@@ -1,7 +1,5 @@
 """Adam by owner against PyTorch's own optimiser, one for each owner."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

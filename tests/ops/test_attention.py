@@ -1,7 +1,5 @@
 """Attention without its linear map against PyG's ``GATConv`` whose map is the identity."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,15 +1,13 @@
 """NT-Xent by hand, against equation 9 term by term, and what it holds in memory."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
 import pytest
 import torch
+from graph_helpers import Largest
 from hypothesis import given
 from hypothesis import strategies as st
-from learner_helpers import Largest
 from plain.fedscem import nt_xent as slow_nt_xent
 from torch import Tensor
 

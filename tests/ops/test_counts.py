@@ -1,7 +1,5 @@
 """Metrics of summed counts are scikit-learn's of the pooled predictions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Dropout that keeps bits: the numbers, and the draws, are PyTorch's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Graph operators against PyG, dense matrices and equation 6 written out."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

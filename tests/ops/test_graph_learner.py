@@ -1,14 +1,12 @@
 """Encoders and learned adjacency by hand, against the formulas on dense matrices, and gradients."""
 
-from __future__ import annotations
-
 import math
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from learner_helpers import matrix, slow_adjacency
 from torch import Tensor
+from torch.nn import functional as F
 
 from flower_graph.ops.graph import Adjacency, propagate
 from flower_graph.ops.graph_learner import LearnedGraph, edge_agreement
@@ -24,6 +22,23 @@ def kept(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     chance = torch.Generator().manual_seed(draw(st.integers(0, 999)))
     order = torch.rand(n, n, generator=chance).fill_diagonal_(2).argsort(1)
     return order[:, :k], torch.randn(n, n, generator=chance, dtype=torch.float64)
+
+
+def slow_adjacency(similarity: Tensor, near: list[list[int]]) -> Tensor:
+    """Keep some pairs, make them symmetric, add the self-loops, normalise (17 and 18)."""
+    n = similarity.shape[0]
+    kept = torch.zeros(n, n, dtype=similarity.dtype)
+    for i, others in enumerate(near):
+        kept[i, others] = 1
+    a = F.relu(similarity * kept)
+    a = (a + a.T) / 2 + torch.eye(n, dtype=a.dtype)
+    root = a.sum(1).rsqrt()
+    return root[:, None] * a * root[None]
+
+
+def matrix(edge_index: Tensor, weight: Tensor, n: int) -> Tensor:
+    """Add up the entries of a graph, ``[n, n]``."""
+    return weight.new_zeros(n, n).index_put(tuple(edge_index), weight, accumulate=True)
 
 
 @given(case=kept())

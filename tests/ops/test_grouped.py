@@ -1,7 +1,5 @@
 """Products and sums of ragged groups against a loop, and their gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

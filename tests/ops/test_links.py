@@ -1,7 +1,5 @@
 """Held-out edges, scores of pairs and how good these are, on graphs worked out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Logistic regression: against scikit-learn's, dense and sparse."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression

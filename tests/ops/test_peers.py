@@ -1,7 +1,5 @@
 """Similarities of clients and averages for each, by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

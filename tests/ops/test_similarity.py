@@ -1,22 +1,22 @@
 """Kept similarities by hand, against the formulas on all pairs, and where lengths are zero."""
 
-from __future__ import annotations
-
 from unittest.mock import patch
 
 import pytest
 import torch
+from graph_helpers import Largest
 from hypothesis import given
 from hypothesis import strategies as st
-from learner_helpers import Largest, slow_nearest, slow_similarity, sparse
+from plain.fedgls import similarity_of as slow_similarity
 from torch import Tensor
 
 from flower_graph.ops import similarity as module
 from flower_graph.ops.similarity import SIMILARITIES, Rows, SparseRows, kept_similarity, nearest
 
-# Lengths 5, 5 and 0; the products of the first two are 24, their distance the root of 2.
-HAND = torch.tensor([[3.0, 4.0], [4.0, 3.0], [0.0, 0.0]])
-OTHERS = torch.tensor([[1, 2], [0, 2], [0, 1]])
+
+def sparse(x: Tensor) -> SparseRows:
+    row, col = x.nonzero(as_tuple=True)
+    return SparseRows(row, col, x[row, col], (x.shape[0], x.shape[1]))
 
 
 def both(x: Tensor) -> list[Rows]:
@@ -146,10 +146,16 @@ def test_near_nodes_far_from_the_origin_are_told_apart():
 
 def test_an_unknown_similarity_is_refused():
     with pytest.raises(ValueError, match="'dot'"):
-        kept_similarity(HAND, OTHERS, "dot")
+        kept_similarity(torch.eye(3), torch.tensor([[1], [2], [0]]), "dot")
 
 
-# The search ---------------------------------------------------------------------------------------
+def slow_nearest(similarity: Tensor, k: int) -> list[list[int]]:
+    """Sort each node's others by similarity, ties by number, and keep k (equation 16)."""
+    rows = similarity.tolist()
+    return [
+        sorted((j for j in range(len(row)) if j != i), key=lambda j: (-row[j], j))[:k]
+        for i, row in enumerate(rows)
+    ]
 
 
 @st.composite

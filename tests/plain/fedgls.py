@@ -185,12 +185,6 @@ class Federation:
         self.clients = [Client(graph, settings, starts, phi) for graph in graphs]
         self.models, self.phi = list(starts), phi
 
-    def learn(self) -> None:
-        gnn, encoder = self.nets
-        h, z = gnn(self.x, self.learner.graph(self.x)), encoder(self.x, None).detach()
-        step(self.learner, loss := contrast(h, z, self.settings.graph.tau))
-        self.contrast, self.adjacency = loss.item(), self.learner.graph(self.x).detach()
-
     def train(self, drops: Callable[[Client, int], Drops] = lambda *_: Drops()) -> None:
         for client in self.clients:
             client.train([drops(client, number) for number in range(len(client.nets))])

@@ -5,8 +5,6 @@ with one first layer for all users: the whole network, trained in one place. Fir
 given, and whatever is drawn.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext

@@ -5,8 +5,6 @@ one that sees nothing but sums. A client's model embeds its nodes (``embed``), a
 round, with the means of its public nodes from the second round on (``learn``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """What clients learn of each other: rows `clients alone` of the pages on privacy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

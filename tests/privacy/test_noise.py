@@ -1,7 +1,5 @@
 """Noise on what clients send and on their mean: how much, from where, how often, what it costs."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -30,9 +28,6 @@ from flower_graph.privacy.local import (
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.arrays import pack_integers
-
-# The budget -------------------------------------------------------------------------------------
-
 
 BUDGET = PrivacyConfig(epsilon=8.0, delta=1e-5, clipping_norm=3.0)
 
@@ -84,9 +79,6 @@ def test_a_budget_that_cannot_be_proven(monkeypatch: pytest.MonkeyPatch) -> None
         accounted(1.0, 1e-5, 1)
 
 
-# Noise of clients -------------------------------------------------------------------------------
-
-
 def request(rows: np.ndarray, kind: str = "train", **config: Any) -> Message:
     identify(1)
     arrays = ArrayRecord({"public": Array(rows)})
@@ -121,9 +113,6 @@ BOTH = pytest.mark.parametrize("mod_of", [replies, rows_mod])
 def released(mod: Any, before: np.ndarray, after: np.ndarray, own: Context | None = None) -> Any:
     reply = mod(request(before), own or context(), client(after))
     return reply.content["arrays"]["public"].numpy()
-
-
-# The mod ----------------------------------------------------------------------------------------
 
 
 def test_the_change_is_clipped_and_the_noise_is_as_wide_as_was_asked_for() -> None:
@@ -229,9 +218,6 @@ def test_in_the_central_form_losses_are_withheld_and_arrays_left_to_the_server()
     assert privacy_mods(central, 10) == privacy_mods(PrivacyConfig(), 10) == []
 
 
-# A row for each client --------------------------------------------------------------------------
-
-
 def test_rows_of_a_cohort_are_clipped_and_noised_one_by_one() -> None:
     rows = np.array([[3.0, 4.0], [0.03, 0.04], [0.0, 0.0], [-30.0, 40.0]], np.float32)
     before = rows.copy()
@@ -260,9 +246,6 @@ def test_rows_that_cannot_be_protected_are_not_sent() -> None:
 
     with pytest.raises(RefusedError, match="'weights'"):
         rows_mod()(request(ZEROS), context(), more)
-
-
-# Noise of the server ----------------------------------------------------------------------------
 
 
 SIZE = 4000

@@ -4,8 +4,6 @@ Every reply is recorded, those of the set-up included, and what is looked for is
 identities and their embeddings. With plain sums the same search finds them, so it can.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

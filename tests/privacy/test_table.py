@@ -1,7 +1,5 @@
 """The tables of the pages on privacy: every adversary, every method, tests that are there."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

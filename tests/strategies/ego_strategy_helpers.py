@@ -1,15 +1,14 @@
 """Runs of the embedding-averaging server in process: dealings, a grid with faults, an onlooker."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from ego_helpers import CLASSES, FEATURES, SETTINGS, toy_egos
-from federation import Federation, Word
+from federation import Federation
 from flwr.app import Array, Context, Message
 from graph_helpers import dealt
 from torch import Tensor
@@ -21,7 +20,7 @@ from flower_graph.data.graph import EgoNetwork
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem.config import EgoSettings
-from flower_graph.wire.keys import RING_WORD, SUMS, TOTAL
+from flower_graph.wire.keys import SUMS, TOTAL
 
 RESOLUTION = 2.0**-20  # so fine that 12 clients still fit into 64-bit words
 FINE = {"limit": 32.0, "resolution": RESOLUTION}
@@ -39,22 +38,16 @@ def ego(client: int, nodes: Sequence[int], edges: Sequence[tuple[int, int]] = ()
     place = {node: number for number, node in enumerate(nodes)}
     both = sorted((place[a], place[b]) for e in edges for a, b in (e, e[::-1]))
     ids = torch.tensor(list(nodes))
-    x = torch.stack([_features(node) for node in nodes])
+    draws = [torch.Generator().manual_seed(node) for node in nodes]
+    x = torch.stack([torch.rand(FEATURES, generator=draw).round(decimals=2) for draw in draws])
     none = torch.zeros(len(nodes), dtype=torch.bool)
     index = torch.tensor(both, dtype=torch.long).reshape(-1, 2).T
     return EgoNetwork(client, ids, x, ids % CLASSES, index, None, ~none, none, none)
 
 
-def _features(node: int) -> Tensor:
-    return torch.rand(FEATURES, generator=torch.Generator().manual_seed(node)).round(decimals=2)
-
-
 def three_egos() -> list[EgoNetwork]:
     """Clients 7, 8, 9: node 2 is held by two of them, 3 by three, 1 and 4 by one."""
     return [ego(7, [1, 2, 3], [(1, 2), (2, 3)]), ego(8, [2, 3], [(2, 3)]), ego(9, [3, 4])]
-
-
-# Runs --------------------------------------------------------------------------------------------
 
 
 class Onlooker:
@@ -106,14 +99,13 @@ def client_app(
     egos: Sequence[EgoNetwork],
     deal: Sequence[Sequence[int]] | None = None,
     mods: Sequence[Mod] = (),
-    train_mods: Sequence[Any] = (),
     client: type = EgoNetworkClient,
     settings: EgoSettings = SETTINGS,
     **options: Any,
 ) -> Any:
     """Deal clients out as `dealt` does; ``options`` are those of the clients."""
-    wrap = {"mods": list(mods), "train_mods": list(train_mods)}
-    return dealt(lambda context, own: client(context, own, settings, **options), egos, deal, **wrap)
+    make = partial(client, settings=settings, **options)
+    return dealt(make, egos, deal, mods=list(mods))
 
 
 def run(
@@ -126,12 +118,11 @@ def run(
     mods: Sequence[Mod] = (),
     make_grid: Callable[..., InProcessGrid] = InProcessGrid,
     client_options: dict[str, Any] | None = None,
-    strategy: MaskedEmbeddingAveraging | None = None,
     **options: Any,
 ) -> Outcome:
     """Run the strategy on clients assigned to SuperNodes; ``options`` are its arguments."""
     seen = Onlooker()
-    server = strategy or MaskedEmbeddingAveraging(settings, **{**FINE, **options})
+    server = MaskedEmbeddingAveraging(settings, **{**FINE, **options})
     how = {"settings": server.settings, **(client_options or {})}
     grid = make_grid(
         client_app(egos or toy_egos(), deal, [*mods, seen], **how), num_supernodes=supernodes
@@ -151,52 +142,13 @@ def assert_same(one: Outcome, other: Outcome, atol: float = 1e-5) -> None:
         torch.testing.assert_close(one.last[client], other.last[client], atol=atol, rtol=0)
 
 
-# A grid with faults ------------------------------------------------------------------------------
+def faulty(script: dict[Any, Any]) -> Callable[..., Federation]:
+    """Make grids on which a script says what goes wrong: (partition, message type, round)."""
 
+    def word(partition: int, server_round: int, kind: str) -> Any:
+        return script.get((partition, kind, server_round), "good")
 
-def stage_of(message: Message) -> str:
-    """Name what a message is for: hello, align, union, train, prepare, unmask or finish."""
-    kind = message.metadata.message_type
-    if kind != "train.unmask":
-        return {"query": "hello"}.get(kind, kind.removeprefix("train."))
-    config = message.content.config_records["config"]
-    both = "unmask-run" in config and "prepare-run" in config
-    return "both" if both else ("unmask" if "unmask-run" in config else "prepare")
-
-
-class FaultyGrid(Federation):
-    """A federation whose words are for (partition, stage, round).
-
-    ``gone``, in a stage's place, is a node that is not there while the round lasts. The second
-    exchange of a round is the stage ``both``, or ``unmask`` in the last one.
-    """
-
-    def __init__(self, app: Any, *, num_supernodes: int, script: dict[Any, Any]) -> None:
-        super().__init__(app, num_supernodes=num_supernodes, state_dir=IN_PROCESS)
-        self.script = script
-        self.now = 1  # the round, as far as the messages tell
-
-    def partition(self, node: int) -> int:
-        return int(self.contexts[node].node_config["partition-id"])
-
-    def get_node_ids(self) -> list[int]:
-        away = [p for (p, stage, number) in self.script if (stage, number) == ("gone", self.now)]
-        return [node for node in super().get_node_ids() if self.partition(node) not in away]
-
-    def word_of(self, message: Message, server_round: int) -> Word:
-        stage = stage_of(message)
-        # Plain sums have no second exchange: with their first one the round is as good as over.
-        is_plain = RING_WORD not in message.content.config_records["config"]
-        if stage in ("both", "unmask") or (stage == "train" and is_plain):
-            self.now = server_round + 1
-        place = self.partition(message.metadata.dst_node_id), stage, server_round
-        word: Word = self.script.get(place, "good")
-        return word
-
-
-def faulty(script: dict[Any, Any]) -> Callable[..., FaultyGrid]:
-    """Return what makes a grid with these faults."""
-    return lambda app, num_supernodes: FaultyGrid(app, num_supernodes=num_supernodes, script=script)
+    return partial(Federation, faults=word, state_dir=IN_PROCESS)
 
 
 def rounded(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:

@@ -1,7 +1,5 @@
 """What travels in a short run of each method: every record, key and type."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path

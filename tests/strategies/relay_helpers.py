@@ -1,7 +1,5 @@
 """Small graphs, and runs in process."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any

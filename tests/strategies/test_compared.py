@@ -1,13 +1,11 @@
 """FedAvg, FedProx, local training, Ditto and FedProto, each against its special cases."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from federation import COMPARED, METHODS, Trained, run_rounds
+from federation import METHODS, Trained, run_rounds
 from torch import Tensor
 from torch.nn import functional
 
@@ -101,8 +99,3 @@ def test_weights_get_noise_of_a_budget(form: str) -> None:
     budget = ("privacy.epsilon=1", f"privacy.form={form}")
     (noisy, _), (plain, _) = run("ditto", *budget), run("ditto")
     assert min(np.abs(noisy[name] - plain[name]).max() for name in plain) > 0.1
-
-
-@pytest.mark.parametrize("name", COMPARED[-2:])
-def test_clients_of_one_supernode_are_as_those_of_four(name: str) -> None:
-    assert run(name, supernodes=1)[1] == pytest.approx(run(name)[1], abs=1e-5)

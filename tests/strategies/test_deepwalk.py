@@ -1,7 +1,5 @@
 """DeepWalk: the same bits in any process, going on from its state, and what it does to nodes."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import replace
@@ -149,8 +147,6 @@ def test_walks_that_gensim_cannot_take_whole_are_refused(length: int) -> None:
     with pytest.raises(ConfigError, match=r"deepwalk\.length"):
         load_config("ppfl/cora-linqs-deepwalk", [f"deepwalk.length={length}"])
 
-
-# Walks -------------------------------------------------------------------------------------------
 
 # 0 - 1 - 2, 1 - 3, and 4 alone, in no order.
 STAR = np.array([[3, 1, 0, 1, 2, 1], [1, 3, 1, 0, 1, 2]])

@@ -1,7 +1,5 @@
 """Self-training, FedAvg and FedProx over ego-networks, against dense clients."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

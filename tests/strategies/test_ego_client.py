@@ -1,7 +1,5 @@
 """One SuperNode's clients by themselves: what they refuse, do only once, and keep secret."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +21,6 @@ from flower_graph.strategies.fedscem.cohort import first_model
 from flower_graph.strategies.fedscem.messages import EgoEnrolment, EgoReply, EgoRequest
 
 RUN, OTHER_RUN = b"0123456789abcdef", b"fedcba9876543210"
-RUN_TOKEN = "ab" * 16
 HELLO = EgoEnrolment(RUN, "plain")
 EGOS = toy_egos()[:3]
 NUMBERS = np.array([100, 101, 102])
@@ -55,9 +52,6 @@ def ask(context: Context, number: int, clients: np.ndarray = NUMBERS, **more: An
 def kept(context: Context, name: str = "gnn.second.weight") -> torch.Tensor:
     _, tensors, _ = state._LIVE[context.run_id, context.node_id].held
     return tensors[name].clone()
-
-
-# Rounds ------------------------------------------------------------------------------------------
 
 
 def test_a_message_that_comes_twice_is_worked_on_once(context: Context) -> None:
@@ -112,8 +106,6 @@ def test_what_a_host_refuses(context: Context) -> None:
     with pytest.raises(ValueError, match=r"\[7\]"):
         ask(context, 1, np.array([100, 7]))
 
-
-# Secrets: in this process or through bytes -------------------------------------------------------
 
 IDENTITIES: dict[int, list[Any]] = {3: [10, 11], 5: [11]}
 

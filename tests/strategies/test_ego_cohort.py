@@ -1,7 +1,5 @@
 """Cohorts of ego-networks against plain PyG clients, whole and by batches, for any assignment."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -163,8 +161,6 @@ def test_a_newcomer_that_trains_alone_is_a_plain_client() -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
-# By batches --------------------------------------------------------------------------------------
-
 BATCHES = replace(SETTINGS, batch_size=3)
 
 
@@ -230,9 +226,6 @@ def test_what_is_not_in_the_batch_is_no_negative_of_it() -> None:
     # Both: 0 has b and two means a; 1 has a and the two means, none of them like it.
     assert sum_of(0, 1) == (pytest.approx(log((1 + 2 * e) / e) + log(3 / 1)), 2)
     assert sum_of(2, 3) == (0, 0)
-
-
-# Runs --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [LocalSage, FedSage])

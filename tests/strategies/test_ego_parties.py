@@ -56,36 +56,23 @@ def test_results_are_those_of_a_trusted_server_for_one_exchange_more(parties):
         assert ours - theirs == {"train.sum_list"} and theirs <= ours
 
 
-# What clients refuse ------------------------------------------------------------------------------
-
-
-def unmasked(content):
-    del content["config"][RING_WORD]
-
-
 def with_a_model(content):
     content["config"]["shares-model"] = True
     content["model"] = ArrayRecord({"weights": Array(start_of().numpy())})
 
 
-def of_some(content):
-    content["config"]["clients"] = content["config"]["clients"][:8]  # as int64
+def telling(**entries):
+    return lambda content: content["config"].update(entries)
 
 
-def for_clients_that_trust(content):
-    content["config"]["alignment"] = "psi"
-
-
-def to_go_back(content):
-    content["config"]["resume-round"], content["config"]["resume-attempt"] = 1, "another"
-
-
+BACK = {"resume-round": 1, "resume-attempt": "another"}
+# Round and type of a message, what a lie changes in it, and what the client says
 LIES = {
-    unmasked: (2, "train", "without masks"),
-    with_a_model: (2, "train", "weights are asked for"),
-    of_some: (2, "train", "clients .100. are asked"),
-    for_clients_that_trust: (1, "query", "takes part in verified alone"),
-    to_go_back: (3, "train", "loads no checkpoint from before"),
+    "unmasked": (2, "train", lambda one: one["config"].pop(RING_WORD), "without masks"),
+    "with a model": (2, "train", with_a_model, "weights are asked for"),
+    "of one": (2, "train", telling(clients=(100).to_bytes(8, "little")), "clients .100. are asked"),
+    "for others": (1, "query", telling(alignment="psi"), "takes part in verified alone"),
+    "to go back": (3, "train", telling(**BACK), "loads no checkpoint from before"),
 }
 
 
@@ -103,10 +90,10 @@ class Lying(Federation):
             if self.contexts[meta.dst_node_id].node_config["partition-id"] != 0:
                 continue
             at = int(meta.group_id), meta.message_type
-            for lie in [lie for lie, (*due, _) in LIES.items() if tuple(due) == at]:
-                told = self.query if lie is to_go_back else message
+            for lie, change in [(lie, one[2]) for lie, one in LIES.items() if one[:2] == at]:
+                told = self.query if lie == "to go back" else message
                 content = recorddict_from_proto(recorddict_to_proto(told.content))
-                lie(content)
+                change(content)
                 self.heard[lie] = self._told(told, content)
             if meta.message_type == "query":
                 self.query = message
@@ -152,11 +139,8 @@ def test_settings_that_a_server_could_read_clients_by_are_refused(setting, says)
         UNTRUSTED.load(setting)
 
 
-# Who comes and goes -------------------------------------------------------------------------------
-
-
 def test_who_joins_later_is_aligned_with_all(parties):
-    script = {(5, "gone", 1): "gone"}
+    script = {(5, "connect", 1): "gone"}
     done = run(**parties, rounds=3, make_grid=faulty(script))
     sums = done.strategy.session.sums
     # All are aligned; of each sum one is left out, as six SuperNodes differ from five by one.

@@ -1,7 +1,5 @@
 """Whom the server asks, who may enrol with which keys, and what a sum says."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -85,8 +83,6 @@ def test_keys_of_another_run_and_none_are_refused() -> None:
         session.members.read(74, RecordDict())
     assert session.sums.server.node_of(4) == 72
 
-
-# What a sum says ---------------------------------------------------------------------------------
 
 METRICS = np.array([1.5, 2, 0.25, 1, 0, 0, 6.0, 0.5, 2, 0])
 

@@ -1,7 +1,5 @@
 """What FedSCem's tables have besides runs: the reference on the whole graph, costs of clients."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

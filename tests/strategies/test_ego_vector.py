@@ -1,7 +1,5 @@
 """What clients add up is what they read, whoever holds which slot and wherever they are."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """PPFL-GNN's clients: what cannot be one, and what those of a SuperNode answer, keep and save."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial
@@ -43,11 +41,6 @@ def rows_of(reply: PublicReply, place: int = 0) -> FloatArray:
     found = reply.embeddings[place]
     assert found is not None
     return found
-
-
-def toy_member(model: type[ToyModel], start: FloatArray) -> EmbeddingClient:
-    """Make client 0 with another model."""
-    return replace(toy_members(1)[0], build=partial(model, start), judge=None)
 
 
 VECTORS = np.zeros((3, 2), np.float32)
@@ -123,7 +116,8 @@ def test_a_state_that_changes_its_shape_is_refused() -> None:
             more = {"more": torch.zeros(1)} if int(self.rounds) else {}
             return super().state_dict() | more
 
-    member = toy_member(Growing, np.zeros((6, 3), np.float32))
+    grows = partial(Growing, np.zeros((6, 3), np.float32))
+    member = replace(toy_members(1)[0], build=grows, judge=None)
     with pytest.raises(ValueError, match=r"0.*\(1,\), torch\.float32"):
         ask(PublicNodeClient(context(), [member]), 1)
 

@@ -1,7 +1,5 @@
 """Metrics of embeddings by scikit-learn's classifiers."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

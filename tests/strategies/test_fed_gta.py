@@ -31,8 +31,6 @@ def softmax(*values: float) -> list[float]:
     return [math.exp(value) / total for value in values]
 
 
-# --- formulas
-
 # The path 0 - 1 - 2 with self-loops: degrees 2, 3, 2.
 PATH = gcn_adjacency(torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]), 3)
 START = torch.tensor([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
@@ -108,9 +106,6 @@ def test_the_server_weighs_those_that_are_alike_by_their_confidence() -> None:
     assert peer_weights(vectors, np.ones(3), 0.8).tolist() == np.eye(3).tolist()
     assert peer_weights(vectors, np.ones(3), -1.0).tolist() == np.ones((3, 3)).tolist()
     assert peer_weights(vectors, np.ones(3), 1.0).tolist() == np.eye(3).tolist()
-
-
-# --- both halves
 
 
 def test_the_server_averages_for_each_client_by_hand() -> None:

@@ -26,9 +26,6 @@ class Linear(nn.Module):
         return x @ self.weight.T + self.bias
 
 
-# --- formulas
-
-
 def test_the_random_graph_has_dense_blocks_and_nothing_between_them() -> None:
     x, edges = random_graph(6, 3, 40, 0.25, seed=0)
     full = random_graph(2, 1, 3, 1.0, 0)[1]
@@ -44,9 +41,6 @@ def test_the_random_graph_has_dense_blocks_and_nothing_between_them() -> None:
     assert len(pairs) == edges.shape[1]
     assert pairs == {(b, a) for a, b in pairs}
     assert len(pairs) / (3 * 40 * 39) == pytest.approx(0.25, abs=0.03)
-
-
-def test_the_random_graph_depends_on_the_seed_alone() -> None:
     one, same, other = (random_graph(4, 5, 20, 0.1, seed) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
     assert not torch.equal(one[0], other[0])
@@ -72,9 +66,6 @@ def test_a_mask_is_multiplied_in_and_a_small_one_is_nothing_in_evaluation() -> N
     assert float(masked.size().detach()) == pytest.approx(3.55)
     masked.size().backward()
     assert masked.masks["weight"].grad.tolist() == [[1, -1], [1, 1]]
-
-
-# --- both halves
 
 
 def test_masks_never_leave_a_client_and_each_client_has_its_own_model(tmp_path: Path) -> None:

@@ -109,9 +109,6 @@ def test_arguments_are_checked() -> None:
             new_client(networks(), replace(SETTINGS, **other))
 
 
-# State and checkpoints ------------------------------------------------------------------------
-
-
 def model() -> SageModel:
     return first_model(SETTINGS.num_features, SETTINGS.hidden, SETTINGS.num_classes, 5)
 

@@ -18,6 +18,7 @@ from ego_strategy_helpers import (
     seven_egos,
     three_egos,
 )
+from federation import who_of
 from plain import fedscem as plain
 from torch import Tensor
 
@@ -45,9 +46,6 @@ def test_equals_dense_clients(variant: str, sharing: str, changes: dict[str, Any
     for place, client in enumerate(slow):
         found = fast.last[egos[place].client]
         torch.testing.assert_close(found, client.weights(), atol=2e-5, rtol=0)
-
-
-# One round by hand -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -92,9 +90,6 @@ def test_clients_get_the_means_over_holders(
         )
 
 
-# What does not fit together ----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -115,12 +110,13 @@ def test_impossible_arguments(options: dict[str, Any], message: str) -> None:
         MaskedEmbeddingAveraging(**{"settings": SETTINGS, **FINE, **options})
 
 
-# Dropping out ------------------------------------------------------------------------------------
-
-
 # Who does not answer the second exchange of a round is in its sum, but not in the next one.
-MASKED = {(0, "train", 2): "silent", (1, "both", 2): "lost"}
-MASKED |= {(2, "train", 3): "silent", (3, "both", 3): "silent", (4, "both", 4): "lost"}
+MASKED = {(0, "train", 2): "silent", (1, "train.unmask", 2): "lost"}
+MASKED |= {
+    (2, "train", 3): "silent",
+    (3, "train.unmask", 3): "silent",
+    (4, "train.unmask", 4): "lost",
+}
 PLAIN = [(0, 2), (1, 3), (2, 3), (3, 4), (4, 5)]  # who is absent from the same sums
 
 
@@ -134,6 +130,10 @@ def test_who_drops_out_at_any_stage_is_missing_as_from_a_plain_sum() -> None:
     assert not any(report.skipped for report in one.reports)
     assert min(one.answered) == 8
     assert_same(one, other, 0.0)
+    # A report tells of the exchanges that brought its measurements: those of the next round.
+    first, second, *_ = (who_of(report.participation) for report in one.reports)
+    assert first.failed == {100: "no reply within 0.05 s"}
+    assert second.left_out[101] == "its keys for the sum did not come in time"
 
 
 def test_too_many_drop_out_and_the_round_is_skipped() -> None:
@@ -146,15 +146,15 @@ def test_too_many_drop_out_and_the_round_is_skipped() -> None:
     assert outcome.figures[1].isnan()[1:].all()  # what round 3's vectors say of round 2
     assert outcome.figures[2, 2].isnan()  # nothing to fuse from round 3
     assert outcome.figures[3:, :3].isfinite().all()
+    who = who_of(outcome.reports[1].participation)
+    assert not who.answered and len(who.failed) == 7, "nobody's answer is used"
+    assert sum("is skipped" in reason for reason in who.failed.values()) == 4
 
 
 def test_a_union_that_nobody_takes_part_in_is_an_error() -> None:
-    script = {(p, "union", 1): "lost" for p in range(7)}
+    script = {(p, "train.union", 1): "lost" for p in range(7)}
     with pytest.raises(AlignmentError, match=r"round 1.*0"):
         run(seven_egos(), supernodes=7, make_grid=faulty(script))
-
-
-# Numbers that do not fit -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("aggregation", "supernodes"), [("masked", 7), ("plain", 2)])

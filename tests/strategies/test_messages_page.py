@@ -96,35 +96,33 @@ def fits(sent: str, said: str) -> bool:
     )
 
 
-def matches(sent: Entry, said: Entry) -> bool:
-    return sent[:3] == said[:3] and fnmatch(sent.key, said.key) and fits(sent.kind, said.kind)
-
-
 @pytest.mark.parametrize("method", RUNS)
 def test_what_a_method_sends_is_what_the_page_says(method: str, tmp_path: Path) -> None:
     seen, said = RUNS[method](tmp_path), list(documented(method))
-    missing = sorted(s for s in seen if not any(matches(s, entry) for entry in said))
+    missing = sorted(
+        s
+        for s in seen
+        if not any(s[:3] == e[:3] and fnmatch(s.key, e.key) and fits(s.kind, e.kind) for e in said)
+    )
     assert not missing, "\n".join(" ".join(entry) for entry in missing)
     # ... and the page does not tell of messages that nobody sends.
     kinds = {entry.message for entry in seen}
     assert {entry.message for entry in said} - {"train.save"} <= kinds
     # Nor of entries, but for what only faults bring about, or checkpoints and metrics do.
     # Parties declare points where there is an alignment.
-    rare = {
-        *[
-            "sum-declared",
-            "reveal-declared",
-            "left-out",
-            "mask-left-out",
-            "mask-refused",
-            "not-saved",
-        ]
-    }
+    rare = {"sum-declared", "reveal-declared", "left-out", "mask-left-out", "mask-refused"}
     # Where users come and go, which test_relay_growth.py has; and where the server may lie, which
     # tests/hostile/test_lying_methods.py has, with what is signed there, which PPFL-GNN's run has
-    rare |= {"users-before", "sums-members", "sums-checks", "align-blocks", "align-parties"}
+    rare |= {
+        "not-saved",
+        "users-before",
+        "sums-members",
+        "sums-checks",
+        "align-blocks",
+        "align-parties",
+    }
     rare |= {"align-signatures", "align-proofs", "align-keys", "align-key-signatures"}
-    rare |= {"align-sizes", "align-holders"}
+    rare |= {"align-sizes", "align-holders", "not-saved"}
     if method != "PPFL-GNN":
         rare |= {"prepare-signature", "mask-ready", "mask-signatures", "unmask-signatures"}
         rare |= {"unmask-columns", "sum-signed", "sum-party", "sum-commitment", "sum-signature"}

@@ -16,10 +16,8 @@ from flower_graph.strategies.ppfl.plots import save_alignment
 FIGURES = {"precision-1": 0.25, "precision-5": 0.5, "precision-10": 0.75}
 
 
-def report(
-    number: int, alignment: dict[str, float], val: float = 0.5, test: float = 0.625
-) -> RoundReport:
-    return RoundReport(number, 1.0, 1.0, 0.0, 0.5, val, test, 4, 4, alignment=alignment)
+def report(number: int, val: float = 0.5, test: float = 0.625, **figures: Any) -> RoundReport:
+    return RoundReport(number, 1.0, 1.0, 0.0, 0.5, val, test, 4, 4, **figures)
 
 
 def curves(axes: Axes) -> dict[str, list[float]]:
@@ -32,7 +30,8 @@ def test_a_runs_precision_is_beside_its_accuracy_and_curves_bridge_rounds_withou
     drawn: list[Axes],
 ) -> None:
     later, none = {name: value / 2 for name, value in FIGURES.items()}, math.nan
-    reports = [report(3, FIGURES), report(4, {}, none, none), report(5, later, none, 0.875)]
+    reports = [report(3, alignment=FIGURES), report(4, none, none)]
+    reports += [report(5, none, 0.875, alignment=later)]
     save_alignment(Path("x.png"), reports, title="")
     precision, accuracy = drawn
     assert curves(precision) == {"P@1": [0.25, 0.125], "P@5": [0.5, 0.25], "P@10": [0.75, 0.375]}
@@ -40,8 +39,6 @@ def test_a_runs_precision_is_beside_its_accuracy_and_curves_bridge_rounds_withou
     for line in (precision.lines[0], accuracy.lines[1]):
         assert np.asarray(line.get_xdata()).tolist() == [3, 5]
 
-
-# FedGLS -----------------------------------------------------------------------------------------
 
 STRUCTURE = {
     "precision": 0.25,
@@ -53,15 +50,11 @@ STRUCTURE = {
 }
 
 
-def structure_report(number: int, structure: dict[str, float]) -> RoundReport:
-    return RoundReport(number, 1.0, 1.0, 0.0, 0.5, 0.5, 0.5, 8, 8, structure=structure)
-
-
 def test_learned_figures_are_beside_the_true_ones(drawn: list[Axes]) -> None:
     later = {name: value / 2 for name, value in STRUCTURE.items()}
     some = {name: value for name, value in STRUCTURE.items() if name != "recall"}
     shown = enumerate([STRUCTURE, later, {}, some], start=3)
-    save_structure(Path(), [structure_report(*one) for one in shown], title="")
+    save_structure(Path(), [report(number, structure=one) for number, one in shown], title="")
     edges, homophily, degree = drawn
     # A round without a figure is drawn through.
     assert curves(edges) == {"precision": [0.25, 0.125, 0.25], "recall": [0.5, 0.25]}
@@ -72,5 +65,5 @@ def test_learned_figures_are_beside_the_true_ones(drawn: list[Axes]) -> None:
 
 def test_nothing_is_drawn_where_no_round_compares_graphs(tmp_path: Path) -> None:
     strategy = StructureFedAvg(StructureSettings(2, 2))
-    strategy.draw_pictures(tmp_path, [structure_report(1, {})], "")
+    strategy.draw_pictures(tmp_path, [report(1)], "")
     assert list(tmp_path.iterdir()) == []

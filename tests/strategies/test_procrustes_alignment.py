@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from federation import who_of
 from flwr.app import Context, Message, RecordDict
 from public_helpers import make_grid, run, silent, still_member, toy_members
 from scipy.linalg import orthogonal_procrustes as reference
@@ -51,9 +52,6 @@ def test_what_a_round_reports_and_that_nothing_else_leaves_a_client() -> None:
         }
 
 
-# Absence -----------------------------------------------------------------------------------------
-
-
 def test_local_training_sends_nothing_and_is_as_alone() -> None:
     outcome = run(toy_members(), strategy=LocalEmbedding())
     assert outcome.weights == {}
@@ -89,7 +87,16 @@ def test_a_round_without_any_answer_is_skipped_and_the_run_goes_on() -> None:
     assert math.isnan(outcome.reports[1].loss)
 
 
-# Bad clients -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", [ProcrustesAlignment, LocalEmbedding])
+def test_a_client_with_nan_is_named_and_costs_its_neighbour_nothing(
+    kind: type[ProcrustesAlignment],
+) -> None:
+    members = [still_member(i, [[1, 0], [0, 2]], [4, 5]) for i in range(3)]
+    members.append(still_member(3, [[math.nan, 0], [0, 2]], [4, 5]))
+    for report in run(members, supernodes=2, rounds=2, strategy=kind()).reports:
+        who = who_of(report.participation)
+        assert (who.answered, who.left_out) == ({0, 1, 2}, {})
+        assert who.failed == {3: "its embeddings are not finite"}
 
 
 def test_clients_of_another_dimension_are_named_and_left_out() -> None:

@@ -82,9 +82,6 @@ def test_two_of_seven_may_be_lost_and_none_of_six(lost: set[int]) -> None:
     assert skipped == [False, True, True, False]
 
 
-# What a SuperNode does not go back to -------------------------------------------------------------
-
-
 @pytest.fixture
 def parties(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TrustSettings]:
     monkeypatch.setenv("FLOWER_GRAPH_STATE", str(tmp_path / "state"))
@@ -116,9 +113,6 @@ def test_a_supernode_does_not_go_back_behind_a_sum_that_it_is_in(
     journal.contribute(3, ROUNDS, RUN.encode())
     with pytest.raises(RefusedError, match=r"round 3.*2"):
         client().get_properties(Resume(RUN, 2, "again").to_config())
-
-
-# Claims by themselves -----------------------------------------------------------------------------
 
 
 def test_two_honest_holders_are_in_every_sum() -> None:

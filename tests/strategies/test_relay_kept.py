@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from relay_helpers import FEATURES, client_app, run, small_graph, strategy_for
-from torch import Tensor
+from relay_helpers import client_app, run, small_graph, strategy_for
 from torch.nn import functional
 
 from flower_graph import SplitGradientRelay
@@ -27,11 +26,6 @@ def test_the_servers_half_is_saved_as_it_was_trained(name: str, tmp_path: Path) 
     again = build_module(saved)
     assert type(again) is type(server)
     assert torch.equal(again(latent, data.edge_index), server(latent, data.edge_index))
-
-
-def with_one(x: Tensor) -> Tensor:
-    """Append the 1 that a bias is multiplied by."""
-    return functional.pad(x, (0, 1), value=1.0)
 
 
 def test_predictions_are_of_who_answered() -> None:
@@ -74,7 +68,7 @@ def test_users_halves_give_the_servers_latent_vectors(
     assert len(models) == 3, "one file a SuperNode"
     for user, latent in zip(kept.number.tolist(), kept.embeddings, strict=True):
         state = next(one for one in models if user in one.clients).state_dict(user)
-        own = with_one(x[user])[: FEATURES + user_bias] @ state["weight"]
+        own = functional.pad(x[user], (0, int(user_bias)), value=1.0) @ state["weight"]
         torch.testing.assert_close(own, torch.from_numpy(latent))
 
 

@@ -157,9 +157,6 @@ def test_a_loss_that_is_no_number_stops_before_the_step(value: float):
     assert server.model.scale.item() == 1.0
 
 
-# Devices -----------------------------------------------------------------------------------------
-
-
 def test_resolve_device(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)

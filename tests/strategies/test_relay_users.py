@@ -34,10 +34,6 @@ def features() -> Tensor:
     return x
 
 
-def linear(settings: UserSettings, users: slice | list[int] = slice(None)) -> LinearCohort:
-    return LinearCohort(pack(features()[users], bias=settings.bias), settings)
-
-
 def test_all_users_start_from_one_seeded_matrix():
     state = torch.random.get_rng_state()
     shared = shared_linear_weight(F, SETTINGS._replace(bias=True))
@@ -47,10 +43,9 @@ def test_all_users_start_from_one_seeded_matrix():
     assert shared.abs().max() <= (6 / (F + H)) ** 0.5  # Glorot
     assert torch.equal(shared[:F], shared_linear_weight(F, SETTINGS))
     assert not torch.equal(shared[:F], shared_linear_weight(F, SETTINGS._replace(seed=6)))
-    torch.testing.assert_close(linear(SETTINGS).forward(None), features() @ shared[:F])
+    found = LinearCohort(pack(features()), SETTINGS).forward(None)
+    torch.testing.assert_close(found, features() @ shared[:F])
 
-
-# From message to message -------------------------------------------------------------------------
 
 HERE = UserSettings(2, True, 0.01, 5, "holders")
 X = torch.tensor([[1.0, 0, 2], [0, 0, 0], [0, 3, 1], [4, 0, 0]])

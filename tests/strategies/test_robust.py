@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from ego_helpers import SETTINGS as EGO_SETTINGS
+from ego_strategy_helpers import Mod, seven_egos
 from ego_strategy_helpers import client_app as ego_app
-from ego_strategy_helpers import seven_egos
 from federation import one_fast
 from flwr.app import Array, ArrayRecord, Context, Message
 from structure_helpers import client_app, settings_of
@@ -35,15 +35,21 @@ KINDS: dict[str, tuple[type[ReportedFedAvg], Any]] = {
 }
 
 
-def hostile(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
-    """Send weights a thousandfold from the SuperNode in place 2: all of them finite."""
-    reply = call_next(message, context)
-    is_train = message.metadata.message_type == "train"
-    if is_train and context.node_config["partition-id"] == 2:
-        ((name, record),) = reply.content.array_records.items()
-        large = {key: Array(1e3 * value.numpy()) for key, value in record.items()}
-        reply.content[name] = ArrayRecord(large)
-    return reply
+def hostile(place: int, client: Any) -> Mod:
+    """Send finite weights a thousandfold: from a SuperNode, or of one of its clients."""
+
+    def mod(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+        reply = call_next(message, context)
+        is_train = message.metadata.message_type == "train"
+        if is_train and context.node_config["partition-id"] == place:
+            ((name, record),) = reply.content.array_records.items()
+            rows = {key: value.numpy().copy() for key, value in record.items()}
+            for values in rows.values():
+                values[client] *= 1e3
+            reply.content[name] = ArrayRecord({key: Array(value) for key, value in rows.items()})
+        return reply
+
+    return mod
 
 
 AVERAGES = (
@@ -56,22 +62,10 @@ AVERAGES = (
 @pytest.mark.parametrize("average", AVERAGES)
 def test_clients_count_whoever_hosts_them(average: RobustSection) -> None:
     """Two SuperNodes, of which one is hostile in one client alone."""
-
-    def spoil(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
-        reply = call_next(message, context)
-        if message.metadata.message_type == "train" and context.node_config["partition-id"] == 0:
-            ((name, record),) = reply.content.array_records.items()
-            rows = {key: value.numpy().copy() for key, value in record.items()}
-            for values in rows.values():
-                values[1] *= 1e3
-            reply.content[name] = ArrayRecord({key: Array(value) for key, value in rows.items()})
-        return reply
-
-    egos = seven_egos()
     found = []
-    for hosts, mods in ((7, []), (2, []), (2, [spoil])):
+    for hosts, mods in ((7, []), (2, []), (2, [hostile(0, 1)])):
         strategy = make_robust(EgoFedAvg, average, EGO_SETTINGS)
-        app = ego_app(egos, client=EgoModelClient, mods=mods)
+        app = ego_app(seven_egos(), client=EgoModelClient, mods=mods)
         strategy.start(InProcessGrid(app, num_supernodes=hosts), num_rounds=3, timeout=1)
         found.append(strategy.weights())
     alone, together, spoilt = found
@@ -83,7 +77,7 @@ def test_clients_count_whoever_hosts_them(average: RobustSection) -> None:
 def run(method: str, average: RobustSection, is_hostile: bool) -> tuple[list[float], float]:
     """Run ten rounds: the clients' loss after each, and the largest number in the last model."""
     kind, settings = KINDS[method]
-    mods = [hostile] if is_hostile else []
+    mods = [hostile(2, ...)] if is_hostile else []
     is_ego = method != "fedgls"
     egos = {"client": EgoModelClient, "settings": settings, "mods": mods}
     app = ego_app(seven_egos(), **egos) if is_ego else client_app(mods=mods)
@@ -145,9 +139,6 @@ def test_no_defence_is_the_strategy_itself_and_settings_arrive() -> None:
 def test_too_few_answers(robust: RobustSection, answers: int, why: str) -> None:
     assert why in too_few(robust, answers - 1)
     assert too_few(robust, answers) == ""
-
-
-# Settings ----------------------------------------------------------------------------------------
 
 
 SENDS_MORE = ("fed-gnn-mlp", "fedproto", "local-gnn-knn")

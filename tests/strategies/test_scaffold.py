@@ -1,7 +1,5 @@
 """SCAFFOLD against a plain loop over its algorithm; grouped as one by one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

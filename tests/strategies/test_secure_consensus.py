@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from federation import who_of
 from flwr.app import Context, Message
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,9 +37,6 @@ STEP = 2.0**-16
 def by_hand(rounds: int, absent: Mapping[int, set[int]] | None = None) -> Summed:
     members = {one.number: Member(one.build(), one.nodes, one.rows) for one in toy_members()}
     return summed(members, NODES, first_points(0, len(NODES), 3), rounds, absent or {})
-
-
-# What is in messages -----------------------------------------------------------------------------
 
 
 def secrets_of(steps: Summed) -> list[bytes]:
@@ -79,14 +77,17 @@ def test_nobodys_embedding_is_in_any_message() -> None:
     assert hits(plain, secrets) >= 4 * 2
 
 
-# Faults ------------------------------------------------------------------------------------------
-
-
-def test_a_client_that_is_away_is_missing_from_the_sum() -> None:
+def test_a_client_that_is_away_is_missing_from_the_sum_and_comes_back() -> None:
     outcome = run(toy_members(), mods=[silent({2}, {4})])
     wanted = by_hand(4, {4: {2}}).mean
     assert np.allclose(outcome.weights["mean"], wanted, atol=100 * STEP)
     assert outcome.strategy.contributors == [0, 1, 3]
+    # It missed the round, and with it the keys of the next sum.
+    later = run(toy_members(), rounds=6, mods=[silent({2}, {4})])
+    assert [(one.answered, one.skipped) for one in later.reports[3:]] == [(3, ""), (3, ""), (4, "")]
+    away, late, _ = (who_of(report.participation) for report in later.reports[3:])
+    assert "away" in away.failed[2]
+    assert late.left_out == {2: "its keys for the sum did not come in time"}
 
 
 def test_with_too_few_clients_there_is_no_sum_and_the_last_mean_stays() -> None:
@@ -172,9 +173,6 @@ def test_what_a_round_reports() -> None:
     # Rows down from the second round on, 11 of 3 float32; sums of 3 rows up, 32-bit words.
     assert last.bytes == {"down": {"means": 2 * 11 * 12}, "up": {"sums": 3 * 4 * 36}}
     assert outcome.strategy.clients.measured["mlp-test"] == dict.fromkeys(range(4), 0.25)
-
-
-# Vectors and nodes of a sum ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,6 @@ from flower_graph.audit.attacks import RecordingGrid, config_of, of_kind
 from flower_graph.errors import NoClientsError
 from flower_graph.simulation import InProcessGrid
 
-# What start takes and returns --------------------------------------------------------------------
-
 
 def test_initial_arrays_and_evaluate_fn() -> None:
     data = small_graph()
@@ -52,26 +50,15 @@ def test_train_config_travels_and_stays_the_callers() -> None:
     assert [(c["note"], c["server-round"]) for c in sent] == [("hello", 1), ("hello", 2)]
 
 
-# Mods --------------------------------------------------------------------------------------------
-
-
-def test_local_dp_mod_changes_latents_and_the_run_goes_on() -> None:
+def test_local_dp_mod_clips_all_users_of_a_supernode_as_one() -> None:
     data = small_graph()
     mod = LocalDpMod(clipping_norm=1.0, sensitivity=0.01, epsilon=10.0, delta=1e-5)
-    grid = InProcessGrid(client_app(data, train_mods=[mod]), num_supernodes=2)
-    outcome = run(data, grid=grid)
-    assert [report.answered for report in outcome.reports] == [12] * 5
-    assert not any(report.rejected for report in outcome.reports)
-    # Each SuperNode's reply differs from what it was sent by at most the norm, and noise.
-    first = run(data, rounds=1).weights["latent"]
     grid = InProcessGrid(client_app(data, train_mods=[mod]), num_supernodes=1)
-    clipped = run(data, grid=grid, rounds=1).weights["latent"]
-    assert first.norm() > 1.5
-    assert clipped.norm() == pytest.approx(1.0, abs=0.2)
+    outcome, first = run(data, grid=grid, rounds=1), run(data, rounds=1).weights["latent"]
+    assert (outcome.reports[0].answered, outcome.reports[0].rejected) == (12, [])
+    clipped = outcome.weights["latent"]
+    assert first.norm() > 1.5 and clipped.norm() == pytest.approx(1.0, abs=0.2)
     assert not torch.equal(clipped, first / first.norm())
-
-
-# Bad arguments -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -100,9 +87,6 @@ def test_clients_are_not_asked_to_evaluate() -> None:
     assert not grid.exchanges
 
 
-# Faults that only users bring about --------------------------------------------------------------
-
-
 def test_nobody_who_takes_part_is_connected() -> None:
     data, strategy = small_graph(15), strategy_for(small_graph(15), participation=1 / 15)
     grid = InProcessGrid(client_app(data), num_supernodes=15)
@@ -121,9 +105,6 @@ def test_clients_that_cannot_say_whom_they_host_stop_the_run() -> None:
     grid = InProcessGrid(client_app(small_graph(), device="gpu"), num_supernodes=2)
     with pytest.raises(NoClientsError, match="'gpu'"):
         run(small_graph(), grid=grid)
-
-
-# Bytes -------------------------------------------------------------------------------------------
 
 
 def test_bytes_of_averaging_by_hand() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from federation import round_of
 from flwr.app import Array, Context, Message, RecordDict
 from plain.fedgls import Client, Drops, Federation
 from structure_helpers import (
@@ -122,9 +123,6 @@ def test_the_gradient_of_every_graph_learner(encoder: str, layers: int, similari
     assert largest > 1e-3
 
 
-# Odd clients: one kind alone, one client, no graph to be made ------------------------------------
-
-
 def only(graphless: bool) -> list[ClientGraph]:
     return [graph for graph in toy_clients() if graph.is_graphless == graphless]
 
@@ -151,9 +149,6 @@ def test_one_client_alone(method: str, graphless: bool) -> None:
     assert_went_well(run(settings_of(method), graphs=only(graphless)[:1], supernodes=1))
 
 
-# Clients that no graph can be made for -----------------------------------------------------------
-
-
 @pytest.mark.parametrize("value", [0.0, 1.0])
 @pytest.mark.parametrize("similarity", ["cosine", "euclidean", "inner"])
 def test_constant_features_make_some_graph(similarity: str, value: float) -> None:
@@ -172,7 +167,7 @@ def poisoned(clients: Sequence[int], number: int = 2) -> Mod:
     """Make a mod that spoils what Adam keeps of clients: the next step makes their weights NaN."""
 
     def mod(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
-        if is_train(message, number):
+        if message.metadata.message_type == "train" and round_of(message) == number:
             cohort = cohort_of(context)
             gone = [at for at, one in enumerate(cohort) if one.graph.client in clients]
             for part in ("gnn-rest", "encoder-rest"):
@@ -181,11 +176,6 @@ def poisoned(clients: Sequence[int], number: int = 2) -> Mod:
         return call_next(message, context)
 
     return mod
-
-
-def is_train(message: Message, number: int) -> bool:
-    kind = message.metadata.message_type
-    return kind == "train" and message.content["config"]["server-round"] == number
 
 
 def plain_without(own: StructureSettings, *bad: int) -> Federation:
@@ -225,9 +215,6 @@ def test_a_round_in_which_everybody_diverges(supernodes: int) -> None:
     assert outcome.reports[1].loss == pytest.approx(outcome.reports[0].loss, abs=0.1)
     assert outcome.reasons(3) == []
     assert_as_plain(outcome, plain_without(settings_of(), *everyone))
-
-
-# No number of φ is in a message -----------------------------------------------------------------
 
 
 def numbers(content: RecordDict) -> list[np.ndarray]:

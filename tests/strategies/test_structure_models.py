@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from learner_helpers import Largest
+from graph_helpers import Largest
 from plain import fedgls as plain
 from structure_helpers import (
     METHODS,
@@ -52,9 +52,6 @@ def test_all_clients_start_from_one_draw() -> None:
     for matrix in (start["gnn-first"], rest[5:25]):
         assert matrix.unique().numel() == matrix.numel()
     assert not rest[:5].any() and not rest[25:].any()
-
-
-# What it measures --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", [FEDGLS, "fed-gnn-knn"])
@@ -105,9 +102,6 @@ def test_a_step_holds_no_matrix_of_nodes_times_nodes(encoder: str) -> None:
         model.contrast()[0].sum().backward()
         model.logits()
     assert n * f // 2 <= largest.numbers <= n * n // 50
-
-
-# What stays --------------------------------------------------------------------------------------
 
 
 def trained(

@@ -124,9 +124,6 @@ def rich_graph() -> Data:
     return data
 
 
-# Dropout, modules, other models -------------------------------------------------------------------
-
-
 def test_what_is_dropped_is_a_draw_of_the_user_the_feature_and_the_round() -> None:
     user, feature = torch.arange(400)[:, None].expand(400, 50), torch.arange(50).expand(400, 50)
     settings = UserSettings(4, False, 0.0, 1, dropout=0.3)
@@ -167,9 +164,6 @@ def test_vectors_without_dropout_travel_for_rounds_that_are_evaluated(
         assert numbers_sent(run.grid) == {"relay": own * numbers, "measured": measured * numbers}
         up = run.reports[-1].bytes["up"]
         assert (up["latent"], up["measured"]) == (4 * own * numbers, 4 * measured * numbers)
-
-
-# Who is missing -----------------------------------------------------------------------------------
 
 
 def second(*, gone: Container[int] = (), mute: Container[int] = ()) -> Faults:
@@ -241,9 +235,6 @@ def test_a_sum_that_is_too_long_moves_nobody_further_than_the_limit(
     assert torch.dot(honest.ravel(), lied.ravel()) < 0
     short = honest.norm().item() / 20
     assert turned(short, -50.0).norm() <= 3 * short + 1e-6
-
-
-# Masked -------------------------------------------------------------------------------------------
 
 
 def test_masked_the_server_has_neither_sums_nor_layer_and_copies_are_sealed() -> None:
