@@ -70,10 +70,10 @@ def test_predictions_make_the_results_accuracies(left: tuple[Setup, fg.Run, str]
     check_accuracies(*left[:2])
 
 
-@every(["gat", "deepwalk"], fast=["deepwalk"])
+@every([n for n in ALL if n.startswith(("deepwalk", "gat"))], fast=["deepwalk"])
 def test_embeddings_lie_beside_predictions(left: tuple[Setup, fg.Run, str]) -> None:
     """Of all nodes, with whether they are public; a DeepWalk has no module."""
-    setup, there, name = left
+    setup, there, _ = left
     config: Any = setup.load("rounds=3")
     method: Any = method_of(config)
     for graph in method.graphs(config):
@@ -83,7 +83,7 @@ def test_embeddings_lie_beside_predictions(left: tuple[Setup, fg.Run, str]) -> N
         assert found.public.tolist() == graph.public.tolist()
         assert found.embeddings.shape == (len(graph.nodes), config.model.dimension)
         assert found.embeddings.dtype == np.float32
-        if name == "deepwalk":
+        if config.model.name == "deepwalk":
             with pytest.raises(OutputError):
                 there.model(graph.client)
 
@@ -184,21 +184,6 @@ def test_predictions_of_a_run_on_ray_make_its_accuracies(name: str, tmp_path: Pa
     words, how = [*setup.overrides, "rounds=2"], {"supernodes": setup.supernodes}
     flwr_run(setup.config, words, tmp_path / "run", seed=setup.load().seed, **how)
     check_accuracies(setup, fg.load_run(tmp_path / "run"))
-
-
-@every((name for name in ALL if name.startswith(("deepwalk", "gat"))), fast=())
-def test_embeddings_lie_beside_predictions(left: tuple[Setup, fg.Run, str]) -> None:
-    setup, there, _ = left
-    config: Any = setup.load("rounds=3")
-    for graph in method_of(config).graphs(config):  # type: ignore[attr-defined]
-        found = there.embeddings(graph.client)
-        assert found.node.tolist() == called([graph]).tolist()
-        assert found.number.tolist() == graph.nodes.tolist()
-        assert found.public.tolist() == graph.public.tolist()
-        assert found.embeddings.shape == (len(graph.nodes), config.model.dimension)
-    if config.model.name == "deepwalk":
-        with pytest.raises(OutputError):
-            there.model(0)
 
 
 def asked(setup: Setup) -> str:

@@ -88,19 +88,6 @@ def test_a_first_union_that_nobody_can_read_ends_the_run(supernodes: int) -> Non
         run(seven_egos(), supernodes=supernodes, make_grid=grid)
 
 
-<<<<<<< HEAD
-=======
-def test_packets_that_nobody_opens_cost_their_supernode_alone() -> None:
-    def unopenable(content: RecordDict) -> None:
-        config: Any = content.config_records["config"]
-        if packets := config.get("prepare-packets"):
-            config["prepare-packets"] = bytes(byte ^ 1 for byte in packets)
-
-    grid = faulty({(LIAR, "train.unmask", 1): unopenable})
-    assert run(seven_egos(), supernodes=7, make_grid=grid).answered == [6, 6, 6]
-
-
->>>>>>> w2tests
 # Key-holders --------------------------------------------------------------------------------------
 
 
