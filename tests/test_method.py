@@ -99,8 +99,7 @@ def test_settings_reach_the_server_of_every_method(name: str, tmp_path: Path) ->
     config = ALL[name].load(*settings, "checkpoint_every=2")
     session = method_of(config).build_strategy(config, tmp_path).session
     assert (session.share, session.min_nodes, session.seed) == (0.5, 3, 5)
-    saving = session.checkpoints
-    assert (saving.folder, saving.every) == (tmp_path / CHECKPOINTS, 2)
+    assert (session.folder, session.every) == (tmp_path / CHECKPOINTS, 2)
 
 
 @pytest.mark.parametrize("name", ["gcn", *NETWORKS])
