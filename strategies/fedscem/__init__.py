@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
-    from flower_graph.strategies.fedscem.client import EgoModelClient, EgoNetworkClient
+    from flower_graph.strategies.fedscem.client import EgoModelClient, EgoNetworkClient, Hiding
     from flower_graph.strategies.fedscem.config import EgoSettings
     from flower_graph.strategies.fedscem.strategy import (
         EgoFedAvg,
@@ -20,6 +20,7 @@ __all__ = [
     "EgoModelClient",
     "EgoNetworkClient",
     "EgoSettings",
+    "Hiding",
     "MaskedEmbeddingAveraging",
     "SelfTraining",
 ]
