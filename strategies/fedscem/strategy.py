@@ -438,6 +438,12 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
 # The run's clients, their alignment and their sums -----------------------------------------------
 
 
+class EgoSums(SecureSum):
+    """The sums of FedSCem, which are unmasked by messages of its own."""
+
+    unmask = "train.unmask"
+
+
 class EgoSession(Session):
     """One run's exchanges over a grid; arguments as of ``MaskedEmbeddingAveraging``."""
 
@@ -461,14 +467,13 @@ class EgoSession(Session):
             checkpoint_dir=checkpoint_dir,
             checkpoint_every=checkpoint_every,
         )
-        self.sums = SecureSum(
+        self.sums = EgoSums(
             self.send,
             server=server,
             limit=how.limit,
             resolution=min(how.resolution, math.inf if how.model_sharing == "none" else FINE),
             guard=True,
             first=1,  # as rounds do
-            unmask="train.unmask",
         )
         self._fewest = 2 if how.aggregation == "masked" else 1
         self.setup_seconds = 0.0

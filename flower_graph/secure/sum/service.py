@@ -93,9 +93,9 @@ class SecureSum:
         Whether words have bits to spare for pads that clients add (`flower_graph.secure.ring`).
     first : int
         Number of the first sum.
-    unmask : str
-        Type of the messages that unmask one sum and prepare the next.
     """
+
+    unmask = "train.sum_unmask"  # type of the messages that unmask one sum and prepare the next
 
     def __init__(
         self,
@@ -108,10 +108,9 @@ class SecureSum:
         min_nodes: int = 1,
         guard: bool = False,
         first: int = 0,
-        unmask: str = "train.sum_unmask",
     ) -> None:
         self.server = server = SumServer() if server is None else server
-        self._exchange, self._timeout, self._unmask = exchange, timeout, unmask
+        self._exchange, self._timeout = exchange, timeout
         self.number = first - 1  # of the newest sum
         self._unmasked = self.number  # of the sum that was unmasked last
         self.clients: list[int] = []  # that it was made ready for; none if none is ready
@@ -368,7 +367,7 @@ class SecureSum:
             },
             server_round,
             read,
-            message_type=self._unmask,
+            message_type=self.unmask,
             max_reply_bytes=sum_bytes(unmask.values(), prepare.values()),
         )
         return replies.rejected
