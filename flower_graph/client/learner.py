@@ -17,7 +17,7 @@ from torch.nn import functional
 from flower_graph.config.module import DOT, MLP
 from flower_graph.data.description import Caution, tell
 from flower_graph.data.graph import ClientGraph, Scale, called
-from flower_graph.engine.cohort import BEGUN, Cohort, GraphOnDevice, Judged, placed_on
+from flower_graph.engine.cohort import BEGUN, Cohort, GraphOnDevice, Judged, by_feature, placed_on
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.ops.counts import Counts, Errors
 from flower_graph.ops.graph import values_at
@@ -104,12 +104,13 @@ def saved_rows(cohort: Cohort, make: Callable[[], nn.Module]) -> list[SavedModel
     """Return the models of clients that keep active rows; what they have in common once."""
     (name,), (feature, _, ptr) = cohort.by_rows, cohort.rows
     begun, active = cohort.tensors[name + BEGUN], cohort.tensors[name].detach()
-    rows = None
+    common, rows = by_feature(cohort.module, name, begun), None  # as the module has it
     if not torch.equal(active, begun[feature]):
-        rows = SparseRows(name, active, feature, torch.tensor(ptr), transposed=True)
+        is_turned = common is not begun
+        rows = SparseRows(name, active, feature, torch.tensor(ptr), transposed=is_turned)
     form = form_of(cohort.module, make, cohort.clients[0])
     own = {one: cohort.tensors[one].detach() for one in cohort.names if one != name}
-    shared, clients = {name: begun.T}, cohort.clients
+    shared, clients = {name: common}, cohort.clients
     return SavedModels.join([replace(form, clients=clients, shared=shared, own=own, rows=rows)])
 
 

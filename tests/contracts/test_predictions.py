@@ -104,7 +104,7 @@ def test_accuracies_stand_beside_those_of_a_guess(left: tuple[Setup, fg.Run, str
 # Whose model a newcomer can use, whoever it is; who has edges of its own making; and whose
 # newcomers join the run instead, or lie beside it by nodes that they share
 COMMON = ("fedgls", "fedgls, reset", "fedgta", "fedscem, shared", "fedscem, fedavg")
-COMMON += ("fedavg", "fedprox")
+COMMON += ("fedavg", "fedprox", "fedscem, median", "fedgls, median")
 LEARN, JOIN = "fedgls", ("nfedgnn", "deepwalk", "gat")
 
 
