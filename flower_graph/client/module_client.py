@@ -305,24 +305,25 @@ class ModuleClient(NumPyClient):
 
     @torch.no_grad()
     def snapshot(self) -> Snapshot:
-        seen, cohort = [], self._state.look()
-        learners = [*cohort]
+        cohort, make = self._state.look(), self.shared.make
         if self.first_layers:
             with cohort.learners(self._clients) as (group,):
                 judged = self._judged(group).each()
         else:
-            judged = [self._judged(one) for one in learners]
+            judged = [self._judged(one) for one in cohort]
         if len(self.first_layers) == 1:
-            models = saved_rows(cohort, self.shared.make)
+            models = saved_rows(cohort, make)
         else:
-            forms = [
-                form_of(self.exported(one.module), self.shared.make, one.graph.client)
-                for one in learners
-            ]
+            forms = [form_of(self.exported(one.module), make, one.graph.client) for one in cohort]
             models = SavedModels.join(forms)
-        for one, found in zip(learners, judged, strict=True):
-            forward = partial(self.logits, one.module)
-            seen.append(Seen(self._graph_of[one.graph.client], one.graph, found, forward))
+
+        def logits(client: int, graph: GraphOnDevice) -> Tensor:
+            return self.logits(cohort.alone(client).module, graph)
+
+        seen = [
+            Seen(self._graph_of[client], graph, found, partial(logits, client))
+            for (client, graph), found in zip(cohort.graphs.items(), judged, strict=True)
+        ]
         good = [one for one in seen if not self.task.has_diverged(one.judged)]
         return self.task.snapshot(good, models, self.outputs.classes)
 
@@ -343,7 +344,7 @@ class ModuleClient(NumPyClient):
         for (name, value), *each in zip(local.items(), *came, strict=True):
             wanted = tuple(value.shape[is_group:])
             if is_group and name in self.first_layers:
-                wanted = tuple(cohort.module.state_dict()[name].shape)
+                wanted = tuple(cohort.module.get_parameter(name).shape)
             if any(values.shape != wanted for values in each):
                 expected = f"expected {wanted} as in the clients' module"
                 raise ValueError(f"{name} has shape {each[0].shape}, {expected}")

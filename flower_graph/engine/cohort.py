@@ -211,6 +211,11 @@ class Cohort:
         Whether they train as a group.
     by_rows : sequence of str
         The weights that are stored by active rows, of a group.
+
+    Attributes
+    ----------
+    graphs : dict
+        The clients' graphs, by the clients' numbers.
     """
 
     # Any: an optimiser of PyTorch or of this library
@@ -225,22 +230,22 @@ class Cohort:
     ) -> None:
         self.tensors, self._is_grouped, self.by_rows = tensors, is_grouped, by_rows
         self.module, self._optimiser = module, optimiser
-        self._graphs = {graph.client: graph for graph in graphs}
-        self._places = {client: place for place, client in enumerate(self._graphs)}
+        self.graphs = {graph.client: graph for graph in graphs}
+        self._places = {client: place for place, client in enumerate(self.graphs)}
         self._alone: dict[int, Learner] = {}
         self._together: dict[tuple[int, ...], tuple[Group, Learner]] = {}
 
     @property
     def rows(self) -> FeatureRows:
         """The active rows of all clients."""
-        return self.group([*self._graphs])[1].graph.rows
+        return self.group([*self.graphs])[1].graph.rows
 
     def __len__(self) -> int:
-        return len(self._graphs)
+        return len(self.graphs)
 
     def __iter__(self) -> Iterator[Learner]:
         """Go through the clients one by one."""
-        return map(self.alone, self._graphs)
+        return map(self.alone, self.graphs)
 
     def alone(self, client: int) -> Learner:
         """Return one client; its module and moments are views of the stacks."""
@@ -250,7 +255,7 @@ class Cohort:
             own = {name: self.tensors[name][place] for name in names}
             own |= {name: self._dense(name, place) for name in self.by_rows}
             module.load_state_dict({name: own[name] for name in module.state_dict()}, assign=True)
-            learner = Learner(module, self._adam(module, own), self._graphs[client])
+            learner = Learner(module, self._adam(module, own), self.graphs[client])
             if self.by_rows:
                 return learner  # a copy
             self._alone[client] = learner
@@ -269,7 +274,7 @@ class Cohort:
 
     @property
     def clients(self) -> list[int]:
-        return [*self._graphs]
+        return [*self.graphs]
 
     def take_over(
         self, learner: Learner, name: str, held: Tensor, value: Tensor, *, replace: bool = True
@@ -297,7 +302,7 @@ class Cohort:
                 total = total.new_zeros(len(self)).index_add_(0, self.rows.owner, total)
             totals.append(total.expand(len(self)))
         good: list[bool] = torch.stack([t.isfinite() for t in totals], 1).all(1).tolist()
-        return {client for client, is_good in zip(self._graphs, good, strict=True) if is_good}
+        return {client for client, is_good in zip(self.graphs, good, strict=True) if is_good}
 
     def restart(self, clients: Sequence[int], start: Callable[[], Tensors]) -> None:
         """Let some clients have the tensors again that they began with."""
@@ -335,7 +340,7 @@ class Cohort:
         """Add up first layers, the active rows and for the others those of before, ``[f, h]``."""
         (feature, owner, _), active = self.rows, self.tensors[name].detach()
         total = read(self.tensors[name + BEGUN])
-        share = total.new_tensor([weights.get(client, 0) for client in self._graphs])[owner]
+        share = total.new_tensor([weights.get(client, 0) for client in self.graphs])[owner]
         holders = share.new_zeros(len(total)).index_add_(0, feature, share)
         kept = share > 0  # of the others the numbers may not be finite
         if not bool(kept.all()):
@@ -357,12 +362,12 @@ class Cohort:
     def group(self, clients: Sequence[int]) -> tuple[Group, Learner]:
         """Return some clients as a group, which is kept until another one than all is wanted."""
         if (group := self._together.get(tuple(clients))) is None:
-            graph = joined([self._graphs[one] for one in clients], by_rows=bool(self.by_rows))
+            graph = joined([self.graphs[one] for one in clients], by_rows=bool(self.by_rows))
             assert graph.layout is not None
             held = {n: one for n, one in self.tensors.items() if n.partition("/")[0] in self.names}
             tensors = {n: one for n, one in held.items() if not n.endswith(BEGUN)}
             index = None
-            if list(clients) != list(self._graphs):
+            if list(clients) != list(self.graphs):
                 places = [self._places[client] for client in clients]
                 index = {name: self._index(name, places) for name in tensors}
             made = Group(self.module, tensors, graph.layout, index)
@@ -370,9 +375,7 @@ class Cohort:
             if graph.layout.rows is not None:
                 parameters = dict(made.module.named_parameters())
                 adam.bounds = {parameters[name]: graph.layout.rows.ptr for name in self.by_rows}
-            kept = {
-                key: one for key, one in self._together.items() if len(key) == len(self._graphs)
-            }
+            kept = {key: one for key, one in self._together.items() if len(key) == len(self.graphs)}
             group = made, Learner(made.module, adam, graph)
             self._together = kept | {tuple(clients): group}
         return group

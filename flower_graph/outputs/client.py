@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from flower_graph.flower_compat import ClientAppCallable
 
 
-BEGIN, SNAPSHOT, FINISH = ACTIONS = ("begin", "snapshot", "finish")
+BEGIN, SNAPSHOT, FINISH = "begin", "snapshot", "finish"
 TYPE = "query.keep"
 
 

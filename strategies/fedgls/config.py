@@ -132,12 +132,3 @@ class StructureSettings(NamedTuple):
     def graphs(self) -> str:
         """The graph of a graphless client."""
         return GRAPHS[self.strategy.name]
-
-    @property
-    def compares_hidden(self) -> bool:
-        return self.graphs == KNN and self.graph.knn_on == ENCODER
-
-    @property
-    def num_models(self) -> int:
-        """The number of models that the server averages: theta, or theta and omega."""
-        return 2 if self.graphs in (LEARNED, OWN) else 1
