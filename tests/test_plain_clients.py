@@ -102,10 +102,9 @@ METHODS = (("structure-fedavg", 0.0), ("fed-gnn-mlp", 1.0))  # with their first 
 def test_means_of_what_plain_clients_send(strategy: Any, share: float) -> None:
     """All numbers get the client's own added, shares too; their means are one higher."""
     is_ego, is_sage = isinstance(strategy, EgoFedAvg), isinstance(strategy, LocalSage)
-    sizes = {0: 1, 1: 1, 2: 1} if is_ego else {0: 5, 1: 10, 2: 5}  # an ego-network counts once
-    trained, names = ["contrast"], NAMES
-    if is_ego or is_sage:
-        trained, names = [], NAMES[:4]
+    counts_once = is_ego and not is_sage  # an ego-network
+    sizes = {0: 1, 1: 1, 2: 1} if counts_once else {0: 5, 1: 10, 2: 5}
+    trained, names = ([], NAMES[:4]) if is_ego else (["contrast"], NAMES)
     before = {name: array.numpy() for name, array in strategy.first_arrays().items()}
     (report,) = run(strategy, plain_clients.averaging_app(sizes, trained, names), 3, 1)
     for name, values in strategy.weights().items():

@@ -722,11 +722,11 @@ class EgoMembership(Membership):
 class EgoFedAvg(ModuleFedAvg):
     """FedAvg for ``EgoModelClient``; other arguments as for ``ReportedFedAvg``."""
 
-    usual_rounds, averages = 400, True
+    usual_rounds, averages, shared_by = 400, True, staticmethod(shared_by)
 
     # Any: arguments are those of its parent
     def __init__(self, settings: EgoSettings, **more: Any) -> None:
-        shared = shared_by(settings, averages=self.averages)
+        shared = self.shared_by(settings, averages=self.averages)
         super().__init__(shared, settings.training, classes=settings.num_classes, **more)
         self.ego = settings
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flower_graph.data.graph import EgoNetwork
+from flower_graph.engine.cohort import placed_on
 from flower_graph.strategies.fed_sage import modules as formulas
 from flower_graph.strategies.fed_sage.modules import (
     CODE,
@@ -114,7 +115,7 @@ def model() -> SageModel:
 
 
 def impaired(ego: EgoNetwork) -> ImpairedGraph:
-    return ImpairedGraph.of(ego.client, ego.x, ego.edge_index, ego.y, ego.train_mask, 5)
+    return ImpairedGraph.of(placed_on(ego, torch.device("cpu")), 5)
 
 
 def test_the_gradient_is_that_of_the_cross_client_term(monkeypatch: pytest.MonkeyPatch) -> None:
