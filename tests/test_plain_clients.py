@@ -12,7 +12,6 @@ import torch
 from ego_helpers import SETTINGS as EGO_SETTINGS
 from public_helpers import run as run_members
 from public_helpers import still_member
-from sage_helpers import SETTINGS as SAGE_SETTINGS
 from structure_helpers import settings_of
 from torch_geometric.data import Data
 
@@ -94,7 +93,7 @@ METHODS = (("structure-fedavg", 0.0), ("fed-gnn-mlp", 1.0))  # with their first 
     [
         (EgoFedAvg(EGO_SETTINGS), 0.0),
         (EgoFedProx(EGO_SETTINGS), 0.0),
-        (LocalSage(SAGE_SETTINGS), 0.0),
+        (LocalSage(EGO_SETTINGS), 0.0),
         *((StructureFedAvg(settings_of(method)), share) for method, share in METHODS),
     ],
     ids=["fedavg", "fedprox", "local-sage", *(method for method, _ in METHODS)],
