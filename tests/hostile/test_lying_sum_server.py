@@ -47,7 +47,7 @@ from flower_graph.secure.sum.messages import (
 )
 from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import PartySums
-from flower_graph.secure.sum.service import SecureSum
+from flower_graph.server.sums import SecureSum
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import Exchange
 
