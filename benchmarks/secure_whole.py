@@ -115,7 +115,7 @@ class Untrusted:
         return party.prepare(request) if stage == "prepare" else party.unmask(request)
 
     def take(self, stage: str, node: int, reply: Any) -> None:
-        (self.server.take_list if stage == "list" else self.server.take)(node, reply)
+        self.server.take(node, reply)
 
 
 def play(world: Trusted | Untrusted, number: int, lost: dict[str, Collection[int]]) -> list[float]:

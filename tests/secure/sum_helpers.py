@@ -88,7 +88,7 @@ class World:
         for node, request in self.server.list_requests(number).items():
             if node not in lost:
                 reply = self.restart(node).sign_list(self.send(node, request))
-                self.server.take_list(node, wire(reply))
+                self.server.take(node, wire(reply))
 
     def unmask(self, number: int, lost: Collection[int] = ()) -> None:
         for node, request in self.server.unmask_requests(number).items():

@@ -247,13 +247,10 @@ class SumServer:
     def sign(self, number: int, server_round: int, send: Send) -> None:
         """Settle the members of a sum; parties that do not trust the server sign them."""
         requests = self.list_requests(number)
-        self._exchange(send, server_round, "sum_list", requests, ListReply, self.take_list)
+        self._exchange(send, server_round, "sum_list", requests, ListReply, self.take)
 
     def list_requests(self, number: int) -> dict[int, ListRequest]:
         return self._there(self._round(number).list_requests())
-
-    def take_list(self, node: int, reply: ListReply) -> None:
-        self._round(reply.server_round).take_list(node, reply)
 
     def unmask_requests(self, number: int) -> dict[int, UnmaskRequest]:
         """Write the requests for shares; none if too few clients are in the sum."""
