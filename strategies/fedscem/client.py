@@ -345,8 +345,7 @@ class EgoNetworkClient(MaskingClient):
         shared = Shared(empty, torch.zeros(0, self.settings.hidden, device=self._device))
         if request.sums is not None and self.settings.mu:
             layout = Layout(table.num_slots, self.settings.hidden)
-            origin = request.sums.sum_round
-            reading = VectorEncoding(layout, table, request.ring, pads, origin)
+            reading = VectorEncoding(layout, table, request.ring, pads, request.sums.origin[0])
             try:
                 if self.trust is not None:  # every change has the same consequence
                     with Journal(self.trust.journal).one_trial(before, FUSIONS, self.trust.run):
