@@ -43,8 +43,9 @@ def test_all_users_start_from_one_seeded_matrix():
     assert shared.abs().max() <= (6 / (F + H)) ** 0.5  # Glorot
     assert torch.equal(shared[:F], shared_linear_weight(F, SETTINGS))
     assert not torch.equal(shared[:F], shared_linear_weight(F, SETTINGS._replace(seed=6)))
-    found = LinearCohort(pack(features()), SETTINGS).forward(None)
-    torch.testing.assert_close(found, features() @ shared[:F])
+    cohort = LinearCohort(pack(features()), SETTINGS)
+    cohort.hold(cohort.start())
+    torch.testing.assert_close(cohort.forward(None), features() @ shared[:F])
 
 
 HERE = UserSettings(2, True, 0.01, 5, "holders")
@@ -86,6 +87,7 @@ def send(
 def expected(*steps: tuple[list[int], np.ndarray]) -> np.ndarray:
     """Compute the latent vectors after some steps of some places, by the cohort alone."""
     cohort = LinearCohort(pack(X, bias=True), HERE)
+    cohort.hold(cohort.start())
     for place, gradient in steps:
         cohort.step(torch.tensor(place), torch.from_numpy(gradient), RATE)
     return cohort.forward(None).numpy()
