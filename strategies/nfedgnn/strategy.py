@@ -225,7 +225,7 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         accuracy, self.counts = dict.fromkeys(ROLES, math.nan), None
         if self.evaluates(server_round):
             accuracy = server.accuracy()
-            self.counts = counted(*server.judged, self.counting)
+            self.counts = counted(*server.judged[:3], self.counting)
         payload = layer.ledger.payload
         report = self.report(server_round, who, accuracy, **losses, bytes=payload)
         report.skipped = skipped
