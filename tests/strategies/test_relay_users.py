@@ -100,13 +100,6 @@ def test_latents_come_in_the_order_of_the_message(context: Context):
     assert np.array_equal(latent, want[[3, 0]]) and count.tolist() == [2, 0, 1, 0]
 
 
-def test_a_gradient_that_comes_twice_is_applied_once(context: Context):
-    send(client_of(context))
-    for _ in range(2):
-        (latent,) = send(client_of(context), EVERYBODY, GRADIENT, [1] * 4)
-        assert np.array_equal(latent, expected(([0, 1, 2, 3], GRADIENT)))
-
-
 def test_gradients_of_different_rounds_in_one_message(context: Context):
     client = client_of(context)
     send(client)
