@@ -100,11 +100,11 @@ def test_latents_come_in_the_order_of_the_message(context: Context):
     assert np.array_equal(latent, want[[3, 0]]) and count.tolist() == [2, 0, 1, 0]
 
 
-def test_gradients_of_different_rounds_in_one_message(context: Context):
+def test_a_gradient_that_comes_twice_is_applied_once(context: Context):
     client = client_of(context)
     send(client)
     send(client, [9, 7], GRADIENT[:2], [1, 1])
-    (latent,) = send(client, EVERYBODY, GRADIENT, [1, 0, 2, 1])  # new for users 9 and 4 alone
+    (latent,) = send(client, EVERYBODY, GRADIENT, [1, 0, 2, 1])  # new to users 9 and 4 alone
     assert np.array_equal(latent, expected(([2, 0], GRADIENT[:2]), ([2, 3], GRADIENT[[2, 3]])))
 
 
