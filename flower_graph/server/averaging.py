@@ -53,9 +53,16 @@ from flower_graph.wire.averaging import (
     stacked,
     weight_of,
 )
-from flower_graph.wire.client_errors import Kind, kind_of, no_content
+from flower_graph.wire.client_errors import no_content
 from flower_graph.wire.counts import added, counts_size, read_counts
-from flower_graph.wire.exchange import MAX_NAMED, Rejected, log_rejected, unreadable
+from flower_graph.wire.exchange import (
+    MAX_NAMED,
+    Rejected,
+    log_rejected,
+    read_replies,
+    require_content,
+    unreadable,
+)
 from flower_graph.wire.fields import MAX_LINES, read_not_saved, reason_of
 from flower_graph.wire.keys import (
     ARRAYS,
@@ -73,7 +80,7 @@ from flower_graph.wire.keys import (
     ROWS,
     RUN_TOKEN,
 )
-from flower_graph.wire.ledger import reply_bytes, size_of, too_large
+from flower_graph.wire.ledger import reply_bytes
 
 LOG = logging.getLogger(__name__)
 # Flower's, of which the next model depends on nothing but the clients' weighted mean
@@ -532,73 +539,97 @@ def check_replies(
 ) -> Checked:
     """Leave out replies that cannot be averaged; ``asked`` has the clients of each SuperNode."""
     nodes = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
-    came, rejected = dict[int, Message](), list[Rejected]()
+    came, foreign = dict[int, Message](), list[Rejected]()
     for reply in replies:
         # An error that the grid writes for a lost node comes from the grid's own id.
         sender, answers = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
         node = nodes.get(answers, sender)
         if reply.has_content() and sender != node:
-            rejected.append(Rejected(sender, f"reply in the name of node {node}"))
+            foreign.append(Rejected(sender, f"reply in the name of node {node}"))
         else:
             came.setdefault(node, reply)
-    order = [node for node in nodes.values() if node in came]
-    order += sorted(came.keys() - set(order))
     rows = asked if wanted.rows else {}
-    reasons = {n: f"no reply within {timeout:g} s" for n in nodes.values() if n not in came}
-    parts, bad, claimed = dict[Place, Message](), dict[Place, str](), Counter[int]()
-    for node in order:
+
+    def read(node: int, reply: Message) -> dict[Place, Message]:
         clients = rows.get(node, ())
-        try:
-            _check_whole(came[node], wanted, len(clients) or 1)
-            own: dict[int | None, Message] = {clients[0] if clients else None: came[node]}
-            if len(clients) > 1:
-                own = {c: one for c, one in split_rows(came[node], clients).items()}
-        except Exception as error:
-            reasons[node] = unreadable(error)
+        _check_whole(reply, wanted, len(clients) or 1)
+        if len(clients) < 2:
+            return {(node, clients[0] if clients else None): reply}
+        return {(node, client): one for client, one in split_rows(reply, clients).items()}
+
+    order = [*nodes.values(), *sorted(came.keys() - set(nodes.values()))]
+    whole = read_replies(order, came.items(), read, lambda node: f"no reply within {timeout:g} s")
+    parts = {at: reply for own in whole.values.values() for at, reply in own.items()}
+    bad = _bad_parts(parts, wanted, most_examples)
+    fit = {place: reply for place, reply in parts.items() if place not in bad}
+    out, failed = whole.rejected, dict[int, str]()
+    for node, own in whole.values.items():
+        clients = rows.get(node, ())
+        if len(clients) < 2 and not bad.keys().isdisjoint(own):
+            out.append(Rejected(node, one_line(*(bad[place] for place in own))))
             continue
-        for client, reply in own.items():
-            parts[node, client] = reply
-            try:
-                _check_part(reply, wanted)
-                claimed[node] += weight_of(reply)  # type: ignore[assignment]
-            except Exception as error:
-                bad[node, client] = unreadable(error)
-    for at in [place for place in parts if place not in bad]:
-        most, weight = most_examples(at[0]), claimed[at[0]]
-        if most is not None and weight > most:
-            bad[at] = f"{NUM_EXAMPLES} is {weight}, its SuperNode has {most}"
-    bad |= _odd_ones({at: one for at, one in parts.items() if at not in bad})
-    reasons |= {at[0]: why for at, why in bad.items() if len(rows.get(at[0], ())) < 2}
-    kinds = {node: kind_of(reply) for node, reply in came.items()}
-    out = [Rejected(n, one_line(why), kinds.get(n, Kind.OTHER)) for n, why in reasons.items()]
-    failed = dict[int, str]()
-    for node in (node for node in order if node not in reasons):
-        lines = (came[node].content.config_records.get(CONFIG) or ConfigRecord()).get(LEFT_OUT, [])
-        named = [(one, reason_of(one)) for one in (lines if isinstance(lines, list) else [lines])]
-        more = [f"and {len(named) - MAX_NAMED} more clients"] if len(named) > MAX_NAMED else []
-        words = [line if own is None else f"client {own[0]}: {own[1]}" for line, own in named]
-        out += [Rejected(node, one_line(line)) for line in [*words[:MAX_NAMED], *more]]
-        local = set(asked.get(node, ()))  # it may name its own clients only
-        said = {own[0]: own[1] for _, own in named[:MAX_LINES] if own and own[0] in local}
-        unfit = {c: NO_ROW for c in rows.get(node, ()) if (node, c) not in parts}
-        unfit |= {c: bad[node, c] for c in rows.get(node, ()) if (node, c) in bad}
+        said, lines = _left_out(came[node])
+        # A SuperNode may name its own clients only
+        said = {c: why for c, why in said.items() if c in set(asked.get(node, ()))}
+        unfit = {c: bad.get((node, c), NO_ROW) for c in clients if (node, c) not in fit}
         failed |= unfit | said
-        unsaid = {c: why for c, why in unfit.items() if c not in said}
-        out += [Rejected(node, one_line(f"client {c}: {why}")) for c, why in unsaid.items()]
-    usable = [place for place in parts if place not in bad]
-    usable.sort(key=lambda at: (at[1] is None, at[1] or 0))  # stable: otherwise as they were sent
-    whose = [asked.get(node, ()) if client is None else [client] for node, client in usable]
-    found = [read_reply(parts[at], own) for at, own in zip(usable, whose, strict=True)]
-    return Checked(found, out + rejected, failed)
+        lines += [f"client {c}: {why}" for c, why in unfit.items() if c not in said]
+        out += [Rejected(node, one_line(line)) for line in lines]
+    found = [
+        read_reply(fit[node, client], asked.get(node, ()) if client is None else [client])
+        # stable: otherwise as they were sent
+        for node, client in sorted(fit, key=lambda at: (at[1] is None, at[1] or 0))
+    ]
+    return Checked(found, out + foreign, failed)
+
+
+def _left_out(reply: Message) -> tuple[dict[int, str], list[str]]:
+    """Return the clients that a SuperNode names as left out, and lines for the report."""
+    said = (reply.content.config_records.get(CONFIG) or ConfigRecord()).get(LEFT_OUT, [])
+    lines = said if isinstance(said, list) else [said]
+    named = [reason_of(line) for line in lines[:MAX_LINES]]
+    words = [
+        one_line(line) if own is None else f"client {own[0]}: {own[1]}"
+        for line, own in zip(lines[:MAX_NAMED], named, strict=False)
+    ]
+    more = len(lines) - MAX_NAMED
+    return dict(filter(None, named)), words + [f"and {more} more clients"] * (more > 0)
+
+
+def _bad_parts(
+    parts: Mapping[Place, Message], wanted: Wanted, most_examples: Callable[[int], int | None]
+) -> dict[Place, str]:
+    """Return why parts of replies cannot be averaged."""
+    bad, claimed = dict[Place, str](), Counter[int]()
+    for place, reply in parts.items():
+        try:
+            _check_part(reply, wanted)
+            claimed[place[0]] += weight_of(reply)  # type: ignore[assignment]
+        except Exception as error:
+            bad[place] = unreadable(error)
+    # Flower needs the same metrics in all replies: each one's name and length
+    forms = dict[Place, frozenset[tuple[str, int]]]()
+    for place in [place for place in parts if place not in bad]:
+        most, weight = most_examples(place[0]), claimed[place[0]]
+        if most is not None and weight > most:
+            bad[place] = f"{NUM_EXAMPLES} is {weight}, its SuperNode has {most}"
+            continue
+        ((local, record),) = parts[place].content.metric_records.items()
+        lengths = [(name, len(v) if isinstance(v, list) else -1) for name, v in record.items()]
+        forms[place] = frozenset([*lengths, (local, RECORD)])
+    common = next(iter(Counter(forms.values()).most_common(1)), (frozenset(), 0))[0]
+    for place, form in forms.items():
+        if form != common:
+            odd = brief(sorted(dict(common ^ form)), 80)
+            bad[place] = f"metrics are not as in the other replies: {odd}"
+    return bad
 
 
 def _check_whole(reply: Message, wanted: Wanted, clients: int) -> None:
     numbers = sum(map(math.prod, wanted.extras.values())) + counts_size(*wanted.counted)
     # float64 where float32 would do
     model = 0 if wanted.model is None else 2 * wanted.model.count_bytes()
-    most = clients * (reply_bytes(numbers) + model)
-    if (problem := too_large(reply, size_of(reply), most) or no_content(reply)) is not None:
-        raise MalformedReplyError(problem)
+    require_content(reply, clients * (reply_bytes(numbers) + model))
     if clients > 1 and ROWS not in (reply.content.config_records.get(CONFIG) or ()):
         raise MalformedReplyError(f"one mean for {clients} clients, expected a row of each")
     if wanted.model is None:
@@ -649,23 +680,6 @@ def _check_part(reply: Message, wanted: Wanted) -> None:
             raise MalformedReplyError(f"{name} has type {values.dtype}, expected {array.dtype}")
     if wanted.rows and (count := clients_of(reply)) > 1:
         raise MalformedReplyError(f"it speaks for {count} clients; one was asked")
-
-
-def _odd_ones(replies: dict[Place, Message]) -> dict[Place, str]:
-    """Find replies whose metrics differ from most replies': Flower needs the same in all."""
-    forms = dict[Place, frozenset[tuple[str, int]]]()  # each metric's name and length
-    for place, reply in replies.items():
-        ((local, record),) = reply.content.metric_records.items()
-        lengths = [(name, len(v) if isinstance(v, list) else -1) for name, v in record.items()]
-        forms[place] = frozenset([*lengths, (local, RECORD)])
-    if not forms:
-        return {}
-    ((common, _),) = Counter(forms.values()).most_common(1)
-    return {
-        place: f"metrics are not as in the other replies: {brief(sorted(dict(common ^ form)), 80)}"
-        for place, form in forms.items()
-        if form != common
-    }
 
 
 def checked_model(arrays: Arrays, model: ArrayRecord, what: str) -> ArrayRecord:

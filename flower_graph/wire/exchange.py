@@ -26,7 +26,14 @@ import numpy as np
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from flower_graph.errors import MAX_REASON, MembershipError, NoClientsError, one_line, words_of
+from flower_graph.errors import (
+    MAX_REASON,
+    MalformedReplyError,
+    MembershipError,
+    NoClientsError,
+    one_line,
+    words_of,
+)
 from flower_graph.flower_compat import SUPERLINK_NODE_ID, ErrorCode, pull, stamp
 from flower_graph.wire.arrays import each_once
 from flower_graph.wire.client_errors import HOW, Failures, Kind, kind_of, no_content
@@ -50,6 +57,7 @@ NO_ANSWER = "a second reply to one message, or to none of this exchange"
 LOST = "its answer is gone from the SuperLink before it was fetched"
 OWN = "give each SuperNode a partition-id or a data-folder of its own"
 GONE = "the SuperNode is no longer connected"
+NOT_SENT = "not sent: the grid refused the message; node gone?"
 
 
 @dataclass(frozen=True)
@@ -69,12 +77,35 @@ class Replies(Generic[T]):
     rejected: list[Rejected] = field(default_factory=list)  # nodes without a usable answer
 
 
-def fault_of(reply: Message, size: int, server_round: int, most: int | None) -> str | None:
-    """Return why a reply of so many bytes is refused unread, or None."""
-    if (problem := too_large(reply, size, most) or no_content(reply)) is not None:
-        return problem
+def read_replies(
+    asked: Iterable[int],
+    replies: Iterable[tuple[int, Message]],
+    read: Callable[[int, Message], T],
+    silent: Callable[[int], str],
+) -> Replies[T]:
+    """Read each node's reply; any error of ``read``, and silence, leaves the node out."""
+    values, faults = dict[int, T](), dict[int, Rejected]()
+    for node, reply in replies:
+        try:
+            values[node] = read(node, reply)
+        except Exception as error:  # whatever a reply's content causes
+            faults[node] = Rejected(node, one_line(unreadable(error)), kind_of(reply))
+    result = Replies[T]()
+    for node in asked:
+        if node in values:
+            result.values[node] = values[node]
+        else:
+            result.rejected.append(faults.get(node) or Rejected(node, silent(node)))
+    return result
+
+
+def require_content(reply: Message, most: int | None, server_round: int | None = None) -> None:
+    """Refuse a reply that is too large, an error, empty or of another round."""
+    if (problem := too_large(reply, most) or no_content(reply)) is not None:
+        raise MalformedReplyError(problem)
     came = reply.metadata.group_id[:MAX_REASON] or "?"
-    return None if came == str(server_round) else f"round {came}, expected {server_round}"
+    if server_round is not None and came != str(server_round):
+        raise MalformedReplyError(f"round {came}, expected {server_round}")
 
 
 class Exchange:
@@ -173,27 +204,22 @@ class Exchange:
             for node_id, content in requests.items()
         ]
         waiting = self._sent(messages)
-        values, faults = dict[int, T](), dict[int, Rejected]()
-        for node_id in waiting.values():
+        sent = set(waiting.values())
+        for node_id in sent:
             self.ledger.count_wire("down", count_bytes(requests[node_id]))
-        for node in requests.keys() - set(waiting.values()):
-            words = "not sent: the grid refused the message; node gone?"
-            faults[node] = Rejected(node, words)
-        for node, reply in self._pull(waiting, server_round, timeout):
-            self.ledger.count_wire("up", size := size_of(reply))
-            problem = fault_of(reply, size, server_round, max_reply_bytes)
-            if problem is None:
-                try:
-                    values[node] = read(node, reply.content)
-                    continue
-                except Exception as error:
-                    problem = unreadable(error)
-            faults[node] = Rejected(node, one_line(problem), kind_of(reply))
-        for node in waiting.values():
-            faults[node] = Rejected(node, f"no reply within {timeout:g} s")
-        rejected = [faults[node] for node in requests if node in faults]
-        log_rejected(LOG, server_round, called, rejected)
-        return Replies({n: values[n] for n in requests if n in values}, rejected)
+
+        def checked(node: int, reply: Message) -> T:
+            self.ledger.count_messages("up", [reply])
+            require_content(reply, max_reply_bytes, server_round)
+            return read(node, reply.content)
+
+        def silent(node: int) -> str:
+            return f"no reply within {timeout:g} s" if node in sent else NOT_SENT
+
+        pulled = self._pull(waiting, server_round, timeout)
+        replies = read_replies(requests, pulled, checked, silent)
+        log_rejected(LOG, server_round, called, replies.rejected)
+        return replies
 
     def relay(
         self, messages: Iterable[Message], *, server_round: int, timeout: float

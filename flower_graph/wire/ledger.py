@@ -109,10 +109,11 @@ def size_of(reply: Message) -> int:
     return count_bytes(reply.content) if reply.has_content() else 0
 
 
-def too_large(reply: Message, size: int, most: int | None) -> str | None:
-    """Return why a reply with ``size`` bytes of content exceeds ``most``, or None."""
+def too_large(reply: Message, most: int | None) -> str | None:
+    """Return why a reply exceeds so many bytes, or None."""
     if most is None:
         return None
+    size = size_of(reply)
     # Names and descriptions are no payload, but a client writes them too.
     unpaid = len(reply.metadata.group_id) + len(reply.metadata.message_type)
     for name, record in reply.content.items() if reply.has_content() else ():
