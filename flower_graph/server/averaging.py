@@ -44,6 +44,7 @@ from flower_graph.server.session import Session, unsaved
 from flower_graph.storage.reading import StateDict
 from flower_graph.wire.arrays import encode_array, own_records, pack_integers, read_array
 from flower_graph.wire.averaging import (
+    LEFT_OUT,
     ClientReply,
     clients_of,
     count_payload,
@@ -56,14 +57,13 @@ from flower_graph.wire.averaging import (
 from flower_graph.wire.client_errors import no_content
 from flower_graph.wire.counts import added, counts_size, read_counts
 from flower_graph.wire.exchange import (
-    MAX_NAMED,
     Rejected,
     log_rejected,
     read_replies,
     require_content,
     unreadable,
 )
-from flower_graph.wire.fields import MAX_LINES, read_not_saved, reason_of
+from flower_graph.wire.fields import read_entry, read_not_saved
 from flower_graph.wire.keys import (
     ARRAYS,
     CHECKPOINT,
@@ -71,7 +71,6 @@ from flower_graph.wire.keys import (
     CONFIG,
     COUNTING,
     EXTRAS,
-    LEFT_OUT,
     MAX_NUMBER,
     MAX_WEIGHT,
     NUM_EXAMPLES,
@@ -265,10 +264,6 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     def prepare(self, server_round: int) -> None:
         """Exchange messages with the connected SuperNodes before a round; by default none."""
 
-    def most_examples(self, node: int, *, training: bool) -> int | None:
-        """Return the largest weight that a SuperNode's reply can have, if that is known."""
-        return self.session.members.most_examples(node, training=training)
-
     # What a run leaves
 
     @property
@@ -340,8 +335,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
             session.open(grid, session.timeout, session.rounds)
         session.gather(server_round, "no SuperNode can take part")
         self.prepare(server_round)
-        hosted = {n: session.members.clients[n] for n in session.members.present(session.connected)}
-        drawn = session.participants(server_round, hosted)
+        drawn = session.participants(server_round, session.members.present(session.connected))
         messages = super().configure_train(server_round, arrays, config, grid_of(list(drawn)))
         sent = self._send(messages, drawn, wants_rows=not self.is_weighted_sum)
         session.asked = {node: drawn[node] for node in (m.metadata.dst_node_id for m in sent)}
@@ -370,16 +364,16 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         self.arrays, session = arrays, self.session
-        connected = session.exchange.nodes(session.min_nodes, session.timeout)
-        present = session.members.present(connected)
+        nodes = session.exchange.nodes(session.min_nodes, session.timeout)
+        present = session.members.present(nodes)
         # Where Flower's own loop runs the round, nothing is saved
         saves = self._kept is not None and session.is_due(server_round)
         if not present:  # Flower would wait for one without an end
             return self._send([], {})
         if saves:
             config[CHECKPOINT], config[RUN_TOKEN] = True, session.run
-        messages = super().configure_evaluate(server_round, arrays, config, grid_of(present))
-        return self._send(messages, {node: session.members.clients[node] for node in present})
+        grid = grid_of(list(present))
+        return self._send(super().configure_evaluate(server_round, arrays, config, grid), present)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -512,7 +506,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         asked: Mapping[int, Sequence[int]] = MappingProxyType({}),
     ) -> Checked:
         """Check the replies; note and log every node and client that is left out."""
-        most = partial(self.most_examples, training=model is not None)
+        most = partial(self.session.members.most_examples, training=model is not None)
         rows, timeout = model is not None and not self.is_weighted_sum, self.session.timeout
         wanted = Wanted(model, self.extras(), self.counted, rows)
         checked = check_replies(self._round.sent, replies, wanted, timeout, most, asked)
@@ -539,61 +533,43 @@ def check_replies(
 ) -> Checked:
     """Leave out replies that cannot be averaged; ``asked`` has the clients of each SuperNode."""
     nodes = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
-    came, foreign = dict[int, Message](), list[Rejected]()
+    came = dict[int, Message]()
     for reply in replies:
         # An error that the grid writes for a lost node comes from the grid's own id.
-        sender, answers = reply.metadata.src_node_id, reply.metadata.reply_to_message_id
-        node = nodes.get(answers, sender)
-        if reply.has_content() and sender != node:
-            foreign.append(Rejected(sender, f"reply in the name of node {node}"))
-        else:
+        node = nodes.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
+        if reply.has_error() or node == reply.metadata.src_node_id:
             came.setdefault(node, reply)
-    rows = asked if wanted.rows else {}
+    rows: Mapping[int, Sequence[Any]] = asked if wanted.rows else {}  # one row is of None
+    said = dict[int, dict[Any, str]]()  # by node: the clients that it has left out itself
 
     def read(node: int, reply: Message) -> dict[Place, Message]:
-        clients = rows.get(node, ())
-        _check_whole(reply, wanted, len(clients) or 1)
-        if len(clients) < 2:
-            return {(node, clients[0] if clients else None): reply}
-        return {(node, client): one for client, one in split_rows(reply, clients).items()}
+        clients = rows.get(node) or [None]
+        _check_whole(reply, wanted, len(clients))
+        said[node] = read_entry(LEFT_OUT, reply.content)
+        own = split_rows(reply, clients) if len(clients) > 1 else {clients[0]: reply}
+        return {(node, client): part for client, part in own.items()}
 
     order = [*nodes.values(), *sorted(came.keys() - set(nodes.values()))]
-    whole = read_replies(order, came.items(), read, lambda node: f"no reply within {timeout:g} s")
+    late = dict.fromkeys(order, f"no reply within {timeout:g} s")
+    whole = read_replies(late, came.items(), read)
     parts = {at: reply for own in whole.values.values() for at, reply in own.items()}
     bad = _bad_parts(parts, wanted, most_examples)
     fit = {place: reply for place, reply in parts.items() if place not in bad}
-    out, failed = whole.rejected, dict[int, str]()
-    for node, own in whole.values.items():
-        clients = rows.get(node, ())
-        if len(clients) < 2 and not bad.keys().isdisjoint(own):
-            out.append(Rejected(node, one_line(*(bad[place] for place in own))))
-            continue
-        said, lines = _left_out(came[node])
-        # A SuperNode may name its own clients only
-        said = {c: why for c, why in said.items() if c in set(asked.get(node, ()))}
+    rejected, failed = whole.rejected, dict[int, str]()
+    for node in whole.values:
+        clients = rows.get(node) or [None]
         unfit = {c: bad.get((node, c), NO_ROW) for c in clients if (node, c) not in fit}
-        failed |= unfit | said
-        lines += [f"client {c}: {why}" for c, why in unfit.items() if c not in said]
-        out += [Rejected(node, one_line(line)) for line in lines]
+        lines: dict[int | None, str] = {**unfit, **said[node]}
+        hosted = set(asked.get(node, ()))  # a SuperNode may name its own clients only
+        failed |= {c: why for c, why in lines.items() if c is not None and c in hosted}
+        words = [why if c is None else f"client {c}: {why}" for c, why in lines.items()]
+        rejected += [Rejected(node, one_line(line)) for line in words]
     found = [
         read_reply(fit[node, client], asked.get(node, ()) if client is None else [client])
         # stable: otherwise as they were sent
         for node, client in sorted(fit, key=lambda at: (at[1] is None, at[1] or 0))
     ]
-    return Checked(found, out + foreign, failed)
-
-
-def _left_out(reply: Message) -> tuple[dict[int, str], list[str]]:
-    """Return the clients that a SuperNode names as left out, and lines for the report."""
-    said = (reply.content.config_records.get(CONFIG) or ConfigRecord()).get(LEFT_OUT, [])
-    lines = said if isinstance(said, list) else [said]
-    named = [reason_of(line) for line in lines[:MAX_LINES]]
-    words = [
-        one_line(line) if own is None else f"client {own[0]}: {own[1]}"
-        for line, own in zip(lines[:MAX_NAMED], named, strict=False)
-    ]
-    more = len(lines) - MAX_NAMED
-    return dict(filter(None, named)), words + [f"and {more} more clients"] * (more > 0)
+    return Checked(found, rejected, failed)
 
 
 def _bad_parts(

@@ -78,12 +78,11 @@ class Replies(Generic[T]):
 
 
 def read_replies(
-    asked: Iterable[int],
+    asked: Mapping[int, str],
     replies: Iterable[tuple[int, Message]],
     read: Callable[[int, Message], T],
-    silent: Callable[[int], str],
 ) -> Replies[T]:
-    """Read each node's reply; any error of ``read``, and silence, leaves the node out."""
+    """Read the replies of nodes, each with the reason if it is silent; errors leave it out."""
     values, faults = dict[int, T](), dict[int, Rejected]()
     for node, reply in replies:
         try:
@@ -91,11 +90,11 @@ def read_replies(
         except Exception as error:  # whatever a reply's content causes
             faults[node] = Rejected(node, one_line(unreadable(error)), kind_of(reply))
     result = Replies[T]()
-    for node in asked:
+    for node, silent in asked.items():
         if node in values:
             result.values[node] = values[node]
         else:
-            result.rejected.append(faults.get(node) or Rejected(node, silent(node)))
+            result.rejected.append(faults.get(node) or Rejected(node, silent))
     return result
 
 
@@ -213,11 +212,9 @@ class Exchange:
             require_content(reply, max_reply_bytes, server_round)
             return read(node, reply.content)
 
-        def silent(node: int) -> str:
-            return f"no reply within {timeout:g} s" if node in sent else NOT_SENT
-
-        pulled = self._pull(waiting, server_round, timeout)
-        replies = read_replies(requests, pulled, checked, silent)
+        late = f"no reply within {timeout:g} s"
+        asked = {node: late if node in sent else NOT_SENT for node in requests}
+        replies = read_replies(asked, self._pull(waiting, server_round, timeout), checked)
         log_rejected(LOG, server_round, called, replies.rejected)
         return replies
 

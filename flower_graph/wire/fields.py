@@ -12,11 +12,17 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief, one_line
-from flower_graph.wire.arrays import IntArray, each_once, pack_integers, unpack_integers
+from flower_graph.wire.arrays import (
+    IntArray,
+    each_once,
+    pack_integers,
+    record_of,
+    unpack_integers,
+)
 from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing
 from flower_graph.wire.keys import CHECKPOINT, CONFIG, HANDLED, NOT_SAVED, RUN_TOKEN
 
@@ -115,17 +121,13 @@ class Reasons(Field[dict[int, str]]):
         lines = value if isinstance(value, list) else [value]
         if len(lines) > MAX_LINES:
             raise self.refuse(f"at most {MAX_LINES}", f"{len(lines)} reasons")
-        pairs = {line: reason_of(line) for line in map(one_line, lines)}
-        for line, pair in pairs.items():
-            if pair is None:
+        result = dict[int, str]()
+        for line in map(one_line, lines):
+            number, colon, why = line.partition(":")
+            if not colon or not number.removeprefix("-").isdecimal():
                 raise self.refuse("number:reason", line)
-        return dict(filter(None, pairs.values()))
-
-
-def reason_of(line: object) -> tuple[int, str] | None:
-    """Read a client's number and the reason from one line of ``Reasons``; None if it is none."""
-    number, colon, why = one_line(line).partition(":")
-    return (int(number), why) if colon and number.removeprefix("-").isdecimal() else None
+            result[int(number)] = why
+        return result
 
 
 @dataclass(frozen=True)
@@ -298,7 +300,12 @@ def read_handled(config: Entries) -> int | None:
     return HANDLED_FIELD.required("handled", reading) if has_entry else None
 
 
+def read_entry(kind: Field[T], content: RecordDict) -> T:
+    """Read one entry of a reply, whatever else it says."""
+    config: Entries = record_of(content, CONFIG, ConfigRecord) or {}
+    return kind.required("", Reading(config, config, []))
+
+
 def read_not_saved(content: RecordDict) -> str:
     """Read why a client could not write the requested checkpoint; empty if it could."""
-    config: Entries = content.config_records.get(CONFIG) or {}
-    return NOT_SAVED_FIELD.required("not_saved", Reading(config, config, []))
+    return read_entry(NOT_SAVED_FIELD, content)
