@@ -25,15 +25,25 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Strategy
+from flwr.serverapp.strategy import (
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedTrimmedAvg,
+    FedYogi,
+    Krum,
+    Strategy,
+)
 from numpy.typing import NDArray
 
-from flower_graph.config.common import RobustSection
+from flower_graph.config.common import KRUM, MEDIAN, NO_DEFENCE, TRIMMED_MEAN, RobustSection
 from flower_graph.errors import MalformedReplyError, brief, one_line
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.records.participation import NOT_CONNECTED
@@ -172,6 +182,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         If an argument is impossible.
     """
 
+    _warned = 0  # answers at the last warning that they are too few for a robust average
     personal: bool = False  # whether ``combine`` gives each client arrays of its own
     weighted_sum: bool = True  # of ``combine`` as it is here; a class with another says it anew
 
@@ -198,7 +209,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
             checkpoint_every=checkpoint_every,
         )
         self.central_noise: CentralNoise | None = None  # see ``flower_graph.privacy.central``
-        self.robust: RobustSection | None = None  # see ``flower_graph.server.robust``
+        self.robust: RobustSection | None = None  # see ``make_robust``
         self.arrays, self.own_arrays = ArrayRecord(), dict[int, ArrayRecord]()
         self.best = BestRound()
         self._round = RoundSoFar()
@@ -430,6 +441,11 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     # Helpers
 
     def _combined(self, replies: list[ClientReply]) -> ArrayRecord | None:
+        why = "" if self.robust is None else too_few(self.robust, len(replies))
+        if why and len(replies) != self._warned:
+            self._warned = len(replies)
+            number = self._round.number
+            LOG.warning("round %d: no protection from hostile clients: %s", number, why)
         combined = self.combine(replies)
         if not self._round.is_averaged:
             if self.central_noise is not None or self.robust is not None:
@@ -675,6 +691,42 @@ def checked_model(arrays: Arrays, model: ArrayRecord, what: str) -> ArrayRecord:
         rounded = np.rint(values) if dtype.kind in "iu" and values.dtype.kind == "f" else values
         record[name] = encode_array(name, np.asarray(rounded, dtype))
     return record
+
+
+# Averages that a few hostile clients cannot move far ----------------------------------------------
+
+# Each client's answer counts once, whatever its weight or SuperNode: SuperNodes send a row for each
+# client. A hostile SuperNode counts as many hostile clients as it hosts.
+
+S = TypeVar("S", bound=ReportedFedAvg)
+AVERAGES: dict[str, type[FedAvg]] = {KRUM: Krum, TRIMMED_MEAN: FedTrimmedAvg, MEDIAN: FedMedian}
+
+
+# Any: each kind has options of its own
+def make_robust(kind: type[S], how: RobustSection, *args: object, **options: Any) -> S:
+    """Build a strategy with another average."""
+    if how.robust == NO_DEFENCE:
+        return kind(*args, **options)
+    average = AVERAGES[how.robust]
+    made: type[S] = type(f"{kind.__name__}With{average.__name__}", (kind, average), {})
+    strategy: Any = made(*args, **options)
+    strategy.robust = how
+    # Set here, since not every base class passes on unknown arguments.
+    strategy.num_malicious_nodes, strategy.beta = how.num_malicious, how.beta
+    result: S = strategy
+    return result
+
+
+def too_few(how: RobustSection, answers: int) -> str:
+    """Return why an average of so few answers protects nobody, or an empty string."""
+    if how.robust == KRUM and answers < (needed := 2 * how.num_malicious + 3):
+        named = f"strategy.num_malicious={how.num_malicious}"
+        return f"krum with {named} needs {needed} clients, {answers} answered"
+    if how.robust == TRIMMED_MEAN and not int(how.beta * answers):
+        return f"strategy.beta={how.beta:g} leaves out none of {answers} clients"
+    if how.robust == MEDIAN and answers < 3:
+        return f"the median of {answers} clients is their mean"
+    return ""
 
 
 # What a strategy of Flower's keeps ----------------------------------------------------------------

@@ -14,8 +14,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.config.common import RobustSection
 from flower_graph.errors import ClientBugError, NoClientsError
 from flower_graph.privacy.central import CentralNoise
-from flower_graph.server.averaging import Combined
-from flower_graph.server.robust import make_robust
+from flower_graph.server.averaging import Combined, make_robust
 from flower_graph.simulation import InProcessGrid
 
 NAN = np.full(2, np.nan, np.float32)
