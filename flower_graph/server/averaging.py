@@ -262,13 +262,13 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         None
             The models stay as they are.
         """
-        average, messages = super().aggregate_train, [reply.message for reply in replies]
+        messages, noise = [reply.message for reply in replies], self.central_noise
         self._round.is_averaged = True
-        if self.central_noise is None:
-            arrays, trained = average(self._round.number, messages)
-        else:
-            noisy = self.central_noise.average
-            arrays, trained = noisy(self._round.number, self.arrays, messages, average)
+        if noise is not None:
+            noise.clip(self.arrays, messages)
+        arrays, trained = super().aggregate_train(self._round.number, messages)
+        if noise is not None and arrays is not None:
+            noise.blur(arrays, len(messages))
         self._round.trained = trained or MetricRecord()
         return arrays
 
