@@ -37,9 +37,7 @@ from flower_graph.errors import (
 from flower_graph.flower_compat import SUPERLINK_NODE_ID, ErrorCode, pull, stamp
 from flower_graph.wire.arrays import each_once
 from flower_graph.wire.client_errors import HOW, Failures, Kind, kind_of, no_content
-from flower_graph.wire.ledger import ByteLedger, count_bytes, size_of, too_large
-
-__all__ = ["ByteLedger", "Exchange", "Rejected", "Replies", "count_bytes"]
+from flower_graph.wire.ledger import ByteLedger, too_large
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -204,8 +202,7 @@ class Exchange:
         ]
         waiting = self._sent(messages)
         sent = set(waiting.values())
-        for node_id in sent:
-            self.ledger.count_wire("down", count_bytes(requests[node_id]))
+        self.ledger.count_messages("down", [m for m in messages if m.metadata.dst_node_id in sent])
 
         def checked(node: int, reply: Message) -> T:
             self.ledger.count_messages("up", [reply])
@@ -258,7 +255,7 @@ class Exchange:
                     self.failures.note(node, reply)
                     yield node, reply
                     continue
-                self.ledger.count_wire("up", size_of(reply))
+                self.ledger.count_messages("up", [reply])
                 why = NO_ANSWER if node is None else f"reply in the name of node {node}"
                 why = why if late is None else f"late: round {late[0]}"
                 ignored.append(Rejected(sender, why))

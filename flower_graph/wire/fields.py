@@ -7,6 +7,7 @@ arrays.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -51,8 +52,8 @@ class Scalar(Field[T]):
 class Whole(Scalar[int]):
     """A whole number; the requested one, if the reader knows it."""
 
-    least: int | None = None
-    most: int | None = None
+    least: float = -math.inf
+    most: float = math.inf
     is_number = True
     kinds, type = (int,), "int"
 
@@ -60,10 +61,8 @@ class Whole(Scalar[int]):
         if name in reading.known and value != reading.known[name]:
             raise self.refuse(reading.known[name], value)
         number = super().decode(value, name, reading)
-        if self.least is not None and number < self.least:
-            raise self.refuse(f"{self.least} or more", value)
-        if self.most is not None and number > self.most:
-            raise self.refuse(f"at most {self.most}", value)
+        if not self.least <= number <= self.most:
+            raise self.refuse(f"a number from {self.least} to {self.most}", value)
         return number
 
 
@@ -136,23 +135,21 @@ class Numbers(Field[Any]):  # left open: integers where they are whole, else flo
 
     shape: str = "c"
     whole: bool = False
-    most: int | None = None  # numbers
+    most: float = math.inf  # numbers
     is_number = True
     empty: ClassVar[object] = []
 
     # Any: as above
     def decode(self, value: object, name: str, reading: Reading) -> list[Any]:
-        kinds = {int} if self.whole else {int, float}
+        kinds, wanted = ({int} if self.whole else {int, float}), reading.words(self.shape)
         if (
             not isinstance(value, list)
-            or (self.most is not None and len(value) > self.most)
+            or len(value) > self.most
             or not kinds.issuperset(map(type, value))
             or reading.fit(self.shape, len(value)) is None
         ):
-            most = "" if self.most is None else f", at most {self.most}"
-            raise self.refuse(
-                f"{'whole ' * self.whole}numbers {reading.words(self.shape)}{most}", value
-            )
+            most = f", at most {self.most}" if self.most < math.inf else ""
+            raise self.refuse(f"{'whole ' * self.whole}numbers {wanted}{most}", value)
         return list(value) if self.whole else [float(number) for number in value]
 
 
@@ -201,8 +198,7 @@ class Exact(Block):
         return pack_integers(value)
 
     def decode(self, value: object, name: str, reading: Reading) -> NDArray[Any]:
-        numbers = super().decode(value, name, reading)
-        wanted = reading.known.get(name)
+        numbers, wanted = super().decode(value, name, reading), reading.known.get(name)
         if wanted is not None and not np.array_equal(numbers, wanted):
             raise self.refuse(f"{wanted[:5]}...", numbers[:5].tolist())
         return numbers

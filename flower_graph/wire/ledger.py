@@ -60,11 +60,8 @@ class ByteLedger:
     def count(self, direction: str, kind: str, nbytes: int) -> None:
         self._payload[direction][kind] += int(nbytes)
 
-    def count_wire(self, direction: str, nbytes: int) -> None:
-        self._wire[direction] += int(nbytes)
-
     def count_messages(self, direction: str, messages: Iterable[Message]) -> None:
-        self.count_wire(direction, sum(map(size_of, messages)))
+        self._wire[direction] += sum(map(size_of, messages))
 
     @property
     def payload(self) -> dict[str, dict[str, int]]:
