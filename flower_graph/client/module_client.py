@@ -475,7 +475,7 @@ class ModuleClient(NumPyClient):
         stacks = {n: laid_out(stack_of(value, 2)) for n, value in module.state_dict().items()}
         two = Cohort(module, trains, stacks, self.optimiser)
         try:
-            group = two.group([graph.client for graph in trains])[1]
+            group = two.group(two.clients).learner
             alone = [two.alone(graph.client) for graph in trains]
             state = [self.arrays(one.module) for one in (group, *alone)]
             received = [{n: v.detach().clone() for n, v in one.items()} for one in state]

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from flower_graph.engine.grouped import (
     FeatureRows,
-    Group,
     Layout,
     Tensors,
     feature_rows,
+    group_modules,
     is_linear,
+    laid_out,
     stack_of,
 )
 from flower_graph.ops.adam import MOMENTS, in_memory_order, moments_of
@@ -190,6 +191,14 @@ def joined(graphs: Sequence[GraphOnDevice], *, by_rows: bool = False) -> GraphOn
     )
 
 
+class Group(NamedTuple):
+    """Some clients as one, and their part of a cohort's stacks."""
+
+    learner: Learner
+    stacks: Tensors
+    index: dict[str, Tensor]  # where they are in each stack; empty: the group has all clients
+
+
 class Cohort:
     """The modules of several clients, which train as one group or one by one.
 
@@ -233,12 +242,12 @@ class Cohort:
         self.graphs = {graph.client: graph for graph in graphs}
         self._places = {client: place for place, client in enumerate(self.graphs)}
         self._alone: dict[int, Learner] = {}
-        self._together: dict[tuple[int, ...], tuple[Group, Learner]] = {}
+        self._together: dict[tuple[int, ...], Group] = {}
 
     @property
     def rows(self) -> FeatureRows:
         """The active rows of all clients."""
-        return self.group([*self.graphs])[1].graph.rows
+        return self.group(self.clients).learner.graph.rows
 
     def __len__(self) -> int:
         return len(self.graphs)
@@ -354,29 +363,38 @@ class Cohort:
         if not self._is_grouped or len(clients) < (1 if self.by_rows else 2):
             yield [self.alone(client) for client in clients]
             return
-        group, learner = self.group(clients)
-        group.read()
-        yield [learner]
-        group.write()
+        group = self.group(clients)
+        with torch.no_grad():
+            for name, at in group.index.items():
+                group.stacks[name].copy_(self.tensors[name][at])
+        yield [group.learner]
+        self.write(group)
 
-    def group(self, clients: Sequence[int]) -> tuple[Group, Learner]:
+    @torch.no_grad()
+    def write(self, group: Group) -> None:
+        """Put a group's changes into the stacks of all."""
+        for name, at in group.index.items():
+            self.tensors[name][at] = group.stacks[name]
+
+    def group(self, clients: Sequence[int]) -> Group:
         """Return some clients as a group, which is kept until another one than all is wanted."""
         if (group := self._together.get(tuple(clients))) is None:
             graph = joined([self.graphs[one] for one in clients], by_rows=bool(self.by_rows))
             assert graph.layout is not None
             held = {n: one for n, one in self.tensors.items() if n.partition("/")[0] in self.names}
-            tensors = {n: one for n, one in held.items() if not n.endswith(BEGUN)}
-            index = None
-            if list(clients) != list(self.graphs):
+            stacks = {n: one for n, one in held.items() if not n.endswith(BEGUN)}
+            index = dict[str, Tensor]()
+            if list(clients) != self.clients:
                 places = [self._places[client] for client in clients]
-                index = {name: self._index(name, places) for name in tensors}
-            made = Group(self.module, tensors, graph.layout, index)
-            adam = self._adam(made.module, made.stacks, len(clients))
+                index = {name: self._index(name, places) for name in stacks}
+                stacks = {name: laid_out(stacks[name][at]) for name, at in index.items()}
+            module = group_modules(self.module, stacks, graph.layout)
+            adam = self._adam(module, stacks, len(clients))
             if graph.layout.rows is not None:
-                parameters = dict(made.module.named_parameters())
+                parameters = dict(module.named_parameters())
                 adam.bounds = {parameters[name]: graph.layout.rows.ptr for name in self.by_rows}
             kept = {key: one for key, one in self._together.items() if len(key) == len(self.graphs)}
-            group = made, Learner(made.module, adam, graph)
+            group = Group(Learner(module, adam, graph), stacks, index)
             self._together = kept | {tuple(clients): group}
         return group
 

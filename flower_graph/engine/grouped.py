@@ -191,55 +191,6 @@ def group_modules(module: nn.Module, stacks: Mapping[str, Tensor], layout: Layou
     return result
 
 
-class Group:
-    """Some clients' modules as one; training changes its stacks.
-
-    Parameters
-    ----------
-    module : nn.Module
-        A client's module.
-    tensors : dict of str to Tensor
-        The stacks of all clients, of the module's ``state_dict`` and whatever else is kept.
-    layout : Layout
-        The rows of these clients.
-    index : mapping of str to Tensor, optional
-        Where the clients are in each stack; by default the group has all clients.
-
-    Attributes
-    ----------
-    stacks : dict of str to Tensor
-        The group's part of the tensors; the same tensors, if it has all clients.
-    module : nn.Module
-        To be called as a client's module is.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        tensors: Tensors,
-        layout: Layout,
-        index: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        self._tensors, self._index, self.stacks = tensors, index or {}, tensors
-        if index is not None:
-            self.stacks = {name: laid_out(tensors[name][at]) for name, at in index.items()}
-        self.module = group_modules(module, self.stacks, layout)
-
-    @torch.no_grad()
-    def read(self) -> None:
-        """Take the clients' part over from the tensors of all."""
-        if self.stacks is not self._tensors:
-            for name, stack in self.stacks.items():
-                stack.copy_(self._tensors[name][self._index[name]])
-
-    @torch.no_grad()
-    def write(self) -> None:
-        """Put the clients' part back into the tensors of all."""
-        if self.stacks is not self._tensors:
-            for name, stack in self.stacks.items():
-                self._tensors[name][self._index[name]] = stack
-
-
 class _Rows(nn.Module):
     """Gives each node its client's row of a parameter."""
 

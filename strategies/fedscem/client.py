@@ -302,7 +302,7 @@ class EgoNetworkClient(MaskingClient):
         contrast, is_unread = self._fuse(cohort, group, request, table, pads)
         due = bool((cohort.last(TRAINED, clients) < number).any())
         if due and not request.is_last and number > 1:
-            cohort.put(group)
+            cohort.write(cohort.group(group.graph.clients))
             self.outputs.candidate(number - 1, lambda: self._taken(cohort))
         logits = None
         if due and not request.is_last:

@@ -259,10 +259,6 @@ class EgoCohort(Cohort):
         with self.learners([client for client in self.clients if client in clients]) as (learner,):
             yield EgoGroup(learner, self.settings)
 
-    def put(self, group: EgoGroup) -> None:
-        """Take over a group's changes before it is done."""
-        self.group(group.graph.clients)[0].write()
-
     @torch.no_grad()
     def start_from(self, group: EgoGroup, weights: Tensor, *, replace: bool) -> None:
         """Begin with the server's model, flat; keep it, as ``proximal`` and inactive rows do."""
