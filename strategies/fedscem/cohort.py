@@ -23,11 +23,12 @@ from flower_graph.engine.cohort import (
     Cohort,
     Judged,
     Learner,
+    Tensors,
     check_classes,
     first_tensors,
+    laid_out,
     placed_on,
 )
-from flower_graph.engine.grouped import Tensors, laid_out
 from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.contrast import projected_nt_xent
