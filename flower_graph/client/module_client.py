@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from flower_graph.client.learner import (
     NODES,
-    LocalGraph,
     NodeTask,
     Seen,
     SharedModule,
@@ -29,6 +28,7 @@ from flower_graph.client.learner import (
 )
 from flower_graph.client.state import CohortState, Tensors, check_graphs
 from flower_graph.config.module import KEEP, TrainingSection
+from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import (
     ClientDropout,
     Cohort,
@@ -127,7 +127,7 @@ class ModuleClient(NumPyClient):
     def __init__(
         self,
         context: Context,
-        graphs: Sequence[LocalGraph],
+        graphs: Sequence[ClientGraph],
         shared: SharedModule,
         how: TrainingSection,
         *,
@@ -208,7 +208,7 @@ class ModuleClient(NumPyClient):
         """Return further numbers of an answer to ``train``, such as ``wire.averaging.sums``."""
         return {}
 
-    def examples(self, graph: LocalGraph) -> int:
+    def examples(self, graph: ClientGraph) -> int:
         """Return a client's weight: the number of its training examples."""
         return self.task.weight(graph)
 
