@@ -484,7 +484,7 @@ class Group(NamedTuple):
 
     learner: Learner
     stacks: Tensors
-    index: dict[str, Tensor]  # where they are in each stack; empty: the group has all clients
+    places: dict[str, Tensor]  # in each stack; empty: the group has all clients
 
 
 class Cohort:
@@ -653,7 +653,7 @@ class Cohort:
             return
         group = self.group(clients)
         with torch.no_grad():
-            for name, at in group.index.items():
+            for name, at in group.places.items():
                 group.stacks[name].copy_(self.tensors[name][at])
         yield [group.learner]
         self.write(group)
@@ -661,7 +661,7 @@ class Cohort:
     @torch.no_grad()
     def write(self, group: Group) -> None:
         """Put a group's changes into the stacks of all."""
-        for name, at in group.index.items():
+        for name, at in group.places.items():
             self.tensors[name][at] = group.stacks[name]
 
     def group(self, clients: Sequence[int]) -> Group:
