@@ -195,7 +195,7 @@ def of_supernode(place: Path) -> Iterator[Target]:
     for name in ("manifest.json", "data.safetensors"):
         yield Target(folder / name, lambda: open_folder(folder, SETTINGS, CLIENTS))
     context = place / "state" / "run-1" / "context-0.state"
-    write_state(context, RecordDict({"a": ConfigRecord({"b": [1, 2]})}), 3)
+    write_state(context, RecordDict({"a": ConfigRecord({"b": [1, 2]})}))
     yield Target(context, lambda: use_state(context))
     secret, given = place / "secret", {"state-key": str(place / "secret")}
     secret.write_text("a passphrase of ours")
