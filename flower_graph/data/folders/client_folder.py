@@ -54,15 +54,14 @@ from flower_graph.data.graph import (
     to_undirected,
 )
 from flower_graph.data.partition.client_graphs import (
-    check_client_graph,
     check_training,
     fewer_trained,
     graphless_clients,
+    made_ready,
     noisy_labels,
     split_nodes,
-    without_edges,
+    split_per_client,
 )
-from flower_graph.data.partition.ego_networks import split_per_client
 from flower_graph.data.sources.datasets import saved_at
 from flower_graph.data.sources.names import (
     EDGES,
@@ -161,8 +160,7 @@ def load_folder(
     for graph, file in zip(clients, files, strict=True):
         with saying(file.where):
             own = graph if file.has_masks else split_nodes(graph, ratios, seed)
-            own = without_edges(own) if own.client in drawn else own
-            check_client_graph(own, clients.treatment)
+            own = made_ready(own, drawn, clients.treatment)
             graphs.append(fewer_trained(own, train_share, seed))
     check_training(graphs)
     return clients.replaced(graphs)
@@ -242,7 +240,7 @@ def client_graph_from_data(
     with saying(f"client {client}"):
         found, graph = _alone(client, data, how)
         graph = graph if found.has_masks else split_nodes(graph, ratios, seed)
-        check_client_graph(graph)
+        graph = made_ready(graph, set())
     tell(f"client {client}", found.notes)
     return graph
 
@@ -392,9 +390,7 @@ def load_overlapping_folder(
             # Of masks that are given, validation and test may be empty
             if not file.has_masks or (ratios[0] > 0 and not graph.train_mask.any()):
                 check_roles(client, graph.masks.values(), ratios)
-        rng = generator(seed, "label-noise", client)
-        noise = partition.label_noise
-        noisy = noisy_labels(graph.y, graph.train_mask, classes, noise, generator=rng)
+        noisy = noisy_labels(graph, classes, partition.label_noise, seed)
         graphs[client] = replace(graph, public=public, train_y=noisy)
     return clients.replaced(graphs)
 
