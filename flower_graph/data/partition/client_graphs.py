@@ -26,7 +26,6 @@ from flower_graph.config.partition import (
     METIS_OVERLAPPING,
     OVERLAPPING,
     PER_CLIENT,
-    OverlapSection,
     PartitionSection,
 )
 from flower_graph.config.rules import FRACTION, RATIOS, at_least, require
@@ -128,7 +127,7 @@ def overlapping_graphs(data: WholeGraph, partition: Any, seed: int) -> list[Over
 def checked_seed(partition: Any, seed: int) -> int:
     """Check a section's settings, and return its seed, or else the run's."""
     check_settings(partition, "partition.")
-    if isinstance(partition, PartitionSection | OverlapSection):
+    if hasattr(partition, "validate"):
         partition.validate()
     return seed if partition.seed is None else int(partition.seed)
 
