@@ -136,7 +136,7 @@ def grid_of(config: RunConfig, folders: list[Path]) -> InProcessGrid:
 
 
 @pytest.fixture
-def config_of(tmp_path: Path) -> MakeConfig:
+def config_of(tmp_path):
     return partial(small_config, tmp_path)
 
 
@@ -151,8 +151,8 @@ def forbid_whole_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("app", one_fast(YAML, "fedgls"))
 def test_clients_log_once_what_they_reach_alone_and_tell_nobody(
-    app: str, config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    app, config_of, tmp_path, monkeypatch
+):
     config, told = config_of(app), list[str]()
     out = partition(config, tmp_path / "out", "--supernodes", "2")
     flwr = logging.getLogger("flwr")
@@ -173,12 +173,7 @@ def test_clients_log_once_what_they_reach_alone_and_tell_nobody(
 
 
 @pytest.mark.parametrize("name", tried(RUNS, fast=("nfedgnn, three SuperNodes", "fedscem")))
-def test_results_are_those_of_the_simulation(
-    name: str,
-    config_of: MakeConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_results_are_those_of_the_simulation(name, config_of, tmp_path, monkeypatch):
     app, overrides, supernodes, words = RUNS[name]
     config = config_of(app, *overrides)
     wanted, figures = simulate_whole(config, supernodes=supernodes)
@@ -204,8 +199,8 @@ def test_results_are_those_of_the_simulation(
 
 @pytest.mark.parametrize("identities", one_fast(["n_id", "identity"], "identity"))
 def test_clients_of_a_folder_are_those_that_were_cut_and_run_from_their_own_folders(
-    identities: str, config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    identities, config_of, tmp_path, monkeypatch
+):
     whole = config_of("fedscem", "data.features=as-is")
     clients = tmp_path / "clients"
     clients.mkdir()
@@ -231,9 +226,7 @@ def test_clients_of_a_folder_are_those_that_were_cut_and_run_from_their_own_fold
 # What is in a folder -----------------------------------------------------------------------------
 
 
-def test_a_user_has_its_own_features_and_the_server_none(
-    config_of: MakeConfig, tmp_path: Path
-) -> None:
+def test_a_user_has_its_own_features_and_the_server_none(config_of, tmp_path):
     config = config_of("nfedgnn")
     data = cached_data(config)
     out = partition(config, tmp_path / "out", "--supernodes", "90")
@@ -248,9 +241,7 @@ def test_a_user_has_its_own_features_and_the_server_none(
 
 
 @pytest.mark.parametrize("app", ["fedscem", "fedgls", "ppfl"])
-def test_a_client_has_its_own_graph_and_the_server_counts(
-    app: str, config_of: MakeConfig, tmp_path: Path
-) -> None:
+def test_a_client_has_its_own_graph_and_the_server_counts(app, config_of, tmp_path):
     config = config_of(app)
     everyone = {"fedscem": fedscem, "fedgls": fedgls, "ppfl": ppfl}[app].METHOD.graphs(config)
     out = partition(config, tmp_path / "out")
@@ -270,8 +261,8 @@ def test_a_client_has_its_own_graph_and_the_server_counts(
 
 
 def test_true_edges_are_there_if_they_are_asked_for_and_said_to_be_needed(
-    config_of: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    config_of, tmp_path, capsys
+):
     config, said = config_of("fedgls", "strategy.name=fed-gnn"), "; fed-gnn needs --true-edges wh"
     assert isinstance(config, FedGLSConfig)
     partition(config, tmp_path / "out")
@@ -284,7 +275,7 @@ def test_true_edges_are_there_if_they_are_asked_for_and_said_to_be_needed(
         assert found is None or torch.equal(found, graph.hidden_edges)  # type: ignore[arg-type]
 
 
-def test_only_the_server_learns_who_is_graphless(config_of: MakeConfig, tmp_path: Path) -> None:
+def test_only_the_server_learns_who_is_graphless(config_of, tmp_path):
     out = partition(config_of("fedgls"), tmp_path / "out")
     details = {
         path.parent.name: json.loads(path.read_text(encoding="utf-8"))["details"]
@@ -301,7 +292,7 @@ def test_only_the_server_learns_who_is_graphless(config_of: MakeConfig, tmp_path
 
 
 @given(count=st.integers(1, 200), parts=st.integers(1, 200))
-def test_dealing_is_an_even_partition(count: int, parts: int) -> None:
+def test_dealing_is_an_even_partition(count, parts):
     contexts = [context_of({"partition-id": p, "num-partitions": parts}) for p in range(parts)]
     if parts > count:
         with pytest.raises(ConfigError, match=f"{parts}.*{count}"):
@@ -326,7 +317,7 @@ def test_dealing_is_an_even_partition(count: int, parts: int) -> None:
         ({"partition-id": 0, "num-partitions": 9}, "num-supernodes: 9"),
     ],
 )
-def test_a_partition_that_is_none(node_config: dict[str, Any], message: str) -> None:
+def test_a_partition_that_is_none(node_config, message):
     with pytest.raises(ConfigError) as error:
         share(context_of(node_config), 8)
     assert message in str(error.value)
@@ -342,8 +333,8 @@ def test_a_partition_that_is_none(node_config: dict[str, Any], message: str) -> 
     ],
 )
 def test_what_no_supernode_can_work_with_stops_the_run_with_the_reason(
-    app: str, node_config: dict[str, Any], message: str, config_of: MakeConfig, tmp_path: Path
-) -> None:
+    app, node_config, message, config_of, tmp_path
+):
     config = config_of(app)
     node = {"state-dir": str(tmp_path / "state"), **node_config}
     grid = InProcessGrid(client_app(config, None), num_supernodes=1, node_configs=[node])
@@ -354,9 +345,7 @@ def test_what_no_supernode_can_work_with_stops_the_run_with_the_reason(
     forget_run(grid.run.run_id)
 
 
-def test_a_folder_is_a_path_and_without_one_every_party_makes_its_own_data(
-    config_of: MakeConfig,
-) -> None:
+def test_a_folder_is_a_path_and_without_one_every_party_makes_its_own_data(config_of):
     config = config_of("fedgls")
     for value in ("", 3, True):
         with pytest.raises(ConfigError, match=f"data-folder: {value!r}"):
@@ -365,7 +354,7 @@ def test_a_folder_is_a_path_and_without_one_every_party_makes_its_own_data(
     assert server_folder(config, "") is None
 
 
-def test_a_new_folder_in_the_same_place_is_read_anew(config_of: MakeConfig, tmp_path: Path) -> None:
+def test_a_new_folder_in_the_same_place_is_read_anew(config_of, tmp_path):
     first, second = config_of("fedgls"), config_of("fedgls", "seed=1")
     context = context_of({"data-folder": str(tmp_path / "here" / "client-0000")})
     found = []
@@ -383,8 +372,8 @@ def test_a_new_folder_in_the_same_place_is_read_anew(config_of: MakeConfig, tmp_
 
 @pytest.mark.parametrize("app", one_fast(YAML, "ppfl"))
 def test_one_folder_at_two_supernodes_is_one_s_by_the_list_alone(
-    app: str, config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    app, config_of, tmp_path, monkeypatch
+):
     config = config_of(app)
     out = partition(config, tmp_path / "out", "--supernodes", "3")
     folders, server = folders_of(out), server_folder(config, str(out / "server"))
@@ -421,14 +410,14 @@ BROKEN_LISTS = {
 
 
 @pytest.mark.parametrize("what", BROKEN_LISTS)
-def test_a_list_that_is_broken_is_refused_by_its_name(what: str, tmp_path: Path) -> None:
+def test_a_list_that_is_broken_is_refused_by_its_name(what, tmp_path):
     head = "" if what == "no head" else "folder,clients,node-id\n"
     (tmp_path / MEMBERS).write_text(head + BROKEN_LISTS[what], encoding="utf-8")
     with pytest.raises(DataError, match=MEMBERS):
         read_members(tmp_path)
 
 
-def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_list_is_read_as_it_was_written(tmp_path):
     members = (Member("a, b", frozenset({0, 1, 2, 7}), 2**64 - 1), Member("c", frozenset({5})))
     assert read_members(tmp_path) is None
     write_members(tmp_path / MEMBERS, members)
@@ -437,9 +426,7 @@ def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("app", one_fast(YAML, "fedscem"))
-def test_another_message_format_is_refused_by_name(
-    app: str, config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_message_format_is_refused_by_name(app, config_of, tmp_path, monkeypatch):
     config = config_of(app)
     out = partition(config, tmp_path / "out", "--supernodes", "2")
     monkeypatch.setattr("flower_graph.wire.keys.FORMAT", 3)
