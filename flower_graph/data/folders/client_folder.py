@@ -262,10 +262,7 @@ def ego_from_data(client: int, data: object, identities: Identities) -> EgoNetwo
 def _alone(client: int, data: object, how: ReadOptions = PLAIN) -> tuple[NewGraph, ClientGraph]:
     """Describe a client without others': words are no labels, -1 is none; features untreated."""
     found = describe_graph(data, how)
-    if not isinstance(found.y, Tensor):
-        word = next(one for one in found.y if one is not None)
-        raise DataError(f"y has {word!r}: must be numbers of classes, the same at all clients")
-    return found, found.as_client(client, found.x.float(), found.y.clamp(min=-1))
+    return found, found.as_client(client, found.x.float(), found.numbers)
 
 
 def _ego(graph: ClientGraph, named: Named) -> EgoNetwork:
