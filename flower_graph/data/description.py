@@ -114,7 +114,7 @@ def by_columns(where: str, x: Tensor, own: Columns | None, common: Columns | Non
         return align(x, own, common)
     named = common if own is None else own
     if named is not None:
-        whose, shown = "the run's" if common is None else "its", ", ".join({}.fromkeys(named.names))
+        whose, shown = "the run's" if common is None else "its", ", ".join(named.words)
         note = f"{whose} features have no names, and columns are taken in this order: {shown:.200}"
         tell(where, [Caution(note)])
     return x
