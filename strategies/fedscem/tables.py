@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from flower_graph.client.learner import NODES
 from flower_graph.data.graph import EgoNetwork, WholeGraph, to_undirected
-from flower_graph.data.partition.ego_networks import split_global
+from flower_graph.data.partition.client_graphs import split_global
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.cohort import Judged, joined, placed_on
 from flower_graph.engine.machine import resolve_device
