@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flower_graph.config.common import LINKS
 from flower_graph.config.rules import refuse_key
@@ -22,6 +22,9 @@ from flower_graph.report.significance import describe, differences, holm, paired
 from flower_graph.storage.files import plain
 from flower_graph.storage.reading import Tree, reading
 from flower_graph.wire.keys import VALUE_SCORES
+
+if TYPE_CHECKING:
+    from flower_graph.report.plots import Interval
 
 ROUNDS, SECONDS = "rounds-run", "seconds"  # `rounds` is a setting
 COSTS = (*WAYS, ROUNDS, SECONDS)  # of all clients: payload up and down
@@ -311,18 +314,27 @@ class Comparison(Framed):
         return pd.DataFrame(lines, dtype=object)
 
     def save_picture(self, path: Path | str) -> None:
-        from flower_graph.report.plots import Interval, plot_intervals
+        from flower_graph.report.plots import plot_intervals
 
         if Path(path).suffix != ".png":
             raise OutputError(f"{path}: pictures are PNG files, whose names end in .png")
-        panels: dict[str, dict[str, Interval]] = {}
-        for row in self.rows:
-            one = row["figures"].get(f"test-{row['metric']}")
-            if one and math.isfinite(one["mean"]):
-                title = f"{_short(row['settings'].get('data.name'))}, {row['metric']}"
-                panels.setdefault(title, {})[row["run"]] = Interval(one["mean"], one["std"], None)
+        panels = self.intervals(
+            lambda row: f"{_short(row['settings'].get('data.name'))}, {row['metric']}"
+        )
         if not plot_intervals(Path(path), panels, label="test, at the best validation"):
             raise OutputError(f"{path}: no run has a test metric, so there is nothing to draw")
+
+    def intervals(self, panel_of: Callable[[Tree], str]) -> dict[str, dict[str, Interval]]:
+        """Return the known test metrics by panel and run."""
+        from flower_graph.report.plots import Interval
+
+        panels: dict[str, dict[str, Interval]] = {}
+        for row in self.rows:
+            one = row["figures"][f"test-{row['metric']}"]
+            if math.isfinite(one["mean"]):
+                panel = panels.setdefault(panel_of(row), {})
+                panel[row["run"]] = Interval(one["mean"], one["std"], None)
+        return panels
 
     def about(self, *, all_settings: bool = False) -> list[str]:
         """Explain what the table leaves out, and `difference` and `p`; nothing of one run."""

@@ -30,7 +30,7 @@ from flower_graph.outputs.build import build_module
 from flower_graph.outputs.files import Predictions, as_text, read_models, table_of
 from flower_graph.records.participation import MOST_CLIENTS, check_records
 from flower_graph.records.rounds import RoundReport, read_reports
-from flower_graph.report.plots import curves_panel, draw_confusion, drawn, save
+from flower_graph.report.plots import curves_panel, draw_confusion, drawn, over_rounds, save
 from flower_graph.report.writer import RunWriter
 
 EVIL = """
@@ -436,7 +436,7 @@ def test_two_dollar_signs_make_no_formula(name: str, tmp_path: Path) -> None:
     shown = [one.get_text() for one in axes.get_xticklabels()]
     assert any("mathdefault" in one for one in shown), "powers are matplotlib's own formulas"
     assert drawn(draw_confusion, [[1, 0], [0, 1]], [name, "b"]).startswith("<svg")
-    assert name in curves_panel("x", {name: [[1.0, 2.0]]})
+    assert name in curves_panel(over_rounds("x", {name: [[1.0, 2.0]]}))
 
 
 @pytest.mark.usefixtures("pictures")
