@@ -10,12 +10,12 @@ from typing import cast
 
 import jinja2
 
-from flower_graph.config.foreign import has_method
+from flower_graph.config.foreign import METRICS, RESULT, has_method
 from flower_graph.config.schema import settings_of
 from flower_graph.errors import OutputError
 from flower_graph.method.compare import ROUNDS, SECONDS, Comparison, compare, with_spread
 from flower_graph.method.registry import schema_of
-from flower_graph.method.run import METRICS, RESULT, Run
+from flower_graph.method.run import Run
 from flower_graph.outputs.figures import CLIENTS, read_table
 from flower_graph.records.rounds import (
     WAYS,

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from flower_graph.config.common import ALL, BEST, CHECKPOINTS, LAST
+from flower_graph.config.foreign import IN_RUN
 from flower_graph.errors import MalformedReplyError, OutputError, StateLostError, brief
-from flower_graph.outputs.figures import IN_RUN, FigureLog, write_figures
+from flower_graph.outputs.figures import FigureLog, write_figures
 from flower_graph.outputs.files import SAID, Snapshot
 from flower_graph.storage.checkpoint import round_folder, rounds_of
 from flower_graph.storage.files import DATA_FOLDER, node_name, own_place, private_folder
