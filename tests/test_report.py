@@ -282,6 +282,24 @@ def test_resuming_changes_nothing_until_a_round_is_done(tmp_path: Path) -> None:
     assert not (tmp_path / "result.json").exists()  # it is the result of another run
 
 
+@pytest.mark.usefixtures("pictures")
+def test_a_result_is_there_before_its_pictures(tmp_path: Path) -> None:
+    def draw(*_: object) -> None:
+        raise OutputError("no room for pictures")
+
+    second = report(2, confusion=[[1, 0], [0, 1]])
+    writer = writing(tmp_path, report(1), second, draw=draw)
+    with pytest.raises(OutputError):
+        writer.finish({}, {"w": np.ones(3)})
+    writer.close()
+    assert {"result.json", "weights.safetensors"} <= {path.name for path in tmp_path.iterdir()}
+    config = {"seed": 0, "data": {"name": "a$\\frac$b"}}  # no formula of matplotlib's
+    again = RunWriter(tmp_path, config, resume_round=1)
+    again.write_round(second)
+    again.finish({})
+    assert (tmp_path / "curves.png").exists() and (tmp_path / "confusion.png").exists()
+
+
 def test_resuming_without_the_rounds_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     with pytest.raises(OutputError, match="No such file"):
