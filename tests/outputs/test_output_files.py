@@ -131,8 +131,6 @@ class Own(nn.Module):
 
 
 class Telling(Own):
-    """A module that says how it is made."""
-
     @property
     def arguments(self) -> dict[str, Any]:
         return {"width": self.linear.in_features}
@@ -195,17 +193,15 @@ def test_clients_tables_are_put_together_and_compared(tmp_path: Path, recwarn: A
 
 def test_the_best_is_the_first_of_the_highest_and_what_checkpoints_need_stays() -> None:
     best = BestRound()
-    seen = [best.see(n, value) for n, value in enumerate([0.2, math.nan, 0.5, 0.5, 0.6], start=1)]
-    assert seen == [True, False, True, False, True] and (best.number, best.last) == (5, 5)
-    best = BestRound()
-    for number, value in ((1, 0.1), (2, 0.2), (3, 0.3)):
-        best.see(number, value)
+    for number, value in enumerate([0.2, math.nan, 0.5, 0.5, 0.6], start=1):
+        assert best.see(number, value) == (number in (1, 3, 5))
         state = best.saving()
         best.saved()
-    assert best.protected == state["protected"] == [2, 3]
+    assert (best.number, best.last) == (5, 5)
+    assert best.protected == state["protected"] == [3, 5]
     again = BestRound()
     again.load(state)
-    assert (again.number, again.accuracy, again.protected) == (3, 0.3, [2, 3])
+    assert (again.number, again.accuracy, again.protected) == (5, 0.6, [3, 5])
 
 
 @pytest.mark.parametrize(("key", "value"), [("save", "some"), ("keep", "first"), ("every", -1)])
@@ -241,12 +237,6 @@ def _measure(outputs: ClientOutputs, number: int) -> None:
     outputs.measured(number, [3, 4], loss=[1.0, 2.0], accuracy=accuracy, nodes=[10, 20])
 
 
-def _node(folder: Path) -> int:
-    read = Predictions.read(folder)
-    assert read is not None
-    return int(read.node[0])
-
-
 @pytest.fixture
 def outputs(tmp_path: Path) -> ClientOutputs:
     return ClientOutputs(_context(), tmp_path)
@@ -254,7 +244,6 @@ def outputs(tmp_path: Path) -> ClientOutputs:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Where the clients of a simulation write."""
     return tmp_path / "clients" / "5"
 
 
@@ -312,5 +301,6 @@ def test_a_best_round_that_is_not_held_is_told(outputs: ClientOutputs, place: Pa
     _ask(outputs, "begin", 0, keep="best")
     said = _ask(outputs, "finish", 5, best=4, keep="best")
     assert "round 4" in said and "round 5" in said
-    assert _node(place) == 5
+    read = Predictions.read(place)
+    assert read is not None and read.node[0] == 5
     assert json.loads((place / "outputs.json").read_text(encoding="utf-8"))["round"] == 5
