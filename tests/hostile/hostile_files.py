@@ -42,9 +42,9 @@ from flower_graph.outputs.figures import CURVES, FigureLog, merge_clients, write
 from flower_graph.outputs.files import (
     Embeddings,
     SavedModels,
+    Snapshot,
     SparseRows,
     read_models,
-    write_outputs,
 )
 from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.secure.parties.identity import Identity, Registry, read_public
@@ -107,7 +107,7 @@ def of_models(folder: Path) -> Iterator[Target]:
     ]
     number = np.arange(4)
     beside = Embeddings(number, number, number, number > 1, np.ones((4, 3), np.float32))
-    write_outputs(folder, None, models, beside)
+    Snapshot(None, models, beside).write(folder)
     for end in ("json", "safetensors"):
         yield Target(folder / f"models.{end}", lambda: use_models(folder))
     yield Target(folder / "embeddings.npz", lambda: Embeddings.read(folder))

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from flower_graph import SplitGradientRelay
 from flower_graph.outputs.build import build_module
-from flower_graph.outputs.files import Embeddings, Predictions, read_models, write_outputs
+from flower_graph.outputs.files import Embeddings, Predictions, Snapshot, read_models
 from flower_graph.strategies.nfedgnn.server_model import server_models
 
 
@@ -19,7 +19,7 @@ from flower_graph.strategies.nfedgnn.server_model import server_models
 def test_the_servers_half_is_saved_as_it_was_trained(name: str, tmp_path: Path) -> None:
     data = small_graph(12)
     server = strategy_for(data, name).server.model.eval()
-    write_outputs(tmp_path, None, server_models(server))
+    Snapshot(None, server_models(server)).write(tmp_path)
     (saved,) = read_models(tmp_path)
     latent = torch.randn(12, server.latent_size)
     again = build_module(saved)
