@@ -10,7 +10,7 @@ from app_helpers import InlinePool
 
 from flower_graph.apps import parallel
 from flower_graph.apps.cli.main import main
-from flower_graph.apps.reproduce import again
+from flower_graph.apps.reproduce import command as again
 from flower_graph.apps.reproduce.runs import RUNS
 from flower_graph.apps.reproduce.table import TEST
 from flower_graph.errors import ConfigError, DataError
@@ -95,7 +95,7 @@ def test_the_command_runs_a_cell_again_and_writes_what_came_out(
 
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
-        again.main("fedgls", tmp_path, tmp_path / "out", {}, ())
+        again.run_again("fedgls", tmp_path, tmp_path / "out", {}, ())
     keep(tmp_path, row())
     with pytest.raises(ConfigError, match="--only"):
-        again.main("fedgls", tmp_path, tmp_path / "out", {"data": ["Cora"]}, ())
+        again.run_again("fedgls", tmp_path, tmp_path / "out", {"data": ["Cora"]}, ())
