@@ -152,10 +152,8 @@ class Membership:
         new = [node for node in connected if node not in self.clients]
         if not new:
             return []
-        questions = dict.fromkeys(new, self.question(self.resume))
-        for node, saved in self._returning.items():
-            if node in questions and saved is not None:
-                questions[node] = self.question(saved)
+        usual, returning = self.question(self.resume), self._returning
+        questions = {n: self.question(saved) if (saved := returning.get(n)) else usual for n in new}
         replies = exchange.send(
             questions,
             message_type=self.message_type,
@@ -199,10 +197,12 @@ class Membership:
         """Record SuperNodes whose clients have lost their state; they are enrolled again."""
         self._lost |= {entry.node_id for entry in rejected if entry.kind is Kind.STATE_LOST}
 
-    def present(self, connected: Iterable[int]) -> list[int]:
+    def present(self, connected: Iterable[int]) -> dict[int, list[int]]:
+        """Return the clients of the connected SuperNodes, in the order of the clients."""
         # Their node ids are new at every start: in the order of ids, each run would draw other
         # clients and add up in another order.
-        return sorted((node for node in connected if node in self.clients), key=self.place)
+        nodes = sorted((node for node in connected if node in self.clients), key=self.place)
+        return {node: self.clients[node] for node in nodes}
 
     def place(self, node: int) -> tuple[bool, int, int]:
         """Return the sort key of a SuperNode: its first client, else its number."""
@@ -222,10 +222,9 @@ class Membership:
         return sorted({c for local in self.clients.values() for c in local} | self.absent)
 
     def numbers(self) -> dict[int, NDArray[np.int64]]:
-        if len(self._arrays) < len(self.clients):
-            for node, local in self.clients.items():
-                if node not in self._arrays:
-                    self._arrays[node] = np.array(local, np.int64)
+        for node, local in self.clients.items():
+            if node not in self._arrays:
+                self._arrays[node] = np.array(local, np.int64)
         return self._arrays
 
     def move(self, old: int, node: int) -> None:

@@ -79,27 +79,30 @@ from flower_graph.strategies.fedscem.messages import (
     EgoEnrolment,
     EgoReply,
     EgoRequest,
-    Layout,
     SumArray,
     Sums,
-    check_counts,
-    check_measured,
+    check_plain_sum,
     mean_metrics,
-    read_counted,
+    read_sum,
     round_terms,
     union_terms,
 )
 from flower_graph.strategies.fedscem.modules import EgoGCN
-from flower_graph.wire.arrays import Config, largest_size, read_array
+from flower_graph.wire.arrays import Config, read_array
 from flower_graph.wire.counts import counts_size
-from flower_graph.wire.exchange import Replies, count_bytes, reasons_of
+from flower_graph.wire.exchange import Replies, reasons_of
 from flower_graph.wire.fields import Resume
-from flower_graph.wire.keys import MAX_NUMBER, RUN_TOKEN, SERVER_ROUND, SUMS, TOTAL
-from flower_graph.wire.ledger import ByteLedger, Traffic, reply_bytes, setup_bytes
+from flower_graph.wire.keys import RUN_TOKEN, SERVER_ROUND, SUMS, TOTAL
+from flower_graph.wire.ledger import (
+    ByteLedger,
+    Traffic,
+    count_bytes,
+    reply_bytes,
+    setup_bytes,
+)
 
 LOG = logging.getLogger(__name__)
 FINE = 2.0**-20  # step of fixed-point weights: in a round they change by less than embeddings do
-ROUNDING = 1e-3  # by which a sum of accuracies may be off
 # Client numbers that one SuperNode may claim where identities are blinded: half of all there can be
 MOST_CLAIMED = MAX_CLIENTS // 2
 
@@ -278,13 +281,12 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
             },
             skipped=found.skipped,
         )
-        report.rejected = found.rejected
         if server_round == session.members.resume.server_round + 1:
-            self._early = report.rejected
+            self._early = found.rejected
             return None
-        named = [(entry.get("node"), entry.get("client")) for entry in report.rejected]
+        named = [(one.get("node"), one.get("client")) for one in found.rejected]
         early = [one for one in self._early if (one.get("node"), one.get("client")) not in named]
-        report.rejected[:0], self._early = early, []
+        report.rejected, self._early = early + found.rejected, []
         return report
 
     def finish(self, server_round: int) -> None:
@@ -408,17 +410,11 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
                 tags = total[layout.tags].astype("<u8").view(np.uint8).reshape(layout.checks, -1)
                 members = np.array(sorted(found.answered))
                 self.sums = self.sums._replace(members=members, checks=tags)
-        numbers, weights = total[layout.metrics], total[layout.model]
-        if ring is not None:
-            # For a plain sum this was checked reply by reply.
-            numbers, weights = ring.decode(numbers), ring.decode(weights)
-            ring.check_sums(numbers, count)
-            ring.check_sums(weights, count)
-            check_measured(numbers, count, 2.0**-ring.fraction_bits * count)
-        self.counts = read_counted(total, layout, ring)
+        parts = read_sum(total, layout, ring, count)
+        self.counts = parts.counted
         if layout.weights:
-            self.model = (weights / count).astype(np.float32)
-        return dict(zip(SUMMED_NAMES, map(float, numbers), strict=True))
+            self.model = (parts.weights / count).astype(np.float32)
+        return parts.measured
 
     def _count(self, found: RoundSum) -> None:
         """Count payload as single clients would send and get it."""
@@ -598,21 +594,6 @@ class EgoSession(Session):
         return aligner.order if isinstance(aligner, AlignmentServer) else None
 
 
-def check_plain_sum(total: SumArray, layout: Layout, clients: int) -> None:
-    """Refuse a plain sum that is impossible for its number of clients."""
-    # total [L]
-    if total.dtype != np.float64:
-        raise MalformedReplyError(f"{TOTAL} has type {total.dtype}, expected float64")
-    if total.size and (largest := largest_size(total)) > clients * MAX_NUMBER:
-        raise MalformedReplyError(
-            f"{TOTAL} has a number of size {largest:g}, {clients} clients can make "
-            f"{clients * MAX_NUMBER:g} at most"
-        )
-    check_counts(total[layout.counts], clients)
-    check_measured(total[layout.metrics], clients, ROUNDING)
-    read_counted(total, layout, None)
-
-
 class EgoMembership(SumMembership):
     """The clients of each SuperNode, their keys, and which slots they know."""
 
@@ -683,11 +664,11 @@ class EgoMembership(SumMembership):
 class EgoFedAvg(ModuleFedAvg):
     """FedAvg for ``EgoModelClient``; other arguments as for ``ReportedFedAvg``."""
 
-    usual_rounds, averages = 400, True
+    usual_rounds, averages, shared_by = 400, True, staticmethod(shared_by)
 
     # Any: arguments are those of its parent
     def __init__(self, settings: EgoSettings, **more: Any) -> None:
-        shared = shared_by(settings, averages=self.averages)
+        shared = self.shared_by(settings, averages=self.averages)
         super().__init__(shared, settings.training, classes=settings.num_classes, **more)
         self.ego = settings
 

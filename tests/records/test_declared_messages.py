@@ -97,7 +97,7 @@ def draw(field: Any, rng: np.random.Generator, sizes: dict[str, int]) -> Any:
         case ClientMean():
             return torch.tensor([rng.random()], dtype=torch.float64)
         case fields.Whole():
-            return int(rng.integers(field.least or 0, min(field.most or 99, 99)))
+            return int(rng.integers(max(field.least, 0), min(field.most, 99)))
         case fields.Real():
             return float(rng.random())
         case fields.Flag():

@@ -14,8 +14,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.config.common import RobustSection
 from flower_graph.errors import ClientBugError, NoClientsError
 from flower_graph.privacy.central import CentralNoise
-from flower_graph.server.averaging import Combined
-from flower_graph.server.robust import make_robust
+from flower_graph.server.averaging import Combined, make_robust
 from flower_graph.simulation import InProcessGrid
 
 NAN = np.full(2, np.nan, np.float32)
@@ -207,7 +206,7 @@ def test_a_client_whose_row_is_bad_or_missing_costs_no_other():
     assert who.answered == {0, 3} and who.failed.keys() == {1, 2}
     assert "NaN" in who.failed[1] and run.model == [2.5] * 2
     reasons = [entry["reason"] for entry in run.reports[0].rejected]
-    assert [reason.partition(":")[0] for reason in reasons] == ["client 2", "client 1"]
+    assert [reason.partition(":")[0] for reason in reasons] == ["client 1", "client 2"]
     assert (run.reports[0].asked, run.reports[0].answered) == (4, 2)
 
 

@@ -8,7 +8,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from flower_graph.flower_compat import stamp
-from flower_graph.server.averaging import MAX_NAMED, Wanted, check_replies
+from flower_graph.server.averaging import Wanted, check_replies
+from flower_graph.wire.exchange import MAX_NAMED, few
 
 pytestmark = pytest.mark.usefixtures("identity")
 MODEL = ArrayRecord({"a": Array(np.zeros((2, 3), np.float32)), "b": Array(np.zeros(4, np.float32))})
@@ -134,14 +135,14 @@ def test_measurements_are_finite(loss: Any):
 
 
 def test_clients_that_their_node_left_out_are_named_as_far_as_the_report_has_room():
-    why = ["3:weights are not finite", "client 5:\nlost"]
+    why = ["3:weights are not finite", "5:lost"]
     nodes, reasons = check(*(content(config={"left-out": said}) for said in (why[:1], why[1])))
     assert nodes == [1, 2]
     assert reasons == {1: "client 3: weights are not finite", 2: "client 5: lost"}
 
     sent = asked(1)
-    long = content(config={"left-out": ["x" * 10_000] * (MAX_NAMED + 7)})
-    found = check_replies(sent, [Message(long, reply_to=sent[0])], Wanted(MODEL), 1)
-    assert len(found.rejected) == MAX_NAMED + 1
-    assert found.rejected[-1].reason == "and 7 more clients"
-    assert max(len(entry.reason) for entry in found.rejected) <= 300
+    long = content(config={"left-out": [f"{n}:" + "x" * 10_000 for n in range(MAX_NAMED + 7)]})
+    found = few(check_replies(sent, [Message(long, reply_to=sent[0])], Wanted(MODEL), 1).rejected)
+    assert len(found) == MAX_NAMED + 1 and found[-1].reason == "and 7 more"
+    assert max(len(entry.reason) for entry in found) <= 300
+    assert "number:reason" in check(content(config={"left-out": ["why"]}))[1][1]
