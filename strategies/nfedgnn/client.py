@@ -173,9 +173,8 @@ class UsersClient(NumPyClient):
         wanted = torch.from_numpy(np.ascontiguousarray(users))
         if torch.equal(wanted, self.users):
             return torch.arange(wanted.numel())
-        order = torch.argsort(self.users)
-        result = torch.searchsorted(self.users[order], wanted).clamp(max=order.numel() - 1)
-        place = order[result]
+        ordered, order = self.users.sort()
+        place = order[torch.searchsorted(ordered, wanted).clamp(max=order.numel() - 1)]
         if not torch.equal(self.users[place], wanted):
             raise ValueError("the message names users that this client does not host")
         return place

@@ -70,7 +70,7 @@ from flower_graph.config.common import LINKS
 from flower_graph.config.rules import BELOW_ONE, at_least, require
 from flower_graph.config.schema import check_settings
 from flower_graph.engine.machine import resolve_device
-from flower_graph.errors import MalformedReplyError, NoClientsError, RefusedError
+from flower_graph.errors import MalformedReplyError, NoClientsError
 from flower_graph.outputs.files import Snapshot, role_of
 from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
@@ -469,10 +469,11 @@ class Layer(Membership):
         takes_part[pool[self.relay.session.draw(pool.size, server_round)]] = True
         return {node: users[takes_part[users]] for node, users in hosted.items()}
 
-    def nobody_drawn(self, server_round: int) -> NoClientsError:
-        return NoClientsError(
-            f"round {server_round}: no connected SuperNode hosts a user who takes part"
-        )
+    def must_ask(self, server_round: int, asked: Collection[int]) -> None:
+        """Refuse a round in which no SuperNode is asked."""
+        if not asked:
+            why = "no connected SuperNode hosts a user who takes part"
+            raise NoClientsError(f"round {server_round}: {why}")
 
     def is_alone(self, server_round: int) -> bool:
         last = int(self.joined.max())
@@ -548,18 +549,21 @@ class OwnLayer(Layer):
         """Ask this round's users for latent vectors, with the gradients that wait."""
         relay, session, server = self.relay, self.relay.session, self.relay.server
         drawn = self.drawn(server_round, self.users_of(session.gather(server_round, UNHOSTED)))
-        saves, run = session.is_due(server_round), session.run
-        every = relay.section.average_every
+        saves, every = session.is_due(server_round), relay.section.average_every
         # A mean of the newcomers alone would become everybody's.
-        averages = every and server_round % every == 0 and not self.is_alone(server_round)
+        averages = every > 0 and server_round % every == 0 and not self.is_alone(server_round)
         relay.requests = {
             # For a checkpoint every host is asked, even if none of its users takes part.
-            node: self._request(server_round, users, bool(averages), saves, run)
+            node: replace(
+                self._request(server_round, users),
+                send_weights=averages,
+                checkpoint=saves,
+                run=session.run,
+            )
             for node, users in drawn.items()
             if saves or users.size
         }
-        if not relay.requests:
-            raise self.nobody_drawn(server_round)
+        self.must_ask(server_round, relay.requests)
         replies = relay.send(server_round, "train", relay._config)
         relay.answers = self.answered = replies.values
         session.must_have(server_round, replies)
@@ -570,15 +574,8 @@ class OwnLayer(Layer):
             reply.latent, request.gradient = reply.latent[:0].copy(), request.gradient[:0].copy()
         return server.latent, server.known
 
-    def _request(
-        self,
-        server_round: int,
-        users: IntArray,
-        send_weights: bool = False,
-        checkpoint: bool = False,
-        run: str = "",
-    ) -> RelayRequest:
-        due = bool((self.has_average[users] < self.average_round).any())
+    def _request(self, server_round: int, users: IntArray) -> RelayRequest:
+        due = self.average is not None and (self.has_average[users] < self.average_round).any()
         return RelayRequest(
             server_round,
             users,
@@ -587,9 +584,6 @@ class OwnLayer(Layer):
             self.rate,
             self.average.numpy() if due and self.average is not None else None,
             self.average_round if due else 0,
-            send_weights,
-            checkpoint,
-            run,
         )
 
     def read_reply(self, request: RelayRequest, content: RecordDict) -> RelayReply:
@@ -693,10 +687,7 @@ class CommonLayer(Layer):
             raise MalformedReplyError("key-public: missing; masked sums need it")
         if self._parties is not None:
             run = str(self.relay.session.exchange.grid.run.run_id).encode()
-            try:
-                check_signed(self._parties.registry, run, key.public, key.signed_by)
-            except RefusedError as error:
-                raise MalformedReplyError(str(error)) from error
+            check_signed(self._parties.registry, run, key.public, key.signed_by)
         return answer
 
     def refusal(self, answer: EnrolmentReply) -> str:
@@ -729,8 +720,7 @@ class CommonLayer(Layer):
         session.rejected += few(self.rejected)
         asked = {node: relay.requests[node].users for node in hosted if node in relay.requests}
         session.asked = {node: users for node, users in asked.items() if users.size}
-        if not session.asked:
-            raise self.nobody_drawn(server_round)
+        self.must_ask(server_round, session.asked)
         self.answered = [node for node in session.asked if node in relay.answers]
         session.must_have(server_round, Replies(dict.fromkeys(self.answered), session.rejected))
         latent, heard = server.latent.clone(), torch.zeros_like(server.known)
@@ -816,9 +806,8 @@ class CommonLayer(Layer):
     def _sealed_keys(self, nodes: Sequence[int]) -> Mapping[int, Config]:
         """Have the common key sealed for SuperNodes that do not have it."""
         keys, hosted = self.keys, list(self.relay.session.hosted())
-        holders = [node for node in hosted if keys[node].key_check.any()]
-        checks = {node: keys[node].key_check.tobytes() for node in holders}
-        having = [node for node in holders if checks[node] == checks[holders[0]]]
+        checks = {n: keys[n].key_check.tobytes() for n in hosted if keys[n].key_check.any()}
+        having = [node for node, check in checks.items() if check == next(iter(checks.values()))]
         lacking = [node for node in nodes if node not in having]
         for donor in (having or hosted) if lacking else ():
             others = [node for node in lacking if node != donor]
@@ -827,7 +816,7 @@ class CommonLayer(Layer):
             if self._parties is not None:
                 rows = [keys[node].signed_by for node in others]
                 signed = np.array(rows, np.uint8).reshape(-1, SIGNED_BY)
-            request = ShareKeyRequest(public, not holders, signed).to_record()
+            request = ShareKeyRequest(public, not checks, signed).to_record()
             read = partial(ShareKeyReply.read, k=len(others))
             reply = self.ask_one(donor, "train.share_key", request, read)
             if reply is not None:
