@@ -64,8 +64,7 @@ from flower_graph.strategies.nfedgnn.config import (
     NFedGNNConfig,
     UserData,
 )
-from flower_graph.strategies.nfedgnn.server_model import held_links
-from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
+from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay, held_links
 
 if TYPE_CHECKING:
     from flower_graph.method.base import FinishedRun

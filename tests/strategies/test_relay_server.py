@@ -18,7 +18,7 @@ from flower_graph.models import SplitModel, build_server_model
 from flower_graph.ops import graph as ops_graph
 from flower_graph.ops.links import both_directions, dot_products, undirected
 from flower_graph.strategies.nfedgnn.config import SCHEDULES, StrategyConfig
-from flower_graph.strategies.nfedgnn.server_model import LinkRelayServer, RelayServer, scheduled
+from flower_graph.strategies.nfedgnn.strategy import LinkRelayServer, RelayServer, scheduled
 from flower_graph.strategies.nfedgnn.users import UserSettings
 
 N, C, CPU, RATE = 12, CLASSES, torch.device("cpu"), 0.05

@@ -14,8 +14,7 @@ from flower_graph.client.state import forget_run
 from flower_graph.errors import StateLostError
 from flower_graph.ops.active_rows import pack
 from flower_graph.storage.files import IN_PROCESS
-from flower_graph.strategies.nfedgnn.client import NodeClient
-from flower_graph.strategies.nfedgnn.messages import EnrolmentRequest, RelayRequest
+from flower_graph.strategies.nfedgnn.client import EnrolmentRequest, NodeClient, RelayRequest
 from flower_graph.strategies.nfedgnn.users import (
     LinearCohort,
     UserSettings,
