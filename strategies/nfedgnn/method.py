@@ -155,7 +155,7 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
         graph = users_graph(config)
         if config.task != LINKS:
             return graph_baselines(graph)
-        split = held_links(graph.edge_index, graph.num_nodes, config.links, config.seed)
+        split = held_links(graph.edge_index, graph.num_nodes, config)
         return link_baselines([(graph.x, split)], config.metrics[0])
 
     def partition(self, config: NFedGNNConfig, *, true_edges: bool = False) -> Partition:

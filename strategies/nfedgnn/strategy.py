@@ -70,7 +70,6 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
 from flower_graph.config.common import LINKS
-from flower_graph.config.module import LinksSection
 from flower_graph.config.rules import BELOW_ONE, at_least, require
 from flower_graph.config.schema import check_settings
 from flower_graph.data.description import server_graph
@@ -222,10 +221,8 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         dropout = model.dropout if is_common else 0.0
         over, decay = section.average_over, section.weight_decay
         users = UserSettings(latent_size, model.user_bias, decay, config.seed, over, dropout)
-        has_links = config.task == LINKS
-        kind = partial(LinkRelayServer, links=config.links) if has_links else RelayServer
-        device = resolve_device(config.device)
-        self.server: RelayServer = kind(data, server_model, section, users, device)
+        kind = LinkRelayServer if config.task == LINKS else RelayServer
+        self.server: RelayServer = kind(data, server_model, config, latent_size)
         self.num_classes = self.server.num_classes
         form = CommonLayer if is_common else OwnLayer
         self.layer: OwnLayer | CommonLayer = form(self, users)
@@ -1060,23 +1057,19 @@ class RelayServer:
     _term: LaplacianTerm | None
 
     def __init__(
-        self,
-        data: Any,
-        model: nn.Module,
-        section: StrategyConfig,
-        users: UserSettings,
-        device: torch.device,
+        self, data: Any, model: nn.Module, config: NFedGNNConfig, latent_size: int
     ) -> None:
-        at_least(1).check("latent_size", users.latent_size)
-        self.section, self.reg_weight = section, section.smoothness
-        self.device, self.seed = device, users.seed
-        self.model = model.to(device)
-        self.optimizer = Adam(self.model.parameters(), weight_decay=section.weight_decay)
+        at_least(1).check("latent_size", latent_size)
+        self.config, self.section = config, config.strategy
+        self.reg_weight, self.seed = self.section.smoothness, config.seed
+        self.device = resolve_device(config.device)
+        self.model = model.to(self.device)
+        self.optimizer = Adam(self.model.parameters(), weight_decay=self.section.weight_decay)
         # What predicts and is evaluated: the model that is trained, or the average of its weights
-        self._decay = section.server_average
+        self._decay = self.section.server_average
         self.eval_model = copy.deepcopy(self.model) if self._decay else self.model
-        self.latent = torch.zeros(0, users.latent_size, device=device)
-        self.known = torch.zeros(0, dtype=torch.bool, device=device)
+        self.latent = torch.zeros(0, latent_size, device=self.device)
+        self.known = torch.zeros(0, dtype=torch.bool, device=self.device)
         self.take(data)
 
     def take(self, data: Any, left: Sequence[int] = ()) -> None:
@@ -1094,13 +1087,16 @@ class RelayServer:
         self.masks = {name: (mask & present).to(self.device) for name, mask in masks.items()}
         if not self.masks["train"].any():
             raise DataError("train_mask: no node is marked; at least one labelled node is needed")
-        # In 32 bits, if the model can use edges in that form
-        takes_sorted = getattr(self.model, "takes_sorted", False)
-        in_order = sorted_edges(edges, self.num_nodes) if takes_sorted else None
-        self._all_edges = (in_order or edges).to(self.device)
+        self._all_edges = self._learnt_over(edges)
         self.num_classes = 1 + int(y.max())
         self.right = torch.zeros(self.num_nodes, dtype=torch.bool, device=self.device)
         self._hold(self.latent, self.known)
+
+    def _learnt_over(self, edges: Tensor) -> Tensor | SortedEdges:
+        # In 32 bits, if the model can use edges in that form
+        takes_sorted = getattr(self.model, "takes_sorted", False)
+        in_order = sorted_edges(edges, self.num_nodes) if takes_sorted else None
+        return (in_order or edges).to(self.device)
 
     def _hold(self, latent: Tensor, known: Tensor) -> None:
         more = self.num_nodes - len(known)
@@ -1261,36 +1257,30 @@ def among(edges: Tensor, known: Tensor) -> Tensor:
 # Links
 
 
-def held_links(edge_index: Tensor, num_nodes: int, links: LinksSection, seed: int) -> LinkSplit:
+def held_links(edge_index: Tensor, num_nodes: int, config: NFedGNNConfig) -> LinkSplit:
     """Hold out edges of the whole graph as one client with number 0 would."""
-    rng = generator(seed if links.seed is None else links.seed, "links", 0)
+    links = config.links
+    rng = generator(config.seed if links.seed is None else links.seed, "links", 0)
     return split_links(edge_index, num_nodes, links.val, links.test, rng)
 
 
 class LinkRelayServer(RelayServer):
-    """The server's model and data, as tensors, where links are learnt.
+    """The server's model and data, as tensors, where links are learnt; arguments as there.
 
     The logit of a pair is its rows' dot product, or what a ``PairModel``'s decoder gives.
-    Arguments are those of ``RelayServer``, and ``links``: what is held out.
     """
-
-    # Any: arguments are those of its parent
-    def __init__(self, *data_and_model: Any, links: LinksSection, **more: Any) -> None:
-        self.links = links
-        super().__init__(*data_and_model, **more)
 
     def take(self, data: Any, left: Sequence[int] = ()) -> None:
         """Take a graph; hold out some of its edges. Labels and masks of nodes play no part."""
-        edges, y, _ = server_graph(data)
-        n = len(y)
-        split = held_links(edges, n, self.links, self.seed)
-        self.split = LinkSplit(*(part.to(self.device) for part in vars(split).values()))
-        self.whole = edges.to(self.device)
         super().take(data, left)
         self.num_classes = 2
         self.masks = {role: torch.zeros_like(self.present) for role in ROLES}
-        self._all_edges = self.split.messages
-        self._forget_graph()
+
+    def _learnt_over(self, edges: Tensor) -> Tensor:
+        split = held_links(edges, self.num_nodes, self.config)
+        self.split = LinkSplit(*(part.to(self.device) for part in vars(split).values()))
+        self.whole = edges.to(self.device)
+        return self.split.messages
 
     def _forget_graph(self) -> None:
         super()._forget_graph()
