@@ -1149,7 +1149,7 @@ class RelayServer:
         entropy = self.entropy(logits, heard, server_round)
         loss = entropy.detach() + self.reg_weight * smooth
         if not torch.isfinite(loss):
-            keys = " or ".join(self.section.steadying)
+            keys = " or ".join(self.config.steadying)
             raise DivergedError(f"round {server_round}: the loss is {loss.item()}; lower {keys}")
         entropy.backward()
         if longest := self.section.gradient_norm:
