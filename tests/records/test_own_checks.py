@@ -15,7 +15,7 @@ from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply
 from flower_graph.strategies.fed_sage.modules import LATENT
 from flower_graph.strategies.fed_sage.strategy import Generators
 from flower_graph.strategies.fedscem.messages import EgoReply, Layout
-from flower_graph.strategies.nfedgnn.messages import EnrolmentReply, RelayReply
+from flower_graph.strategies.nfedgnn.client import EnrolmentReply, RelayReply
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import encode_array, pack_integers
 from flower_graph.wire.codec import fields_of
