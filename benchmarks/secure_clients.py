@@ -43,7 +43,7 @@ from flower_graph.secure.sum.messages import (
     none_declared,
 )
 from flower_graph.secure.sum.partners import plan
-from flower_graph.secure.sum.service import as_record
+from flower_graph.server.sums import as_record
 from flower_graph.wire.keys import CONFIG
 from flower_graph.wire.ledger import count_bytes
 

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
 from operator import attrgetter
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -74,8 +73,8 @@ def make_rows(lines: Sequence[Line], store: Store) -> Results:
     """Make the rows of all runs that were done, with p values corrected (Holm)."""
     results: Results = {}
     for line in lines:
-        if runs := store.runs(line):
-            made = [_row_of(line, figure, runs, lines, store) for figure in line.wanted]
+        if store.runs(line):
+            made = [_row_of(line, figure, lines, store) for figure in line.wanted]
             results[line] = [row for row in made if row]
     correct(all_rows(results))
     return results
@@ -86,34 +85,33 @@ def all_rows(results: Results) -> list[Row]:
     return [row for rows in results.values() for row in rows]
 
 
-def _row_of(
-    line: Line, figure: Figure, runs: Mapping[int, Curves], lines: Sequence[Line], store: Store
-) -> Row | None:
+def _row_of(line: Line, figure: Figure, lines: Sequence[Line], store: Store) -> Row | None:
     """Make a row of one figure; None where no run has it."""
-    keys: Tree = {**line.keys, **figure.keys}
-    name, paper, tested = figure.of or figure.name, line.paper.get(figure.label), dict[str, Any]()
-
-    def values_of(line: Line, runs: Mapping[int, Curves]) -> dict[int, float]:
-        config = loaded(line.config, store.settings(line))
-        values = {seed: value_of(name, curves, keys, config) for seed, curves in runs.items()}
-        return {seed: value for seed, value in values.items() if value is not None}
-
-    values = values_of(line, runs)
+    values, paper = _values_of(line, figure, store), line.paper.get(figure.label)
     if figure.over:
         place = (line.table, line.names[0], line.keys, figure.over)
         others = [o for o in lines if (o.table, o.names[0], o.keys, o.method) == place]
         if not others:
             return None
         other = min(others, key=lambda other: other.model != line.model)
-        values = differences(values, values_of(other, store.runs(other)))
+        values = differences(values, _values_of(other, figure, store))
         ours, theirs = line.paper.get(TEST), other.paper.get(TEST)
         if figure.of == TEST and paper is None and ours is not None and theirs is not None:
             paper = ours - theirs
-        tested = paired([*values.values()]) if values else {}
     if not any(map(math.isfinite, values.values())):
         return None
-    made = _row(line, figure.name, values, store.settings(line), paper, runs)
-    return {**made, **keys, **line.also.get(figure.name, {}), **tested}
+    made = _row(line, figure.name, values, store.settings(line), store.runs(line))
+    tested = paired([*values.values()]) if figure.over else {}
+    more = line.also.get(figure.name, {})
+    return {**made, "paper": paper, **line.keys, **figure.keys, **more, **tested}
+
+
+def _values_of(line: Line, figure: Figure, store: Store) -> dict[int, float]:
+    """Return a figure of a line's runs by seed, where they have it."""
+    keys, config = {**line.keys, **figure.keys}, loaded(line.config, store.settings(line))
+    name, runs = figure.of or figure.name, store.runs(line)
+    values = {seed: value_of(name, curves, keys, config) for seed, curves in runs.items()}
+    return {seed: value for seed, value in values.items() if value is not None}
 
 
 def _row(
@@ -121,18 +119,14 @@ def _row(
     metric: str,
     values: Mapping[int, float],
     settings: Settings,
-    paper: float | None = None,
-    runs: Mapping[int, Curves] = MappingProxyType({}),
+    runs: Mapping[int, Curves],
 ) -> Row:
     """Make one row; every paper's table has this form."""
-    data, model, method = line.names
     return {
         "table": line.table,
-        "data": data,
-        "model": model,
-        "method": method,
+        **dict(zip(("data", "model", "method"), line.names, strict=True)),
         "metric": metric,
-        "paper": paper,
+        "paper": line.paper.get(metric),
         **describe([*values.values()]),
         "seeds": [*values],
         "settings": {
@@ -170,7 +164,7 @@ def choices(lines: Sequence[Line], store: Store) -> list[Row]:
             if curves and runs[0].key not in rows:
                 metric = next(iter(curves.values())).metric
                 best = {seed: found.best_val for seed, found in curves.items()}
-                made = _row(line, BEST + metric, best, runs[0].overrides, runs=curves)
+                made = _row(line, BEST + metric, best, runs[0].overrides, curves) | {"paper": None}
                 only = [one for one in choice if any(one not in c for c in line.choices)]
                 made |= {**line.keys, "where": line.words, "tried": only}
                 rows[runs[0].key] = made | {"taken": choice == taken}
@@ -185,7 +179,7 @@ def measured_rows(lines: Sequence[Line]) -> Results:
         with worker_pool(1) as pool:
             groups = pool.submit(function(line.measure), run.settings).result()
         results[line] = [
-            _row(line, metric, {run.seed: value}, line.settings, line.paper.get(metric))
+            _row(line, metric, {run.seed: value}, line.settings, {})
             | {**line.keys, **keys, **line.also.get(metric, {})}
             for keys, figures in groups
             for metric, value in figures.items()
@@ -241,44 +235,38 @@ def value_of(name: str, run: Curves, keys: Tree, config: Any) -> float | None:
     """Return a figure of a run, by the keys of its row and the run's config; None: it has none."""
     if name not in FORMS:
         raise ConfigError(f"figure: {name!r} is not one of {', '.join(FORMS)}")
-    at_best = name.removeprefix("test-").removesuffix("-at-best-val")
-    curve = {"micro-f1": run.test_accuracy, **run.alignment}.get(name, [])
-    match name:
-        case "rounds":
-            return len(run.test_accuracy)
-        case "test-accuracy-last":
-            return run.test_accuracy[-1]
-        case "val-accuracy-last":
-            return run.val_accuracy[-1]
-        case "seconds-per-round":
-            return run.seconds_per_round
-        case "run-seconds":
-            return run.run_seconds
-        case "uplink-mib":
-            return sum(run.bytes_up.values()) / 2**20
-        case "steps-a-client" | "MiB-a-client":
-            spent = run.spent("steps" if name == "steps-a-client" else "MiB")
-            return spent[-1] if spent else None
-        case "test-accuracy-within":
-            return _within(run, keys["within"])
-        case "micro-f1" | "sum-of-micro-f1" if "classifier" in keys:
-            clients = config.partition.clients
-            values = run.judged.get(keys["classifier"], {}).get("test", [])
-            if len(values) != clients:
-                return None
-            mean = values[keys["client"] - 1] if "client" in keys else fmean(values)
-            return mean * clients if name == "sum-of-micro-f1" else mean
-        case _ if name in (*MICRO_F1, *ALIGNED):
-            # The value of an iteration, or the last value if the run ended before
-            index = min(keys.get("iteration", 0), len(curve)) - 1
-            return curve[index] if curve else math.nan
-        case _ if name in BUDGET:
-            return float(str(spent_privacy(config.privacy, config.rounds)[name]))
-        case _ if at_best != name:
-            return run.score(at_best, "test")
-        case _ if name.startswith(BEST):
-            return run.score(name.removeprefix(BEST), "val")
-    return run.structure.get(name)
+    if name.endswith("-at-best-val"):
+        return run.score(name.removeprefix("test-").removesuffix("-at-best-val"), "test")
+    if name.startswith(BEST):
+        return run.score(name.removeprefix(BEST), "val")
+    if name == WITHIN:
+        return _within(run, keys["within"])
+    if name in BUDGET:
+        return float(str(spent_privacy(config.privacy, config.rounds)[name]))
+    if name in MICRO_F1 and "classifier" in keys:
+        clients = config.partition.clients
+        values = run.judged.get(keys["classifier"], {}).get("test", [])
+        if len(values) != clients:
+            return None
+        mean = values[keys["client"] - 1] if "client" in keys else fmean(values)
+        return mean * clients if name == "sum-of-micro-f1" else mean
+    if name in (*MICRO_F1, *ALIGNED):
+        # The value of an iteration, or the last value if the run ended before
+        curve = {"micro-f1": run.test_accuracy, **run.alignment}.get(name, [])
+        index = min(keys.get("iteration", 0), len(curve)) - 1
+        return curve[index] if curve else math.nan
+    spent = {"steps-a-client": run.spent("steps"), "MiB-a-client": run.spent("MiB")}
+    whole = {
+        "rounds": len(run.test_accuracy),
+        LAST: run.test_accuracy[-1],
+        "val-accuracy-last": run.val_accuracy[-1],
+        "seconds-per-round": run.seconds_per_round,
+        "run-seconds": run.run_seconds,
+        "uplink-mib": sum(run.bytes_up.values()) / 2**20,
+        **{key: amounts[-1] for key, amounts in spent.items() if amounts},
+        **run.structure,
+    }
+    return whole.get(name)
 
 
 def _within(run: Curves, budget: str) -> float | None:

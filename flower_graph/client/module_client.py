@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from flower_graph.client.learner import (
     NODES,
-    LocalGraph,
     NodeTask,
     Seen,
     SharedModule,
@@ -29,19 +28,17 @@ from flower_graph.client.learner import (
 )
 from flower_graph.client.state import CohortState, Tensors, check_graphs
 from flower_graph.config.module import KEEP, TrainingSection
+from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import (
+    ClientDropout,
     Cohort,
     GraphOnDevice,
     Judged,
     Learner,
-    first_tensors,
-    placed_on,
-)
-from flower_graph.engine.grouped import (
-    ClientDropout,
-    can_group,
     drawing_nothing,
+    first_tensors,
     laid_out,
+    placed_on,
     same_numbers,
     spread_,
     stack_of,
@@ -87,7 +84,7 @@ class ModuleClient(NumPyClient):
     training nodes a client has weight 0: it does not train, but is measured, and predicts.
 
     The clients train as one program, each parameter a stack ``[c, ...]`` over their block-diagonal
-    graph (``flower_graph.engine.grouped``), if a step of two clients gives what each gives alone;
+    graph (``flower_graph.engine.cohort``), if a step of two clients gives what each gives alone;
     otherwise, or with another optimiser, ``steps``, ``prepare`` or ``arrays``, one by one. ``loss``
     gets a graph of several clients then, and returns the sum over clients of each one's own
     (``graph.sum_of_means``); ``sent``, ``extras`` and ``exported`` get one client at a time.
@@ -130,7 +127,7 @@ class ModuleClient(NumPyClient):
     def __init__(
         self,
         context: Context,
-        graphs: Sequence[LocalGraph],
+        graphs: Sequence[ClientGraph],
         shared: SharedModule,
         how: TrainingSection,
         *,
@@ -160,7 +157,7 @@ class ModuleClient(NumPyClient):
 
     # Any: one of PyTorch's or of this library's
     def optimiser(self, module: nn.Module) -> Any:
-        """Make a client's optimiser: Adam on all parameters."""
+        """Make a client's optimiser: Adam on all parameters; SGD and ``decoupled`` Adam do, too."""
         how = self.how
         return Adam(module.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay)
 
@@ -211,7 +208,7 @@ class ModuleClient(NumPyClient):
         """Return further numbers of an answer to ``train``, such as ``wire.averaging.sums``."""
         return {}
 
-    def examples(self, graph: LocalGraph) -> int:
+    def examples(self, graph: ClientGraph) -> int:
         """Return a client's weight: the number of its training examples."""
         return self.task.weight(graph)
 
@@ -468,14 +465,14 @@ class ModuleClient(NumPyClient):
     def _can_group(self, module: nn.Module, graphs: Sequence[GraphOnDevice]) -> bool:
         """Whether a step of two clients as a group is the step of each by itself."""
         trains = [graph for graph in graphs if self._examples_of(graph.client)][:2]
-        if len(trains) < 2 or self._overrides(*ONE_BY_ONE) or not can_group(module):
+        if len(trains) < 2 or self._overrides(*ONE_BY_ONE):
             return False
         if not _is_elementwise(self.optimiser(module)):
             return False
-        stacks = {n: laid_out(stack_of(value, 2)) for n, value in module.state_dict().items()}
-        two = Cohort(module, trains, stacks, self.optimiser)
         try:
-            group = two.group([graph.client for graph in trains])[1]
+            stacks = {n: laid_out(stack_of(value, 2)) for n, value in module.state_dict().items()}
+            two = Cohort(module, trains, stacks, self.optimiser)
+            group = two.group(two.clients).learner
             alone = [two.alone(graph.client) for graph in trains]
             state = [self.arrays(one.module) for one in (group, *alone)]
             received = [{n: v.detach().clone() for n, v in one.items()} for one in state]

@@ -92,7 +92,7 @@ class Graph(Masked):
 
         values = vars(self) | {"notes": None, "treatment": None}
         if self.columns is not None:
-            values["columns"] = self.columns.to_json()
+            values["columns"] = [*self.columns]
         return Data(**{key: v for key, v in values.items() if v is not None or key in PARTS})
 
 

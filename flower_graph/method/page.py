@@ -10,12 +10,12 @@ from typing import cast
 
 import jinja2
 
-from flower_graph.config.foreign import has_method
+from flower_graph.config.foreign import METRICS, RESULT, has_method
 from flower_graph.config.schema import settings_of
 from flower_graph.errors import OutputError
 from flower_graph.method.compare import ROUNDS, SECONDS, Comparison, compare, with_spread
 from flower_graph.method.registry import schema_of
-from flower_graph.method.run import METRICS, RESULT, Run
+from flower_graph.method.run import Run
 from flower_graph.outputs.figures import CLIENTS, read_table
 from flower_graph.records.rounds import (
     WAYS,
@@ -25,7 +25,7 @@ from flower_graph.records.rounds import (
     read_reports,
 )
 from flower_graph.report import plots
-from flower_graph.report.plots import curves_panel, drawn
+from flower_graph.report.plots import curves_panel, drawn, over_rounds
 from flower_graph.report.result import BASELINES
 from flower_graph.report.trackers import visible
 from flower_graph.storage.reading import Tree, reading
@@ -66,23 +66,20 @@ def page(*runs: Run | Path | str, title: str = "") -> str:
 
 
 def _comparison(compared: Comparison) -> Tree:
-    by_metric = dict[str, dict[str, tuple[float, float]]]()
-    for row in compared.rows:
-        figure = row["figures"][f"test-{row['metric']}"]
-        by_metric.setdefault(row["metric"], {})[row["run"]] = (figure["mean"], figure["std"])
+    pictures = {}
+    for metric, figures in compared.intervals(lambda row: str(row["metric"])).items():
+        given, height = ([*figures], figures, "mean ± deviation"), 1.3 + 0.3 * len(figures)
+        picture = drawn(plots.draw_intervals, *given, longest=28, height=height)
+        pictures[f"Test {metric} at the best validation"] = picture
     curves = {
         row["run"]: _of_seeds(_read(row)[1], row["metric"], "test")
         for row in compared.rows[:SECTIONS]
-    }
-    pictures = {
-        f"Test {metric} at the best validation": plots.intervals_panel("mean ± deviation", figures)
-        for metric, figures in by_metric.items()
     }
     return {
         "shown": _beside(compared),
         "whole": _beside(compared, all_settings=True),
         "words": compared.about(all_settings=True),
-        "pictures": {**pictures, "Test over the rounds": curves_panel("test", curves)},
+        "pictures": pictures | {"Test over the rounds": curves_panel(over_rounds("test", curves))},
     }
 
 
@@ -147,12 +144,13 @@ def _mean(figure: Tree, metric: str) -> str:
 
 def _curves(row: Tree, seeds: Seeds) -> dict[str, str]:
     levels = {BASELINES.get(key, key): value for key, value in row["baselines"].items()}
-    pictures = {"Loss": curves_panel("loss", plots.losses_of(seeds))}
+    panels = {"Loss": plots.losses_of(seeds)}
     for metric in [key[5:] for key in row["figures"] if key.startswith("test-")]:
         curves = {role: _of_seeds(seeds, metric, role) for role in ROLES}
         shown = levels if metric == row["metric"] else {}
-        pictures[metric.capitalize()] = curves_panel(metric, curves, shown)
-    return pictures | {"Bytes of all clients": plots.bytes_panel(plots.bytes_of(seeds))}
+        panels[metric.capitalize()] = over_rounds(metric, curves, levels=shown)
+    panels["Bytes of all clients"] = plots.bytes_of(seeds)
+    return {name: curves_panel(one) for name, one in panels.items()}
 
 
 def _baselines(row: Tree) -> list[list[str]]:
@@ -179,7 +177,7 @@ def _took_part(reports: Sequence[RoundReport]) -> Tree:
     )
     return {
         "participation": {
-            "How many": curves_panel("clients", counts, from_zero=True),
+            "How many": curves_panel(over_rounds("clients", counts, from_zero=True)),
             "Who": drawn(plots.draw_participation, reports) if is_known else "",
         },
         "refused": sum(len(one.rejected) for one in reports),
@@ -196,8 +194,9 @@ def _by_client(path: Path, result: Tree) -> dict[str, str]:
         for at in ("best", "last"):
             rows = table[table["at"] == at]
             shares = rows["test-accuracy"].replace("", "nan").astype(float)
-            values = dict(zip(rows["client"].astype(int), shares, strict=True))
-            if picture := plots.clients_panel("accuracy", values):
+            pairs = zip(rows["client"].astype(int), shares, strict=True)
+            if values := {client: share for client, share in pairs if math.isfinite(share)}:
+                picture = drawn(plots.draw_clients, "accuracy", values)
                 shown[f"Test accuracy of each client, the {at} round"] = picture
                 break
     classes, counts = result.get("classes"), result.get("class-counts", [])
@@ -222,8 +221,8 @@ def _structure(seeds: Seeds) -> dict[str, str]:
             # Counts beside shares would flatten these
             is_share = not any(abs(value) > 1 for row in curves for value in row)
             (shares if is_share else rest)[name] = curves
-        pictures[words] = curves_panel("0 to 1", shares)
-        pictures[f"{words}: {', '.join(rest)}"] = curves_panel("", rest)
+        pictures[words] = curves_panel(over_rounds("0 to 1", shares))
+        pictures[f"{words}: {', '.join(rest)}"] = curves_panel(over_rounds("", rest))
     return {name: picture for name, picture in pictures.items() if picture}
 
 

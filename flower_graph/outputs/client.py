@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from flower_graph.config.common import ALL, BEST, CHECKPOINTS, LAST
+from flower_graph.config.foreign import IN_RUN
 from flower_graph.errors import MalformedReplyError, OutputError, StateLostError, brief
-from flower_graph.outputs.figures import IN_RUN, FigureLog, write_figures
-from flower_graph.outputs.files import SAID, Snapshot, write_outputs
+from flower_graph.outputs.figures import FigureLog, write_figures
+from flower_graph.outputs.files import SAID, Snapshot
 from flower_graph.storage.checkpoint import round_folder, rounds_of
 from flower_graph.storage.files import DATA_FOLDER, node_name, own_place, private_folder
 from flower_graph.storage.writing import copy_file, move, remove, remove_folder, replaced
@@ -139,8 +140,7 @@ class KeptFolder:
         return missing
 
     def _write(self, folder: Path, snapshot: Snapshot) -> None:
-        models = snapshot.models if self._save == ALL else []
-        write_outputs(folder, snapshot.predictions, models, *snapshot[2:])
+        (snapshot if self._save == ALL else snapshot._replace(models=())).write(folder)
 
 
 NAME = "outputs"  # in Context.state

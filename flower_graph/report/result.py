@@ -12,6 +12,7 @@ from typing import Any
 
 from flower_graph import __version__
 from flower_graph.config.common import BEST, NOTHING
+from flower_graph.config.foreign import SUMMARY
 from flower_graph.records.rounds import WAYS, RoundReport, figure_text, format_bytes, merit
 from flower_graph.storage.files import plain, write_json
 from flower_graph.storage.reading import Tree
@@ -123,7 +124,7 @@ def summarise(out: Path, results: Sequence[Mapping[str, object]]) -> dict[str, o
     if not results:
         raise ValueError("results: none given; at least one is needed")
     summary: dict[str, object] = join([plain(result) for result in results])
-    write_json(out / "summary.json", summary)
+    write_json(out / SUMMARY, summary)
     return summary
 
 

@@ -75,6 +75,7 @@ class Membership:
     """
 
     needs_query: ClassVar = False  # whether SuperNodes without ``query`` are left out
+    message_type: ClassVar = "query"  # of the question to new SuperNodes
 
     def __init__(self, *, named: bool = False) -> None:
         self.clients: dict[int, list[int]] = {}  # of every SuperNode that is enrolled
@@ -121,6 +122,10 @@ class Membership:
         is_unnamed = self._named and not answer.clients
         return "it does not say which clients it hosts" if is_unnamed else ""
 
+    def is_back(self, olds: Collection[int], answer: Answered) -> bool:
+        """Whether a newcomer proves to be the SuperNode that has gone with its clients."""
+        return False
+
     def replaced(self, old: int, node: int, answer: Answered) -> None:
         """Forget a SuperNode that is gone and whose clients came back under another id."""
         self.forget(old)
@@ -151,7 +156,7 @@ class Membership:
         questions = {n: self.question(saved) if (saved := returning.get(n)) else usual for n in new}
         replies = exchange.send(
             questions,
-            message_type="query",
+            message_type=self.message_type,
             server_round=self.enrolment_round(server_round),
             timeout=timeout,
             read=self._read,
@@ -255,6 +260,11 @@ class Membership:
         holders = {client: at for client, at in homes.items() if at in connected}
         bound = self.bound
         back = {c: node for node, own in claims.items() for c in own if bound.get(c) == node}
+        gone = {client: at for client, at in homes.items() if at not in connected}
+        for node, answer in answers if gone else ():
+            own = claims.get(node, [])
+            if self.is_back({gone[client] for client in own if client in gone}, answer):
+                back |= dict.fromkeys(own, node)
         refused |= sorted_out(claims, back | holders, is_first=is_first, remedy=REMEDY)
         left = {node: local for node, local in claims.items() if node not in refused}
         return refused | self._too_many(left, connected, homes)
@@ -286,7 +296,10 @@ class Membership:
         for other in {homes[client] for client in clients if client in homes}:
             if other in self.clients:  # not replaced by another newcomer
                 self.replaced(other, node, answer)
-        self.enrolled(node, answer)
+        try:
+            self.enrolled(node, answer)
+        except MalformedReplyError as error:
+            return str(error)
         self.clients[node] = clients
         self._returning.pop(node, None)
         self.bound.update(zip(clients, repeat(node)))  # no set or dict of its own: clients are many

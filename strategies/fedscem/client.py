@@ -17,11 +17,11 @@ from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.client.learner import NODES, LocalGraph, SharedModule, saved_rows
+from flower_graph.client.learner import NODES, SharedModule, saved_rows
 from flower_graph.client.module_client import ModuleClient
 from flower_graph.client.state import CohortState, Tensors, check_graphs
 from flower_graph.config.rules import choice
-from flower_graph.data.graph import EgoNetwork
+from flower_graph.data.graph import ClientGraph, EgoNetwork
 from flower_graph.engine.cohort import Learner, check_sizes
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import OutOfRangeError, RefusedError, StateLostError, UnreadableSumError
@@ -302,7 +302,7 @@ class EgoNetworkClient(MaskingClient):
         contrast, is_unread = self._fuse(cohort, group, request, table, pads)
         due = bool((cohort.last(TRAINED, clients) < number).any())
         if due and not request.is_last and number > 1:
-            cohort.put(group)
+            cohort.write(cohort.group(group.graph.clients))
             self.outputs.candidate(number - 1, lambda: self._taken(cohort))
         logits = None
         if due and not request.is_last:
@@ -345,8 +345,7 @@ class EgoNetworkClient(MaskingClient):
         shared = Shared(empty, torch.zeros(0, self.settings.hidden, device=self._device))
         if request.sums is not None and self.settings.mu:
             layout = Layout(table.num_slots, self.settings.hidden)
-            origin = request.sums.sum_round
-            reading = VectorEncoding(layout, table, request.ring, pads, origin)
+            reading = VectorEncoding(layout, table, request.ring, pads, request.sums.origin[0])
             try:
                 if self.trust is not None:  # every change has the same consequence
                     with Journal(self.trust.journal).one_trial(before, FUSIONS, self.trust.run):
@@ -426,7 +425,7 @@ class EgoModelClient(ModuleClient):
         super().__init__(context, checked(egos, settings), shared, settings.training, **more)
         self._ego = settings
 
-    def examples(self, graph: LocalGraph) -> int:
+    def examples(self, graph: ClientGraph) -> int:
         return 1
 
     def _train(self, learner: Learner, server_round: int, proximal: float) -> None:

@@ -23,11 +23,12 @@ from flower_graph.engine.cohort import (
     Cohort,
     Judged,
     Learner,
+    Tensors,
     check_classes,
     first_tensors,
+    laid_out,
     placed_on,
 )
-from flower_graph.engine.grouped import Tensors, laid_out
 from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.contrast import projected_nt_xent
@@ -258,10 +259,6 @@ class EgoCohort(Cohort):
             raise ValueError(f"clients {strange} are not among {self.clients}")
         with self.learners([client for client in self.clients if client in clients]) as (learner,):
             yield EgoGroup(learner, self.settings)
-
-    def put(self, group: EgoGroup) -> None:
-        """Take over a group's changes before it is done."""
-        self.group(group.graph.clients)[0].write()
 
     @torch.no_grad()
     def start_from(self, group: EgoGroup, weights: Tensor, *, replace: bool) -> None:

@@ -18,7 +18,7 @@ from flower_graph.data.features import ReadOptions
 from flower_graph.data.folders.client_folder import Clients, clients_path, load_ego_folder
 from flower_graph.data.folders.party import RunFolder
 from flower_graph.data.graph import EgoNetwork
-from flower_graph.data.partition.ego_networks import partition_egos
+from flower_graph.data.partition.client_graphs import partition_egos
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.flower_compat import Mod, NumPyClient

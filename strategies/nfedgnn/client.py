@@ -64,6 +64,9 @@ from flower_graph.strategies.nfedgnn.messages import (
 )
 from flower_graph.strategies.nfedgnn.users import (
     ADAM_TENSORS,
+    AVERAGE_ROUND,
+    GRADIENT_ROUND,
+    Cohort,
     CommonLayer,
     CommonModule,
     LinearCohort,
@@ -71,8 +74,6 @@ from flower_graph.strategies.nfedgnn.users import (
     StoredCohort,
     UserSettings,
     bounded,
-    common_model,
-    user_models,
 )
 from flower_graph.wire.arrays import Answer, Config, Parameters
 from flower_graph.wire.keys import SUM_STATE
@@ -80,10 +81,6 @@ from flower_graph.wire.keys import SUM_STATE
 LOG = logging.getLogger(__name__)
 ROWS = "rows"  # in a checkpoint: where each user's rows of weights begin
 STEPS = b"steps of the layer"  # in the journal
-Opened = tuple[LinearCohort, Tensors]
-# Per user: the last round whose gradient was applied, and whose averaged weights were taken over.
-# A message that comes twice, because its reply was lost, is applied once.
-GRADIENT_ROUND, AVERAGE_ROUND = "gradient-round", "average-round"
 
 
 class UsersClient(NumPyClient):
@@ -143,11 +140,21 @@ class UsersClient(NumPyClient):
     def _restore(self, question: EnrolmentRequest) -> None:
         raise NotImplementedError
 
-    def _start(self) -> Tensors:
+    def _made(self) -> Cohort:
+        """Make the users, from their data alone."""
         raise NotImplementedError
 
-    def _build(self, tensors: Tensors) -> tuple[Any, Tensors]:
-        raise NotImplementedError
+    def _cohort(self) -> Cohort:
+        cohort: Cohort = self._state.once(self._made)
+        return cohort
+
+    def _start(self) -> Tensors:
+        return self._cohort().start()
+
+    def _build(self, tensors: Tensors) -> tuple[Cohort, Tensors]:
+        cohort = self._cohort()
+        cohort.hold(tensors)
+        return cohort, cohort.kept
 
     def _packed(self) -> ActiveRows:
         return pack(self._x, bias=self.settings.bias).to(self._device)
@@ -160,10 +167,7 @@ class UsersClient(NumPyClient):
         if self._model is not None:
             LOG.warning("user_model: a module of your own is saved in checkpoints alone")
             return Snapshot(None, [])
-        opened, users = self._state.look(), self.users.tolist()
-        if isinstance(opened, CommonLayer):
-            return Snapshot(None, [common_model(users, opened.weight, self.settings.bias)])
-        return Snapshot(None, [user_models(users, opened[0])])
+        return Snapshot(None, [self._state.look().models(self.users.tolist())])
 
     def _places(self, users: NDArray[np.generic]) -> Tensor:
         wanted = torch.from_numpy(np.ascontiguousarray(users))
@@ -256,16 +260,16 @@ class NodeClient(UsersClient):
         if self._file is not None and (request.send_weights or request.average is not None):
             raise ValueError("rows_dir: users whose weights are in a file do not average them")
         place = self._places(request.users)
-        with self._state.opened(follows=follows) as (cohort, tensors):
+        with self._state.opened(follows=follows) as cohort:
             if isinstance(cohort, StoredCohort):
                 cohort.check_room(place)
             if request.average is not None:
                 rounds = torch.full_like(place, request.average_round)
-                fresh = _note_new(tensors[AVERAGE_ROUND], place, rounds)
+                fresh = _note_new(cohort.tensors[AVERAGE_ROUND], place, rounds)
                 if fresh.any():
                     cohort.set_weights(place[fresh], torch.from_numpy(request.average))
             rounds = torch.from_numpy(request.gradient_round)
-            fresh = _note_new(tensors[GRADIENT_ROUND], place, rounds)
+            fresh = _note_new(cohort.tensors[GRADIENT_ROUND], place, rounds)
             if fresh.any():
                 gradient = torch.from_numpy(request.gradient)
                 gradient = gradient if fresh.all() else gradient[fresh]
@@ -274,14 +278,13 @@ class NodeClient(UsersClient):
 
     def _save(self, server_round: int, run: str) -> str:
         """Write a checkpoint, with the start of each user's rows of weights."""
-        if self._file is not None:
-            try:
-                row_file.copy(self._file, self._state.rows_at(server_round, run))
-            except OSError as error:
-                return f"its users' rows cannot be copied: {error.strerror}"
-        is_linear = self._model is None and self._file is None
-        more = {ROWS: self._rows().ptr.cpu()} if is_linear else {}
-        return self._state.save(server_round, run, more)
+        if self._file is None:
+            return self._state.save(server_round, run, {ROWS: self._cohort().rows.ptr.cpu()})
+        try:
+            row_file.copy(self._file, self._state.rows_at(server_round, run))
+        except OSError as error:
+            return f"its users' rows cannot be copied: {error.strerror}"
+        return self._state.save(server_round, run)
 
     def _restore(self, question: EnrolmentRequest) -> None:
         """Go on from a checkpoint; if users have changed, take the part of the users here."""
@@ -298,46 +301,29 @@ class NodeClient(UsersClient):
             if before is None or not torch.isin(self.users[self.users < before], numbers).all():
                 return None
             self._state.drop()  # what a run that was stopped left in this process is of others
-            result = self._start()
+            result, ptr = self._start(), self._cohort().rows.ptr.cpu()
             both = np.intersect1d(self.users.numpy(), numbers.numpy(), return_indices=True)
             here, there = (torch.from_numpy(place) for place in both[1:])
+            rows, saved_rows = row_entries(ptr, here)[1], row_entries(more[ROWS], there)[1]
             for name, tensor in result.items():
-                to, source = here, there
-                if name in ADAM_TENSORS and self._model is None:  # all users' rows on end
-                    to = row_entries(self._rows().ptr.cpu(), here)[1]
-                    source = row_entries(more[ROWS], there)[1]
-                tensor[to.to(tensor.device)] = saved[name][source].to(tensor.device)
+                if name in ADAM_TENSORS:  # all users' rows on end
+                    tensor[rows] = saved[name][saved_rows]
+                else:
+                    tensor[here] = saved[name][there]
             return result
 
         restored = self._state.restore(resume, adopt)
-        if before is not None and restored is not None:
-            # The file that was read may have users that have left.
-            why = self._save(resume.server_round, resume.run)
-            if why:
-                raise CheckpointError(why)
+        # The file that was read may have users that have left.
+        is_due = before is not None and restored is not None
+        if is_due and (why := self._save(resume.server_round, resume.run)):
+            raise CheckpointError(why)
 
-    def _start(self) -> Tensors:
-        never = torch.zeros(self.users.numel(), dtype=torch.int32)
-        cohort = self._cohort(None)
-        kept = cohort.kept if isinstance(cohort, StoredCohort) else cohort.tensors
-        return kept | {GRADIENT_ROUND: never, AVERAGE_ROUND: never.clone()}
-
-    def _build(self, tensors: Tensors) -> tuple[Opened, Tensors]:
-        # Round counters stay with the CPU's bookkeeping.
-        counters = (GRADIENT_ROUND, AVERAGE_ROUND)
-        placed = {k: t if k in counters else t.to(self._device) for k, t in tensors.items()}
-        return (self._cohort(placed), placed), placed
-
-    def _cohort(self, tensors: Tensors | None) -> LinearCohort:
+    def _made(self) -> LinearCohort:
         if self._model is not None:
-            return ModuleCohort(self._x.to(self._device), self._model, self.settings, tensors)
+            return ModuleCohort(self._x.to(self._device), self._model, self.settings)
         if self._file is not None:
-            return StoredCohort(self._rows(), self.settings, tensors, self._file)
-        return LinearCohort(self._rows(), self.settings, tensors)
-
-    def _rows(self) -> ActiveRows:
-        rows: ActiveRows = self._state.once(self._packed)
-        return rows
+            return StoredCohort(self._packed(), self.settings, self._file)
+        return LinearCohort(self._packed(), self.settings)
 
 
 def _note_new(seen: Tensor, place: Tensor, rounds: Tensor) -> Tensor:
@@ -398,7 +384,7 @@ class CommonLayerClient(UsersClient, MaskingClient):
         elif key is not None and not key.check.any():
             raise StateLostError("the common key is not here")
         request = LatentRequest.from_numpy(parameters, config)
-        self._layer()
+        self._cohort()
         with self._state.opened() as layer:
             self._advance(layer, request.advance)
             reply = LatentReply(request.server_round, layer.round)
@@ -507,21 +493,12 @@ class CommonLayerClient(UsersClient, MaskingClient):
         before = question.before
         self._state.restore(question.resume, lambda saved, *_: saved if before else None)
 
-    def _layer(self) -> CommonLayer:
-        def make() -> CommonLayer:
-            if self._model is not None:
-                x = self._x.to(self._device)
-                return CommonModule(x, self.users, self._model, self.settings)
-            return CommonLayer(self._packed(), self.users, self.settings)
+    def _made(self) -> CommonLayer:
+        if self._model is not None:
+            return CommonModule(self._x.to(self._device), self.users, self._model, self.settings)
+        return CommonLayer(self._packed(), self.users, self.settings)
 
-        layer: CommonLayer = self._state.once(make)
-        layer.settings = self.settings  # the seed is another once the common key is here
-        return layer
-
-    def _start(self) -> Tensors:
-        return self._layer().start()
-
-    def _build(self, tensors: Tensors) -> tuple[CommonLayer, Tensors]:
-        layer = self._layer()
-        layer.hold({name: t.to(self._device) for name, t in tensors.items()})
-        return layer, layer.tensors
+    def _cohort(self) -> Cohort:
+        cohort = super()._cohort()
+        cohort.settings = self.settings  # the seed is another once the common key is here
+        return cohort

@@ -11,7 +11,7 @@ import copy
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch.nn.utils import clip_grad_norm_
 from flower_graph.config.module import LinksSection
 from flower_graph.config.rules import at_least
 from flower_graph.data.description import server_graph
+from flower_graph.engine.cohort import Judged
 from flower_graph.errors import DataError, DivergedError
 from flower_graph.models import PairModel, SplitModel
 from flower_graph.ops.adam import Adam
@@ -58,14 +59,6 @@ from flower_graph.wire.keys import ROLES
 LOG = logging.getLogger(__name__)
 MODULES = "flower_graph.strategies.nfedgnn.modules"
 WARM_UP = 0.1  # share of the rounds in which ``warmup-cosine`` raises the step size
-
-
-class Judged(NamedTuple):
-    """Predictions for examples, and the truth."""
-
-    logits: Tensor  # [m, c]
-    y: Tensor  # [m]
-    masks: dict[str, Tensor]  # [m] bool by role
 
 
 def scheduled(schedule: str, rate: float, server_round: int, rounds: int) -> float:
@@ -238,15 +231,13 @@ class RelayServer:
         return result
 
     def judge(self) -> Judged:
-        return Judged(self.logits(), self.y, self.masks)
+        return Judged(self.logits(), self.y, self.masks, [0, len(self.y)])
 
     def accuracy(self) -> dict[str, float]:
         """Return the accuracy over each mask; NaN where a mask is missing or empty."""
         judged = self.judged = self.judge()
         self.right = judged.logits.argmax(1) == judged.y
-        return {
-            role: self.right[mask].double().mean().item() for role, mask in judged.masks.items()
-        }
+        return {r: judged.means(self.right, mask).item() for r, mask in judged.masks.items()}
 
     def snapshot(self) -> Snapshot:
         """Return the server's half of a run, of users that have answered."""
@@ -362,7 +353,8 @@ class LinkRelayServer(RelayServer):
         )
         score = torch.where(split.role == len(ROLES) - 1, later, early)
         masks = {role: split.role == number for number, role in enumerate(ROLES)}
-        return Judged(torch.stack([torch.zeros_like(score), score], 1), split.is_edge.long(), masks)
+        logits = torch.stack([torch.zeros_like(score), score], 1)
+        return Judged(logits, split.is_edge.long(), masks, [0, len(score)])
 
     def snapshot(self) -> Snapshot:
         edges = among(self.whole, self.known).cpu().numpy()

@@ -56,9 +56,10 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -84,10 +85,10 @@ from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import PartySums, SumServer
-from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
+from flower_graph.server.sums import SecureSum
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.nfedgnn.config import (
     AVERAGED,
@@ -224,7 +225,7 @@ class SplitGradientRelay(RoundStrategy[Any, Any]):
         accuracy, self.counts = dict.fromkeys(ROLES, math.nan), None
         if self.evaluates(server_round):
             accuracy = server.accuracy()
-            self.counts = counted(*server.judged, self.counting)
+            self.counts = counted(*server.judged[:3], self.counting)
         payload = layer.ledger.payload
         report = self.report(server_round, who, accuracy, **losses, bytes=payload)
         report.skipped = skipped
@@ -648,26 +649,14 @@ class OwnLayer(Layer):
         self._delivered(relay.send(server_round, "train.finish").values)
 
 
-class NoSum(NamedTuple):
-    """The reason why a round has no sum of gradients, so that nobody steps."""
-
-    text: str  # One line for a person
-    nodes: Collection[int] = ()  # SuperNodes that it is for want of, as far as they are known
-
-    @classmethod
-    def without(cls, missing: Collection[int]) -> NoSum:
-        return cls(f"missing from {len(missing)} SuperNode(s)", missing)
-
-
 class CommonLayer(Layer):
     """One layer of all users: its last step, and which SuperNodes have taken that step.
 
     Under masks the server can read neither the layer nor the sums of gradients.
     """
 
-    others = (*Layer.others, "last")
-    last = 0  # round of the last step; 0: the first weights
-    no_sum: NoSum | None = None  # of the current round
+    taken = Advance(before=NEVER)  # the last step, with its sum; round 0: the first weights
+    stoppers: Collection[int] = ()  # SuperNodes for want of which this round has no sum
 
     def __init__(self, relay: SplitGradientRelay, settings: UserSettings) -> None:
         super().__init__(relay, settings)
@@ -678,23 +667,19 @@ class CommonLayer(Layer):
         self._masks, registry = section.aggregation == MASKED, section.registry
         # Under pads two sums tell the server nothing, however few SuperNodes they differ by.
         self._parties = None if registry is None else PartySums(registry, differ_by=1)
-        self._go_back(0)
         self._ask_anew(0)
-
-    def _go_back(self, server_round: int) -> None:
-        self.last, self.before = server_round, NEVER  # rounds of the last two steps
-        # [f, w] that the last was taken with, or the same under pads
-        self.total: FloatArray | HiddenSum | None = None
-        self.rate = 0.0  # of the last
 
     def _ask_anew(self, server_round: int) -> None:
         self.asked_round = server_round  # for which latent vectors were asked
         self.relay.requests, self.relay.answers, self.rejected = {}, {}, list[Rejected]()
 
+    def state_dict(self) -> dict[str, object]:
+        return super().state_dict() | {"last": self.taken.layer_round}
+
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from a state; vectors that were asked for ahead are asked for again."""
         super().load_state_dict(state)
-        self._go_back(self.last)
+        self.taken = Advance(state["last"], NEVER)
         self._ask_anew(0)
         if self._parties is None:
             self.__dict__.pop("sums", None)  # of an earlier start of the run
@@ -765,9 +750,8 @@ class CommonLayer(Layer):
     def look_ahead(self, server_round: int) -> None:
         """Ask for the next round's latent vectors, and for vectors that evaluate this round."""
         relay, session = self.relay, self.relay.session
-        nodes = () if self.no_sum is None else self.no_sum.nodes
         # If most of them stopped the step, it is no fault of theirs.
-        for node in nodes if 2 * len(nodes) < len(self.answered) else ():
+        for node in self.stoppers if 2 * len(self.stoppers) < len(self.answered) else ():
             self.stopped.update(self.clients[node])
             if why := self._stops(self.clients[node]):
                 LOG.warning("node %d and its %d users: %s", node, len(self.clients[node]), why)
@@ -876,17 +860,17 @@ class CommonLayer(Layer):
 
     def _can_go_on(self, node: int) -> bool:
         """Whether a SuperNode has the last step, or can take it with the sum."""
-        at = self.at.get(node, 0)
-        return at == self.last or (at == self.before and self.total is not None)
+        at, taken = self.at.get(node, 0), self.taken
+        has_sum = taken.has_total or taken.hidden is not None
+        return at == taken.layer_round or (at == taken.before and has_sum)
 
     def _advance(self, node: int, copy: CopyReply | None) -> Advance:
         """Return the sum or copy that brings a SuperNode's layer to the last step."""
-        at, copy = self.at.get(node, 0), None if self._can_go_on(node) else copy
-        begins = at if copy is None else copy.layer_round
-        total = self.total if begins == self.before and at != self.last else None
-        hidden, total = (total, None) if isinstance(total, HiddenSum) else (None, total)
-        sent = None if copy is None else copy.copy
-        return Advance(self.last, self.before, self.rate, total is not None, total, hidden, sent)
+        at, taken = self.at.get(node, 0), self.taken
+        copy = None if self._can_go_on(node) else copy
+        begins, sent = (at, None) if copy is None else (copy.layer_round, copy.copy)
+        bare = Advance(taken.layer_round, taken.before, taken.rate)
+        return replace(taken if begins == taken.before else bare, copy=sent)
 
     def _copy(self, nodes: Iterable[int]) -> CopyReply | None:
         """Fetch a copy of the layer if a SuperNode needs it."""
@@ -896,8 +880,8 @@ class CommonLayer(Layer):
         if not any(map(self._can_go_on, hosted)):
             newest = max(self.at.get(node, 0) for node in hosted)
             lost = "the layer of round %d is lost: all go on from round %d"
-            LOG.warning(lost, self.last, newest)
-            self._go_back(newest)
+            LOG.warning(lost, self.taken.layer_round, newest)
+            self.taken = Advance(newest, NEVER)
         request = RecordDict({CONFIG: ConfigRecord()})
         for donor in filter(self._can_go_on, hosted):
             reply = self.ask_one(donor, "train.copy_layer", request, CopyReply.read)
@@ -930,14 +914,16 @@ class CommonLayer(Layer):
                 self.tally("up", "latent", users, users.size * self._vector)
             self.traffic[users, ANSWERED] += 1
             self.tally("down", "gradient", users, users.size * self._vector)
-            requests[node] = GradientRequest(server_round, users, gradients[users], self.last)
+            at = self.taken.layer_round
+            requests[node] = GradientRequest(server_round, users, gradients[users], at)
+        self.stoppers = ()
         add_up = self._add_up_masked if self._masks else self._add_up
-        total, self.no_sum = add_up(server_round, requests), None
-        if isinstance(total, NoSum):
-            self.no_sum = total
-            return f"no sum of gradients: {total.text}"
-        self.last, self.before = server_round, self.last
-        self.total, self.rate = total, rate
+        total = add_up(server_round, requests)
+        if isinstance(total, str):
+            return f"no sum of gradients: {total}"
+        hidden, plain = (total, None) if isinstance(total, HiddenSum) else (None, total)
+        before = self.taken.layer_round
+        self.taken = Advance(server_round, before, rate, plain is not None, plain, hidden)
         return ""
 
     @cached_property
@@ -954,7 +940,7 @@ class CommonLayer(Layer):
 
     def _add_up(
         self, server_round: int, requests: Mapping[int, GradientRequest]
-    ) -> FloatArray | NoSum:
+    ) -> FloatArray | str:
         """Ask for the sums of gradients; return the whole sum, or why there is none."""
         f, w = self.weight_shape
         replies = self.relay.session.send(
@@ -971,11 +957,11 @@ class CommonLayer(Layer):
             total += bounded(replies.values[node].total, self.relay.section.limit)
             self.tally("up", "sum", requests[node].users, replies.values[node].total.nbytes)
         missing = requests.keys() - replies.values.keys()
-        return NoSum.without(missing) if missing else total.astype(np.float32)
+        return self._none_without(missing) if missing else total.astype(np.float32)
 
     def _add_up_masked(
         self, server_round: int, requests: Mapping[int, GradientRequest]
-    ) -> HiddenSum | NoSum:
+    ) -> HiddenSum | str:
         """Have the sums added up under masks; return the padded sum, or why there is none."""
         session, sums = self.relay.session, self.sums
         count, checks = (IN_SUM, 0) if self._parties is None else (AS_PARTY, CHECKS)
@@ -985,7 +971,7 @@ class CommonLayer(Layer):
             sums.give_up()
         sums.prepare(server_round, asked)
         length, ring = math.prod(self.weight_shape) + checks, sums.ring
-        detail = detail_of(server_round, self.last)
+        detail = detail_of(server_round, self.taken.layer_round)
         entries = sums.requests(length, GRADIENTS, detail, padded=True)
         replies = session.send(
             {node: with_entries(requests[node], more) for node, more in entries.items()},
@@ -996,20 +982,23 @@ class CommonLayer(Layer):
         )
         for node in replies.values:
             self.tally("up", "sum", requests[node].users, 8 * length)
-        result = sums.close_padded(server_round)
-        rejected = sums.take_rejected()
+        result, rejected = sums.close_padded(server_round), sums.take_rejected()
         session.rejected += rejected
         if missing := entries.keys() - replies.values.keys():
-            return NoSum.without(missing)
+            return self._none_without(missing)
         if isinstance(result, Skipped):
-            silent = {one.node_id for one in rejected} & requests.keys()
-            return NoSum(str(result.reason), silent)
+            self.stoppers = {one.node_id for one in rejected} & requests.keys()
+            return str(result.reason)
         if lost := every.difference(result.contributors.tolist()):
-            text = f"{len(lost)} of {len(every)} parties were left out"
-            return NoSum(text, [n for n, local in asked.items() if not lost.isdisjoint(local)])
+            self.stoppers = [n for n, local in asked.items() if not lost.isdisjoint(local)]
+            return f"{len(lost)} of {len(every)} parties were left out"
         mask = MaskRequest.from_config(next(iter(entries.values())))
         count = result.contributors.size
         return HiddenSum(count, mask.run_id, mask.server_round, ring, result.total)
+
+    def _none_without(self, missing: Collection[int]) -> str:
+        self.stoppers = missing
+        return f"missing from {len(missing)} SuperNode(s)"
 
     def finish(self, server_round: int) -> None:
         content = RecordDict({CONFIG: ConfigRecord({SERVER_ROUND: server_round})})

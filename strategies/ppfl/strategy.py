@@ -67,10 +67,10 @@ from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.round import Reason, Skipped
 from flower_graph.secure.sum.server import PartySums, SumServer
-from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundStrategy
 from flower_graph.server.session import Session
+from flower_graph.server.sums import SecureSum
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.ppfl.config import (
     CONSENSUS,

@@ -46,7 +46,7 @@ from flower_graph.secure.relayed import CHECKS, REFUSAL
 from flower_graph.secure.sum import round as sum_round
 from flower_graph.secure.sum.round import SumResult
 from flower_graph.secure.sum.server import PartySums
-from flower_graph.secure.sum.service import SecureSum, Summed
+from flower_graph.server.sums import SecureSum, Summed
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import MaskedEmbeddingAveraging
 from flower_graph.strategies.ppfl.strategy import CommonMean

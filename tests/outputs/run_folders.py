@@ -11,7 +11,7 @@ from flower_graph.data.features import Treatment
 from flower_graph.data.new_graph import DataForm
 from flower_graph.method.load import load_config, to_yaml
 from flower_graph.models import GCN
-from flower_graph.outputs.files import Predictions, SavedModels, write_outputs
+from flower_graph.outputs.files import Predictions, SavedModels, Snapshot
 
 CLASSES = ("cat", "dog")
 GRAPH: dict[str, Any] = {
@@ -42,7 +42,7 @@ def make_run(
         logits = torch.tensor([[0.0, 1], [2, 0]])
         said = Predictions.of(logits, client, nodes, [1, 3], [1, -1], CLASSES)
         saved = SavedModels(*MODEL, [client], weights(client if own else 0), {})
-        write_outputs(out / "clients" / str(client), said, [saved] if models else [])
+        Snapshot(said, [saved] if models else []).write(out / "clients" / str(client))
     return out
 
 

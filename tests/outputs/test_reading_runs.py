@@ -16,7 +16,7 @@ from flower_graph.apps.cli.main import main
 from flower_graph.data.features import Treatment, prepare_features
 from flower_graph.errors import OutputError
 from flower_graph.method.run import latest_in
-from flower_graph.outputs.files import Predictions, write_outputs
+from flower_graph.outputs.files import Predictions, Snapshot
 
 ROW = torch.tensor([[1.0, 0, 0], [0, 0.25, 0.75], [0, 1, 0]])
 
@@ -89,7 +89,7 @@ def test_predictions_as_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[st
         "role": ["train", "test"],
         "label": ["dog", ""],
     }
-    write_outputs(run, Predictions.of(torch.eye(2), -1, ["u", "v"], [1, 3], [0, 1]), [])
+    Snapshot(Predictions.of(torch.eye(2), -1, ["u", "v"], [1, 3], [0, 1])).write(run)
     assert main(["predict", str(run), "--out", str(tmp_path / "all.csv")]) == 0
     named = ["server", "server", "0", "0", "1", "1"]
     assert column((tmp_path / "all.csv").read_text(), "client") == named
@@ -105,7 +105,7 @@ def test_what_is_right_is_said_by_role(tmp_path: Path, capsys: pytest.CaptureFix
         roles, guesses = zip(*own, strict=True)
         labels = [-1 if role == 2 else 1 for role in roles]
         found = Predictions.of(torch.eye(2)[[*guesses]], client, range(len(own)), roles, labels)
-        write_outputs(run / "clients" / str(client), found, [])
+        Snapshot(found).write(run / "clients" / str(client))
         (run / "clients" / str(client) / "outputs.json").write_text('{"round": 7}')
     (run / "config.yaml").write_text("app: fedgta\n", encoding="utf-8")
     assert main(["predict", str(run), "--out", str(tmp_path / "all.csv")]) == 0

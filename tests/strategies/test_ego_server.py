@@ -117,7 +117,7 @@ def test_a_sum_says_means_over_those_that_have_something() -> None:
     assert sums is not None
     assert sums.counts.tolist() == [0, 2]
     assert sums.embeddings.tolist() == [0.0] * HIDDEN + list(range(HIDDEN, 2 * HIDDEN))
-    assert (sums.server_round, sums.contributors) == (2, 2)
+    assert (sums.server_round, sums.origin) == (2, [2, 2])
     # A skipped round leaves nothing.
     assert math.isnan(server._take(3, RoundSum(3, skipped="too few"))["cross-entropy"])
     assert server.sums is None

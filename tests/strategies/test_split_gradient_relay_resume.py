@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 from flwr.app import Context, RecordDict
-from relay_helpers import Outcome, client_app, run, same_weights, small_graph
+from relay_helpers import Outcome, run, same_weights, small_graph
 from torch import nn
 
 from flower_graph import NodeClient
 from flower_graph.errors import CheckpointError, StateLostError
-from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint, row_file
 
 MANY, NINE = small_graph(24), 9
@@ -21,10 +20,9 @@ SOME: dict[str, Any] = {"participation": 0.5, "learning_rate": 0.3}
 
 def stored(folder: Path, *, every: int = 0, **how: Any) -> Outcome:
     """Run with rows in files, on two SuperNodes."""
-    saved = {"checkpoint_dir": folder / "saved", "checkpoint_every": every} if every else {}
-    app = client_app(MANY, rows_dir=folder / "rows", checkpoint_dir=saved.get("checkpoint_dir"))
-    grid = InProcessGrid(app, num_supernodes=2)
-    return run(MANY, rounds=NINE, grid=grid, **(SOME | saved | how))
+    saved = {"folder": folder / "saved", "checkpoint_every": every} if every else {}
+    of_client = {"rows_dir": folder / "rows"}
+    return run(MANY, rounds=NINE, of_client=of_client, **(SOME | saved | how))
 
 
 @pytest.mark.parametrize("options", [{}, {"user_bias": True}, {"participation": 1.0}])

@@ -201,7 +201,8 @@ def _graph(
 
 def _features(nodes: _Entries, keys: Sequence[str]) -> tuple[Tensor, Columns]:
     """Return features, float64 ``[n, f]``, NaN until all nodes are known, and their columns."""
-    takes_words, parts, pairs = nodes.how.categories == ONE_HOT, list[Tensor](), []
+    takes_words, parts = nodes.how.categories == ONE_HOT, list[Tensor]()
+    pairs = list[tuple[str, str | None]]()
     for key in keys:
         remedy = f"leave {key} out, or set data.categories={ONE_HOT}, or data.label={key}"
         numbers, words = nodes.numbers(key, "" if takes_words else remedy)
@@ -221,7 +222,7 @@ def _features(nodes: _Entries, keys: Sequence[str]) -> tuple[Tensor, Columns]:
                 known = [*found]
         parts.append(numbers.reshape(len(numbers), -1))
         pairs += [(key, word) for word in known]
-    return torch.cat(parts, 1), Columns.from_json(pairs)
+    return torch.cat(parts, 1), Columns(pairs)
 
 
 def read_tables(folder: Path, how: ReadOptions) -> dict[str, object]:
