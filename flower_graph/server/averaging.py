@@ -52,9 +52,10 @@ from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Session, unsaved
 from flower_graph.storage.reading import StateDict
-from flower_graph.wire.arrays import encode_array, own_records, pack_integers, read_array
+from flower_graph.wire.arrays import encode_array, own_records, read_array
 from flower_graph.wire.averaging import (
     LEFT_OUT,
+    Asked,
     ClientReply,
     clients_of,
     count_payload,
@@ -77,15 +78,12 @@ from flower_graph.wire.fields import read_entry, read_not_saved
 from flower_graph.wire.keys import (
     ARRAYS,
     CHECKPOINT,
-    CLIENTS,
     CONFIG,
     COUNTING,
     EXTRAS,
     MAX_NUMBER,
     MAX_WEIGHT,
     NUM_EXAMPLES,
-    OWN_ARRAYS,
-    ROW_EACH,
     ROWS,
     RUN_TOKEN,
 )
@@ -493,22 +491,21 @@ class ReportedFedAvg(RoundLoop, FedAvg):
             clients = asked.get(node, ())
             has_own = any(client in self.own_arrays for client in clients)
             has_rows = has_own and len(clients) > 1
-            own = [self.own_arrays.get(client, self.arrays) for client in clients if has_own]
-            arrays = stacked(own) if has_rows else own[0] if own else None
+            own = [self.own_arrays.get(client, self.arrays) for client in clients]
             # Flower builds all messages of a round around one content: what is changed for one
             # client would be changed for all.
             message.content = content = own_records(message.content)
-            if arrays is not None:
-                content[self.arrayrecord_key] = arrays
+            if has_own:
+                content[self.arrayrecord_key] = stacked(own) if has_rows else own[0]
             for name, record in [*content.array_records.items()]:
                 content[name] = ArrayRecord({key: copy.copy(one) for key, one in record.items()})
-            entries = message.content.config_records[self.configrecord_key]
-            if len(clients) < len(members.clients.get(node, ())):
-                entries[CLIENTS] = pack_integers(np.array(clients, np.int64))
-            if has_rows:
-                entries[OWN_ARRAYS] = True
-            if wants_rows and len(clients) > 1:
-                entries[ROW_EACH] = True
+            are_some = len(clients) < len(members.clients.get(node, ()))
+            request = Asked(
+                np.array(clients, np.int64) if are_some else None,
+                has_rows=has_rows or None,
+                wants_rows=(wants_rows and len(clients) > 1) or None,
+            )
+            message.content.config_records[self.configrecord_key].update(request.to_config())
             sent.append(message)
         self._round.sent = sent
         self.session.ledger.count_messages("down", sent)

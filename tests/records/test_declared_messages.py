@@ -36,7 +36,7 @@ from flower_graph.wire import codec, fields, keys
 from flower_graph.wire.arrays import decode_array, encode_array, pack_integers
 from flower_graph.wire.averaging import ClientMean, Measured
 from flower_graph.wire.codec import Message, fields_of
-from flower_graph.wire.counts import CountReply, CountsField
+from flower_graph.wire.counts import CountsField
 from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, METRICS, NUM_EXAMPLES
 
 SIZES = {"p": 2, "c": 3, "k": 2, "f": 4, "h": 2, "w": 2, "n": 5, "m": 5, "q": 2, "o": 2, "d": 4}
@@ -75,7 +75,6 @@ KNOWN: dict[type, dict[str, Any]] = {
     ego.EgoReply: {"L": 3, "asked": np.arange(100)},
     Measured: {"classes": 2, "counting": "confusion"},
     structure.StructureMeasured: {"classes": 2, "counting": "confusion"},
-    CountReply: {"classes": 2, "counting": "confusion"},
 }
 # With fields that depend on one another: their own tests have them
 BY_HAND = (
