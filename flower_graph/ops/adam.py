@@ -71,7 +71,7 @@ def _adam(
     **how: Any,  # of PyTorch's function
 ) -> None:
     # PyTorch has the switch from 2.7 on
-    decoupled = {"decoupled_weight_decay": True} if rates.decoupled else {}
+    decoupled: dict[str, Any] = {"decoupled_weight_decay": True} if rates.decoupled else {}
     adam(
         params=params,
         grads=[grad.contiguous() for grad in grads],  # or a fused step would read another order

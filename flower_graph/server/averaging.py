@@ -273,6 +273,10 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     def prepare(self, server_round: int) -> None:
         """Exchange messages with the connected SuperNodes before a round; by default none."""
 
+    def most_examples(self, node: int, *, training: bool) -> int | None:
+        """Return the largest weight that a SuperNode's reply can have, if that is known."""
+        return self.session.members.most_examples(node, training=training)
+
     # What a run leaves
 
     @property
@@ -519,7 +523,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         asked: Mapping[int, Sequence[int]] = MappingProxyType({}),
     ) -> Checked:
         """Check the replies; note and log every node and client that is left out."""
-        most = partial(self.session.members.most_examples, training=model is not None)
+        most = partial(self.most_examples, training=model is not None)
         rows, timeout = model is not None and not self.is_weighted_sum, self.session.timeout
         wanted = Wanted(model, self.extras(), self.counted, rows)
         checked = check_replies(self._round.sent, replies, wanted, timeout, most, asked)

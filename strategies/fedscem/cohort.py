@@ -241,12 +241,12 @@ class EgoCohort(Cohort):
             tensors |= {TRAINED: never, FUSED: never.clone()}
         for name, stack in tensors.items():
             tensors[name] = laid_out(stack)
-        rates = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+        rate, decay = settings.learning_rate, settings.weight_decay
         super().__init__(
             module,
             [placed_on(ego, device, is_dense=False) for ego in egos],
             tensors,
-            lambda made: Adam(made.parameters(), **rates),
+            lambda made: Adam(made.parameters(), lr=rate, weight_decay=decay),
             is_grouped=True,
             by_rows=(FIRST,),
         )

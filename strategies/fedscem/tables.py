@@ -121,7 +121,9 @@ def _round(cohort: EgoCohort, place: torch.Tensor) -> None:
 def _peak(profiler: profile) -> int:
     # PyTorch's own summaries have no peak. Its events count what is allocated and freed.
     events: Any = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
-    changes = [(one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]"]
+    changes: list[tuple[int, int]] = [
+        (one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]"
+    ]
     return max(accumulate(size for _, size in sorted(changes)))
 
 
