@@ -115,16 +115,6 @@ class Wanted(NamedTuple):
     rows: bool = False  # of each client that was asked, where a SuperNode has several
 
 
-class Checked(NamedTuple):
-    """The checked replies of one exchange."""
-
-    # In the order of the messages sent; rows in that of the clients
-    usable: list[ClientReply]
-    # Every other node that was asked, and clients that are left out
-    rejected: list[Rejected]
-    failed: dict[int, str]  # clients that were asked and whose training does not count
-
-
 @dataclass
 class RoundSoFar:
     """The messages and figures of the current round."""
@@ -362,16 +352,16 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         asked = {node: list(session.asked[node]) for node in session.asked}
         session.ledger.count_messages("up", replies)
         count_payload(session.ledger, self._round.sent, replies, asked)
-        checked = self._checked(server_round, replies, self.arrays, asked)
+        usable, failed = self._checked(server_round, replies, self.arrays, asked)
         so_far = self._round
-        so_far.failed |= checked.failed
-        so_far.used |= {client for reply in checked.usable for client in reply.clients}
+        so_far.failed |= failed
+        so_far.used |= {client for reply in usable for client in reply.clients}
         # A SuperNode that names no clients is one
-        so_far.unnamed += sum(not reply.clients for reply in checked.usable)
-        if not checked.usable:
+        so_far.unnamed += sum(not reply.clients for reply in usable)
+        if not usable:
             so_far.skipped = f"none of {len(so_far.sent)} SuperNodes gave a usable answer to train"
             return None, None
-        return self._combined(checked.usable), so_far.trained
+        return self._combined(usable), so_far.trained
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -393,8 +383,8 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     ) -> MetricRecord | None:
         self._round.measured = list(replies)
         self.session.ledger.count_messages("up", self._round.measured)
-        checked = self._checked(server_round, self._round.measured, None)
-        usable = [reply.message for reply in checked.usable]
+        checked, _ = self._checked(server_round, self._round.measured, None)
+        usable = [reply.message for reply in checked]
         metrics = super().aggregate_evaluate(server_round, usable) if usable else None
         self._round.evaluated = metrics or MetricRecord()
         self.counts = added(read_counts(reply.content, *self.counted) for reply in usable)
@@ -521,17 +511,17 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         replies: Sequence[Message],
         model: ArrayRecord | None,
         asked: Mapping[int, Sequence[int]] = MappingProxyType({}),
-    ) -> Checked:
+    ) -> tuple[list[ClientReply], dict[int, str]]:
         """Check the replies; note and log every node and client that is left out."""
         most = partial(self.most_examples, training=model is not None)
         rows, timeout = model is not None and not self.is_weighted_sum, self.session.timeout
         wanted = Wanted(model, self.extras(), self.counted, rows)
-        checked = check_replies(self._round.sent, replies, wanted, timeout, most, asked)
-        where = "evaluate: " if model is None else ""
-        named = [replace(entry, reason=where + entry.reason) for entry in checked.rejected]
+        sent, where = self._round.sent, "evaluate: " if model is None else ""
+        usable, rejected, failed = check_replies(sent, replies, wanted, timeout, most, asked)
+        named = [replace(entry, reason=where + entry.reason) for entry in rejected]
         self.session.leave_out(named)
         log_rejected(LOG, server_round, "left out", named)
-        return checked
+        return usable, failed
 
 
 # Checks of replies, and of what ``combine`` returns ----------------------------------------------
@@ -547,8 +537,13 @@ def check_replies(
     timeout: float,
     most_examples: Callable[[int], int | None] = lambda node: None,
     asked: Mapping[int, Sequence[int]] = MappingProxyType({}),
-) -> Checked:
-    """Leave out replies that cannot be averaged; ``asked`` has the clients of each SuperNode."""
+) -> tuple[list[ClientReply], list[Rejected], dict[int, str]]:
+    """Leave out replies that cannot be averaged; ``asked`` has the clients of each SuperNode.
+
+    Returned are the usable ones, in the order of the messages sent, rows in that of the clients;
+    every other node that was asked, and clients that are left out; and why the training of clients
+    that were asked does not count.
+    """
     nodes = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
     came = dict[int, Message]()
     for reply in replies:
@@ -586,7 +581,7 @@ def check_replies(
         # stable: otherwise as they were sent
         for node, client in sorted(fit, key=lambda at: (at[1] is None, at[1] or 0))
     ]
-    return Checked(found, rejected, failed)
+    return found, rejected, failed
 
 
 def _bad_parts(
@@ -746,14 +741,11 @@ class StrategyState:
 
     def __init__(self, strategy: object, others: Collection[str] = OWN) -> None:
         self._strategy, self._others = strategy, set(others)
-        self._start = {name: _copied(value) for name, value in self._attributes().items()}
+        self._start = self._attributes()
 
     def state_dict(self) -> dict[str, object]:
-        return {
-            name: value
-            for name, value in self._attributes().items()
-            if name not in self._start or not _same(value, self._start[name])
-        }
+        now, start = self._attributes(), self._start
+        return {n: one for n, one in now.items() if n not in start or not _same(one, start[n])}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Restore the output of ``state_dict``; reset all other attributes."""
@@ -762,7 +754,7 @@ class StrategyState:
 
     def _attributes(self) -> dict[str, object]:
         local = vars(self._strategy)
-        return {name: value for name, value in local.items() if name not in self._others}
+        return {n: _copied(value) for n, value in local.items() if n not in self._others}
 
 
 def _copied(value: object) -> object:

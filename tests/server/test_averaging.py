@@ -24,7 +24,7 @@ from flower_graph.config.common import RobustSection
 from flower_graph.errors import ClientBugError, NoClientsError
 from flower_graph.flower_compat import SUPERLINK_NODE_ID, stamp
 from flower_graph.privacy.central import CentralNoise
-from flower_graph.server.averaging import Checked, Combined, Wanted, check_replies, make_robust
+from flower_graph.server.averaging import Combined, Wanted, check_replies, make_robust
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import MAX_NAMED, few
 
@@ -345,7 +345,7 @@ def content(
     return record
 
 
-def checked(*answers: RecordDict | Error | None, model: ArrayRecord | None = MODEL) -> Checked:
+def checked(*answers: RecordDict | Error | None, model: ArrayRecord | None = MODEL) -> Any:
     """Let nodes 1, 2, ... answer so; None is silence."""
     sent = [Message(RecordDict(), node, "train") for node in range(1, len(answers) + 1)]
     for message in sent:
@@ -363,9 +363,9 @@ def checked(*answers: RecordDict | Error | None, model: ArrayRecord | None = MOD
 
 def check(*answers: Any, model: ArrayRecord | None = MODEL) -> tuple[list[int], dict[int, str]]:
     """Return the usable nodes, and the reasons of the others."""
-    found = checked(*answers, model=model)
-    nodes = [reply.message.metadata.src_node_id for reply in found.usable]
-    return nodes, {entry.node_id: entry.reason for entry in found.rejected}
+    usable, rejected, _ = checked(*answers, model=model)
+    nodes = [reply.message.metadata.src_node_id for reply in usable]
+    return nodes, {entry.node_id: entry.reason for entry in rejected}
 
 
 def test_good_replies_come_in_the_order_of_the_requests():
@@ -457,7 +457,7 @@ def test_clients_that_their_node_left_out_are_named_as_far_as_the_report_has_roo
     assert reasons == {1: "client 3: weights are not finite", 2: "client 5: lost"}
 
     long = content(config={"left-out": [f"{n}:" + "x" * 10_000 for n in range(MAX_NAMED + 7)]})
-    found = few(checked(long).rejected)
+    found = few(checked(long)[1])
     assert len(found) == MAX_NAMED + 1 and found[-1].reason == "and 7 more"
     assert max(len(entry.reason) for entry in found) <= 300
     assert "number:reason" in check(content(config={"left-out": ["why"]}))[1][1]
