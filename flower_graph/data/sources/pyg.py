@@ -230,20 +230,19 @@ def read_file(path: Path, how: ReadOptions = PLAIN) -> dict[str, Any]:
     if not path.exists():
         raise absent(str(path))
     check_ending(path)
-    with reading(f"file {path}", DataError, "is damaged, or no graph"):
+    where = f"file {path}"
+    with reading(where, DataError, "is damaged, or no graph"), saying(where):
         if path.is_dir():
             return read_tables(path, how)
         if reader := READERS.get(path.suffix.lower()):
             return reader(path, how)
-        with saying(f"file {path}"):
-            values: Tree = vars(with_edges(SimpleNamespace(**_read_saved(path))))
-            for setting, given, key in (("label", how.label, "y"), ("weight", how.weight, WEIGHT)):
-                if given in values:  # it goes where graphs have theirs
-                    values |= {key: values[given] if given == key else values.pop(given)}
-                elif given is not None and (key == WEIGHT or how.needs_labels):
-                    there = ", ".join(values)
-                    raise DataError(f"data.{setting} = {given!r}: must be one of {there}")
-            return values
+        values: Tree = vars(with_edges(SimpleNamespace(**_read_saved(path))))
+        for setting, given, key in (("label", how.label, "y"), ("weight", how.weight, WEIGHT)):
+            if given in values:  # it goes where graphs have theirs
+                values |= {key: values[given] if given == key else values.pop(given)}
+            elif given is not None and (key == WEIGHT or how.needs_labels):
+                raise DataError(f"data.{setting} = {given!r}: must be one of {', '.join(values)}")
+        return values
 
 
 def _read_saved(path: Path) -> dict[str, object]:
