@@ -16,8 +16,7 @@ from torch_geometric.data import Data
 
 from flower_graph.apps.cli import main as cli
 from flower_graph.config.common import DataConfig
-from flower_graph.data.sources.datasets import load_graph
-from flower_graph.data.sources.pyg import read_file
+from flower_graph.data.sources.datasets import load_graph, read_file
 from flower_graph.data.sources.tables import IDENTITY, OWN
 
 # README -------------------------------------------------------------------------------------------

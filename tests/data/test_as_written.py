@@ -35,9 +35,8 @@ from flower_graph.data.given import with_saved_graphs
 from flower_graph.data.graph import ClientGraph, Graph, called
 from flower_graph.data.new_graph import DataForm, read_new_graph
 from flower_graph.data.partition.client_graphs import partition_graph
-from flower_graph.data.sources.datasets import load_graph
+from flower_graph.data.sources.datasets import load_file, load_graph, read_file
 from flower_graph.data.sources.names import file_path, folder_path, located, pyg_name
-from flower_graph.data.sources.pyg import load_file, read_file
 from flower_graph.errors import DataError, FractionalLabelsError
 from flower_graph.strategies.ppfl.config import PartitionConfig
 

@@ -62,7 +62,7 @@ from flower_graph.data.partition.client_graphs import (
     split_nodes,
     split_per_client,
 )
-from flower_graph.data.sources.datasets import saved_at
+from flower_graph.data.sources.datasets import read_file, saved_at
 from flower_graph.data.sources.names import (
     EDGES,
     GRAPH_FILES,
@@ -75,7 +75,6 @@ from flower_graph.data.sources.names import (
     shown_in,
     table_in,
 )
-from flower_graph.data.sources.pyg import read_file
 from flower_graph.data.sources.tables import CLIENT, names_clients
 from flower_graph.data.splits import ROLE_WORDS, check_roles, stratified_split
 from flower_graph.errors import DataError
