@@ -17,13 +17,7 @@ from flower_graph.method.compare import ROUNDS, SECONDS, Comparison, compare, wi
 from flower_graph.method.registry import schema_of
 from flower_graph.method.run import Run
 from flower_graph.outputs.figures import CLIENTS, read_table
-from flower_graph.records.rounds import (
-    WAYS,
-    RoundReport,
-    figure_text,
-    format_bytes,
-    read_reports,
-)
+from flower_graph.records import rounds
 from flower_graph.report import plots
 from flower_graph.report.plots import curves_panel, drawn, over_rounds
 from flower_graph.report.result import BASELINES
@@ -33,7 +27,7 @@ from flower_graph.wire.keys import ROLES
 
 SECTIONS = 12  # most runs that have pictures of their own
 REASONS = 8  # most reasons of failures that are listed
-Seeds = Sequence[Sequence[RoundReport]]
+Seeds = Sequence[Sequence[rounds.RoundReport]]
 
 
 def page(*runs: Run | Path | str, title: str = "") -> str:
@@ -91,10 +85,10 @@ def _beside(compared: Comparison, *, all_settings: bool = False) -> list[tuple[s
     return [*zip(*columns, strict=True)] if compared.is_wide else columns
 
 
-def _read(row: Tree) -> tuple[list[Run], list[list[RoundReport]]]:
+def _read(row: Tree) -> tuple[list[Run], list[list[rounds.RoundReport]]]:
     """Return the finished runs of a row, one a seed, and the reports of each."""
     runs = [one for one in Run(row["path"]).each if (one.path / RESULT).is_file()]
-    return runs, [read_reports(one.path / METRICS) for one in runs]
+    return runs, [rounds.read_reports(one.path / METRICS) for one in runs]
 
 
 def _of_seeds(seeds: Seeds, metric: str, role: str) -> list[list[float]]:
@@ -119,7 +113,7 @@ def _section(row: Tree) -> Tree:
             f"best validation {metric}": _mean(figures[f"val-{metric}"], metric),
             "rounds": f"{figures[ROUNDS]['mean']:.0f}",
             "clients": f"{result['clients']:,}" if "clients" in result else "unknown",
-            "payload up, down": ", ".join(_bytes(figures[way]["mean"]) for way in WAYS),
+            "payload up, down": ", ".join(_bytes(figures[way]["mean"]) for way in rounds.WAYS),
             "seconds": f"{figures[SECONDS]['mean']:.1f}",
             "memory at most": _bytes(result.get("peak-memory-bytes") or 0),
         },
@@ -135,7 +129,7 @@ def _section(row: Tree) -> Tree:
 
 
 def _bytes(number: float) -> str:
-    return format_bytes(number).replace(" ", "\N{NO-BREAK SPACE}")
+    return rounds.format_bytes(number).replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _mean(figure: Tree, metric: str) -> str:
@@ -154,17 +148,17 @@ def _curves(row: Tree, seeds: Seeds) -> dict[str, str]:
 
 
 def _baselines(row: Tree) -> list[list[str]]:
-    words = {True: "beaten", False: "not beaten"}
-    if not math.isfinite(row["figures"][f"test-{row['metric']}"]["mean"]):
+    words, metric = {True: "beaten", False: "not beaten"}, row["metric"]
+    if not math.isfinite(row["figures"][f"test-{metric}"]["mean"]):
         words = {False: "not known: clients withhold what they measure"}
     lines = [
-        [BASELINES.get(key, key), figure_text(row["metric"], value), words[key in row["beaten"]]]
+        [BASELINES.get(key, key), rounds.figure_text(metric, value), words[key in row["beaten"]]]
         for key, value in row["baselines"].items()
     ]
     return lines and [["baseline", "test", ""], *lines]
 
 
-def _took_part(reports: Sequence[RoundReport]) -> Tree:
+def _took_part(reports: Sequence[rounds.RoundReport]) -> Tree:
     counts = {
         name: [[float(getattr(one, name)) for one in reports]] for name in ("asked", "answered")
     }

@@ -11,6 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from run_folders import SMALL
 
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
@@ -21,14 +22,6 @@ from flower_graph.method.page import page
 from flower_graph.report import trackers
 from flower_graph.report.trackers import Tracker
 
-SMALL: dict[str, Any] = {
-    "rounds": 2,
-    "data": {"name": "csbm", "nodes": 60, "classes": 2, "num_features": 8, "active": 3},
-    "data.split": "random",
-    "data.ratios": [0.4, 0.3, 0.3],
-    "partition": {"clients": 2, "method": "random"},
-    "model.hidden": 4,
-}
 WORDS = ["run", "fedgta/cora-linqs", *as_overrides(SMALL), "checkpoint_every=1"]
 
 
