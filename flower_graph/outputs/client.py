@@ -148,7 +148,6 @@ FOLDER = "outputs"  # in the SuperNode's own folder
 UP, DOWN = "up", "down"
 
 
-# Any: arguments of several types
 def client_folders(
     context: Context, out: Path | None, classes: Sequence[str] | None = None
 ) -> dict[str, Any]:

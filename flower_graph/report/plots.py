@@ -563,7 +563,6 @@ def plot(
     save(figure, path, title)
 
 
-# Any: arguments of the function
 def drawn(draw: Callable[..., object], *given: object, height: float = SIZE[1], **more: Any) -> str:
     """Draw a panel by one of the functions ``draw_...``, as an SVG element of any width."""
     stream = io.StringIO()
