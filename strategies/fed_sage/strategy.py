@@ -38,8 +38,9 @@ from flwr.app import RecordDict
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 
-from flower_graph.client.learner import LocalGraph, SharedModule
+from flower_graph.client.learner import SharedModule
 from flower_graph.client.module_client import ModuleClient
+from flower_graph.data.graph import ClientGraph
 from flower_graph.engine.cohort import GraphOnDevice, Learner, dense
 from flower_graph.engine.mini_batches import BatchOrder, epochs_of
 from flower_graph.errors import MalformedReplyError
@@ -169,7 +170,7 @@ class SageClient(EgoModelClient):
         rates = {"lr": how.learning_rate, "weight_decay": how.weight_decay}
         return self._adam({"params": shared, **rates}, {"params": features, **PUBLISHED})
 
-    def examples(self, graph: LocalGraph) -> int:
+    def examples(self, graph: ClientGraph) -> int:
         """Return a client's weight: its training nodes, or 1 without any."""
         return max(1, self.task.weight(graph))
 

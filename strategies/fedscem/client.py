@@ -17,11 +17,11 @@ from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.client.learner import NODES, LocalGraph, SharedModule, saved_rows
+from flower_graph.client.learner import NODES, SharedModule, saved_rows
 from flower_graph.client.module_client import ModuleClient
 from flower_graph.client.state import CohortState, Tensors, check_graphs
 from flower_graph.config.rules import choice
-from flower_graph.data.graph import EgoNetwork
+from flower_graph.data.graph import ClientGraph, EgoNetwork
 from flower_graph.engine.cohort import Learner, check_sizes
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import OutOfRangeError, RefusedError, StateLostError, UnreadableSumError
@@ -299,7 +299,7 @@ class EgoNetworkClient(MaskingClient):
         logits = None
         if due and not request.is_last:
             if number > 1:
-                cohort.put(group)
+                cohort.write(cohort.group(group.graph.clients))
                 self.outputs.candidate(number - 1, lambda: self._taken(cohort))
             cohort.note(TRAINED, clients, number)
             # With batches `iter` alternates these steps with the fusion's steps.
@@ -410,7 +410,7 @@ class EgoModelClient(ModuleClient):
         super().__init__(context, checked(egos, settings), shared, settings.training, **more)
         self._ego = settings
 
-    def examples(self, graph: LocalGraph) -> int:
+    def examples(self, graph: ClientGraph) -> int:
         return 1
 
     def _train(self, learner: Learner, server_round: int, proximal: float) -> None:

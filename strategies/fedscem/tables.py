@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from flower_graph.client.learner import NODES
 from flower_graph.data.graph import EgoNetwork, WholeGraph, to_undirected
-from flower_graph.data.partition.ego_networks import split_global
+from flower_graph.data.partition.client_graphs import split_global
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.cohort import Judged, joined, placed_on
 from flower_graph.engine.machine import resolve_device
@@ -121,7 +121,9 @@ def _round(cohort: EgoCohort, place: torch.Tensor) -> None:
 def _peak(profiler: profile) -> int:
     # PyTorch's own summaries have no peak. Its events count what is allocated and freed.
     events: Any = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
-    changes = [(one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]"]
+    changes: list[tuple[int, int]] = [
+        (one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]"
+    ]
     return max(accumulate(size for _, size in sorted(changes)))
 
 

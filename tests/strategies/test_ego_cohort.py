@@ -15,7 +15,7 @@ from torch import Tensor
 from flower_graph.data.description import NewGraph
 from flower_graph.data.graph import EgoNetwork
 from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
-from flower_graph.outputs.files import Snapshot, read_models, write_outputs
+from flower_graph.outputs.files import Snapshot, read_models
 from flower_graph.strategies.fedscem import EgoNetworkClient
 from flower_graph.strategies.fedscem.cohort import (
     EgoCohort,
@@ -51,7 +51,7 @@ def by_client(cohort: EgoCohort) -> dict[int, Tensor]:
 
 def group_of(egos: Sequence[EgoNetwork], settings: EgoSettings = SETTINGS) -> EgoGroup:
     cohort = EgoCohort(egos, settings)
-    return EgoGroup(cohort.group(cohort.clients)[1], settings)
+    return EgoGroup(cohort.group(cohort.clients).learner, settings)
 
 
 def test_all_clients_start_alike_as_pyg_does() -> None:
@@ -120,7 +120,7 @@ def test_the_first_layer_is_saved_by_rows_that_clients_have(tmp_path: Path) -> N
     cohort = EgoCohort(toy_egos(), SETTINGS)
     for _ in range(3):
         full_round(cohort)
-    write_outputs(tmp_path, None, taken(cohort, toy_egos()).models)
+    Snapshot(None, taken(cohort, toy_egos()).models).write(tmp_path)
     (saved,) = read_models(tmp_path)
     assert saved.rows is not None
     assert saved.rows.values.shape == (cohort.rows.feature.numel(), HIDDEN)
