@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation import Federation
+from federation import Federation, at
 from flwr.app import Array, Context, Message, RecordDict
 from party_helpers import settings
-from test_summed import LINEAR, Summed, rich_graph, second
+from test_summed import LINEAR, Summed, rich_graph
 
 from flower_graph.errors import NoClientsError, RefusedError
 from flower_graph.secure.common_key import CommonKey, KeyPacket, ShareKeyRequest
@@ -53,7 +53,7 @@ def test_nobody_steps_with_a_sum_to_which_something_was_added() -> None:
 def test_one_that_misses_a_step_is_back_and_the_others_go_on_meanwhile() -> None:
     """Sums under pads may differ by one SuperNode: nobody else is left out for one that is gone."""
     how = HOW | {"supernodes": 7, "rounds": 5, "timeout": 5.0}
-    run = Summed(rich_graph(), faults=second(gone=[2, 3]), distrusts=True, **how)
+    run = Summed(rich_graph(), faults=at("gone", {3, 4}, "connect"), distrusts=True, **how)
     assert not any(report.skipped or report.rejected for report in run.reports)
     answered = [report.answered for report in run.reports]
     assert answered[0] == answered[-1] == 40 and 0 < answered[1] == answered[2] < 40
