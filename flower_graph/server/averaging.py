@@ -52,9 +52,10 @@ from flower_graph.server.membership import Membership
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Session, unsaved
 from flower_graph.storage.reading import StateDict
-from flower_graph.wire.arrays import encode_array, own_records, pack_integers, read_array
+from flower_graph.wire.arrays import encode_array, own_records, read_array
 from flower_graph.wire.averaging import (
     LEFT_OUT,
+    Asked,
     ClientReply,
     clients_of,
     count_payload,
@@ -77,15 +78,12 @@ from flower_graph.wire.fields import read_entry, read_not_saved
 from flower_graph.wire.keys import (
     ARRAYS,
     CHECKPOINT,
-    CLIENTS,
     CONFIG,
     COUNTING,
     EXTRAS,
     MAX_NUMBER,
     MAX_WEIGHT,
     NUM_EXAMPLES,
-    OWN_ARRAYS,
-    ROW_EACH,
     ROWS,
     RUN_TOKEN,
 )
@@ -115,16 +113,6 @@ class Wanted(NamedTuple):
     extras: Mapping[str, tuple[int, ...]] = MappingProxyType({})  # shapes of further arrays
     counted: tuple[int, str] = NOT_COUNTED  # number of classes, and the kind of counts
     rows: bool = False  # of each client that was asked, where a SuperNode has several
-
-
-class Checked(NamedTuple):
-    """The checked replies of one exchange."""
-
-    # In the order of the messages sent; rows in that of the clients
-    usable: list[ClientReply]
-    # Every other node that was asked, and clients that are left out
-    rejected: list[Rejected]
-    failed: dict[int, str]  # clients that were asked and whose training does not count
 
 
 @dataclass
@@ -364,16 +352,16 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         asked = {node: list(session.asked[node]) for node in session.asked}
         session.ledger.count_messages("up", replies)
         count_payload(session.ledger, self._round.sent, replies, asked)
-        checked = self._checked(server_round, replies, self.arrays, asked)
+        usable, failed = self._checked(server_round, replies, self.arrays, asked)
         so_far = self._round
-        so_far.failed |= checked.failed
-        so_far.used |= {client for reply in checked.usable for client in reply.clients}
+        so_far.failed |= failed
+        so_far.used |= {client for reply in usable for client in reply.clients}
         # A SuperNode that names no clients is one
-        so_far.unnamed += sum(not reply.clients for reply in checked.usable)
-        if not checked.usable:
+        so_far.unnamed += sum(not reply.clients for reply in usable)
+        if not usable:
             so_far.skipped = f"none of {len(so_far.sent)} SuperNodes gave a usable answer to train"
             return None, None
-        return self._combined(checked.usable), so_far.trained
+        return self._combined(usable), so_far.trained
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -395,8 +383,8 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     ) -> MetricRecord | None:
         self._round.measured = list(replies)
         self.session.ledger.count_messages("up", self._round.measured)
-        checked = self._checked(server_round, self._round.measured, None)
-        usable = [reply.message for reply in checked.usable]
+        checked, _ = self._checked(server_round, self._round.measured, None)
+        usable = [reply.message for reply in checked]
         metrics = super().aggregate_evaluate(server_round, usable) if usable else None
         self._round.evaluated = metrics or MetricRecord()
         self.counts = added(read_counts(reply.content, *self.counted) for reply in usable)
@@ -497,22 +485,21 @@ class ReportedFedAvg(RoundLoop, FedAvg):
             clients = asked.get(node, ())
             has_own = any(client in self.own_arrays for client in clients)
             has_rows = has_own and len(clients) > 1
-            own = [self.own_arrays.get(client, self.arrays) for client in clients if has_own]
-            arrays = stacked(own) if has_rows else own[0] if own else None
+            own = [self.own_arrays.get(client, self.arrays) for client in clients]
             # Flower builds all messages of a round around one content: what is changed for one
             # client would be changed for all.
             message.content = content = own_records(message.content)
-            if arrays is not None:
-                content[self.arrayrecord_key] = arrays
+            if has_own:
+                content[self.arrayrecord_key] = stacked(own) if has_rows else own[0]
             for name, record in [*content.array_records.items()]:
                 content[name] = ArrayRecord({key: copy.copy(one) for key, one in record.items()})
-            entries = message.content.config_records[self.configrecord_key]
-            if len(clients) < len(members.clients.get(node, ())):
-                entries[CLIENTS] = pack_integers(np.array(clients, np.int64))
-            if has_rows:
-                entries[OWN_ARRAYS] = True
-            if wants_rows and len(clients) > 1:
-                entries[ROW_EACH] = True
+            are_some = len(clients) < len(members.clients.get(node, ()))
+            request = Asked(
+                np.array(clients, np.int64) if are_some else None,
+                has_rows=has_rows or None,
+                wants_rows=(wants_rows and len(clients) > 1) or None,
+            )
+            message.content.config_records[self.configrecord_key].update(request.to_config())
             sent.append(message)
         self._round.sent = sent
         self.session.ledger.count_messages("down", sent)
@@ -524,17 +511,17 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         replies: Sequence[Message],
         model: ArrayRecord | None,
         asked: Mapping[int, Sequence[int]] = MappingProxyType({}),
-    ) -> Checked:
+    ) -> tuple[list[ClientReply], dict[int, str]]:
         """Check the replies; note and log every node and client that is left out."""
         most = partial(self.most_examples, training=model is not None)
         rows, timeout = model is not None and not self.is_weighted_sum, self.session.timeout
         wanted = Wanted(model, self.extras(), self.counted, rows)
-        checked = check_replies(self._round.sent, replies, wanted, timeout, most, asked)
-        where = "evaluate: " if model is None else ""
-        named = [replace(entry, reason=where + entry.reason) for entry in checked.rejected]
+        sent, where = self._round.sent, "evaluate: " if model is None else ""
+        usable, rejected, failed = check_replies(sent, replies, wanted, timeout, most, asked)
+        named = [replace(entry, reason=where + entry.reason) for entry in rejected]
         self.session.leave_out(named)
         log_rejected(LOG, server_round, "left out", named)
-        return checked
+        return usable, failed
 
 
 # Checks of replies, and of what ``combine`` returns ----------------------------------------------
@@ -550,8 +537,13 @@ def check_replies(
     timeout: float,
     most_examples: Callable[[int], int | None] = lambda node: None,
     asked: Mapping[int, Sequence[int]] = MappingProxyType({}),
-) -> Checked:
-    """Leave out replies that cannot be averaged; ``asked`` has the clients of each SuperNode."""
+) -> tuple[list[ClientReply], list[Rejected], dict[int, str]]:
+    """Leave out replies that cannot be averaged; ``asked`` has the clients of each SuperNode.
+
+    Returned are the usable ones, in the order of the messages sent, rows in that of the clients;
+    every other node that was asked, and clients that are left out; and why the training of clients
+    that were asked does not count.
+    """
     nodes = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
     came = dict[int, Message]()
     for reply in replies:
@@ -589,7 +581,7 @@ def check_replies(
         # stable: otherwise as they were sent
         for node, client in sorted(fit, key=lambda at: (at[1] is None, at[1] or 0))
     ]
-    return Checked(found, rejected, failed)
+    return found, rejected, failed
 
 
 def _bad_parts(
@@ -749,14 +741,11 @@ class StrategyState:
 
     def __init__(self, strategy: object, others: Collection[str] = OWN) -> None:
         self._strategy, self._others = strategy, set(others)
-        self._start = {name: _copied(value) for name, value in self._attributes().items()}
+        self._start = self._attributes()
 
     def state_dict(self) -> dict[str, object]:
-        return {
-            name: value
-            for name, value in self._attributes().items()
-            if name not in self._start or not _same(value, self._start[name])
-        }
+        now, start = self._attributes(), self._start
+        return {n: one for n, one in now.items() if n not in start or not _same(one, start[n])}
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Restore the output of ``state_dict``; reset all other attributes."""
@@ -765,7 +754,7 @@ class StrategyState:
 
     def _attributes(self) -> dict[str, object]:
         local = vars(self._strategy)
-        return {name: value for name, value in local.items() if name not in self._others}
+        return {n: _copied(value) for n, value in local.items() if n not in self._others}
 
 
 def _copied(value: object) -> object:

@@ -250,8 +250,8 @@ class Asked(Message, down="train evaluate"):
     """The clients that a request is for, and whether they answer one by one."""
 
     clients: Annotated[IntArray | None, Clients(keys.CLIENTS, shape="c")] = None  # for these alone
-    has_rows: Annotated[bool, Flag(keys.OWN_ARRAYS)] = False  # arrays have a row for each
-    wants_rows: Annotated[bool, Flag(keys.ROW_EACH)] = False  # a row of each is wanted
+    has_rows: Annotated[bool | None, Flag(keys.OWN_ARRAYS)] = None  # arrays have a row for each
+    wants_rows: Annotated[bool | None, Flag(keys.ROW_EACH)] = None  # a row of each is wanted
 
     def chosen(self, hosted: Sequence[int]) -> list[int]:
         """Return the clients that it is for, ascending; ``ValueError`` if one is not here."""

@@ -16,26 +16,22 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Generic, TypeVar
 
-import numpy as np
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from flower_graph.errors import (
     MAX_REASON,
     MalformedReplyError,
-    MembershipError,
     NoClientsError,
     one_line,
     words_of,
 )
 from flower_graph.flower_compat import SUPERLINK_NODE_ID, ErrorCode, pull, stamp
-from flower_graph.wire.arrays import each_once
 from flower_graph.wire.client_errors import HOW, Failures, Kind, kind_of, no_content
 from flower_graph.wire.ledger import ByteLedger, too_large
 
@@ -53,7 +49,6 @@ FIRST_WAIT, SOON_WAIT, LAST_WAIT = 0.001, 0.05, 0.5  # seconds between two pulls
 LOOK_WAIT = 2.0  # seconds between two looks at which nodes are still connected
 NO_ANSWER = "a second reply to one message, or to none of this exchange"
 LOST = "its answer is gone from the SuperLink before it was fetched"
-OWN = "give each SuperNode a partition-id or a data-folder of its own"
 GONE = "the SuperNode is no longer connected"
 NOT_SENT = "not sent: the grid refused the message; node gone?"
 
@@ -330,39 +325,6 @@ def log_rejected(
     for reason, nodes in by_reason.items():
         named = ", ".join(map(str, nodes[:3])) + (", ..." if len(nodes) > 3 else "")
         log.warning("round %d: %s %d (node %s): %s", server_round, what, len(nodes), named, reason)
-
-
-def sorted_out(
-    claims: Mapping[int, Collection[int]],
-    holders: Mapping[int, int],
-    *,
-    is_first: bool,
-    remedy: str,
-) -> dict[int, str]:
-    """Return the SuperNodes that may not enrol, and why: others claim the same clients.
-
-    ``claims`` are the clients of each SuperNode, ``holders`` the SuperNodes of clients that are
-    enrolled or claimed again. If two claim one client at the first enrolment, ``MembershipError``
-    names both and the ``remedy``.
-    """
-    if not holders and each_once(np.fromiter(chain.from_iterable(claims.values()), np.int64)):
-        return {}
-    refused = {}
-    for node, clients in claims.items():
-        taken = [client for client in clients if holders.get(client, node) != node]
-        if taken:
-            other = holders[taken[0]]
-            refused[node] = f"client {taken[0]} is hosted by node {other} already: {OWN}"
-    first = dict[int, int]()
-    doubles = dict[int, str]()
-    for node in sorted(claims.keys() - refused.keys()):
-        for client in claims[node]:
-            if (other := first.setdefault(client, node)) != node:
-                words = f"client {client} is claimed by nodes {other} and {node}: {OWN}; {remedy}"
-                if is_first:
-                    raise MembershipError(words)
-                doubles |= {other: words, node: words}
-    return refused | doubles
 
 
 def _deadline(timeout: float) -> float:

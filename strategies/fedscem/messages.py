@@ -28,7 +28,7 @@ from torch import Tensor
 
 from flower_graph.client.learner import NODES
 from flower_graph.errors import MalformedReplyError, RefusedError, UnreadableSumError
-from flower_graph.ops.counts import Counts
+from flower_graph.ops.counts import Counts, Errors
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.slots import SlotTable
 from flower_graph.secure.channel import framed
@@ -480,7 +480,7 @@ class SumParts(NamedTuple):
 
     measured: dict[str, float]  # by ``SUMMED_NAMES``
     weights: NDArray[np.float64]
-    counted: Counts | None  # None if no counts were asked for
+    counted: Counts | Errors | None  # None if no counts were asked for
 
 
 def read_sum(total: SumArray, layout: Layout, ring: Ring | None, clients: int) -> SumParts:

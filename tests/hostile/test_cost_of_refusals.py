@@ -72,9 +72,9 @@ def refused(answer: Any, most: int = ROOM, averaging: bool = False) -> str:
     if not averaging:
         return one_line(cheap(lambda: require_content(reply, most, 1)))
     wanted = Wanted(ArrayRecord({"x": Array(np.zeros((2, 3), np.float32))}))
-    checked = cheap(lambda: check_replies([message], [reply], wanted, 1.0))
-    assert checked.usable == []
-    return str(checked.rejected[0].reason)
+    usable, (rejected,), _ = cheap(lambda: check_replies([message], [reply], wanted, 1.0))
+    assert usable == []
+    return str(rejected.reason)
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "\n", "\U0001d54f", " "])

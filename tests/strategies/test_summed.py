@@ -26,7 +26,7 @@ from flower_graph.secure.node_config import MALICIOUS_SERVER
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.storage.files import IN_PROCESS
-from flower_graph.strategies.nfedgnn.messages import (
+from flower_graph.strategies.nfedgnn.client import (
     Advance,
     EnrolmentRequest,
     GradientRequest,
