@@ -345,9 +345,8 @@ class EgoNetworkClient(MaskingClient):
                 LOG.warning(
                     "round %d: the means cannot be read and are not used: %s", before, error
                 )
-        # With batches all clients count, not only the clients here.
-        is_alone = not (is_shared if self._alternates(request) else shared.place.numel())
-        if request.variant == "iter" and is_alone:
+        # All clients count, not only the clients here: who hosts a client changes nothing.
+        if request.variant == "iter" and not is_shared:
             if self._alternates(request):
                 group.train(before)
             return None, is_unread

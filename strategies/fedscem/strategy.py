@@ -383,7 +383,6 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         try:
             metrics = self._read(server_round, found, found.total)
         except ValueError as error:  # nobody knows whose words were wrong
-            self.sums = self.counts = None
             found.skipped = f"a client's part of the sum was not as agreed: {error}"
             found.answered = []
             LOG.warning("round %d: %s", server_round, found.skipped)
@@ -398,6 +397,10 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
 
     def _read(self, server_round: int, found: RoundSum, total: SumArray) -> dict[str, float]:
         layout, ring, count = self.layout, self.ring, len(found.answered)
+        parts = read_sum(total, layout, ring, count)
+        self.counts = parts.counted
+        if layout.weights:
+            self.model = (parts.weights / count).astype(np.float32)
         if layout.slots:
             embeddings, counts = total[layout.embeddings], total[layout.counts]
             if ring is None:
@@ -410,10 +413,6 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
                 tags = total[layout.tags].astype("<u8").view(np.uint8).reshape(layout.checks, -1)
                 members = np.array(sorted(found.answered))
                 self.sums = self.sums._replace(members=members, checks=tags)
-        parts = read_sum(total, layout, ring, count)
-        self.counts = parts.counted
-        if layout.weights:
-            self.model = (parts.weights / count).astype(np.float32)
         return parts.measured
 
     def _count(self, found: RoundSum) -> None:
