@@ -300,12 +300,12 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         session = self.session
         grid, config = session.exchange.grid, ConfigRecord(dict(self._config))
         messages = self.configure_train(server_round, self.arrays, config, grid)
-        replies = session.relay(messages, server_round)
-        self.arrays = self.aggregate_train(server_round, replies)[0] or self.arrays
+        relay = partial(session.exchange.relay, server_round=server_round, timeout=session.timeout)
+        self.arrays = self.aggregate_train(server_round, relay(messages))[0] or self.arrays
         counting = {COUNTING: self.counting} if self.counting else {}
         config = ConfigRecord({**counting, **self._evaluate_config})
         messages = self.configure_evaluate(server_round, self.arrays, config, grid)
-        self.aggregate_evaluate(server_round, session.relay(messages, server_round))
+        self.aggregate_evaluate(server_round, relay(messages))
         report = self._round.report
         assert report is not None
         return report
