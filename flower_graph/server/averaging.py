@@ -97,12 +97,9 @@ RATIOS = frozenset(("train", "val", "test", "precision", "recall", "homophily", 
 RECORD = -2  # in place of a length: marks a name as that of a record
 ROUNDING = 1e-5  # rounding error allowed in such a sum
 NO_ROW = "its SuperNode's answer has no row of it"
-NOT_COUNTED = (0, "")  # no classes, and nothing that was to be counted
 
 Arrays = ArrayRecord | Mapping[str, NDArray[np.generic]]
 Combined = Arrays | Mapping[int, Arrays] | None
-
-
 Place = tuple[int, int | None]  # a SuperNode, and the client where it answers with a row for each
 
 
@@ -111,7 +108,7 @@ class Wanted(NamedTuple):
 
     model: ArrayRecord | None  # whose names and shapes its arrays have; None: it measures
     extras: Mapping[str, tuple[int, ...]] = MappingProxyType({})  # shapes of further arrays
-    counted: tuple[int, str] = NOT_COUNTED  # number of classes, and the kind of counts
+    counted: tuple[int, str] = (0, "")  # number of classes, and the kind of counts
     rows: bool = False  # of each client that was asked, where a SuperNode has several
 
 
