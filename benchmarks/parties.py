@@ -25,30 +25,17 @@ RUN = b"1"  # Flower's number of the run
 STAGES = "prepare", "mask", "sign", "unmask"  # of a sum; nobody signs for a trusted server
 
 
-def registered(grants: Sequence[range]) -> tuple[list[Ed25519PrivateKey], Registry]:
-    """Make a key for each grant of clients, and the registry of all keys."""
+def make(grants: Sequence[range], folder: Path, corrupt: float, cap: int) -> list[TrustSettings]:
+    """Make a party for each grant of clients, with its journal in a folder."""
     keys = [Ed25519PrivateKey.generate() for _ in grants]
     entries = {
         i: RegisteredParty(i, key.public_key().public_bytes_raw(), (grant,))
         for i, (key, grant) in enumerate(zip(keys, grants, strict=True))
     }
-    return keys, Registry(entries, max(map(len, grants)))
-
-
-def make(grants: Sequence[range], folder: Path, corrupt: float, cap: int) -> list[TrustSettings]:
-    """Make a party for each grant of clients, with its journal in a folder."""
-    keys, registry = registered(grants)
+    registry = Registry(entries, max(map(len, grants)))
+    limits = registry.minimum, corrupt, cap
     return [
-        TrustSettings(
-            Identity(key, registry),
-            registry,
-            registry.minimum,
-            corrupt,
-            cap,
-            folder / f"{i}",
-            MOST_BEGUN,
-            RUN,
-        )
+        TrustSettings(Identity(key, registry), registry, *limits, folder / f"{i}", MOST_BEGUN, RUN)
         for i, key in enumerate(keys)
     ]
 
@@ -101,7 +88,9 @@ class World:
         return message
 
     def host(self, node: int) -> SumClient:
-        """Return a SuperNode's half for the next message."""
+        """Save a SuperNode's half and load it for the next message."""
+        old = self.hosts[node]
+        self.hosts[node] = SumClient.from_bytes(old.to_bytes(), old.trust)
         return self.hosts[node]
 
     def begin(self, lost: Collection[int] = (), most: int | None = None) -> None:

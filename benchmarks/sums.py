@@ -1,4 +1,4 @@
-"""The secure sum: a round, one client of many, and whole sums with clients that vanish.
+"""The secure sum: a round, and whole sums with clients that vanish.
 
 python -m benchmarks.sums [--quick]
 """
@@ -9,21 +9,23 @@ import json
 import sys
 import time
 from collections.abc import Callable, Collection
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from flwr.app import ConfigRecord, RecordDict
 
-from benchmarks.measure import Table, duration, say, spread, table
+from benchmarks.measure import Table, duration, say, size, spread, table
 from benchmarks.parties import STAGES, World
-from benchmarks.secure_clients import client_table
 from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.secure.ring import WORDS, Ring
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import SumTerms
 from flower_graph.secure.sum.partners import plan
 from flower_graph.secure.sum.round import Skipped
+from flower_graph.wire.ledger import count_bytes
 
 TERMS = SumTerms("benchmark", None)
 LIMIT = 64.0
@@ -37,13 +39,35 @@ BEGIN = 100  # parties that begin the epoch by themselves
 SIZES, QUICK_SIZES = (100, 1_000), (10, 20)
 APART = 2_000  # of fewer, 30 % are lost at each stage in turn; of more, a part at each in one sum
 FEWEST_OF = {True: 2, False: FEWEST_PARTIES}
+COLLUDING = (0.0, 0.1)  # share of all
 
 
 class EqualVectors(World):
-    """All clients have the same vector: adding up is no part of what is measured."""
+    """All clients have the same vector: adding up is no part of what is measured, nor is state."""
+
+    def host(self, node: int) -> SumClient:
+        return self.hosts[node]
 
     def total(self, present: Any) -> Any:
         return self.words[0] * self.words.dtype.type(len(present))
+
+
+class Counted(World):
+    """Counts the bytes of the first SuperNode's messages."""
+
+    up = down = partners = threshold = 0
+
+    def answer(self, stage: str, node: int, request: Any) -> Any:
+        reply = super().answer(stage, node, request)
+        if node == self.first:
+            self.up, self.down = self.up + _size(reply), self.down + _size(request)
+            if stage == "prepare":
+                self.partners, self.threshold = request.partners.size, request.threshold
+        return reply
+
+
+def _size(message: Any) -> int:
+    return count_bytes(RecordDict({"config": ConfigRecord(message.to_config())}))
 
 
 def play(
@@ -130,10 +154,10 @@ def measure(clients: int, corrupt: float, trusted: bool, apart: bool) -> dict[st
     with TemporaryDirectory() as folder:
         given = words.astype(WORDS[64]), TERMS
         if trusted:
-            world = World.trusting(own, *given, dropout=DROPOUT, corrupt=corrupt)
+            world = Counted.trusting(own, *given, dropout=DROPOUT, corrupt=corrupt)
             stages, vanishing = ("prepare", "mask", "unmask"), plan(clients, DROPOUT, corrupt)[2]
         else:
-            world = World.distrusting(own, Path(folder), *given, corrupt=corrupt)
+            world = Counted.distrusting(own, Path(folder), *given, corrupt=corrupt)
             world.begin(most=BEGIN)
             stages, vanishing = STAGES, clients - world.server.fewest_nodes
         begun = time.process_time() - started
@@ -144,33 +168,39 @@ def measure(clients: int, corrupt: float, trusted: bool, apart: bool) -> dict[st
     say(f"{clients} clients, server {whom}: {len(rounds)} exact sums, server {least[1]:.2f} s")
     return {
         "clients": clients,
-        "trusted": trusted,
+        "partners": world.partners,
+        "threshold": world.threshold,
         "lost": [sorted(lost) for lost in rounds],
         "start-seconds": begun,
         "client-seconds": least[0] / clients,
         "server-seconds": least[1],
+        "up": world.up // len(rounds),
+        "down": world.down // len(rounds),
     }
 
 
 def whole_table(quick: bool) -> Table:
     """Measure both settings at all sizes; the largest, once with losses at each stage."""
     rows = []
-    for trusted, fewest in FEWEST_OF.items():
+    for (trusted, fewest), corrupt in product(FEWEST_OF.items(), COLLUDING):
         for clients in (fewest, *(QUICK_SIZES if quick else SIZES)):
-            one = measure(clients, 0.0, trusted, clients < APART)
+            one = measure(clients, corrupt, trusted, clients < APART)
             times = (one["client-seconds"], one["server-seconds"], one["start-seconds"])
-            whom = "trusted" if trusted else "may lie"
-            rows.append([f"{clients:,}", whom, str(len(one["lost"])), *map(duration, times)])
-    about = f"""Every client's real code and the server's, with {DROPOUT:.0%} lost at one stage or
-        at all; each sum was compared with the sum of the vectors. Processor time."""
-    head = ["clients", "server", "sums", "a client", "server's part", "start, all"]
+            row = [f"{clients:,}", f"{corrupt:.0%}", "trusted" if trusted else "may lie"]
+            row += [f"{one['partners']:,}", f"{one['threshold']:,}", str(len(one["lost"]))]
+            rows.append([*row, *map(duration, times), size(one["up"]), size(one["down"])])
+    about = f"""Every client's real code, its state read and written at each message, and the
+        server's, with {DROPOUT:.0%} lost at one stage or at all; each sum was compared with the sum
+        of the vectors. Processor time; bytes of one client besides its vector."""
+    head = ["clients", "collude", "server", "partners", "threshold", "sums", "a client"]
+    head += ["server's part", "start, all", "up", "down"]
     return table("Exact sums with clients that vanish", about, head, rows)
 
 
 def main() -> None:
     """Print the tables as JSON."""
     quick = "--quick" in sys.argv
-    print(json.dumps([make(quick) for make in (round_table, client_table, whole_table)]))
+    print(json.dumps([make(quick) for make in (round_table, whole_table)]))
 
 
 if __name__ == "__main__":

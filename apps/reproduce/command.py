@@ -22,6 +22,7 @@ from flower_graph.apps.reproduce.page import (
     all_rows,
     choices,
     choices_page,
+    draw,
     make_page,
     make_rows,
     markdown,
@@ -29,7 +30,6 @@ from flower_graph.apps.reproduce.page import (
     missing_runs,
     value_of,
 )
-from flower_graph.apps.reproduce.pictures import draw
 from flower_graph.apps.reproduce.runs import RUNS, Run, Store, curves_of, run_all, steps_of
 from flower_graph.apps.reproduce.table import TEST, Paper, read_paper
 from flower_graph.apps.run import simulate_whole

@@ -227,10 +227,18 @@ class ModuleClient(NumPyClient):
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train the clients that are asked. Send their mean, without clients that diverged."""
         cohort, clients, left_out = self._trained(parameters, config)
-        sends_its_own = self._overrides("sent", "extras", "arrays")
-        add_up = self._added_each if sends_its_own else self._added
-        weight, arrays = add_up(cohort, clients, left_out)
-        means = {name: values / weight for name, values in arrays.items()}
+        weight, sums = 0, dict[str, NDArray[Any]]()
+        if self._overrides("sent", "extras", "arrays"):
+            for _, examples, sent in self._sent_by(cohort, clients, left_out):
+                weight += examples
+                for name, values in sent.items():
+                    sums[name] = sums.get(name, 0) + examples * values
+        else:
+            good = {one: self._examples_of(one) for one in clients if one not in left_out}
+            weight = sum(good.values())
+            for name in filter(self.shared.is_sent, cohort.names):
+                sums[name] = cohort.sums([name], self.counted(name, good))[name].numpy()
+        means = {name: values / weight for name, values in sums.items()}
         trained = Trained(clients=len(clients), left_out=left_out)
         return _answered(means, weight, parameters, trained, self.measured(clients, weight))
 
@@ -384,32 +392,16 @@ class ModuleClient(NumPyClient):
         return any(getattr(type(self), name) is not getattr(ModuleClient, name) for name in names)
 
     @torch.no_grad()
-    def _added(
-        self, cohort: Cohort, clients: Sequence[int], left_out: dict[int, str]
-    ) -> tuple[int, dict[str, NDArray[Any]]]:
-        """Add up the clients' arrays by weight."""
-        good = {one: self._examples_of(one) for one in clients if one not in left_out}
-        sums = Tensors()
-        for name in filter(self.shared.is_sent, cohort.names):
-            sums |= cohort.sums([name], self.counted(name, good))
-        return sum(good.values()), {name: value.numpy() for name, value in sums.items()}
-
-    def _added_each(
-        self, cohort: Cohort, clients: Sequence[int], left_out: dict[int, str]
-    ) -> tuple[int, dict[str, NDArray[Any]]]:
-        weight, arrays = 0, dict[str, NDArray[Any]]()
-        for _, examples, sent in self._sent_by(cohort, clients, left_out):
-            weight += examples
-            for name, values in sent.items():
-                arrays[name] = arrays.get(name, 0) + examples * values
-        return weight, arrays
-
     def _sent_by(
         self, cohort: Cohort, clients: Sequence[int], left_out: dict[int, str]
     ) -> Iterator[tuple[int, int, dict[str, NDArray[np.generic]]]]:
         """Yield client, weight and arrays; record clients that send nothing, and why."""
         for client in (one for one in clients if one not in left_out):
-            sent = self._numbers_of(cohort.alone(client))
+            learner = cohort.alone(client)
+            module, graph = learner.module.eval(), learner.graph
+            more = {f"{EXTRAS}/{n}": value for n, value in self.extras(module, graph).items()}
+            values_of = self.sent(module, graph) | more
+            sent = {name: value.double().cpu().numpy() for name, value in values_of.items()}
             if all(np.isfinite(values).all() for values in sent.values()):
                 yield client, self._examples_of(client), sent
             else:
@@ -418,14 +410,6 @@ class ModuleClient(NumPyClient):
 
     def _examples_of(self, client: int) -> int:
         return self.examples(self._graph_of[client])
-
-    @torch.no_grad()
-    def _numbers_of(self, learner: Learner) -> dict[str, NDArray[np.generic]]:
-        learner.module.eval()
-        more = self.extras(learner.module, learner.graph)
-        own = self.sent(learner.module, learner.graph)
-        sent = own | {f"{EXTRAS}/{n}": value for n, value in more.items()}
-        return {name: value.double().cpu().numpy() for name, value in sent.items()}
 
     @torch.no_grad()
     def _judged(self, learner: Learner) -> Judged:

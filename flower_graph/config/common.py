@@ -282,7 +282,6 @@ class RunConfig:
         names = (name for name in STEADYING if hasattr(self.strategy, name))
         return [f"strategy.{name}" for name in names]
 
-    # Any: graphs of each method's own kind
     def local_steps(self, graphs: Sequence[Any]) -> float:
         """Return the number of gradient steps of a client in a round; NaN if unknown."""
         return float(getattr(self.strategy, "local_epochs", math.nan))
@@ -327,7 +326,6 @@ def require_trackers(names: Sequence[str]) -> None:
         require_library(name, "track", extra=name, otherwise="leave it out")
 
 
-# Any: arguments of two types
 def checkpoint_settings(config: RunConfig, out: Path | None) -> dict[str, Any]:
     """Return where and how often a strategy saves; a run without a folder saves nothing."""
     if out is None:

@@ -120,8 +120,7 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _settings(result: Tree) -> dict[str, object]:
-    settings = dict(flatten(result["config"]))
-    return {key: value for key, value in settings.items() if key not in OTHER}
+    return {key: value for key, value in flatten(result["config"]) if key not in OTHER}
 
 
 def _row(name: str, path: Path, results: Mapping[int, Tree]) -> Tree:
@@ -262,7 +261,7 @@ class Comparison(Framed):
                 {
                     "run": row["run"],
                     **{key: NONE if key in alike else row[key] for key in ("app", "version")},
-                    **{key: _short(given[key]) if key in given else NONE for key in settings},
+                    **{key: setting_text(given[key]) if key in given else NONE for key in settings},
                     "seeds": ", ".join(map(str, row["seeds"])),
                     **{name: _shown(name, row["figures"].get(name)) for name in self.figures},
                     "beats": _beaten(row),
@@ -317,7 +316,7 @@ class Comparison(Framed):
         if Path(path).suffix != ".png":
             raise OutputError(f"{path}: pictures are PNG files, whose names end in .png")
         panels = self.intervals(
-            lambda row: f"{_short(row['settings'].get('data.name'))}, {row['metric']}"
+            lambda row: f"{setting_text(row['settings'].get('data.name'))}, {row['metric']}"
         )
         if not plot_intervals(Path(path), panels, label="test, at the best validation"):
             raise OutputError(f"{path}: no run has a test metric, so there is nothing to draw")
@@ -379,7 +378,8 @@ def _word(value: object) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _short(value: object) -> str:
+def setting_text(value: object) -> str:
+    """Write a setting's value as in YAML; of a path the last name."""
     text = value if isinstance(value, str) else _word(value)
     return Path(text).name if text.startswith("/") else text
 

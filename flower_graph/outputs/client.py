@@ -148,7 +148,6 @@ FOLDER = "outputs"  # in the SuperNode's own folder
 UP, DOWN = "up", "down"
 
 
-# Any: arguments of several types
 def client_folders(
     context: Context, out: Path | None, classes: Sequence[str] | None = None
 ) -> dict[str, Any]:
@@ -183,18 +182,9 @@ class ClientOutputs:
     ) -> None:
         """Record the clients' measurements of a round; a second call replaces them.
 
-        Parameters
-        ----------
-        server_round : int
-            The round that was measured, as ``metrics.jsonl`` counts.
-        clients : sequence of int
-            ``[c]`` the clients' numbers.
-        loss : array
-            ``[c]`` each client's loss, as in the server's report.
-        accuracy : array
-            ``[c, 3]`` of its training, validation and test nodes; NaN where it has none.
-        nodes : array
-            ``[c]`` numbers of nodes.
+        The round is counted as in ``metrics.jsonl``. ``clients``, ``loss`` and ``nodes`` (their
+        number) are ``[c]``; ``accuracy`` is ``[c, 3]``, of training, validation and test nodes, NaN
+        where a client has none.
         """
         record, count = self._record, len(np.asarray(accuracy))
         if record:

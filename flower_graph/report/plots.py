@@ -172,7 +172,7 @@ def save_curves(
     reports: Sequence[RoundReport],
     *,
     title: str,
-    baselines: Mapping[str, float] | None = None,
+    baselines: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
     """Draw a run: loss, accuracies beside grey lines for its baselines, bytes, over the rounds."""
     # Errors have units of their own: the first, by which the best round is chosen, is drawn alone
@@ -184,7 +184,7 @@ def save_curves(
     name = "metrics" if reports[-1].scores and not errors else first
     panels = [
         losses_of([reports])._replace(from_zero=True),
-        over_rounds(name, curves, levels=baselines or {}, from_zero=True),
+        over_rounds(name, curves, levels=baselines, from_zero=True),
         bytes_of([reports]),
     ]
     plot_panels(path, [panels], title)
@@ -563,7 +563,6 @@ def plot(
     save(figure, path, title)
 
 
-# Any: arguments of the function
 def drawn(draw: Callable[..., object], *given: object, height: float = SIZE[1], **more: Any) -> str:
     """Draw a panel by one of the functions ``draw_...``, as an SVG element of any width."""
     stream = io.StringIO()

@@ -87,14 +87,13 @@ class RunWriter:
         made = make_result(self.config, self.reports, time.perf_counter() - self._started)
         result: dict[str, object] = files.plain({**made, **final})
         if state:
-            import numpy as np
             import torch
 
             from flower_graph.outputs.files import apart
             from flower_graph.storage.formats import write_tensors
 
             weights = {
-                name: one if isinstance(one, torch.Tensor) else torch.from_numpy(np.array(one))
+                name: one if isinstance(one, torch.Tensor) else torch.tensor(one)
                 for name, one in state.items()
             }
             with written(self.out / "weights.safetensors") as stream:
@@ -115,7 +114,6 @@ class RunWriter:
         files.remove_all_empty(self._made)
 
     def _draw(self, baselines: Mapping[str, float]) -> None:
-        """Draw the pictures; one round alone is no curve, and has those of a round only."""
         out, reports, title = self.out, self.reports, _title(self.config)
         best = best_round(reports, metrics_of(self.config)[0]) or reports[-1]
         if self._draw_more is not None:
@@ -128,9 +126,10 @@ class RunWriter:
         if best.confusion:
             about, size = f"{title} · test, round {best.round}", (5.2, 4.4)
             plot(out / "confusion.png", draw_confusion, best.confusion, title=about, size=size)
-        if len(reports) > 1:
-            save_curves(out / "curves.png", reports, title=title, baselines=baselines)
-        if len(reports) > 1 and any(report.participation for report in reports):
+        if len(reports) < 2:  # one round alone is no curve
+            return
+        save_curves(out / "curves.png", reports, title=title, baselines=baselines)
+        if any(report.participation for report in reports):
             save_participation(out / "participation.png", reports, title=title)
 
     def _take_over(self) -> None:

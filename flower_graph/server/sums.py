@@ -168,6 +168,8 @@ class SecureSum:
         self.members = members or SumMembership(server or SumServer())
         self.server = server = self.members.sums
         self._exchange, self._timeout = exchange, timeout
+        send = exchange if callable(exchange) else partial(exchange.send, timeout=timeout)
+        self._send: Send = send
         self.number = self.first - 1  # of the newest sum
         self._unmasked = self.number  # of the sum that was unmasked last
         self.clients: list[int] = []  # that it was made ready for; none if none is ready
@@ -358,14 +360,14 @@ class SecureSum:
             if node in prepare:
                 self.server.take(node, PrepareReply.read(content))
 
-        nodes = {**unmask, **prepare}
-        if not nodes:
+        requests = {
+            node: as_record(*(asked[node] for asked in (unmask, prepare) if node in asked))
+            for node in {**unmask, **prepare}
+        }
+        if not requests:
             return []
         replies = self._ask(
-            {
-                node: as_record(*(asked[node] for asked in (unmask, prepare) if node in asked))
-                for node in nodes
-            },
+            requests,
             server_round,
             read,
             message_type=self.unmask,
@@ -382,24 +384,16 @@ class SecureSum:
         message_type: str,
         max_reply_bytes: int,
     ) -> Replies[T]:
-        if not isinstance(self._exchange, Exchange):
-            return self._exchange(
-                requests,
-                server_round,
-                read,
-                message_type=message_type,
-                max_reply_bytes=max_reply_bytes,
-            )
-        replies = self._exchange.send(
+        replies = self._send(
             requests,
             message_type=message_type,
             server_round=server_round,
-            timeout=self._timeout,
             read=read,
             max_reply_bytes=max_reply_bytes,
         )
-        self.rejected += replies.rejected
-        for entry in replies.rejected:
-            if entry.kind is Kind.STATE_LOST:
-                self.forget(entry.node_id)
+        if isinstance(self._exchange, Exchange):
+            self.rejected += replies.rejected
+            for entry in replies.rejected:
+                if entry.kind is Kind.STATE_LOST:
+                    self.forget(entry.node_id)
         return replies

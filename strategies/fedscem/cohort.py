@@ -239,8 +239,11 @@ class EgoCohort(Cohort):
             features, never = [ego.x for ego in egos], torch.zeros(len(egos), dtype=torch.int32)
             tensors = first_tensors(module, features, (FIRST,), keeps_moments=True)
             tensors |= {TRAINED: never, FUSED: never.clone()}
-        for name, stack in tensors.items():
-            tensors[name] = laid_out(stack)
+        tensors = {
+            # Adam counts steps on the CPU
+            name: laid_out(stack if name.endswith("/step") else stack.to(device))
+            for name, stack in tensors.items()
+        }
         rate, decay = settings.learning_rate, settings.weight_decay
         super().__init__(
             module,

@@ -37,7 +37,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -247,7 +246,8 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         """Add up (step 7); return the report of the round before."""
         # A round's measurements come with the next round's vectors.
         session, answers = self.session, replies.values
-        session.members.note_answers(session.clients_of(answers).tolist(), answers)
+        for node in answers:  # they know their slots
+            session.members.unsent.pop(node, None)
         if self.requests:  # without requests the round is skipped
             session.must_have(server_round, replies)
         silent = list(session.rejected)  # clients that fail after this have sent their vector
@@ -343,7 +343,11 @@ class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
         revealed = sums.reveal(server_round, None if is_last else session.sample(server_round + 1))
         started = time.perf_counter()
         result = sums.result()
-        found.failed = dict(session.new_blames(found.number, server_round))
+        found.failed = {
+            one.client: str(replace(one, round=server_round) if one.round == found.number else one)
+            for one in sums.server.take_blamed()
+            if one.client is not None
+        }
         found.rejected = [{"node": one.node_id, "reason": one.reason} for one in revealed]
         found.rejected += [{"client": client, "reason": w} for client, w in found.failed.items()]
         found.parts["unmask"] = time.perf_counter() - started
@@ -474,7 +478,7 @@ class EgoSession(Session):
         self.setup_seconds = 0.0
         self.num_slots = 0  # identities that two clients or more hold
         self.unaligned: dict[int, str] = {}  # clients that cannot take part: reason
-        self._named = self._told = 0  # clients that reports, and the log, have named already
+        self._told = 0  # clients that the log has named already
 
     @property
     def clients(self) -> dict[int, list[int]]:
@@ -493,11 +497,7 @@ class EgoSession(Session):
         started, members = time.perf_counter(), self.members
         self.sums.server.renew()
         self.enrol(server_round)
-        new, members.new = members.new, []
-        for node in new:
-            members.aligner.enroll(node, members.clients[node])
-            for client in members.clients[node]:
-                self.unaligned.pop(client, None)
+        has_new, members.has_new = members.has_new, False
         begun = self.sums.begin(server_round, self.connected)
         if begun:
             members.begin_epoch()
@@ -507,7 +507,7 @@ class EgoSession(Session):
             raise NoClientsError(f"no SuperNode hosts clients of this run: {reasons}")
         if members.parties is None:
             aligner = members.aligner
-            begun = bool(new) or (isinstance(aligner, AlignmentServer) and aligner.is_behind)
+            begun = has_new or (isinstance(aligner, AlignmentServer) and aligner.is_behind)
         if begun:
             self._align(server_round)
             self.sums.give_up()  # the prepared sum does not have them
@@ -587,15 +587,6 @@ class EgoSession(Session):
         drawn = self.draw(len(everyone), server_round, least=self._fewest)
         return [everyone[index] for index in drawn]
 
-    def new_blames(self, number: int, server_round: int) -> list[tuple[int, str]]:
-        blamed = self.sums.server.blamed
-        new, self._named = blamed[self._named :], len(blamed)
-        return [
-            (one.client, str(replace(one, round=server_round) if one.round == number else one))
-            for one in new
-            if one.client is not None
-        ]
-
     @property
     def order(self) -> NDArray[np.uint8] | None:
         """The tokens of the slots, in their order; None where identities are not blinded."""
@@ -620,8 +611,7 @@ class EgoMembership(SumMembership):
             self.aligner = AlignmentServer(least_holders, registry, sums.run_id)
         if registry is not None:
             self.alignment = VERIFIED
-        self.new: list[int] = []  # SuperNodes with keys, not aligned yet
-        self.begun: set[int] = set()  # clients that have taken part in a round
+        self.has_new = False  # whether SuperNodes have enrolled since clients were aligned
         self.unsent: dict[int, dict[str, object]] = {}  # what tells each SuperNode its slots
 
     def question(self, resume: Resume) -> RecordDict:
@@ -637,20 +627,14 @@ class EgoMembership(SumMembership):
         super().move(old, node)
         self.aligner.move(old, node)
         self.unsent = renamed(self.unsent, old, node)
-        self.new = [node if at == old else at for at in self.new]
 
     def enrolled(self, node: int, answer: Keys) -> None:
-        is_new = self.sums.node_of(answer.clients[0]) != node
-        super().enrolled(node, answer)
-        self.new += [node] if is_new else []
-        if answer.handled == 0 and self.begun & set(answer.clients):
+        if self.sums.node_of(answer.clients[0]) != node:
+            super().enrolled(node, answer)
+            self.aligner.enroll(node, answer.clients)
+            self.has_new = True
+        if answer.handled == 0 and not self.absent.isdisjoint(answer.clients):
             LOG.warning("node %d has lost its state: its clients begin anew", node)
-
-    def note_answers(self, clients: Iterable[int], nodes: Iterable[int]) -> None:
-        """Note who has taken part, and that its SuperNode knows its slots."""
-        self.begun |= set(clients)
-        for node in nodes:
-            self.unsent.pop(node, None)
 
     def begin_epoch(self) -> None:
         """Let the parties of a new epoch be aligned, and nobody else."""
@@ -667,7 +651,6 @@ class EgoMembership(SumMembership):
 
     def forget(self, node: int) -> None:
         self.aligner.forget(self.clients[node])
-        self.new = [at for at in self.new if at != node]
         super().forget(node)
 
 

@@ -64,8 +64,7 @@ from flower_graph.strategies.nfedgnn.config import (
     NFedGNNConfig,
     UserData,
 )
-from flower_graph.strategies.nfedgnn.server_model import held_links
-from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
+from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay, held_links
 
 if TYPE_CHECKING:
     from flower_graph.method.base import FinishedRun
@@ -156,7 +155,7 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
         graph = users_graph(config)
         if config.task != LINKS:
             return graph_baselines(graph)
-        split = held_links(graph.edge_index, graph.num_nodes, config.links, config.seed)
+        split = held_links(graph.edge_index, graph.num_nodes, config)
         return link_baselines([(graph.x, split)], config.metrics[0])
 
     def partition(self, config: NFedGNNConfig, *, true_edges: bool = False) -> Partition:

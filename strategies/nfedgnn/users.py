@@ -27,6 +27,7 @@ from flower_graph.ops.graph import csr_tensor, pointers, weighted_sums
 from flower_graph.outputs.files import SavedModels, SparseRows
 from flower_graph.rng import chances, generator
 from flower_graph.storage import row_file
+from flower_graph.wire.keys import GRADIENT_ROUND
 
 Tensors = dict[str, Tensor]
 # What Adam changes, by its name in a cohort's state
@@ -35,7 +36,7 @@ AT_A_TIME = 1 << 14  # users whose rows are read from a file at a time
 STEP, ROUND = "step", "round"  # steps taken; of the common layer: round of the last step
 # Per user: the last round whose gradient was applied, and whose averaged weights were taken over.
 # A message that comes twice, because its reply was lost, is applied once.
-GRADIENT_ROUND, AVERAGE_ROUND = "gradient-round", "average-round"
+AVERAGE_ROUND = "average-round"
 BLOCK_ROWS = 65_536  # of which features are dropped at a time, about
 FEATURES_OF_A_USER = 1 << 32  # at most, so that each has a number of its own
 MODULE = "flower_graph.strategies.nfedgnn.modules.UserModel"  # of saved models

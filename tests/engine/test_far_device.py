@@ -114,7 +114,7 @@ def placed(graph: Client, device: Place) -> Client:
 
 
 ENGINES = {f.__name__: f for f in (linear, of_modules, relay_server, egos, common_layer, attention)}
-SERVER = "strategies/nfedgnn/server_model.py"
+SERVER = "strategies/nfedgnn/strategy.py"
 EGOS = "strategies/fedscem/cohort.py"
 # Where a step waits for the device: numbers that it reads, and tensors that it copies to the host
 READS = {

@@ -18,6 +18,14 @@ GRAPH: dict[str, Any] = {
     "x": torch.tensor([[2.0, 0, 0], [0, 1, 3], [0, 4, 0]]),
     "edge_index": torch.tensor([[0, 1], [1, 2]]),
 }
+SMALL: dict[str, Any] = {
+    "rounds": 2,
+    "data": {"name": "csbm", "nodes": 60, "classes": 2, "num_features": 8, "active": 3},
+    "data.split": "random",
+    "data.ratios": [0.4, 0.3, 0.3],
+    "partition": {"clients": 2, "method": "random"},
+    "model.hidden": 4,
+}
 MODEL = "flower_graph.models.GCN", {"features": 3, "hidden": 4, "classes": 2}
 
 

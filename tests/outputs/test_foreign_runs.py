@@ -15,7 +15,7 @@ import pytest
 import torch
 from hostile_files import in_json, in_lines
 from matplotlib.figure import Figure
-from run_folders import GRAPH, MODEL, make_run
+from run_folders import GRAPH, MODEL, SMALL, make_run
 
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
@@ -276,23 +276,14 @@ def test_a_file_that_is_no_method(text: str | None, tmp_path: Path) -> None:
 # Spoiled ------------------------------------------------------------------------------------------
 
 
-SMALL = {
-    **dict.fromkeys(("strategy.local_epochs", "rounds"), 2),
-    "data": {"name": "csbm", "nodes": 120, "classes": 3, "num_features": 40},
-    "data.ratios": [0.4, 0.3, 0.3],
-    "partition": {"clients": 2, "method": "random"},
-    "model.hidden": 4,
-    "metrics": ["accuracy", "macro-f1"],
-    "checkpoint_every": 1,
-    "graph.neighbours": 3,
-}
+COUNTED = {"metrics": ["accuracy", "macro-f1"], "checkpoint_every": 1, "graph.neighbours": 3}
 LINES, RESULT = "metrics.jsonl", "result.json"
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("honest") / "run"
-    fg.run("fedgls/cora-linqs", SMALL, out=folder, quiet=True)
+    fg.run("fedgls/cora-linqs", SMALL | COUNTED, out=folder, quiet=True)
     return folder
 
 

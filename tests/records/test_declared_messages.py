@@ -28,8 +28,7 @@ from flower_graph.strategies.fed_sage import strategy as sage
 from flower_graph.strategies.fed_sage.modules import LATENT
 from flower_graph.strategies.fedgls import strategy as structure
 from flower_graph.strategies.fedscem import messages as ego
-from flower_graph.strategies.nfedgnn import messages as common
-from flower_graph.strategies.nfedgnn import messages as relay
+from flower_graph.strategies.nfedgnn import client as relay
 from flower_graph.strategies.ppfl import messages as public
 from flower_graph.strategies.ppfl.messages import Claims
 from flower_graph.wire import codec, fields, keys
@@ -68,8 +67,8 @@ KNOWN: dict[type, dict[str, Any]] = {
     public.SumOrder: {"sizes": [2, 1]},
     relay.EnrolmentReply: {"num_nodes": 100},
     relay.RelayReply: {"p": 2, "h": 2, "f": 4, "w": 2, "send_weights": True},
-    common.LatentReply: {"p": 2, "m": 5, "h": 2, "trains": True, "measures": True},
-    common.SumReply: {"p": 2, "f": 4, "w": 2},
+    relay.LatentReply: {"p": 2, "m": 5, "h": 2, "trains": True, "measures": True},
+    relay.SumReply: {"p": 2, "f": 4, "w": 2},
     sage.Generators: {"w": 2},
     sage.PeerGradients: {"a": 2, "w": 2},
     ego.EgoReply: {"L": 3, "asked": np.arange(100)},
@@ -79,7 +78,7 @@ KNOWN: dict[type, dict[str, Any]] = {
 # With fields that depend on one another: their own tests have them
 BY_HAND = (
     *(public.PublicRequest, public.PublicReply),
-    *(common.LatentRequest, common.Advance, common.HiddenSum),
+    *(relay.LatentRequest, relay.Advance, relay.HiddenSum),
 )
 
 

@@ -30,7 +30,7 @@ def mask(host: SumClient, request: MaskRequest, *given: Any) -> MaskedReply:
 
 
 class World(parties.World):
-    """Hosts that are saved and loaded between messages, and vectors of numbers up to 60.
+    """Messages that travel, and vectors of numbers up to 60.
 
     ``tamper`` changes a message on its way; for hostile parties.
     """
@@ -47,12 +47,6 @@ class World(parties.World):
 
     def send(self, node: int, message: Any) -> Any:
         return wire(self.tamper(node, message))
-
-    def host(self, node: int) -> SumClient:
-        """Save and load a host, as between two messages."""
-        old = self.hosts[node]
-        self.hosts[node] = SumClient.from_bytes(old.to_bytes(), old.trust)
-        return self.hosts[node]
 
     def mask_reply(
         self, node: int, request: MaskRequest, without=(), terms: SumTerms | None = None

@@ -44,7 +44,7 @@ def session_of(hosted: dict[int, list[int]], **options: Any) -> EgoSession:
     grid: Any = SimpleNamespace(get_node_ids=lambda: list(hosted))
     session.open(grid, 1.0, 3)
     ask(session, {node: keys_of(session, clients) for node, clients in hosted.items()})
-    session.members.new = []
+    session.members.has_new = False
     return session
 
 
@@ -169,6 +169,6 @@ def test_pretended_loss_of_state_aligns_all_anew_so_many_times(aggregation: str)
             ask(session, {100 + server_round: keys_of(session, [2, 4])})
         except MalformedReplyError as error:  # which the exchange puts down to the SuperNode
             assert "begun anew too often" in str(error)
-        begun += [server_round] * len(session.members.new)
-        session.members.new = []
+        begun += [server_round] * session.members.has_new
+        session.members.has_new = False
     assert begun == [1, 2, 3, 4, 5, 6, 7]

@@ -12,7 +12,7 @@ from torch.nn import functional
 from flower_graph import SplitGradientRelay
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.files import Embeddings, Predictions, Snapshot, read_models
-from flower_graph.strategies.nfedgnn.server_model import server_models
+from flower_graph.strategies.nfedgnn.strategy import server_models
 
 
 @pytest.mark.parametrize("name", ["gcn", "gat", "sage"])

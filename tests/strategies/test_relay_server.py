@@ -17,18 +17,20 @@ from flower_graph.method.load import load_config
 from flower_graph.models import SplitModel, build_server_model
 from flower_graph.ops import graph as ops_graph
 from flower_graph.ops.links import both_directions, dot_products, undirected
-from flower_graph.strategies.nfedgnn.config import SCHEDULES, StrategyConfig
-from flower_graph.strategies.nfedgnn.server_model import LinkRelayServer, RelayServer, scheduled
-from flower_graph.strategies.nfedgnn.users import UserSettings
+from flower_graph.strategies.nfedgnn.config import SCHEDULES
+from flower_graph.strategies.nfedgnn.strategy import (
+    LinkRelayServer,
+    RelayServer,
+    config_of,
+    scheduled,
+)
 
 N, C, CPU, RATE = 12, CLASSES, torch.device("cpu"), 0.05
 
 
 def relay(model: nn.Module, data: Any = None, **more: Any) -> RelayServer:
-    section = StrategyConfig(reg_weight=3.0, weight_decay=0.01, **more)
-    size = getattr(model, "latent_size", C)
-    settings = UserSettings(size, False, 0.01, 7)
-    return RelayServer(data or small_graph(), model, section, settings, CPU)
+    config = config_of(reg_weight=3.0, weight_decay=0.01, seed=7, **more)
+    return RelayServer(data or small_graph(), model, config, getattr(model, "latent_size", C))
 
 
 def step(server: RelayServer, number: int, rate: float) -> Any:
@@ -180,14 +182,9 @@ def link_relay(model: nn.Module) -> LinkRelayServer:
     edges = both_directions(pairs[:, pairs[0] != pairs[1]]).unique(dim=1)
     train = torch.ones(M) > 0
     data = Graph(torch.zeros(M, 1), edges, torch.zeros(M).long(), 2, train, ~train, ~train)
-    one = LinkRelayServer(
-        data,
-        model,
-        StrategyConfig(reg_weight=0.0, weight_decay=0.0),
-        UserSettings(4, False, 0.0, 0),
-        torch.device("cpu"),
-        links=LinksSection(0.1, 0.2, 3),
-    )
+    config = config_of(reg_weight=0.0, weight_decay=0.0)
+    config.links = LinksSection(0.1, 0.2, 3)
+    one = LinkRelayServer(data, model, config, 4)
     one.receive(torch.arange(M), torch.randn(M, 4, generator=rng))
     return one
 

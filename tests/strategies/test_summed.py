@@ -20,13 +20,13 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.errors import RefusedError
-from flower_graph.method.trust import MALICIOUS_SERVER
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.common_key import CommonKey, ShareKeyRequest
+from flower_graph.secure.node_config import MALICIOUS_SERVER
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.storage.files import IN_PROCESS
-from flower_graph.strategies.nfedgnn.messages import (
+from flower_graph.strategies.nfedgnn.client import (
     Advance,
     EnrolmentRequest,
     GradientRequest,

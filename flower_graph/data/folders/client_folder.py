@@ -50,6 +50,7 @@ from flower_graph.data.graph import (
     Graph,
     OverlappingGraph,
     joined_edges,
+    node_numbers,
     to_undirected,
 )
 from flower_graph.data.partition.client_graphs import (
@@ -61,7 +62,7 @@ from flower_graph.data.partition.client_graphs import (
     split_nodes,
     split_per_client,
 )
-from flower_graph.data.sources.datasets import saved_at
+from flower_graph.data.sources.datasets import read_file, saved_at
 from flower_graph.data.sources.names import (
     EDGES,
     GRAPH_FILES,
@@ -74,7 +75,6 @@ from flower_graph.data.sources.names import (
     shown_in,
     table_in,
 )
-from flower_graph.data.sources.pyg import read_file
 from flower_graph.data.sources.tables import CLIENT, names_clients
 from flower_graph.data.splits import ROLE_WORDS, check_roles, stratified_split
 from flower_graph.errors import DataError
@@ -328,15 +328,14 @@ def load_ego_folder(
     """
     ratios, seed = partition.ratios, seed if partition.seed is None else partition.seed
     clients, files = read_clients(path, how)
-    numbers: dict[int | str, int] = {}
     egos = [_ego(graph, who) for graph, who in zip(clients, _identities_of(files), strict=True)]
-    ids = [[numbers.setdefault(one, len(numbers)) for one in ego.identities] for ego in egos]
+    ids = node_numbers(egos)
     if partition.split == GLOBAL:
-        egos = _with_roles(files, egos, [*map(torch.tensor, ids)], ratios, seed)
+        egos = _with_roles(files, egos, ids, ratios, seed)
     else:
         drawn = zip(files, egos, split_per_client(egos, ratios, seed), strict=True)
         egos = [ego if file.has_masks else new for file, ego, new in drawn]
-    if len(egos) > 1 and len(numbers) == sum(map(len, ids)):
+    if len(egos) > 1 and int(ids.max()) + 1 == len(ids):
         note = "no two clients hold the same node (identity): nothing is shared, each trains alone"
         tell(f"data {path}", [note], logging.WARNING)
     return clients.replaced(egos)
@@ -376,7 +375,7 @@ def load_overlapping_folder(
     common = _at_two(graph.nodes[graph.public] for graph in graphs)
     every = torch.cat([graph.y for graph in graphs])
     classes = every[every >= 0].unique()
-    graphs = _with_roles(files, graphs, nodes, ratios, seed)
+    graphs = _with_roles(files, graphs, torch.cat(nodes), ratios, seed)
     for client, (file, graph) in enumerate(zip(files, graphs, strict=True)):
         shared = torch.isin(graph.nodes, common)
         public = shared if file.values.get("public") is None else graph.public
@@ -400,14 +399,14 @@ def _at_two(ids: Iterable[Tensor]) -> Tensor:
 def _with_roles(
     files: Sequence[NewGraph],
     graphs: Sequence[G],
-    ids: Sequence[Tensor],
+    ids: Tensor,
     ratios: Sequence[float],
     seed: int,
 ) -> list[G]:
     """Draw a role for each node of clients without masks, the same at all clients that hold it."""
-    every, place = torch.cat([*ids]).unique(return_inverse=True)
+    every, place = ids.unique(return_inverse=True)
     role, y = torch.full(every.shape, -1), torch.full(every.shape, -1)  # -1: none yet
-    held = [*zip(files, graphs, place.split([*map(len, ids)]), strict=True)]
+    held = [*zip(files, graphs, place.split([len(graph.y) for graph in graphs]), strict=True)]
     for file, graph, rows in held:
         for number, mask in enumerate(graph.masks.values()):  # empty where the file has none
             before = role[rows[mask]]

@@ -98,6 +98,7 @@ class SumServer:
         self._at: dict[int, int] = {}  # SuperNode: party
         self.homes: dict[int, int] = {}  # client: SuperNode
         self.blamed: list[Reason] = []  # clients at fault and what they did, oldest first
+        self._named = 0  # of these that `take_blamed` has returned
         self._excluded: set[int] = set()
         self._barred: set[int] = set()  # those SuperNodes
         self._beginnings = Counter[int]()  # of each client, with new keys
@@ -184,6 +185,11 @@ class SumServer:
         self.forget(node)
         self._settle(node, reply)
         self._beginnings.update(clients)
+
+    def take_blamed(self) -> list[Reason]:
+        """Return who was blamed since the last call, and why."""
+        blamed, self._named = self.blamed[self._named :], len(self.blamed)
+        return blamed
 
     def exclude(self, clients: Iterable[int]) -> None:
         """Exclude clients whose fault was proven before the run was resumed."""
