@@ -18,7 +18,7 @@ import copy
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -63,7 +63,6 @@ from flower_graph.wire.averaging import (
     read_reply,
     split_rows,
     stacked,
-    weight_of,
 )
 from flower_graph.wire.client_errors import no_content
 from flower_graph.wire.counts import added, counts_size, read_counts
@@ -585,11 +584,10 @@ def _bad_parts(
     parts: Mapping[Place, Message], wanted: Wanted, most_examples: Callable[[int], int | None]
 ) -> dict[Place, str]:
     """Return why parts of replies cannot be averaged."""
-    bad, claimed = dict[Place, str](), Counter[int]()
+    bad, claimed = dict[Place, str](), defaultdict[int, float](int)
     for place, reply in parts.items():
         try:
-            _check_part(reply, wanted)
-            claimed[place[0]] += weight_of(reply)  # type: ignore[assignment]
+            claimed[place[0]] += _check_part(reply, wanted)
         except Exception as error:
             bad[place] = unreadable(error)
     # Flower needs the same metrics in all replies: each one's name and length
@@ -631,7 +629,8 @@ def _check_whole(reply: Message, wanted: Wanted, clients: int) -> None:
         raise MalformedReplyError(f"arrays {brief(names, 80)}, expected {list(wanted.model)!s:.80}")
 
 
-def _check_part(reply: Message, wanted: Wanted) -> None:
+def _check_part(reply: Message, wanted: Wanted) -> float:
+    """Check one client's answer, or a mean; return its weight."""
     content = reply.content
     records = list(content.metric_records.values())
     if len(records) != 1:
@@ -656,7 +655,7 @@ def _check_part(reply: Message, wanted: Wanted) -> None:
             if not np.isfinite(np.asarray(value, np.float64)).all():
                 raise MalformedReplyError(f"{name} is {brief(value, 40)}")
         read_counts(content, *wanted.counted)
-        return
+        return weight
     for name, shape in wanted.extras.items():
         read_array(content, EXTRAS, name, shape)
     for name, array in wanted.model.items():
@@ -665,6 +664,7 @@ def _check_part(reply: Message, wanted: Wanted) -> None:
             raise MalformedReplyError(f"{name} has type {values.dtype}, expected {array.dtype}")
     if wanted.rows and (count := clients_of(reply)) > 1:
         raise MalformedReplyError(f"it speaks for {count} clients; one was asked")
+    return weight
 
 
 def checked_model(arrays: Arrays, model: ArrayRecord, what: str) -> ArrayRecord:
