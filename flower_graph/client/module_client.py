@@ -237,7 +237,7 @@ class ModuleClient(NumPyClient):
             good = {one: self._examples_of(one) for one in clients if one not in left_out}
             weight = sum(good.values())
             for name in filter(self.shared.is_sent, cohort.names):
-                sums[name] = cohort.sums([name], self.counted(name, good))[name].numpy()
+                sums[name] = cohort.total(name, self.counted(name, good)).numpy()
         means = {name: values / weight for name, values in sums.items()}
         trained = Trained(clients=len(clients), left_out=left_out)
         return _answered(means, weight, parameters, trained, self.measured(clients, weight))
