@@ -19,7 +19,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flower_graph.data.graph import ClientGraph, Graph, Scale, joined_edges, take_rows
+from flower_graph.data.graph import (
+    ClientGraph,
+    Graph,
+    Scale,
+    joined_edges,
+    joined_masks,
+    node_numbers,
+    take_rows,
+)
 from flower_graph.ops.counts import Errors
 from flower_graph.ops.graph import csr_tensor, gcn_adjacency, pointers
 from flower_graph.ops.links import (
@@ -63,7 +71,7 @@ class Pool(NamedTuple):
     y: Tensor  # [n] true classes
     train_y: Tensor  # [n] classes to train on: wrong ones under label noise
     masks: dict[str, Tensor]  # bool [n] by role, of labelled nodes only
-    names: list[int | str] | None  # identities, the same at all clients; None: of its own
+    node: Tensor | None  # [n] numbers, the same at all clients; None: each is of one client
     edge_index: Tensor  # [2, e]; none of a client that is without a graph
 
     @classmethod
@@ -71,16 +79,14 @@ class Pool(NamedTuple):
         sizes = [graph.y.numel() for graph in graphs]
         edges = [None if getattr(one, "is_graphless", False) else one.edge_index for one in graphs]
         y = torch.cat([graph.y for graph in graphs])
-        own = {role: torch.cat([getattr(one, f"{role}_mask") for one in graphs]) for role in ROLES}
-        names = [getattr(graph, "identities", None) for graph in graphs]
-        every = [name for own in names for name in own or ()]
+        have_names = all(hasattr(graph, "identities") for graph in graphs)
         return cls(
             [graph.x for graph in graphs],
             torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)),
             y,
             torch.cat([getattr(graph, "train_y", graph.y) for graph in graphs]),
-            {role: mask & (y >= 0) for role, mask in own.items()},
-            None if None in names else every,
+            {role: mask & (y >= 0) for role, mask in joined_masks(graphs).items()},
+            node_numbers(graphs) if have_names else None,
             joined_edges(graphs, edges),
         )
 
@@ -213,13 +219,10 @@ def _folds(pool: Pool) -> Tensor:
 
     The first node by name in the order of the clients goes to fold 0, the next to 1, and so on.
     """
-    if pool.names is None:
+    node, tested = pool.node, pool.masks["test"] | pool.masks["val"]
+    if node is None or not torch.isin(node[pool.masks["train"]], node[tested]).any():
         return torch.zeros_like(pool.owner)
-    numbers: dict[int | str, int] = {}
-    node = torch.tensor([numbers.setdefault(name, len(numbers)) for name in pool.names])
-    tested = pool.masks["test"] | pool.masks["val"]
-    is_leaking = bool(torch.isin(node[pool.masks["train"]], node[tested]).any())
-    return node % FOLDS if is_leaking else torch.zeros_like(node)
+    return node % FOLDS
 
 
 def _propagated(pool: Pool) -> list[Tensor]:
@@ -277,7 +280,7 @@ def value_baselines(graphs: Sequence[ClientGraph], metric: str) -> Figures:
     ``graphs`` have ``targets``; ``metric`` decides.
     """
     y = torch.cat([graph.targets for graph in graphs if graph.targets is not None]).double()
-    roles = {role: torch.cat([getattr(g, f"{role}_mask") for g in graphs]) for role in ROLES}
+    roles = joined_masks(graphs)
     scale = Scale.of([y[roles["train"]]])
 
     def figures(said: Tensor) -> Tree:

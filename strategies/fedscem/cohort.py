@@ -239,14 +239,17 @@ class EgoCohort(Cohort):
             features, never = [ego.x for ego in egos], torch.zeros(len(egos), dtype=torch.int32)
             tensors = first_tensors(module, features, (FIRST,), keeps_moments=True)
             tensors |= {TRAINED: never, FUSED: never.clone()}
-        for name, stack in tensors.items():
-            tensors[name] = laid_out(stack)
-        rates = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+        tensors = {
+            # Adam counts steps on the CPU
+            name: laid_out(stack if name.endswith("/step") else stack.to(device))
+            for name, stack in tensors.items()
+        }
+        rate, decay = settings.learning_rate, settings.weight_decay
         super().__init__(
             module,
             [placed_on(ego, device, is_dense=False) for ego in egos],
             tensors,
-            lambda made: Adam(made.parameters(), **rates),
+            lambda made: Adam(made.parameters(), lr=rate, weight_decay=decay),
             is_grouped=True,
             by_rows=(FIRST,),
         )
