@@ -33,8 +33,6 @@ from flower_graph.ops.graph import csr_tensor, gcn_adjacency, pointers
 from flower_graph.ops.links import (
     LinkSplit,
     adamic_adar,
-    auc_of_scores,
-    average_precision,
     common_neighbours,
     dot_products,
     hits_of,
@@ -328,6 +326,8 @@ def link_baselines(graphs: Sequence[Held], metric: str) -> Figures:
     ``graphs`` are features and edges of each client. ``metric`` decides; a metric that a baseline
     lacks, such as the accuracy, is left out.
     """
+    from sklearn.metrics import average_precision_score, roc_auc_score  # loads SciPy
+
     result: Figures = {}
     for name, score in SCORES.items() if metric in (AUC, AP, *RANKED) else ():
         scores = dict[str, dict[str, float]]()
@@ -339,7 +339,9 @@ def link_baselines(graphs: Sequence[Held], metric: str) -> Figures:
                 found = score(edges, x, split.pairs)[chosen].double()
                 parts.append((found, split.is_edge[chosen]))
             every, truth = (torch.cat(column) for column in zip(*parts, strict=True))
-            figures = {AUC: auc_of_scores(every, truth), AP: average_precision(every, truth)}
+            figures, both = dict.fromkeys((AUC, AP), math.nan), (truth.numpy(), every.numpy())
+            if truth.any() and not truth.all():
+                figures = {AUC: roc_auc_score(*both), AP: average_precision_score(*both)}
             figures |= hits_of(torch.stack([rank_counts(*part) for part in parts]).sum(0))
             for one, value in figures.items():
                 scores.setdefault(one, {})[role] = value

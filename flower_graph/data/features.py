@@ -31,7 +31,7 @@ from flower_graph.config.common import (
     RunConfig,
 )
 from flower_graph.errors import DataError
-from flower_graph.ops.graph import csr_tensor, entries_of, pointers
+from flower_graph.ops.graph import csr_tensor, entries, pointers
 from flower_graph.rng import chances
 from flower_graph.storage.reading import Tree
 
@@ -307,7 +307,7 @@ def move_features(x: Tensor, chance: float, generator: torch.Generator) -> Tenso
     n, f = x.shape
     if f < 2:
         raise DataError(f"data.feature_noise = {chance:g}: the graph has {f} features, not two")
-    row, col, value = entries_of(x)
+    row, col, value = entries(x)
     moves = torch.rand(col.numel(), generator=generator) < chance
     steps = torch.randint(1, f, (col.numel(),), generator=generator)  # never round to itself
     key, order = (row * f + torch.where(moves, (col + steps) % f, col)).sort(stable=True)
@@ -327,7 +327,7 @@ def sketched(x: Tensor, buckets: int, seed: int) -> Tensor:
     number = torch.arange(x.shape[1])
     bucket = (chances(number, seed, "sketch-bucket") * buckets).long()
     sign = 1 - 2 * (chances(number, seed, "sketch-sign") < 0.5).to(x.dtype)
-    row, feature, value = entries_of(x)
+    row, feature, value = entries(x)
     result = torch.zeros(len(x) * buckets, dtype=x.dtype)
     result.index_add_(0, row * buckets + bucket[feature], value * sign[feature])
     return result.view(len(x), buckets)

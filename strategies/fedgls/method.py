@@ -26,8 +26,7 @@ from flower_graph.outputs.build import build_module
 from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client
-from flower_graph.server.averaging import ReportedFedAvg
-from flower_graph.server.robust import make_robust
+from flower_graph.server.averaging import ReportedFedAvg, make_robust
 from flower_graph.strategies import fed_proto
 from flower_graph.strategies.fed_proto import FedProtoClient
 from flower_graph.strategies.fedgls.config import (

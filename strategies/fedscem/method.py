@@ -28,8 +28,7 @@ from flower_graph.method.permits import Permits
 from flower_graph.outputs.client import client_folders
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
-from flower_graph.server.averaging import ReportedFedAvg
-from flower_graph.server.robust import make_robust
+from flower_graph.server.averaging import ReportedFedAvg, make_robust
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage, SageClient
 from flower_graph.strategies.fedscem.client import EgoModelClient, EgoNetworkClient, Hiding
 from flower_graph.strategies.fedscem.cohort import train_alone

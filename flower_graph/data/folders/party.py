@@ -29,7 +29,7 @@ from flower_graph.data.graph import PARTS, ClientGraph, Graph, take_rows
 from flower_graph.data.sources.generators import SIGNAL
 from flower_graph.data.sources.names import GRAPH_FILES, has_ending
 from flower_graph.errors import ConfigError, DataError, told
-from flower_graph.ops.graph import csr_tensor, entries_of, pointers
+from flower_graph.ops.graph import csr_tensor, entries, pointers
 from flower_graph.records.participation import numbers, ranges
 from flower_graph.storage.files import DATA_FOLDER, PARTITION, PARTITIONS
 from flower_graph.storage.formats import load_tensors
@@ -341,7 +341,7 @@ def matrix_tensors(name: str, x: Tensor) -> Tensors:
         return {name: x}
     form = torch.tensor([*x.shape, int(is_dense)])
     if is_dense:
-        row, column, value = entries_of(x)
+        row, column, value = entries(x)
         x = csr_tensor(pointers(row, len(x)), column, value, (x.size(0), x.size(1)))
     parts = x.values(), x.crow_indices(), x.col_indices(), form
     return dict(zip([name + ending for ending in ENDINGS], parts, strict=True))
