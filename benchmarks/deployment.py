@@ -22,7 +22,6 @@ from socketserver import BaseRequestHandler, ThreadingTCPServer
 from benchmarks.measure import say, size, spread, table
 from deploy.loopback import HOST, DeploymentError, Loopback
 from flower_graph.apps.cli import main as cli
-from flower_graph.apps.cli.launch import termination_as_exit
 
 TIMEOUT = 900.0  # seconds that one run may take
 # Configuration, settings, exchanges of a round
@@ -145,8 +144,7 @@ def main() -> None:
     os.environ["PYTHONDONTWRITEBYTECODE"] = ""  # as an installed package has its bytecode
     cases, supernodes = ((QUICK,), 2) if quick else ((NFEDGNN, FEDGLS), 4)
     turns = [(case, tls) for case in cases for tls in (False, True)]
-    with termination_as_exit():  # so that the deployment is ended in any case
-        rows = [measure(*case, tls=tls, supernodes=supernodes) for case, tls in turns]
+    rows = [measure(*case, tls=tls, supernodes=supernodes) for case, tls in turns]
     about = """A SuperLink and its SuperNodes on one machine, whose cores they share. The bytes are
         all that passes between SuperNodes and SuperLink, and what the messages have of it."""
     head = ["config", "SuperNodes", "TLS", "an exchange", "messages", "on the network"]

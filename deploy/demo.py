@@ -25,7 +25,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from deploy.loopback import DeploymentError, Loopback, remove
-from flower_graph.apps.cli.launch import termination_as_exit
 
 say = partial(print, flush=True)
 CLIENTS = 4
@@ -160,19 +159,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep", type=Path, help="new folder for everything; it is not removed")
     given = parser.parse_args(arguments)
     began = time.monotonic()
-    with termination_as_exit():
-        folder = given.keep or Path(tempfile.mkdtemp(prefix="deploy-demo-"))
-        try:
-            outcomes = run_demo(folder.resolve())
-        except DeploymentError as error:
-            print(f"the demo failed: {error}", file=sys.stderr)
-            return 1
-        except KeyboardInterrupt:
-            print("interrupted; all processes were ended", file=sys.stderr)
-            return 130
-        finally:
-            if not given.keep:
-                remove(folder)
+    folder = given.keep or Path(tempfile.mkdtemp(prefix="deploy-demo-"))
+    try:
+        outcomes = run_demo(folder.resolve())
+    except DeploymentError as error:
+        print(f"the demo failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; all processes were ended", file=sys.stderr)
+        return 130
+    finally:
+        if not given.keep:
+            remove(folder)
     say(table(outcomes))
     say(f"{time.monotonic() - began:.0f} s in all; nothing is left running")
     differing = [one.method.title for one in outcomes if not one.is_equal]

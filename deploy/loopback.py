@@ -29,11 +29,10 @@ from deploy.connection import NAME, write_connection
 from deploy.credentials import make_node_key, make_server_credentials
 from flower_graph.apps.cli.launch import (
     LINE_COLOURS,
-    adopted_orphans,
     end_processes,
+    ended_by,
     free_ports,
     marked_processes,
-    without_interrupts,
 )
 from flower_graph.storage.files import STATE_VARIABLE
 
@@ -74,7 +73,7 @@ class Loopback:
         return self.folder / "credentials" / "ca.crt"
 
     def __enter__(self) -> Self:
-        self._exits.enter_context(adopted_orphans())
+        self._exits.enter_context(ended_by(self._end))
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if self.tls:
@@ -86,11 +85,12 @@ class Loopback:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with without_interrupts():
-            end_processes(MARK, self.mark)
-            for process in self.processes.values():
-                process.wait(timeout=10)
-            self._exits.close()
+        self._exits.close()
+
+    def _end(self) -> None:
+        end_processes(MARK, self.mark)
+        for process in self.processes.values():
+            process.wait(timeout=10)
 
     def start_superlink(self) -> None:
         """Start the SuperLink on the port that it had before, or on a free one."""

@@ -1,9 +1,12 @@
-"""The README, and the pages on graphs of one's own and on using a run: commands and Python run."""
+"""The pages: their commands and Python run as they stand, and say what the pages say."""
 
 import csv
 import json
+import math
 import re
+import runpy
 import shlex
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +14,28 @@ import networkx as nx
 import pytest
 import torch
 from doc_helpers import DOCS, run_blocks
+from federation import one_fast
+from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    Strategy,
+)
 from own_graphs import valued
 from torch_geometric.data import Data
 
+from flower_graph import MaskedEmbeddingAveraging
 from flower_graph.apps.cli import main as cli
+from flower_graph.client.adaptor import make_client_app
 from flower_graph.config.common import DataConfig
-from flower_graph.data.sources.datasets import load_graph
-from flower_graph.data.sources.pyg import read_file
+from flower_graph.data.sources.datasets import load_graph, read_file
 from flower_graph.data.sources.tables import IDENTITY, OWN
+from flower_graph.flower_compat import Mod
+from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.fedgls.strategy import StructureFedAvg, initial_arrays
+from flower_graph.strategies.fedscem.config import EgoSettings
+
+Captured = pytest.CaptureFixture[str]
 
 # README -------------------------------------------------------------------------------------------
 
@@ -34,7 +51,7 @@ def test_its_figures_stand_before_the_link_to_the_table_that_they_are_from() -> 
         assert figures and all(figure in found for figure in figures)
 
 
-def test_its_methods_and_settings_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_methods_and_settings_are_known(capsys: Captured) -> None:
     assert cli.main(["list"]) == 0
     listed = capsys.readouterr().out
     (table,) = re.findall(r"## Which method\n\n(.*?)\n\n", README_TEXT, re.DOTALL)
@@ -49,9 +66,7 @@ def test_its_methods_and_settings_are_known(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.slow
-def test_its_python_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_its_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.chdir(tmp_path)
     run_blocks(README, 1)
     space = run_blocks(README, 1)  # again, in the folders of the first
@@ -69,7 +84,7 @@ USING_TEXT = USING.read_text(encoding="utf-8")
 
 @pytest.mark.slow
 def test_the_pages_first_commands_and_python_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.chdir(tmp_path)
     graph = load_graph(DataConfig())
@@ -182,9 +197,7 @@ def go_on_from_a_run(words: list[str]) -> None:
         for one in COMMANDS
     ],
 )
-def test_every_command_of_the_page_runs(
-    command: str, files: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_of_the_page_runs(command: str, files: Path, capsys: Captured) -> None:
     words = shlex.split(command)
     if words[0] == "predict" or "--resume" in words:
         go_on_from_a_run(words)
@@ -206,7 +219,7 @@ def test_every_command_of_the_page_runs(
         assert parties == ["client-0000", "client-0001", "client-0002", "server"]
 
 
-def test_python_of_the_page_runs(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_of_the_page_runs(files: Path, capsys: Captured) -> None:
     run_blocks(PAGE, 1)
     assert capsys.readouterr().out.startswith("90 nodes, 3 classes: ")
 
@@ -228,3 +241,134 @@ def test_the_tables_of_the_page_are_read(tmp_path: Path) -> None:
     columns = re.findall(r"^\| (`.+?) \| ", TEXT, re.MULTILINE)
     named = {name for column in columns for name in re.findall(r"`(\w+)`", column)}
     assert {*OWN, "name", "id"} <= named
+
+
+# docs/fedgls.md, docs/fedscem.md, docs/ppfl.md, docs/reference/alignment.md -----------------------
+
+BLOCKS = {"fedgls": 3, "fedscem": 2, "ppfl": 3, "reference/alignment": 2}
+PPFL_TEXT = (DOCS / "ppfl.md").read_text(encoding="utf-8")
+FEDSCEM = EgoSettings(num_features=8, num_classes=3, learning_rate=0.01, mu=1.0, tau=1.0)
+
+
+def blocks_of(page: str, *numbers: int, space: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Run blocks of a page, which stand behind each other."""
+    chosen = slice(numbers[0], numbers[-1] + 1)
+    return run_blocks(DOCS / f"{page}.md", BLOCKS[page], chosen, space)
+
+
+@cache
+def defined(page: str) -> dict[str, Any]:
+    """Run the page's first block of code: data, model or settings, both halves of the app."""
+    return blocks_of(page, 0) | {"InProcessGrid": InProcessGrid}
+
+
+def test_fedgls_learns(capsys: Captured) -> None:
+    space = blocks_of("fedgls", 1, space=defined("fedgls"))
+    metrics = space["result"].evaluate_metrics_clientapp
+    assert capsys.readouterr().out == f"test accuracy {metrics[20]['test-accuracy']:.3f}\n"
+    first, last = (metrics[number]["test-accuracy"] for number in (1, 20))
+    assert first < 0.7 < 0.85 < last
+
+
+@pytest.mark.slow
+def test_other_strategies_of_flower_take_fedgls_place(capsys: Captured) -> None:
+    space = blocks_of("fedgls", 2, space=defined("fedgls"))
+    said = dict(reversed(line.split()) for line in capsys.readouterr().out.splitlines())
+    assert list(said) == [type(strategy).__name__ for strategy in space["strategies"]]
+    assert min(float(value) for value in said.values()) > 0.75  # the start is below 0.5
+
+
+@pytest.mark.parametrize(
+    "who", one_fast(["the client", "the server, clipped by clients", "the server"], "the client")
+)
+def test_differential_privacy_of_flower_goes_around_both_halves(who: str) -> None:
+    """The three ways that the page on privacy has, around the strategy with its checks."""
+    strategy: Strategy = StructureFedAvg(defined("fedgls")["settings"])
+    mods: list[Mod] = []
+    if who == "the client":
+        mods = [LocalDpMod(clipping_norm=2.0, sensitivity=0.01, epsilon=10.0, delta=1e-5)]
+    elif who == "the server":
+        strategy = DifferentialPrivacyServerSideFixedClipping(strategy, 0.1, 2.0, 8)
+    else:
+        strategy = DifferentialPrivacyClientSideFixedClipping(strategy, 0.1, 2.0, 8)
+        mods = [fixedclipping_mod]
+    app = make_client_app(defined("fedgls")["client_fn"], train_mods=mods)
+    grid, start = (
+        InProcessGrid(app, num_supernodes=8),
+        initial_arrays(defined("fedgls")["settings"]),
+    )
+    # The strategy itself knows what to start from; a wrapper has Flower's `start`.
+    first = {} if isinstance(strategy, StructureFedAvg) else {"initial_arrays": start}
+    found = strategy.start(grid, num_rounds=6, **first).evaluate_metrics_clientapp
+    assert found[1]["test"] < 0.75 < 0.8 < found[6]["test"]
+
+
+def test_fedscem_equals_a_run_in_the_clear(capsys: Captured) -> None:
+    space = blocks_of("fedscem", 0, 1)
+    result = space["result"]
+    losses, metrics = result.train_metrics_clientapp, result.evaluate_metrics_clientapp
+    assert sorted(metrics) == list(range(1, 21))
+    said = re.fullmatch(r"12 clients, test accuracy (0\.\d{3}|1\.000)\n", capsys.readouterr().out)
+    assert said is not None and float(said[1]) == round(metrics[20]["test-accuracy"], 3)
+    assert metrics[1]["test-accuracy"] < 0.9 < 0.95 < metrics[20]["test-accuracy"]
+
+    plain = MaskedEmbeddingAveraging(FEDSCEM, alignment="plain", aggregation="plain")
+    clear = plain.start(InProcessGrid(space["client_app"], num_supernodes=12), num_rounds=1)
+    # The first round's means, in steps of 2^-12, have been through one fusion.
+    assert clear.train_metrics_clientapp[1]["loss"] == pytest.approx(losses[1]["loss"], abs=1e-3)
+    assert math.isnan(metrics[1]["val-accuracy"])  # nobody has nodes for validation
+
+
+def test_ppfl_learns_from_others(capsys: Captured) -> None:
+    space = blocks_of("ppfl", 1, space=defined("ppfl"))
+    said = re.fullmatch(r"accuracy (0\.\d\d)\nalone (0\.\d\d)\n", capsys.readouterr().out)
+    assert said is not None
+    together, alone = map(float, said.groups())
+    assert alone < 0.82 < 0.87 < together
+    ((first, second),) = re.findall(r"^It prints (0\.\d+) and (0\.\d+)\.", PPFL_TEXT, re.MULTILINE)
+    assert (together, alone) == pytest.approx((float(first), float(second)), abs=0.03)
+
+    known = defined("ppfl")["KNOWN"].tolist()
+    arrays = space["result"].arrays
+    assert set(arrays) == {f"{what}-{club}" for what in ("means", "nodes") for club in range(4)}
+    assert arrays["means-2"].numpy().shape == (120, 4)
+    assert arrays["nodes-2"].numpy().tolist() == known
+    metrics = space["result"].evaluate_metrics_clientapp[20]
+    accuracies = {f"{role}-accuracy" for role in ("train", "val", "test")}
+    assert set(metrics) == accuracies | {"precision-1", "precision-5", "precision-10"}
+
+
+def test_ppfls_secure_form_learns_as_well(capsys: Captured) -> None:
+    space = blocks_of("ppfl", 2, space=defined("ppfl"))
+    (said,) = re.findall(r"^secure (0\.\d\d)$", capsys.readouterr().out, re.MULTILINE)
+    (printed,) = re.findall(r"^It prints (0\.\d\d)\. `result.arrays`", PPFL_TEXT, re.MULTILINE)
+    assert float(said) == pytest.approx(float(printed), abs=0.03)
+    arrays = space["result"].arrays
+    assert set(arrays) == {"mean", "nodes"}
+    assert arrays["nodes"].numpy().tolist() == defined("ppfl")["KNOWN"].tolist()
+
+
+@pytest.mark.slow
+def test_a_module_of_pytorch_is_a_model_as_it_stands(capsys: Captured) -> None:
+    space = runpy.run_path(
+        str(DOCS.parent / "examples" / "graphsage_for_ppfl.py"), run_name="__main__"
+    )
+    accuracy = float(capsys.readouterr().out.removeprefix("GraphSAGE "))
+    assert 0.75 < accuracy <= 1
+    metrics = space["result"].train_metrics_clientapp
+    assert [metrics[number]["answered"] for number in range(1, 6)] == [4] * 5
+    assert metrics[5]["loss"] < 0.5 * metrics[1]["loss"]
+
+
+def test_embeddings_are_aligned(capsys: Captured) -> None:
+    space = blocks_of("reference/alignment", 0)
+    said = capsys.readouterr().out
+    before, after = map(float, re.findall(r"P@1 \w+: ([01]\.\d+)", said))
+    assert before < 0.05 < 0.95 < after
+    own, pairs, both = map(float, re.findall(r"error (\d\.\d\d)", said))
+    assert pairs < 0.6 * own and both == pytest.approx(pairs, abs=0.01)
+
+    blocks_of("reference/alignment", 1, space=space)
+    first, last = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"means of client 3: \[-?\d\.\d+ +0\. +\]", first), first
+    assert last == "clients per node: 3 4"

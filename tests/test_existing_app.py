@@ -182,9 +182,8 @@ def typed() -> Iterator[Callable[[Sequence[str]], str]]:
         assert done.returncode == 0, done.stdout + done.stderr
         return launch.LINE_COLOURS.sub("", done.stdout)
 
-    with launch.adopted_orphans():
+    with launch.ended_by(lambda: launch.end_processes("FLWR_HOME", str(home))):
         yield run
-        launch.end_processes("FLWR_HOME", str(home))
     shutil.rmtree(home, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""`flwr run` on Ray: the same figures as in-process, and nothing left behind."""
+"""`flwr run` on Ray: the same figures as in-process, and no process left behind."""
 
 import json
 import os
@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from flower_graph.apps.cli import launch
-from flower_graph.apps.cli.launch import end_processes, marked_processes
+from flower_graph.apps.cli.launch import end_processes, ended_by, marked_processes
 from flower_graph.method.load import load_config
 from flower_graph.storage.files import STATE_VARIABLE
 
@@ -156,3 +157,77 @@ def test_environment_is_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_sockets_of_ray_fit_below_the_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: "/var/folders/" + "x" * 40)
     assert len(launch._short_temporary_folder()) <= 30
+
+
+# Families of processes ----------------------------------------------------------------------------
+
+# Starts a process that outlives it in a session of its own, and writes that one's number.
+DETACH = """
+import subprocess, sys
+sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+print(subprocess.Popen(sleeper, start_new_session=True).pid)
+"""
+
+
+def _detached(value: str) -> psutil.Process:
+    command = [sys.executable, "-c", DETACH]
+    # Its output goes to nobody, or reading it would wait for the sleeper too.
+    with subprocess.Popen(
+        command, env={**os.environ, MARK: value}, stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        return psutil.Process(int(run.stdout.readline()))
+
+
+def test_detached_processes_are_found_ended_and_reaped() -> None:
+    mine, other = uuid.uuid4().hex, uuid.uuid4().hex
+    with ended_by(lambda: end_processes(MARK, other)):
+        process, stranger = _detached(mine), _detached(other)
+        assert [p.pid for p in marked_processes(MARK, mine)] == [process.pid]
+        end_processes(MARK, mine)
+        assert marked_processes(MARK, mine) == []
+        assert stranger.status() != psutil.STATUS_ZOMBIE
+    assert not psutil.pid_exists(process.pid)
+    assert not psutil.pid_exists(stranger.pid)
+
+
+def test_descendants_without_the_mark_are_found() -> None:
+    value = uuid.uuid4().hex
+    inner = [sys.executable, "-c", "import time; time.sleep(600)"]
+    code = f"import subprocess; subprocess.run({inner!r}, env={{}})"
+    with subprocess.Popen([sys.executable, "-c", code], env={**os.environ, MARK: value}) as outer:
+        deadline = time.monotonic() + 10
+        while len(marked_processes(MARK, value)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert len(marked_processes(MARK, value)) == 2
+        end_processes(MARK, value)
+        assert not psutil.pid_exists(outer.pid)
+
+
+def test_this_process_is_never_among_them() -> None:
+    code = f"""
+import os
+from flower_graph.apps.cli.launch import marked_processes
+assert os.environ[{MARK!r}] == "x" and not marked_processes({MARK!r}, "x")
+"""
+    environment = {**os.environ, MARK: "x", "PYTHONPATH": str(Path(__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+def test_termination_and_a_second_interrupt_let_the_clean_up_end() -> None:
+    # A shell's background jobs begin with interrupts ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    ended: list[bool] = []
+
+    def end() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+        ended.append(True)
+
+    with pytest.raises(SystemExit) as caught, ended_by(end):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    assert caught.value.code == 128 + signal.SIGTERM and ended
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
+    signal.signal(signal.SIGINT, before)

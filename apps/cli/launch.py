@@ -22,7 +22,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -36,7 +37,6 @@ from flower_graph.storage.reading import MOST_LINES, read_bytes, read_json, read
 from flower_graph.storage.writing import append, make_folder, remove_folder, temporary_folder
 
 ROOT = str(Path(flower_graph.__file__).resolve().parents[1])
-Handler = Callable[[int, FrameType | None], object] | signal.Handlers  # of a signal
 KILL_WAIT = 15.0  # seconds until processes that were killed must be gone
 PR_SET_CHILD_SUBREAPER = 36  # from <linux/prctl.h>
 
@@ -76,51 +76,43 @@ def _ended(process: psutil.Process) -> bool:
 
 
 @contextmanager
-def adopted_orphans() -> Iterator[None]:
-    """Become the parent of orphaned descendants (Linux), and reap them at the end."""
-    # Detached processes pass to process 1 otherwise, which in a container often reaps nothing, so
-    # that dead processes would stay in the process table.
-    if not sys.platform.startswith("linux"):
-        yield
-        return
-    before = {child.pid for child in psutil.Process().children()}
-    prctl = ctypes.CDLL(None).prctl
-    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    try:
-        yield
-    finally:
-        prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-        for child in psutil.Process().children():
-            if child.pid not in before and _ended(child):
-                # Threads of a dead process may take a while; what ended the run is still to be told
-                with suppress(psutil.TimeoutExpired):
-                    child.wait(timeout=KILL_WAIT)
+def ended_by(end: Callable[[], object]) -> Iterator[None]:
+    """Call what ends a family of processes, however the block ends, and reap them.
 
-
-def termination_as_exit() -> AbstractContextManager[None]:
-    """Turn the termination signals into SystemExit, so that `finally` clauses run too."""
+    A termination signal leaves the block by SystemExit; while the processes are ended, this process
+    ignores signals: a second Ctrl-C would stop it half-way.
+    """
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    return _handled(leave, signal.SIGTERM, signal.SIGHUP)
-
-
-def without_interrupts() -> AbstractContextManager[None]:
-    """Keep a second Ctrl-C from stopping a clean-up half-way."""
-    return _handled(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@contextmanager
-def _handled(handler: Handler, *signals: signal.Signals) -> Iterator[None]:
-    """Install a signal handler for a while; outside the main thread, change nothing."""
+    # Outside the main thread no handler can be set
     is_main = threading.current_thread() is threading.main_thread()
-    previous = {number: signal.signal(number, handler) for number in signals if is_main}
+    signals = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT) if is_main else ()
+    before = {number: signal.getsignal(number) for number in signals}
+    for number in signals[:2]:
+        signal.signal(number, leave)
+    # Detached processes pass to process 1 otherwise, which in a container often reaps nothing, so
+    # that dead processes would stay in the process table.
+    prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else lambda *_: None
+    older = {child.pid for child in psutil.Process().children()}
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
         yield
     finally:
-        for number, before in previous.items():
-            signal.signal(number, before)
+        for number in signals:
+            signal.signal(number, signal.SIG_IGN)
+        try:
+            end()
+        finally:
+            prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+            for child in psutil.Process().children():
+                if child.pid not in older and _ended(child):
+                    # Threads of a dead process may take a while; what ended the run is to be told
+                    with suppress(psutil.TimeoutExpired):
+                        child.wait(timeout=KILL_WAIT)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 ATTEMPTS = 3  # a port that was free may be taken before the SuperLink binds it
@@ -194,22 +186,19 @@ def flwr_run(
     }
     for attempt in range(1, ATTEMPTS + 1):
         home = temporary_folder("fg-", Path(_short_temporary_folder()))
-        with adopted_orphans(), _guarded(home):
+        with ended_by(partial(clean_up, home)), _guarded(home):
             try:
-                with termination_as_exit():
-                    command = home, _write_app(home / "app", settings), supernodes, ray_address
-                    log = _run_in(*command, echo, meanwhile)
-                    break
+                command = home, _write_app(home / "app", settings), supernodes, ray_address
+                log = _run_in(*command, echo, meanwhile)
+                break
             except _NotStartedError:
                 if attempt == ATTEMPTS:
                     raise
                 meanwhile = lambda: None  # noqa: E731  it is done
             finally:
-                with without_interrupts():
-                    if (home / LOG).is_file() and out.is_dir() and any(out.iterdir()):
-                        with (home / LOG).open("rb") as lines, append(out / LOG) as kept:
-                            shutil.copyfileobj(lines, kept)
-                    clean_up(home)
+                if (home / LOG).is_file() and out.is_dir() and any(out.iterdir()):
+                    with (home / LOG).open("rb") as lines, append(out / LOG) as kept:
+                        shutil.copyfileobj(lines, kept)
     # `flwr run` itself ends with code 0 when the app fails.
     after = result.stat().st_mtime_ns if result.exists() else None
     if after == before or any("Exit Code:" in line for line in log):

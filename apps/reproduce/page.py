@@ -1,15 +1,16 @@
-"""The rows of a paper's tables, with the paper's figures beside; ``table.md``, ``choices.md``."""
+"""Rows of a paper's tables with the paper's figures; ``table.md``, ``choices.md``, pictures."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import product
 from math import isfinite
 from operator import attrgetter
+from pathlib import Path
 from statistics import fmean
-from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -30,6 +31,7 @@ from flower_graph.apps.reproduce.table import (
 from flower_graph.errors import ConfigError
 from flower_graph.privacy.accountant import spent as spent_privacy
 from flower_graph.records.rounds import merit
+from flower_graph.report import plots
 from flower_graph.report.significance import (
     MOST_CHANCE,
     correct,
@@ -74,8 +76,8 @@ def make_rows(lines: Sequence[Line], store: Store) -> Results:
     """Make the rows of all runs that were done, with p values corrected (Holm)."""
     results: Results = {}
     for line in lines:
-        if runs := store.runs(line):
-            made = [_row_of(line, figure, runs, lines, store) for figure in line.wanted]
+        if store.runs(line):
+            made = [_row_of(line, figure, lines, store) for figure in line.wanted]
             results[line] = [row for row in made if row]
     correct(all_rows(results))
     return results
@@ -86,34 +88,33 @@ def all_rows(results: Results) -> list[Row]:
     return [row for rows in results.values() for row in rows]
 
 
-def _row_of(
-    line: Line, figure: Figure, runs: Mapping[int, Curves], lines: Sequence[Line], store: Store
-) -> Row | None:
+def _row_of(line: Line, figure: Figure, lines: Sequence[Line], store: Store) -> Row | None:
     """Make a row of one figure; None where no run has it."""
-    keys: Tree = {**line.keys, **figure.keys}
-    name, paper, tested = figure.of or figure.name, line.paper.get(figure.label), dict[str, Any]()
-
-    def values_of(line: Line, runs: Mapping[int, Curves]) -> dict[int, float]:
-        config = loaded(line.config, store.settings(line))
-        values = {seed: value_of(name, curves, keys, config) for seed, curves in runs.items()}
-        return {seed: value for seed, value in values.items() if value is not None}
-
-    values = values_of(line, runs)
+    values, paper = _values_of(line, figure, store), line.paper.get(figure.label)
     if figure.over:
         place = (line.table, line.names[0], line.keys, figure.over)
         others = [o for o in lines if (o.table, o.names[0], o.keys, o.method) == place]
         if not others:
             return None
         other = min(others, key=lambda other: other.model != line.model)
-        values = differences(values, values_of(other, store.runs(other)))
+        values = differences(values, _values_of(other, figure, store))
         ours, theirs = line.paper.get(TEST), other.paper.get(TEST)
         if figure.of == TEST and paper is None and ours is not None and theirs is not None:
             paper = ours - theirs
-        tested = paired([*values.values()]) if values else {}
     if not any(map(math.isfinite, values.values())):
         return None
-    made = _row(line, figure.name, values, store.settings(line), paper, runs)
-    return {**made, **keys, **line.also.get(figure.name, {}), **tested}
+    made = _row(line, figure.name, values, store.settings(line), store.runs(line))
+    tested = paired([*values.values()]) if figure.over else {}
+    more = line.also.get(figure.name, {})
+    return {**made, "paper": paper, **line.keys, **figure.keys, **more, **tested}
+
+
+def _values_of(line: Line, figure: Figure, store: Store) -> dict[int, float]:
+    """Return a figure of a line's runs by seed, where they have it."""
+    keys, config = {**line.keys, **figure.keys}, loaded(line.config, store.settings(line))
+    name, runs = figure.of or figure.name, store.runs(line)
+    values = {seed: value_of(name, curves, keys, config) for seed, curves in runs.items()}
+    return {seed: value for seed, value in values.items() if value is not None}
 
 
 def _row(
@@ -121,18 +122,14 @@ def _row(
     metric: str,
     values: Mapping[int, float],
     settings: Settings,
-    paper: float | None = None,
-    runs: Mapping[int, Curves] = MappingProxyType({}),
+    runs: Mapping[int, Curves],
 ) -> Row:
     """Make one row; every paper's table has this form."""
-    data, model, method = line.names
     return {
         "table": line.table,
-        "data": data,
-        "model": model,
-        "method": method,
+        **dict(zip(("data", "model", "method"), line.names, strict=True)),
         "metric": metric,
-        "paper": paper,
+        "paper": line.paper.get(metric),
         **describe([*values.values()]),
         "seeds": [*values],
         "settings": {
@@ -170,7 +167,7 @@ def choices(lines: Sequence[Line], store: Store) -> list[Row]:
             if curves and runs[0].key not in rows:
                 metric = next(iter(curves.values())).metric
                 best = {seed: found.best_val for seed, found in curves.items()}
-                made = _row(line, BEST + metric, best, runs[0].overrides, runs=curves)
+                made = _row(line, BEST + metric, best, runs[0].overrides, curves) | {"paper": None}
                 only = [one for one in choice if any(one not in c for c in line.choices)]
                 made |= {**line.keys, "where": line.words, "tried": only}
                 rows[runs[0].key] = made | {"taken": choice == taken}
@@ -185,7 +182,7 @@ def measured_rows(lines: Sequence[Line]) -> Results:
         with worker_pool(1) as pool:
             groups = pool.submit(function(line.measure), run.settings).result()
         results[line] = [
-            _row(line, metric, {run.seed: value}, line.settings, line.paper.get(metric))
+            _row(line, metric, {run.seed: value}, line.settings, {})
             | {**line.keys, **keys, **line.also.get(metric, {})}
             for keys, figures in groups
             for metric, value in figures.items()
@@ -241,44 +238,38 @@ def value_of(name: str, run: Curves, keys: Tree, config: Any) -> float | None:
     """Return a figure of a run, by the keys of its row and the run's config; None: it has none."""
     if name not in FORMS:
         raise ConfigError(f"figure: {name!r} is not one of {', '.join(FORMS)}")
-    at_best = name.removeprefix("test-").removesuffix("-at-best-val")
-    curve = {"micro-f1": run.test_accuracy, **run.alignment}.get(name, [])
-    match name:
-        case "rounds":
-            return len(run.test_accuracy)
-        case "test-accuracy-last":
-            return run.test_accuracy[-1]
-        case "val-accuracy-last":
-            return run.val_accuracy[-1]
-        case "seconds-per-round":
-            return run.seconds_per_round
-        case "run-seconds":
-            return run.run_seconds
-        case "uplink-mib":
-            return sum(run.bytes_up.values()) / 2**20
-        case "steps-a-client" | "MiB-a-client":
-            spent = run.spent("steps" if name == "steps-a-client" else "MiB")
-            return spent[-1] if spent else None
-        case "test-accuracy-within":
-            return _within(run, keys["within"])
-        case "micro-f1" | "sum-of-micro-f1" if "classifier" in keys:
-            clients = config.partition.clients
-            values = run.judged.get(keys["classifier"], {}).get("test", [])
-            if len(values) != clients:
-                return None
-            mean = values[keys["client"] - 1] if "client" in keys else fmean(values)
-            return mean * clients if name == "sum-of-micro-f1" else mean
-        case _ if name in (*MICRO_F1, *ALIGNED):
-            # The value of an iteration, or the last value if the run ended before
-            index = min(keys.get("iteration", 0), len(curve)) - 1
-            return curve[index] if curve else math.nan
-        case _ if name in BUDGET:
-            return float(str(spent_privacy(config.privacy, config.rounds)[name]))
-        case _ if at_best != name:
-            return run.score(at_best, "test")
-        case _ if name.startswith(BEST):
-            return run.score(name.removeprefix(BEST), "val")
-    return run.structure.get(name)
+    if name.endswith("-at-best-val"):
+        return run.score(name.removeprefix("test-").removesuffix("-at-best-val"), "test")
+    if name.startswith(BEST):
+        return run.score(name.removeprefix(BEST), "val")
+    if name == WITHIN:
+        return _within(run, keys["within"])
+    if name in BUDGET:
+        return float(str(spent_privacy(config.privacy, config.rounds)[name]))
+    if name in MICRO_F1 and "classifier" in keys:
+        clients = config.partition.clients
+        values = run.judged.get(keys["classifier"], {}).get("test", [])
+        if len(values) != clients:
+            return None
+        mean = values[keys["client"] - 1] if "client" in keys else fmean(values)
+        return mean * clients if name == "sum-of-micro-f1" else mean
+    if name in (*MICRO_F1, *ALIGNED):
+        # The value of an iteration, or the last value if the run ended before
+        curve = {"micro-f1": run.test_accuracy, **run.alignment}.get(name, [])
+        index = min(keys.get("iteration", 0), len(curve)) - 1
+        return curve[index] if curve else math.nan
+    spent = {"steps-a-client": run.spent("steps"), "MiB-a-client": run.spent("MiB")}
+    whole = {
+        "rounds": len(run.test_accuracy),
+        LAST: run.test_accuracy[-1],
+        "val-accuracy-last": run.val_accuracy[-1],
+        "seconds-per-round": run.seconds_per_round,
+        "run-seconds": run.run_seconds,
+        "uplink-mib": sum(run.bytes_up.values()) / 2**20,
+        **{key: amounts[-1] for key, amounts in spent.items() if amounts},
+        **run.structure,
+    }
+    return whole.get(name)
 
 
 def _within(run: Curves, budget: str) -> float | None:
@@ -488,3 +479,113 @@ def choices_page(choices: Sequence[Row], lines: Sequence[Line]) -> str:
     )
     text = CHOICES.format(metric=" or ".join(metrics))
     return f"{text}\n{unequal if more else ''}{markdown(pd.DataFrame(cells, columns=columns))}\n"
+
+
+# Pictures ----------------------------------------------------------------------------------------
+
+AXES_NAMES = ("rounds", "local steps of a client", "MiB that a client sends")
+
+
+class Shown(NamedTuple):
+    """The runs and the rows of one line, as functions of pictures take them."""
+
+    table: str
+    data: str
+    model: str
+    method: str
+    centralised: bool
+    runs: dict[int, Curves]
+    rows: list[Row]
+
+
+Drawing = Sequence[Shown]
+Options = Mapping[str, Any]  # of a ``Picture``, and its data sets
+
+
+def draw(out: Path, paper: Paper, results: Results, store: Store) -> list[str]:
+    """Draw pictures, and return the names of those for which there was anything."""
+    names = []
+    present = dict.fromkeys(line.data for line in paper.lines)
+    for picture in paper.pictures:
+        kind = KINDS.get(picture.kind) or function(picture.kind)
+        data = [name for name in picture.data or present if name in present]
+        for of_file in [[one] for one in data] if "{data}" in picture.file else [data]:
+            shown = []
+            for name, (table, methods) in product(of_file, picture.tables.items()):
+                here = [line for line in results if (line.table, line.data) == (table, name)]
+                for method in methods or dict.fromkeys(line.method for line in here):
+                    for line in [line for line in here if line.method == method]:
+                        about = table, *line.names, bool(line.trained)
+                        shown.append(Shown(*about, store.runs(line), results[line]))
+            file = picture.file.replace("{data}", "".join(of_file[:1]).lower())
+            if kind(out / file, shown, {**picture.options, "data": of_file}):
+                names.append(file)
+    return names
+
+
+def curves(path: Path, shown: Drawing, _: Options) -> bool:
+    """Draw accuracy and loss by round, a panel for each data set, a curve for each method."""
+    accuracy, loss = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
+    reference: dict[str, dict[str, float]] = {}
+    for one in shown:
+        runs = [*one.runs.values()]
+        if runs and one.centralised:
+            level = fmean(run.test_at_best_val for run in runs)
+            reference[one.data] = {"centralised": level}
+        elif runs:
+            accuracy.setdefault(one.data, {})[one.method] = [run.test_accuracy for run in runs]
+            loss.setdefault(one.data, {})[one.method] = [run.cross_entropy for run in runs]
+    upper = [
+        plots.over_rounds("test accuracy", rows, title=data, levels=reference.get(data, {}))
+        for data, rows in accuracy.items()
+    ]
+    lower = [plots.over_rounds("loss", rows) for rows in loss.values()]
+    return plots.plot_panels(path, [upper, lower])
+
+
+def intervals(path: Path, shown: Drawing, options: Options) -> bool:
+    """Draw means with deviations, a panel for each data set, and the paper's figures beside.
+
+    ``also`` has more points of a method: their names, and the figures that they show.
+    """
+    panels: dict[str, dict[str, plots.Interval]] = {}
+    for one in shown:
+        also = options.get("also", {}).get(one.method, {})
+        for name, metric in {one.method: options.get("metric", TEST), **also}.items():
+            for row in [row for row in one.rows if row["metric"] == metric][:1]:
+                interval = plots.Interval(row["mean"], row["std"], row["paper"])
+                panels.setdefault(one.data, {}).setdefault(name, interval)
+    return plots.plot_intervals(path, panels, label=options.get("label", "test accuracy"))
+
+
+def matrices(path: Path, shown: Drawing, options: Options) -> bool:
+    """Draw a matrix of figures by two settings, a panel for each metric, all on one scale."""
+    y, x = options["axes"]
+    rows = [row for one in shown for row in one.rows]
+    sides = {name: [*dict.fromkeys(row[name] for row in rows)] for name in (y, x)}
+    panels = {}
+    for metric, name in options["metrics"].items():
+        mean = {(row[y], row[x]): row["mean"] for row in rows if row["metric"] == metric}
+        if any(map(isfinite, mean.values())):
+            panels[name] = [[mean.get((v, h), math.nan) for h in sides[x]] for v in sides[y]]
+    by = {"rows": (y, sides[y]), "columns": (x, sides[x])}
+    return plots.plot_matrices(path, panels, **by, label=options["label"])
+
+
+def axes(path: Path, shown: Drawing, options: Options) -> bool:
+    """Draw accuracy by rounds, by local steps and by bytes sent, a curve for each method."""
+    panels: dict[str, dict[str, plots.Line]] = {}
+    for one in shown:
+        trained = [curves for curves in one.runs.values() if curves.up and not one.centralised]
+        for axis, label in zip(AXES, AXES_NAMES, strict=True) if trained else ():
+            spent = max((curves.spent(axis) for curves in trained), key=len)
+            name = one.method if one.data in options["data"] else f"{one.method}, {one.data}"
+            drawn = plots.Line(spent, [curves.best_so_far for curves in trained])
+            panels.setdefault(label, {})[name] = drawn
+    row = [plots.Panel(rows, "test accuracy", name, scales="x") for name, rows in panels.items()]
+    return plots.plot_panels(path, [row])
+
+
+KINDS: dict[str, Callable[..., bool]] = {
+    one.__name__: one for one in (axes, curves, intervals, matrices)
+}

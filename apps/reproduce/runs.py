@@ -13,8 +13,6 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from flower_graph.apps.parallel import in_parallel, loaded, settings_of, time_left
 from flower_graph.apps.reproduce.table import Line, function
 from flower_graph.apps.run import simulate_whole
@@ -93,15 +91,17 @@ class Curves:
         known = {key: value for key, value in stored.items() if key in names}
         return cls(**_each(lambda value: math.nan if value is None else value, known))
 
-    @property
-    def validation(self) -> list[float]:
-        """The validation accuracy after each round, or that of another metric if that decides."""
-        return self.val_accuracy if self.metric == ACCURACY else self.scores[self.metric]["val"]
+    def series(self, metric: str, role: str) -> list[float]:
+        """Return a metric after each round; nothing if the run does not report it."""
+        if metric == ACCURACY:
+            return self.val_accuracy if role == "val" else self.test_accuracy
+        return self.scores.get(metric, {}).get(role, [])
 
     @property
     def merits(self) -> list[float]:
         """What decides after each round, so that more is better; NaN is worst."""
-        return [-math.inf if math.isnan(v) else merit(self.metric, v) for v in self.validation]
+        validation = self.series(self.metric, "val")
+        return [-math.inf if math.isnan(v) else merit(self.metric, v) for v in validation]
 
     @property
     def best_round(self) -> int:
@@ -110,13 +110,12 @@ class Curves:
 
     def score(self, metric: str, role: str) -> float | None:
         """Return a metric in the round of the best validation, if the run reports it."""
-        accuracy = {"val": self.val_accuracy, "test": self.test_accuracy}
-        values = ({ACCURACY: accuracy} | self.scores).get(metric, {}).get(role)
-        return None if values is None else values[self.best_round]
+        values = self.series(metric, role)
+        return values[self.best_round] if values else None
 
     @property
     def best_val(self) -> float:
-        return self.validation[self.best_round]
+        return self.series(self.metric, "val")[self.best_round]
 
     @property
     def test_at_best_val(self) -> float:
@@ -144,13 +143,12 @@ def thinned(curves: Curves) -> Curves:
 
     What stays: rounds that validate better than all before, the first ten, every tenth, the last.
     """
-    place, count = np.arange(len(curves.val_accuracy)), len(curves.val_accuracy)
-    best = np.maximum.accumulate([-math.inf, *curves.merits])
-    kept = (best[1:] > best[:-1]) | (place < (count if count <= SHORT else EVERY))
-    kept |= (place % EVERY == EVERY - 1) | (place == count - 1)
+    merits, count = curves.merits, len(curves.val_accuracy)
+    kept = {merits.index(best) for best in accumulate(merits, max)}
+    kept |= {*range(count if count <= SHORT else EVERY), *range(EVERY - 1, count, EVERY), count - 1}
 
     def thin(values: Sequence[float]) -> list[float]:
-        return [value if stays else math.nan for value, stays in zip(values, kept, strict=True)]
+        return [value if place in kept else math.nan for place, value in enumerate(values)]
 
     scores = {  # no figure is of training nodes
         name: {role: thin(values) for role, values in by_role.items() if role != "train"}

@@ -92,13 +92,14 @@ class Line:
     measure: str = ""  # in the place of runs: ``module:function`` gives keys and figures of rows
     paper: Mapping[str, float] = field(default_factory=dict)  # the paper's figures by label
     also: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # more, by figure
-    shown: str = ""  # the method's name in the table,
+    shown: str = ""  # the method's name in the table, with keys in braces,
     data_shown: str = ""  # and the data set's, where they are others
 
     @property
     def names(self) -> tuple[str, str, str]:
         """Data set, model and method as the table has them."""
-        return self.data_shown or self.data, self.model, self.shown or self.method
+        method = self.shown.format(method=self.method, **self.keys) or self.method
+        return self.data_shown or self.data, self.model, method
 
     @property
     def choices(self) -> list[tuple[str, ...]]:

@@ -171,18 +171,15 @@ SHIPPED = [
     ),
 ]
 VARIED = replace(LINE, rounds=500, figures=[t.VALIDATION, t.TEST, "rounds"])
-FIGURE_6A = [
-    replace(line, shown="FedSCem, mu={mu}, tau={tau}".format(**line.keys))
-    for line in replace(VARIED, table="Figure 6a", seeds=(0, 1, 2)).grid(
-        ["Cora"],
-        {"FedSCem": {"settings": FULL}},
-        last=[PER_CLIENT, "patience=50", f"{RATE}=0.002"],
-        over={
-            "mu": {mu: [f"{MU}={mu}"] for mu in (0.5, 1, 5, 10)},
-            "tau": {tau: [f"{TAU}={tau}"] for tau in (0.01, 0.1, 1, 5, 10)},
-        },
-    )
-]
+FIGURE_6A = replace(VARIED, table="Figure 6a", seeds=(0, 1, 2)).grid(
+    ["Cora"],
+    {"FedSCem": {"settings": FULL, "shown": "FedSCem, mu={mu}, tau={tau}"}},
+    last=[PER_CLIENT, "patience=50", f"{RATE}=0.002"],
+    over={
+        "mu": {mu: [f"{MU}={mu}"] for mu in (0.5, 1, 5, 10)},
+        "tau": {tau: [f"{TAU}={tau}"] for tau in (0.01, 0.1, 1, 5, 10)},
+    },
+)
 SIZES = {"16": "16", "64": "64", "all": "null"}
 STEPS = [t.VALIDATION, "rounds", "steps-a-client"]
 BATCHES = replace(VARIED, table="Batches", seeds=(10, 11), figures=STEPS).grid(

@@ -23,7 +23,7 @@ METHODS: dict[str, dict[str, Any]] = {
     SUMMED: {"tries": TRIES},
     CENTRAL: {
         "tries": TRIES,
-        "trained": "flower_graph.strategies.nfedgnn.central:train_centralised",
+        "trained": "flower_graph.strategies.nfedgnn.method:train_centralised",
     },
     OWN: {"config": "nfedgnn/{data}"},
 }
@@ -51,14 +51,11 @@ PAPER = t.Paper(
                 *replace(LINE, settings=[]).grid([data], UNTRAINED),
             )
         ],
-        "sketch": [
-            replace(line, shown=f"{line.method} to {line.keys['buckets']}")
-            for line in replace(LINE, table="Sketch").grid(
-                DATA,
-                {"nFedGNN, summed, sketched": {}},
-                over={"buckets": {k: [f"strategy.sketch={v}"] for k, v in BUCKETS.items()}},
-            )
-        ],
+        "sketch": replace(LINE, table="Sketch", shown="{method} to {buckets}").grid(
+            DATA,
+            {"nFedGNN, summed, sketched": {}},
+            over={"buckets": {k: [f"strategy.sketch={v}"] for k, v in BUCKETS.items()}},
+        ),
     },
     pictures=[
         t.Picture("axes-{data}.png", "axes", {"Sketch": None}),
