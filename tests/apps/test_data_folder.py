@@ -7,7 +7,6 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from app_helpers import context_of
-from federation import one_fast, tried
+from federation import ALL, one_fast, tried
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -42,54 +41,36 @@ from flower_graph.data.sources import datasets as cached
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError, MembershipError, NoClientsError
 from flower_graph.method import base as method
-from flower_graph.method.load import load_config, to_yaml
+from flower_graph.method.load import to_yaml
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls import method as fedgls
 from flower_graph.strategies.fedgls.config import FedGLSConfig
-from flower_graph.strategies.fedscem import method as fedscem
-from flower_graph.strategies.ppfl import method as ppfl
 
-DATA = """
-rounds: 2
-data:
-  {name: csbm, nodes: 90, classes: 3, degree: 6, num_features: 30, active: 5,
-   split: random, ratios: [0.4, 0.3, 0.3]}
-"""
-YAML = {
-    "nfedgnn": "model: {hidden: 4}\n",
-    "fedscem": "partition: {clients: 5, min_nodes: 6}\nmodel: {hidden: 4}\n",
-    "fedgls": "partition: {clients: 4, method: random}\ngraph: {neighbours: 3}\n",
-    "ppfl": (
-        "judge: {folds: 2, mlp: false}\nmodel: {name: gat}\n"
-        "partition: {clients: 3, private_share: 0.2, ratios: [0.2, 0.4, 0.4]}\n"
-    ),
-}
-MakeConfig = Callable[..., RunConfig]
+APPS = ("nfedgnn", "fedscem", "fedgls", "gat")
+AS_IS = "data.features=as-is"
+# A method, settings, SuperNodes, and words for the command that writes folders
 RUNS: dict[str, tuple[str, list[str], int, list[str]]] = {
-    "nfedgnn": ("nfedgnn", ["strategy.share=averaged", "strategy.average_every=2"], 90, []),
+    "nfedgnn": ("nfedgnn, averaged", [], 90, []),
     "nfedgnn, three SuperNodes": ("nfedgnn", [], 3, []),
-    "fedscem": ("fedscem", [], 5, []),
+    "fedscem": ("fedscem", [], 6, []),
     "fedscem, two SuperNodes": ("fedscem", [], 2, []),
-    "fedscem, fedavg": ("fedscem", ["strategy.name=fedavg"], 5, []),
-    "fedscem, fed-sage": ("fedscem", ["strategy.name=fed-sage"], 5, []),
+    "fedscem, fedavg": ("fedscem, fedavg", [], 6, []),
+    "fedscem, fed-sage": ("fedscem, fed-sage", [], 6, []),
     "fedgls": ("fedgls", [], 4, []),
     "fedgls, three SuperNodes": ("fedgls", ["seed=3"], 3, []),
     "fedgls, true edges": ("fedgls", [], 4, ["--true-edges"]),
     "fedgls, fed-gnn": ("fedgls", ["strategy.name=fed-gnn"], 4, ["--true-edges"]),
-    "fedgls, fedproto": ("fedgls", ["strategy.name=fedproto"], 4, []),
-    "ppfl": ("ppfl", [], 3, []),
-    "ppfl, deepwalk": ("ppfl", ["model.name=deepwalk", "deepwalk.walks=2"], 2, []),
+    "fedgls, fedproto": ("fedgls, proto", [], 4, []),
+    "ppfl": ("gat", [], 3, []),
+    "ppfl, deepwalk": ("deepwalk", [], 2, []),
 }
 LEARNED = ("fedgls", "fedgls, three SuperNodes", "fedgls, true edges")  # runs that learn graphs
 
 
-def small_config(folder: Path, app: str, *overrides: str) -> RunConfig:
-    """Write a config of a method on a small generated graph, and load it."""
-    file = folder / f"{app}.yaml"
-    file.write_text(f"app: {app}\n{DATA}{YAML[app]}", encoding="utf-8")
-    return load_config(str(file), overrides)
+def config_of(name: str, *overrides: str) -> RunConfig:
+    return ALL[name].load("rounds=2", *overrides)
 
 
 def partition(config: RunConfig, out: Path, *words: str) -> Path:
@@ -135,11 +116,6 @@ def grid_of(config: RunConfig, folders: list[Path]) -> InProcessGrid:
     return InProcessGrid(app, num_supernodes=len(own), seed=config.seed, node_configs=own)
 
 
-@pytest.fixture
-def config_of(tmp_path: Path) -> MakeConfig:
-    return partial(small_config, tmp_path)
-
-
 def forbid_whole_data(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a party read the whole data")
@@ -149,9 +125,9 @@ def forbid_whole_data(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "cached_clients", refuse)
 
 
-@pytest.mark.parametrize("app", one_fast(YAML, "fedgls"))
+@pytest.mark.parametrize("app", one_fast(APPS, "fedgls"))
 def test_clients_log_once_what_they_reach_alone_and_tell_nobody(
-    app: str, config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    app: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, told = config_of(app), list[str]()
     out = partition(config, tmp_path / "out", "--supernodes", "2")
@@ -168,19 +144,18 @@ def test_clients_log_once_what_they_reach_alone_and_tell_nobody(
     for line, party in zip(told, folders_of(out), strict=False):
         own = open_folder(party, deciding_settings(asdict(config)), CLIENTS)
         figure = method_of(config).baselines(config, own)["logistic-regression"]["test"]
-        assert line.startswith("what clients here reach alone, told to nobody: commonest class 0.")
+        assert line.startswith("what clients here reach alone, told to nobody: commonest class ")
         assert line.endswith(f"logistic regression on features alone {figure:.3f}")
 
 
 @pytest.mark.parametrize("name", tried(RUNS, fast=("nfedgnn, three SuperNodes", "fedscem")))
 def test_results_are_those_of_the_simulation(
     name: str,
-    config_of: MakeConfig,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    app, overrides, supernodes, words = RUNS[name]
-    config = config_of(app, *overrides)
+    method_name, overrides, supernodes, words = RUNS[name]
+    config = config_of(method_name, *overrides)
     wanted, figures = simulate_whole(config, supernodes=supernodes)
     out = partition(config, tmp_path / "out", "--supernodes", str(supernodes), *words)
     assert len(folders_of(out)) == supernodes
@@ -193,7 +168,7 @@ def test_results_are_those_of_the_simulation(
     for one in (figures, found_figures):
         one.pop("setup-seconds", None)
     assert repr(found_figures) == repr(figures)
-    if app == "fedgls":
+    if config.app == "fedgls":
         # What is learnt is compared with the true edges, which only a simulation has.
         has_edges = "--true-edges" in words
         assert all(one.structure for one in wanted) == (name in LEARNED)
@@ -204,22 +179,22 @@ def test_results_are_those_of_the_simulation(
 
 @pytest.mark.parametrize("identities", one_fast(["n_id", "identity"], "identity"))
 def test_clients_of_a_folder_are_those_that_were_cut_and_run_from_their_own_folders(
-    identities: str, config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    identities: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = config_of("fedscem", "data.features=as-is")
+    whole = config_of("fedscem", AS_IS)
     clients = tmp_path / "clients"
     clients.mkdir()
     for ego in method_of(whole).graphs(whole):
         tensors = {key: getattr(ego, key) for key in ("x", "edge_index", "y", *PARTS)}
         names = ego.nodes if identities == "n_id" else [f"node {node}" for node in ego.nodes]
         torch.save({**tensors, identities: names}, clients / f"{ego.client}.pt")
-    config = config_of("fedscem", "data.features=as-is", f"data.name={clients}/")
-    wanted = simulate_whole(whole, supernodes=5)[0]
-    found = simulate_whole(config, supernodes=5)[0]
+    config = config_of("fedscem", AS_IS, f"data.name={clients}/")
+    wanted = simulate_whole(whole, supernodes=6)[0]
+    found = simulate_whole(config, supernodes=6)[0]
     assert [one.loss for one in found] == [one.loss for one in wanted]
     assert [one.test_accuracy for one in found] == [one.test_accuracy for one in wanted]
-    out = partition(config, tmp_path / "out", "--supernodes", "5")
-    for number in range(1, 5):
+    out = partition(config, tmp_path / "out", "--supernodes", "6")
+    for number in range(1, 6):
         (clients / f"{number}.pt").unlink()
     with pytest.raises(ConfigError, match=r"1 client.*2"):
         method_of(config).graphs(config)
@@ -231,9 +206,7 @@ def test_clients_of_a_folder_are_those_that_were_cut_and_run_from_their_own_fold
 # What is in a folder -----------------------------------------------------------------------------
 
 
-def test_a_user_has_its_own_features_and_the_server_none(
-    config_of: MakeConfig, tmp_path: Path
-) -> None:
+def test_a_user_has_its_own_features_and_the_server_none(tmp_path: Path) -> None:
     config = config_of("nfedgnn")
     data = cached_data(config)
     out = partition(config, tmp_path / "out", "--supernodes", "90")
@@ -247,12 +220,10 @@ def test_a_user_has_its_own_features_and_the_server_none(
     assert set(server) == {"edge_index", "y", "train_mask", "val_mask", "test_mask"}
 
 
-@pytest.mark.parametrize("app", ["fedscem", "fedgls", "ppfl"])
-def test_a_client_has_its_own_graph_and_the_server_counts(
-    app: str, config_of: MakeConfig, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("app", APPS[1:])
+def test_a_client_has_its_own_graph_and_the_server_counts(app: str, tmp_path: Path) -> None:
     config = config_of(app)
-    everyone = {"fedscem": fedscem, "fedgls": fedgls, "ppfl": ppfl}[app].METHOD.graphs(config)
+    everyone = method_of(config).graphs(config)
     out = partition(config, tmp_path / "out")
     for graph, path in zip(everyone, folders_of(out), strict=True):
         assert sorted(file.name for file in path.iterdir()) == ["data.safetensors", "manifest.json"]
@@ -270,7 +241,7 @@ def test_a_client_has_its_own_graph_and_the_server_counts(
 
 
 def test_true_edges_are_there_if_they_are_asked_for_and_said_to_be_needed(
-    config_of: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, said = config_of("fedgls", "strategy.name=fed-gnn"), "; fed-gnn needs --true-edges wh"
     assert isinstance(config, FedGLSConfig)
@@ -284,7 +255,7 @@ def test_true_edges_are_there_if_they_are_asked_for_and_said_to_be_needed(
         assert found is None or torch.equal(found, graph.hidden_edges)  # type: ignore[arg-type]
 
 
-def test_only_the_server_learns_who_is_graphless(config_of: MakeConfig, tmp_path: Path) -> None:
+def test_only_the_server_learns_who_is_graphless(tmp_path: Path) -> None:
     out = partition(config_of("fedgls"), tmp_path / "out")
     details = {
         path.parent.name: json.loads(path.read_text(encoding="utf-8"))["details"]
@@ -332,7 +303,7 @@ def test_a_partition_that_is_none(node_config: dict[str, Any], message: str) -> 
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("app", YAML)
+@pytest.mark.parametrize("app", APPS)
 @pytest.mark.parametrize(
     ("node_config", "message"),
     [
@@ -342,7 +313,7 @@ def test_a_partition_that_is_none(node_config: dict[str, Any], message: str) -> 
     ],
 )
 def test_what_no_supernode_can_work_with_stops_the_run_with_the_reason(
-    app: str, node_config: dict[str, Any], message: str, config_of: MakeConfig, tmp_path: Path
+    app: str, node_config: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     config = config_of(app)
     node = {"state-dir": str(tmp_path / "state"), **node_config}
@@ -354,9 +325,7 @@ def test_what_no_supernode_can_work_with_stops_the_run_with_the_reason(
     forget_run(grid.run.run_id)
 
 
-def test_a_folder_is_a_path_and_without_one_every_party_makes_its_own_data(
-    config_of: MakeConfig,
-) -> None:
+def test_a_folder_is_a_path_and_without_one_every_party_makes_its_own_data() -> None:
     config = config_of("fedgls")
     for value in ("", 3, True):
         with pytest.raises(ConfigError, match=f"data-folder: {value!r}"):
@@ -365,7 +334,7 @@ def test_a_folder_is_a_path_and_without_one_every_party_makes_its_own_data(
     assert server_folder(config, "") is None
 
 
-def test_a_new_folder_in_the_same_place_is_read_anew(config_of: MakeConfig, tmp_path: Path) -> None:
+def test_a_new_folder_in_the_same_place_is_read_anew(tmp_path: Path) -> None:
     first, second = config_of("fedgls"), config_of("fedgls", "seed=1")
     context = context_of({"data-folder": str(tmp_path / "here" / "client-0000")})
     found = []
@@ -381,9 +350,9 @@ def test_a_new_folder_in_the_same_place_is_read_anew(config_of: MakeConfig, tmp_
 # Two SuperNodes with one client, and other versions ----------------------------------------------
 
 
-@pytest.mark.parametrize("app", one_fast(YAML, "ppfl"))
+@pytest.mark.parametrize("app", one_fast(APPS, "gat"))
 def test_one_folder_at_two_supernodes_is_one_s_by_the_list_alone(
-    app: str, config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    app: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(app)
     out = partition(config, tmp_path / "out", "--supernodes", "3")
@@ -436,9 +405,9 @@ def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert (tmp_path / MEMBERS).stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("app", one_fast(YAML, "fedscem"))
+@pytest.mark.parametrize("app", one_fast(APPS, "fedscem"))
 def test_another_message_format_is_refused_by_name(
-    app: str, config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    app: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(app)
     out = partition(config, tmp_path / "out", "--supernodes", "2")
